@@ -1,28 +1,14 @@
-"""The tables of the documentation hold what the table of fields says."""
+"""The tables of the documentation list what samples and batches have, with its type."""
 
 import re
 
 import numpy as np
 import pytest
+from reading_packs import MASK_ARRAYS, SAMPLE_ARRAYS
 
+import sa1bpack
 from sa1bpack import Collate, Dataset, OptionError
-from sa1bpack import open as open_pack
-from sa1bpack.dataset.fields import (
-    MASK_COLUMNS,
-    MASK_FIELDS,
-    SAMPLE_COLUMNS,
-    SAMPLE_FIELDS,
-    check_feature_name,
-)
-from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import Pipeline
-
-FIELDS = SAMPLE_FIELDS + MASK_FIELDS
-LAYOUTS = [
-    Layout(image_size=24, mask_size=16, fit=fit, pixels=pixels, bits=True, runs=True)
-    for fit in ("pad", "native")
-    for pixels in ("rgb", "yuv420")
-]
 
 
 def table_of(documentation: str) -> dict[str, str]:
@@ -45,51 +31,52 @@ def table_of(documentation: str) -> dict[str, str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def of_samples():
-    return table_of(Dataset.__doc__)
+OF_SAMPLES, OF_BATCHES = table_of(Dataset.__doc__), table_of(Collate.__doc__)
 
 
-@pytest.fixture(scope="module")
-def of_batches():
-    return table_of(Collate.__doc__)
+@pytest.fixture
+def samples(layout_packs):
+    """Samples of one pack, with masks as bits and as runs."""
+    kinds = ({}, {"mask_format": "runs"})
+    return [sa1bpack.open(layout_packs(), **options)[2] for options in kinds]
 
 
-def test_the_documentation_of_a_sample_lists_each_key_once(of_samples):
-    optional = {"run_ends", "run_offset", "NAME"}  # the last stands for features
-    assert of_samples.keys() == {field.sample for field in FIELDS} | optional
-
-
-def test_the_documentation_of_a_sample_is_true(of_samples, packed):
-    sample = open_pack(packed.root)[4]
-    assert sample.keys() == of_samples.keys() - {"run_ends", "run_offset", "NAME"}
-    for field in FIELDS:
-        value = sample[field.sample]
+def test_the_documentation_of_a_sample_lists_each_key_with_its_type(samples):
+    found = samples[0] | samples[1]
+    assert OF_SAMPLES.keys() == found.keys() | {"NAME"}  # which stands for features
+    for key, value in found.items():
         kind = value.dtype.name if isinstance(value, np.ndarray) else type(value).__name__
-        assert of_samples[field.sample].split()[0] == kind, field.sample
+        assert OF_SAMPLES[key].startswith((f"{kind} ", "with ")) or OF_SAMPLES[key] == kind, key
 
 
-def test_the_documentation_of_a_batch_lists_each_key_once_with_its_type(of_batches):
-    keys = {field.batch for field in FIELDS if field.batch}
-    assert of_batches.keys() >= keys | {"mask_counts", "mask_offsets", "runs"}
-    for field in FIELDS:
-        if field.batch and field.dtype is not None:
-            assert of_batches[field.batch].split()[0] == field.dtype.name, field.batch
+def test_the_documentation_of_a_batch_lists_each_key_with_its_type(samples):
+    found = {}
+    for layout in ("padded", "concat", "padded_bits", "concat_bits"):
+        found |= Collate(layout)(samples[:1]) | Collate(layout)(samples[1:])
+    assert OF_BATCHES.keys() == found.keys() | {"dropped", "repeated"}
+    for key, value in found.items():
+        if key not in ("masks", "runs"):
+            assert OF_BATCHES[key].split()[0] == str(value.dtype).removeprefix("torch."), key
 
 
-def test_no_feature_has_a_key_of_samples_or_of_batches_before_and_after_a_pipeline(
-    of_samples, of_batches
-):
-    keys = of_samples.keys() | of_batches.keys() | table_of(Pipeline.__doc__).keys()
+def test_no_feature_has_a_key_of_samples_or_of_batches_before_and_after_a_pipeline(ds):
+    keys = OF_SAMPLES.keys() | OF_BATCHES.keys() | table_of(Pipeline.__doc__).keys()
     for key in keys - {"NAME"}:
         with pytest.raises(OptionError, match="samples or batches have that key"):
-            check_feature_name(key)
+            sa1bpack.attach(ds, key, np.zeros(len(ds)), ds.column("image_id"))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.fit}-{layout.pixels}")
-def test_every_array_of_the_format_is_a_field_or_a_column_or_serves_one(layout):
+@pytest.mark.parametrize("fit", ["pad", "native"])
+@pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
+def test_every_array_of_the_format_is_in_samples_or_a_column_or_serves_one(
+    layout_packs, fit, pixels
+):
+    root = layout_packs(fit, pixels)
+    ds, names = (
+        sa1bpack.open(root),
+        {path.parent.name for path in root.glob("shards/*/*/zarr.json")},
+    )
     inner = {"mask_offset", "image_offset", "run_offset", "run_ends"}
-    named = {field.array for field in FIELDS} | set(SAMPLE_COLUMNS) | set(MASK_COLUMNS)
-    names = {spec.name for spec in layout.arrays}
-    assert names - inner == named - {"", "mask_count"}
-    assert not named & inner
+    assert names - inner == {"image", "mask_bits", *SAMPLE_ARRAYS, *MASK_ARRAYS}
+    assert all(len(ds.column(name)) == len(ds) for name in SAMPLE_ARRAYS)
+    assert all(len(ds.mask_column(name)) == ds.mask_offsets[-1] for name in MASK_ARRAYS)

@@ -3,19 +3,17 @@
 import logging
 import re
 
-import msgspec
 import numpy as np
 import pytest
 import torch
+from batches import rows_of
+from edited_packs import edit
 from layout_packs import GRID
 from reading_packs import write_pack
 from torch.utils.data import Subset, TensorDataset, random_split
 
-from sa1bpack import FormatError, OptionError
+from sa1bpack import FormatError, Loader, OptionError, make_dataloader
 from sa1bpack import open as open_pack
-from sa1bpack.dataset.dataset import as_dataset
-from sa1bpack.format.index import publish
-from sa1bpack.format.manifest import read_manifest, write_manifest
 
 
 @pytest.fixture
@@ -23,10 +21,8 @@ def incomplete(tmp_path):
     """A pack whose run was interrupted: of the second source a shard is missing."""
     root = tmp_path / "pack"
     write_pack(root)
-    manifest = read_manifest(root)
-    publish(root, msgspec.structs.replace(
-        manifest, complete=False, sources=({"name": "sa_000000"}, {"name": "sa_000002"})
-    ))  # fmt: skip
+    sources = [{"name": "sa_000000"}, {"name": "sa_000002"}]
+    edit(root / "manifest.json", lambda found: found.update(complete=False, sources=sources))
     return root
 
 
@@ -42,10 +38,8 @@ def test_an_incomplete_pack_is_reported_with_its_counts_and_the_remedy(incomplet
 def test_a_pack_that_was_killed_before_its_first_shard_was_listed_says_what_there_is(tmp_path):
     root = tmp_path / "pack"
     write_pack(root)
-    manifest = read_manifest(root)
-    write_manifest(root, msgspec.structs.replace(
-        manifest, complete=False, shards=(), samples=0, masks=0, index=None
-    ))  # fmt: skip
+    nothing = {"complete": False, "shards": [], "samples": 0, "masks": 0, "index": None}
+    edit(root / "manifest.json", lambda found: found.update(nothing))
     with pytest.raises(FormatError, match=(
         r"no images yet: 5 published shards not in the index yet; repeat the pack command, "
         r"which names what is missing"
@@ -81,25 +75,24 @@ def test_the_text_of_a_dataset_differs_where_batches_mean_something_else(layout_
 def test_a_split_of_torch_becomes_a_dataset_of_the_same_samples(ds):
     one, other = random_split(ds, [8, 4], generator=torch.Generator().manual_seed(0))
     for part in (one, other, Subset(one, [3, 0, 3]), Subset(ds[::-1], range(4))):
-        found = as_dataset(part)
-        assert [sample["index"] for sample in found] == [sample["index"] for sample in part]
-    assert as_dataset(ds) is ds
-    assert len(as_dataset(Subset(ds, []))) == 0
+        for loader in (Loader(part, 3), make_dataloader(part, 3, num_workers=0)):
+            found = [row for rows in rows_of(loader) for row in rows]
+            assert found == [sample["index"] for sample in part]
 
 
 def test_indices_of_a_subset_mean_what_they_mean_to_the_dataset(packed):
     ds = open_pack(packed.root)[:3]
     mask = [True, False, True]
     for indices in (mask, np.array(mask), torch.tensor(mask)):
-        assert as_dataset(Subset(ds, indices)).rows.tolist() == [0, 2]
+        assert rows_of(Loader(Subset(ds, indices), 2)) == [[0, 2]]
     for indices in ([1], torch.tensor([1]), np.array([1], np.uint8), range(1, 2)):
-        assert as_dataset(Subset(ds, indices)).rows.tolist() == [1]
+        assert rows_of(Loader(Subset(ds, indices), 2)) == [[1]]
     for indices, said in (([1.9], "integer"), (["1"], "integer|string"), ([[1]], "has 2"),
                           ([True], "boolean"), ([3], "out of bounds")):  # fmt: skip
         with pytest.raises(IndexError, match=said):
-            as_dataset(Subset(ds, indices))
+            Loader(Subset(ds, indices), 2)
     with pytest.raises(OptionError, match="indices of a torch Subset are 1: choose a list"):
-        as_dataset(Subset(ds, 1))
+        Loader(Subset(ds, 1), 2)
 
 
 def test_what_is_no_dataset_of_ours_is_named_with_the_remedy(packed):
@@ -107,7 +100,7 @@ def test_what_is_no_dataset_of_ours_is_named_with_the_remedy(packed):
     for wrong, name in ((other, "TensorDataset"), (Subset(other, [0]), "TensorDataset inside"),
                         ([1, 2], "builtins.list"), (packed.root, "is a path, ")):  # fmt: skip
         with pytest.raises(OptionError, match=rf"{name}.*sa1bpack.open"):
-            as_dataset(wrong)
+            Loader(wrong, 2)
 
 
 def test_a_cache_where_a_file_is_is_refused_before_anything_is_asked_for(tmp_path):

@@ -4,11 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
-from reading_packs import overwrite_scores
+from reading_packs import MASK_ARRAYS, overwrite_scores
 
 import sa1bpack
 from sa1bpack import OptionError
-from sa1bpack.dataset.fields import MASK_COLUMNS
 
 PIXELS = 150 * 225  # of every image of the pack
 RULES = [
@@ -44,7 +43,7 @@ def test_columns_have_the_masks_that_pass(packed, rule, verified, rows):
     counts = [len(kept) for _, kept in chosen]
     assert ds.column("mask_count").tolist() == counts
     np.testing.assert_array_equal(ds.mask_offsets, np.cumsum([0, *counts]))
-    for name in MASK_COLUMNS:
+    for name in MASK_ARRAYS:
         expected = [sample[name][kept] for sample, kept in chosen]
         found = ds.mask_column(name)
         assert len(found) == sum(counts)

@@ -1,5 +1,6 @@
 """Several packs as one dataset: it is the dataset of one pack that holds all their shards."""
 
+import dataclasses
 import logging
 import pickle
 import shutil
@@ -7,17 +8,14 @@ import shutil
 import numpy as np
 import pytest
 from batches import same_samples
-from edited_packs import flip
+from edited_packs import edit, flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_packs import LAYOUT, PACKS, joined_pack, publish_shards, write_pack
+from reading_packs import LAYOUT, MASK_ARRAYS, PACKS, SAMPLE_ARRAYS, joined_pack, write_pack
 
 from sa1bpack import FormatError, OptionError, ReadError
 from sa1bpack import open as open_pack
-from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
 from sa1bpack.errors import NotAPack
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import read_manifest
 
 SAMPLES = sum(len(shards) for _, names in PACKS.values() for shards in names.values())
 
@@ -30,9 +28,9 @@ def test_samples_and_columns_are_those_of_one_pack_with_all_shards(several, veri
     for index in range(SAMPLES):
         assert same_samples(ds[index], one[index])
         assert ds.locate(index) == one.locate(index)
-    for name in SAMPLE_COLUMNS:
+    for name in (*SAMPLE_ARRAYS, "mask_count"):
         np.testing.assert_array_equal(ds.column(name), one.column(name))
-    for name in MASK_COLUMNS:
+    for name in MASK_ARRAYS:
         np.testing.assert_array_equal(ds.mask_column(name), one.mask_column(name))
     np.testing.assert_array_equal(ds.mask_offsets, one.mask_offsets)
     np.testing.assert_array_equal(ds.shard_bounds(), one.shard_bounds())
@@ -61,7 +59,8 @@ def test_selections_are_those_of_one_pack(several, rows, part):
         np.testing.assert_array_equal(ds.locate_many(index), one.locate_many(index))
         ids = ds.column("image_id").tolist()
         assert ids == one.column("image_id").tolist()
-        assert [ds.index_of(image_id) for image_id in ids] == [ids.index(each) for each in ids]
+        first = [ids.index(image_id) for image_id in ids]
+        assert [ds.index_of(image_id) for image_id in ids] == first == ds.index_of(ids).tolist()
 
 
 def test_ids_are_found_one_at_a_time_and_many_at_once(several):
@@ -77,6 +76,9 @@ def test_ids_are_found_one_at_a_time_and_many_at_once(several):
         assert ds.index_of([]).shape == (0,)
         with pytest.raises(KeyError, match=r"no image_id 1, 2 among the .* of .*; rejects\.jsonl"):
             ds.index_of(np.array([ids[0], 1, 2]))
+        for missing in (-(2**63), -1, int(ids.min()) - 1, 9000, 2**63 - 1):
+            with pytest.raises(KeyError, match=f"no image_id {missing} among"):
+                ds.index_of([*ids.tolist(), missing])
         for wrong in ([1.5], [[1]], ["a"]):
             with pytest.raises(OptionError, match="image_ids"):
                 ds.index_of(wrong)
@@ -109,27 +111,28 @@ def test_the_fingerprint_does_not_need_the_checksums_of_the_pack(several, tmp_pa
 
 
 def test_packs_of_other_layouts_are_refused_and_the_difference_is_named(several, tmp_path):
-    other = Layout(image_size=24, mask_size=8, runs=False)
+    other = dataclasses.replace(LAYOUT, mask_size=8, runs=False)
     write_pack(tmp_path / "other", {"sa_000009-000": (1,)}, layout=other)
     with pytest.raises(OptionError, match="layouts") as caught:
         open_pack([several.roots[0], tmp_path / "other"])
     text = str(caught.value)
     assert f"mask_size is 16 in {several.roots[0]}, 8 in {tmp_path / 'other'}" in text
     assert "runs is True" in text and "image_size" not in text
-    republished(joined_pack(tmp_path / "center", several.roots[1:]), {"mask_sampling": "center"})
+    joined_pack(tmp_path / "center", several.roots[1:])
+    record(tmp_path / "center", mask_sampling="center")
     with pytest.raises(OptionError, match=r"mask_sampling is 'area' in .*c, 'center' in .*center"):
         open_pack([several.roots[0], tmp_path / "center"])
 
 
-def republished(root, options) -> None:
-    manifest = read_manifest(root)
-    publish_shards(root, manifest.shards, manifest.layout, options=options)
+def record(root, **options) -> None:
+    """Record other options of the packer."""
+    edit(root / "manifest.json", lambda found: found.update(options=options))
 
 
 def test_packs_made_with_other_options_open_and_have_those_that_they_agree_on(several, tmp_path):
     joined_pack(tmp_path / "other", several.roots[1:])
-    republished(tmp_path / "other", {"max_masks": 7, "seed": 1})
-    republished(joined_pack(tmp_path / "one", several.roots[:1]), {"max_masks": 9, "seed": 1})
+    record(tmp_path / "other", max_masks=7, seed=1)
+    record(joined_pack(tmp_path / "one", several.roots[:1]), max_masks=9, seed=1)
     ds = open_pack([tmp_path / "one", tmp_path / "other"])
     assert ds.manifest.options == {"seed": 1} and len(ds) == SAMPLES
 
@@ -192,7 +195,7 @@ def test_what_the_index_says_of_the_order_of_ids_hides_no_id_that_occurs_twice(t
     if twice:
         write_pack(tmp_path / "again", {"sa_000008-000": (3, 3)}, first_id=5000)
         root = joined_pack(tmp_path / "one", [root, tmp_path / "again"])
-    [chunk] = (root / read_manifest(root).index / "id_order").glob("c*")
+    [chunk] = root.glob("index-*/id_order/c*")
     count = len(open_pack(root, duplicates="all"))
     for order in ([0] * count, [*range(count)], [count] * count, [-1] * count, [2**62] * count):
         chunk.write_bytes(np.array(order, "<i8").tobytes() + chunk.read_bytes()[8 * count :])
@@ -265,7 +268,7 @@ def test_it_pickles_to_its_paths_and_notices_a_pack_that_changed(several, tmp_pa
     copy = pickle.loads(data)
     assert copy.fingerprint == ds.fingerprint
     assert same_samples(copy[3], ds[3])
-    manifest = read_manifest(tmp_path / "two")
-    publish_shards(tmp_path / "two", manifest.shards[1:], manifest.layout)
+    shutil.rmtree(tmp_path / "two")
+    joined_pack(tmp_path / "two", several.roots[:2])
     with pytest.raises(FormatError, match=r"two: its index is .* changed since"):
         pickle.loads(data)

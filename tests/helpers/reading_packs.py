@@ -24,6 +24,12 @@ SHARDS = {
     "sa_000001-001": (0, 7),
     "sa_000002-000": (1, 12, 2),
 }
+# Arrays of docs/format.md with one row per sample and per mask, which are columns of a dataset.
+SAMPLE_ARRAYS = ("image_id", "size", "file_name", "annotation_count", "checksum")
+MASK_ARRAYS = (
+    "bbox", "area", "predicted_iou", "stability_score", "point_coords", "crop_box",
+    "annotation_id", "number_types",
+)  # fmt: skip
 
 
 def made_sample(
