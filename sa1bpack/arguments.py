@@ -86,11 +86,14 @@ def is_number(value: Any) -> bool:
 def number(
     name: str, value: Any, low: float | None = None, high: float | None = None, why: str = ""
 ) -> float:
-    """Return a number as a float. Raises OptionError unless it is finite and low <= it <= high.
+    """A number as a float.
 
     Args:
-        low, high: None for no limit; there is no lower one without an upper one.
+        low, high: limits, None for none; there is no lower one without an upper one.
         why: the reason for a limit, for the message.
+
+    Raises:
+        OptionError: the number is not finite, or not low <= number <= high.
     """
     least, most = -inf if low is None else low, inf if high is None else high
     if is_number(value) and least <= value <= most:
@@ -294,7 +297,7 @@ def keywords_of(keywords: type, *sources: Callable, **defaults: Any) -> None:
         keywords: as in `**options: Unpack[Keywords]`; `checks_options` shows its keys in their
             place.
         sources: dataclasses and functions that have arguments of these names.
-        defaults: of others, or where they differ from those of the sources.
+        defaults: defaults of other arguments, or where they differ from those of the sources.
     """
     found: dict[str, Any] = {}
     for source in sources:
@@ -430,9 +433,8 @@ class Declaration:
     Attributes:
         help: what it does, without a full stop.
         choices: the texts that it may be.
-        low: the least number, and.
-        high: the largest; None for no limit.
-        multiple: of which a whole number must be one.
+        low, high: the least and the largest number; None for no limit.
+        multiple: what a whole number must be a multiple of.
         why: the reason for a limit, for the message.
         none: what None is called on the command line, in messages and in the help; may be empty.
         metavar: what the command line calls its value.

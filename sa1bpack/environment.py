@@ -28,7 +28,7 @@ class Pil:
     Attributes:
         package: "pillow-simd" or "pillow".
         version: `PIL.__version__`.
-        core_sha256: SHA-256 of its compiled core, in hexadecimal.
+        core_sha256: SHA-256 of the compiled core, in hexadecimal.
         simd: known to set-up alone: instruction set that pillow-simd was compiled for ("AVX2",
             "SSE4"), empty for Pillow.
         reason: known to set-up alone: why Pillow is used in place of pillow-simd, empty if it is

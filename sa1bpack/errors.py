@@ -118,10 +118,10 @@ class ReadError(FormatError):
     """A sample of a pack cannot be read.
 
     Args:
-        shard: name of its shard.
-        row: its row in the pack, counted over all shards.
-        image_id: its id, from the index of the pack.
-        file_name: its file name; None if that cannot be read either.
+        shard: name of the sample's shard.
+        row: row of the sample in the pack, counted over all shards.
+        image_id: image id, from the index of the pack.
+        file_name: file name; None if that cannot be read either.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ def names_of(
 
     Args:
         renamed: names of earlier releases, and those that people look for → what they are called.
-        internal: name for the other packages of sa1bpack only → the module that has it.
+        internal: names for the other packages of sa1bpack only → the module that has them.
     """
     stub = Path(sys.modules[package].__file__).with_suffix(".pyi").read_text("utf-8")
     public = {name: module for module, name in _IMPORT.findall(stub)}

@@ -175,7 +175,7 @@ class _Curve(Schedule):
         Args:
             first: the value in epoch (or at step) 0.
             last: the value in epoch `epochs` (or at step `steps`), which then stays.
-            epochs, steps: one of them, 1 to 10,000,000.
+            epochs, steps: one of the two, 1 to 10,000,000.
             multiple: values are rounded to the nearest multiple of this, halves up.
 
         Raises:
@@ -240,7 +240,7 @@ class Function(Schedule):
         """
         Args:
             function: epoch or step → value.
-            epochs, steps: one of them, how many numbers it is called for, 1 to 10,000,000.
+            epochs, steps: one of the two: how many numbers it is called for, 1 to 10,000,000.
 
         Raises:
             OptionError: a value that cannot be used, or the function fails.
@@ -279,14 +279,17 @@ WholeNumbers = int | Schedule | list[int] | Callable[[int], int]
 
 
 def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
-    """The schedule that an option is: itself, one value per epoch of a list, those of a function of
-    the epoch, or the one value that it always has.
+    """The schedule that an option is.
 
-    Raises OptionError for an empty list, for a function that fails, and for one that does not stay
-    at a value: that still changes in the second half of FUNCTION_EPOCHS.
+    An option is a schedule itself, a list with one value per epoch, a function of the epoch, or the
+    one value that it always has.
 
     Args:
         functions: False: a function is a value, not a schedule.
+
+    Raises:
+        OptionError: an empty list, a function that fails, or one that does not stay at a value:
+            that still changes in the second half of FUNCTION_EPOCHS.
     """
     if isinstance(value, Schedule):
         return value

@@ -32,9 +32,10 @@ class Counts:
     """Counts of what this process has read from one place.
 
     Attributes:
-        hits: shards, and parts of features, that were on this machine when they were opened.
-        misses: those that were fetched.
-        requests: requests that were made.
+        hits: number of shards, and parts of features, that were on this machine when they were
+            opened.
+        misses: number of those that were fetched.
+        requests: number of requests that were made.
         nbytes: bytes that were fetched.
     """
 
@@ -61,8 +62,8 @@ class SideSource(Protocol):
     """The place that the parts of a feature come from.
 
     Attributes:
-        root: the folder that has its manifest, the names of all its parts, and those that were
-            brought.
+        root: the folder that has the manifest of the feature, the names of all its parts, and those
+            that were fetched.
     """
 
     root: Path
@@ -75,10 +76,10 @@ class ShardSource(Protocol):
     """The place that the shards of a pack come from if they are not on this machine.
 
     Attributes:
-        url: of the pack.
-        root: the folder that has its manifest and index, and the shards that were brought.
+        url: URL of the pack.
+        root: the folder that has its manifest and index, and the shards that were fetched.
         limit: bytes that shards take there at most.
-        forks: whether it can be used in a child that was forked.
+        forks: it can be used in a child that was forked.
     """
 
     url: str
@@ -87,14 +88,17 @@ class ShardSource(Protocol):
     forks: bool
 
     def bring(self, entry: Any, digest: str, layout: Any) -> Lease:
-        """Bring a shard, whole, if it is not there.
-
-        Raises StoreError if it cannot be fetched, CacheFull if there is no room, FormatError if it
-        is damaged where it comes from, OSError.
+        """Fetch a shard, whole, if it is not there.
 
         Args:
-            entry, layout: its `ShardEntry` and the `Layout` of the pack.
+            entry, layout: the shard's `ShardEntry`, and the `Layout` of the pack.
             digest: XXH3-128 of its checksum file.
+
+        Raises:
+            StoreError: the shard cannot be fetched.
+            CacheFull: there is no room.
+            FormatError: the shard is damaged where it comes from.
+            OSError: the disk fails.
         """
 
     def open_side(self, name: str) -> SideSource | None:
@@ -154,10 +158,12 @@ def is_pack_url(text: object) -> bool:
 def pack_url(name: str, text: str) -> str:
     """The URL of a pack in its one spelling, without secrets, as it may be shown and written.
 
-    Raises OptionError as `folder_url` does, and for a file URL whose path is not absolute.
-
     Args:
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
+        text: the URL.
+
+    Raises:
+        OptionError: as for `folder_url`, and for a file URL whose path is not absolute.
     """
     if not text.lower().startswith("file://"):
         return folder_url(name, text)
@@ -183,11 +189,13 @@ def shown(url: str) -> str:
 def folder_url(name: str, text: str) -> str:
     """The URL of a folder in a bucket in its one spelling: "s3://bucket/key", or "s3://bucket".
 
-    Raises OptionError, which shows no more of the URL than `shown`, for one without a bucket, with
-    a user or a password, or with a query or a fragment.
-
     Args:
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
+        text: the URL.
+
+    Raises:
+        OptionError: the URL has no bucket, or has a user or a password, a query or a fragment. The
+            message shows no more of it than `shown`.
     """
     host, key = _host_and_path(name, text)
     if "?" in text or "#" in text:
@@ -226,11 +234,11 @@ class Address:
     """The place of a file that is read over the network. `str` of it is safe to show.
 
     Attributes:
-        url: complete, with a query that may be a signature; never shown, and not part of the
-            `repr`.
+        url: the complete URL, with a query that may be a signature; never shown, and not part of
+            the `repr`.
         name: name of the file, in place of the last part of a path.
-        listed: whether the name is that of a list of links. The path of such a link need not
-            resemble it, so that messages show the name and the host.
+        listed: the name is that of a list of links. The path of such a link need not resemble it,
+            so messages show the name and the host.
         nbytes, version: size of the file, and what distinguishes it from a later one in its place,
             once it has been asked for; None before.
     """
@@ -265,12 +273,14 @@ class Address:
 def parse_address(name: str, text: str, file_name: str | None = None) -> Address:
     """The address that a URL stands for.
 
-    Raises OptionError, which shows no more of the URL than `shown`, for one that holds a user or a
-    password, white space or control characters, that has no host or bucket, or names no file.
-
     Args:
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
+        text: the URL.
         file_name: name of the file in a list of links; None: the last part of the URL's path.
+
+    Raises:
+        OptionError: the URL holds a user or a password, white space or control characters, has no
+            host or bucket, or names no file. The message shows no more of it than `shown`.
     """
     if _FORBIDDEN.search(text):
         raise OptionError(

@@ -160,10 +160,14 @@ def check_version(
 ) -> None:
     """Check a version before anything else of what it belongs to is trusted.
 
-    Raises FormatError unless it is [major, minor], VersionError for another major one.
-
     Args:
-        reads: the version of this release: later minor ones are accepted.
+        path: file that the version is from, for messages.
+        version: the version, as decoded JSON.
+        reads: version of this release: later minor ones are accepted.
+
+    Raises:
+        FormatError: the version is not [major, minor].
+        VersionError: the major version is another one.
     """
     try:
         major, minor = msgspec.convert(version, tuple[Count, Count])
@@ -184,14 +188,19 @@ def check_group(
     arrays: Mapping[ArraySpec, int],
     deep: bool = True,
 ) -> int:
-    """Check the metadata of a group and the exact length of its chunk files; reads no data.
-
-    Returns the bytes of all chunk files. Raises FormatError naming the file, what was found and
-    what is expected.
+    """Check the metadata of a group and the exact length of its chunk files. Reads no data.
 
     Args:
+        folder: folder of the group.
         attributes, arrays: as in `group_metadata`; an array without rows need not have a file.
         deep: check also the zarr.json of each array, on which no memory map depends.
+
+    Returns:
+        Bytes of all chunk files.
+
+    Raises:
+        FormatError: metadata or a length is wrong; the message names the file, what was found and
+            what is expected.
     """
     metadata = group_metadata(attributes, arrays)
     check_metadata(folder / METADATA_NAME, metadata)

@@ -147,11 +147,14 @@ def make_folder(folder: Path) -> None:
 def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """The descriptor of a file, locked until it is closed or the process ends, however it ends.
 
-    Raises OSError; BlockingIOError if the lock is one that does not wait, and another has it. NFS
-    supports such locks between machines, but not those on folders.
+    NFS supports locks of files between machines, but not locks of folders.
 
     Args:
         lock, flags: as in `fcntl.flock` and `os.open`.
+
+    Raises:
+        BlockingIOError: another process has the lock, and `lock` says not to wait.
+        OSError: the file cannot be opened or locked.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
@@ -324,7 +327,7 @@ class _Mapping:
     """A shared mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)
 
     Attributes:
-        span: its address, and its length in bytes.
+        span: address, and length in bytes.
     """
 
     span: tuple[int, int]

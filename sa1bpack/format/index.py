@@ -197,6 +197,8 @@ def _rises(ids: np.ndarray, order: np.ndarray, distinct: bool) -> bool:
     """True if ids rise along an order of their rows, read a block at a time.
 
     Args:
+        ids: int64 (n,).
+        order: int64 (n,), rows of `ids`.
         distinct: equal ids are no rise; otherwise they are one if their rows rise.
     """
     for first in range(0, len(order), _BLOCK):
@@ -296,7 +298,7 @@ def find_duplicates(manifest: Manifest, index: Index | None) -> list[str]:
     trusted, so a damaged index causes no error.
 
     Args:
-        index: the pack's; None for a pack without shards.
+        index: index of the pack; None for a pack without shards.
     """
     if index is None or not len(later := repeated_rows(index.image_id)[0]):
         return []
@@ -318,9 +320,9 @@ def repeated_text(ids: Sequence[int], count: int, where: str) -> str:
     """Image ids that occur repeatedly: "3 image ids occur more than once: 5 in a and b, also 6, 7".
 
     Args:
-        ids: the lowest MAX_NAMES of them, or all.
-        count: of all.
-        where: the first is found.
+        ids: the MAX_NAMES lowest of the ids, or all.
+        count: number of all of them.
+        where: where the first one is found, in words.
     """
     first, *others = map(str, ids[:MAX_NAMES])
     also = f", also {', '.join(others)}" if others else ""
@@ -332,12 +334,13 @@ def repeated_text(ids: Sequence[int], count: int, where: str) -> str:
 def repeated_rows(ids: np.ndarray, of_pack: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
     """The rows whose id another row has before them, and the first row with that id.
 
-    Returns int64 (r,) each, by id.
-
     Args:
         ids: int64 (n,).
         of_pack: (n,), numbers of packs: rows of a lower number come before others; None: all in
             order.
+
+    Returns:
+        Two int64 (r,) arrays, by id.
     """
     rows = np.argsort(ids, kind="stable")
     same = ids[rows[1:]] == ids[rows[:-1]]
@@ -353,7 +356,7 @@ def repeated_rows(ids: np.ndarray, of_pack: np.ndarray | None = None) -> tuple[n
 
 
 def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> Manifest:
-    """Make a pack's published shards visible as one data set; returns the manifest with its index.
+    """Make a pack's published shards visible as one data set.
 
     The order makes a kill harmless at any point: group metadata, the new index under its own name,
     manifest and checksums, and only then the removal of older indexes. The rename of the manifest
@@ -362,11 +365,16 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     where `verify` expects it. For this, a complete pack must be published as not complete before
     shards are added to it. The same manifest and shards give the same bytes.
 
-    Raises FormatError if a listed shard is not published, OSError if writing fails.
-
     Args:
         rebuild_index: write the index also if it exists: it may be damaged, and is replaced in one
             step.
+
+    Returns:
+        The manifest with its index.
+
+    Raises:
+        FormatError: a listed shard is not published.
+        OSError: writing fails.
     """
     shards = root / SHARDS_NAME
     files.make_folder(shards)

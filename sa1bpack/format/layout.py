@@ -67,8 +67,8 @@ class ArraySpec(NamedTuple):
         axis: what axis 0 counts.
         child_axis: the axis that an offset array points into. It has one row more than its own
             axis; row 0 is 0, and rows [k, k + 1] are where the part of row k starts and ends.
-        offsets: whether it is an offset array.
-        chunk_path: of the only chunk file inside the group's folder: `<name>/c`, `.0` per
+        offsets: it is an offset array.
+        chunk_path: path of the only chunk file inside the group's folder: `<name>/c`, `.0` per
             dimension.
     """
 
@@ -115,17 +115,20 @@ def array_spec(
 class Layout:
     """The choices that determine the arrays of a pack and the width of their rows.
 
-    Raises OptionError for choices that exclude each other. `from_json` checks each alone, as
-    `PackOptions` does.
+    `from_json` checks each choice alone, as `PackOptions` does.
 
     Attributes:
         image_size: side S of the stored image canvas in pixels; with native the longer side.
-        mask_size: side Sm of the mask grid in cells; without bits, of the grid that a reader draws.
+        mask_size: side Sm of the mask grid in cells; without bits, that of the grid that a reader
+            draws.
         fit: how images lie on their canvas: "pad" (aspect ratio kept, top left of the canvas, the
             rest zero), "squash" (both sides S) or "native" (as pad, without the canvas).
-        runs: whether exact full-resolution masks are stored as runs.
+        runs: exact full-resolution masks are stored as runs.
         pixels: "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half size.
-        bits: whether masks are stored as bits of the grid.
+        bits: masks are stored as bits of the grid.
+
+    Raises:
+        OptionError: choices that exclude each other.
     """
 
     image_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGE_SIZE)] = 1024

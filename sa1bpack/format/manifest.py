@@ -44,9 +44,9 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
         name: folder under shards/.
         source: name of the tar or folder that it was packed from.
         part: number of the part of that source, from 0.
-        samples, masks, runs, image_bytes: the shard's extent.
+        samples, masks, runs, image_bytes: extent of the shard.
         annotations: masks in the JSON records, before filtering and capping.
-        bytes: total size of its chunk files.
+        bytes: size of the chunk files.
     """
 
     name: str
@@ -87,7 +87,7 @@ def make_manifest(
     """A manifest of these shards, in this order, with totals and without an index.
 
     Args:
-        others: complete, options and counts, as in `Manifest`.
+        others: `complete`, `options` and `counts`, as in `Manifest`.
     """
     return Manifest(
         layout=layout,
@@ -158,10 +158,12 @@ def pack_above(path: Path) -> Path | None:
 
 
 def refuse_in_pack(name: str, path: Path, *, itself: bool = False) -> None:
-    """Raise OptionError if the path that a user gave for an option, by its name, is in a pack.
+    """Raise OptionError if the path that a user gave for an option is in a pack.
 
     Args:
-        itself: also if it is the folder of a pack.
+        name: name of the option.
+        path: path that the user gave.
+        itself: raise it also for the folder of a pack.
     """
     if (pack := pack_above(path / "file" if itself else path)) is not None:
         raise OptionError(
@@ -173,14 +175,16 @@ def refuse_in_pack(name: str, path: Path, *, itself: bool = False) -> None:
 def folder_to_write(
     name: str, value: str | os.PathLike[str], choose: str = "", *, itself: bool = True
 ) -> Path:
-    """The folder that a user gave for an option, by its name, to write in; it need not exist.
-
-    Raises OptionError for what is not a path of this machine, what cannot be a folder, and a place
-    in a pack.
+    """The folder that a user gave for an option, to write in; it need not exist.
 
     Args:
+        name: name of the option.
+        value: value of the option.
         choose: what to give instead, for messages; by default another value of the option.
         itself: as in `refuse_in_pack`.
+
+    Raises:
+        OptionError: the value is not a path of this machine, cannot be a folder, or is in a pack.
     """
     path = local_path(name, value)
     check_can_be_folder(path, choose or f"choose another {name}")
@@ -273,7 +277,7 @@ class Completeness:
     """How much of a pack is published.
 
     Attributes:
-        complete: whether every source given to the packer was packed to its end.
+        complete: every source given to the packer was packed to its end.
         images, shards: samples and shards in the index: what `sa1bpack.open` and `sa1bpack.info`
             count.
         sources: number of sources packed to their end.

@@ -28,8 +28,8 @@ class Problem:
         shard: name of the shard, or of the part of a feature; None for the pack's own files.
         array: name of the array, if the problem is in one.
         sample: row of the sample in its shard, if the problem is in one.
-        image_id: its id, as far as it can be read.
-        file_name: its file name, as far as it can be read.
+        image_id: image id of the sample, as far as it can be read.
+        file_name: file name of the sample, as far as it can be read.
         extra: a file that does not belong to the pack; the pack itself is not damaged by it.
         denied: this user may not read a file or folder, or nobody could; whether it is damaged is
             unknown.
@@ -64,10 +64,10 @@ class Report:
         counts: shards, samples, masks, files (whose digest was compared), bytes (of all chunk
             files) and, if there are any, features, including complete shards that the manifest does
             not list yet; of a feature alone parts, files and bytes.
-        notes: what is not damage: what a packer that is running or was killed left behind, which
-            its next run settles; image ids that the pack holds more than once.
-        complete: whether every source was packed to its end, by the manifest; None if the manifest
-            is damaged, so that nothing else can be checked.
+        notes: findings that are not damage: what a packer that is running or was killed left
+            behind, which its next run settles; image ids that the pack holds more than once.
+        complete: every source was packed to its end, by the manifest; None if the manifest is
+            damaged, so that nothing else can be checked.
     """
 
     problems: tuple[Problem, ...]
@@ -109,7 +109,8 @@ class PackFiles:
     Attributes:
         root: the folder. Every file is there with its length. Its bytes are there as well, unless
             `stream` and `digest` read them elsewhere, or the shard has not been brought yet.
-        tries: how often a shard is checked at most, as long as something is wrong with it.
+        tries: number of times that a shard is checked at most, as long as something is wrong with
+            it.
     """
 
     tries = 1
@@ -146,11 +147,11 @@ class Check:
     """A check under way: what it reads, how far it is, and what it has found.
 
     Attributes:
-        files: that are checked.
+        files: the files that are checked.
         notes: as in Report.
-        compared: files whose digest was compared.
-        total: bytes that are to be checked.
-        done: bytes that were.
+        compared: number of files whose digest was compared.
+        total: bytes to check.
+        done: bytes that were checked.
     """
 
     def __init__(self, files: PackFiles, progress: Progress | None = None):

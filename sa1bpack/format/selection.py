@@ -62,12 +62,15 @@ def write_selection(
 ) -> None:
     """Write a selection atomically; an existing file is replaced.
 
-    The same ids, packs and places have the same bytes, with the same release of zlib-ng. Raises
-    OptionError for a folder whose path is not UTF-8, OSError if the file cannot be written.
+    The same ids, packs and places have the same bytes, with the same release of zlib-ng.
 
     Args:
         image_ids: int64 (n,), in the order of the samples.
         packs: folders, or URLs, in the order in which they were opened.
+
+    Raises:
+        OptionError: the path of a folder is not UTF-8.
+        OSError: the file cannot be written.
     """
     ids = np.ascontiguousarray(image_ids, "<i8")
     here = path.absolute().parent.resolve()

@@ -37,11 +37,11 @@ class Shard:
     Views stay valid after the shard object is gone.
 
     Attributes:
-        folder: its folder.
-        layout: its Layout.
-        extent: its numbers of samples, masks, runs and image bytes.
-        attributes: all attributes of its group, including those of the packer (such as rejects).
-        entry: its entry in the manifest, as it must be.
+        folder: folder of the shard.
+        layout: layout of the pack.
+        extent: numbers of samples, masks, runs and image bytes.
+        attributes: all attributes of the group, including those of the packer (such as rejects).
+        entry: entry in the manifest, as it must be.
     """
 
     def __init__(self, folder: Path, layout: Layout, attributes: dict[str, Any], entry: ShardEntry):
@@ -94,13 +94,15 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     These are the attributes of the group, the metadata of every array against the layout, the exact
     length of every chunk file, and the first and last offset of every offset array.
 
-    Raises FormatError naming the file, what was found and what is expected; VersionError for a
-    shard of a newer major version.
-
     Args:
         layout: the layout of the pack; a shard with another layout is refused.
         deep: False: read only the metadata of the group, which repeats that of all arrays. No
             memory map depends on the rest, and opening reads 1 small file instead of 19.
+
+    Raises:
+        FormatError: the shard is damaged; the message names the file, what was found and what is
+            expected.
+        VersionError: the shard has a newer major version.
     """
     folder = Path(folder)
     path = folder / arrays.METADATA_NAME
@@ -135,10 +137,12 @@ def rows_of_sample(
 ) -> dict[str, np.ndarray]:
     """All rows of one sample by array name, (n, *row_shape) each; of an offset array n + 1 offsets.
 
-    Raises FormatError for offsets that fall or leave their axis, and what `read` raises.
-
     Args:
         read: called as read(spec, first, stop) for rows of each array, in the order of the layout.
+
+    Raises:
+        FormatError: offsets fall, or leave their axis.
+        Whatever `read` raises.
     """
     bounds = {"sample": (row, row + 1)}
     rows: dict[str, np.ndarray] = {}
@@ -171,13 +175,14 @@ def read_sample_rows(
     An offset array yields the n + 1 offsets stored in the shard. The arrays are C-contiguous and
     belong to the caller.
 
-    Raises FormatError if the bytes are not those that were written or a file is too short, OSError
-    if a file cannot be opened or read.
-
     Args:
         out: arrays to read into, by name, of exactly the dtype and shape of the rows; the others
             are allocated.
         direct: read what is large past the page cache, where that is possible.
+
+    Raises:
+        FormatError: the bytes are not those that were written, or a file is too short.
+        OSError: a file cannot be opened or read.
     """
     given = {} if out is None else out
 
@@ -203,12 +208,18 @@ def read_rows(
     out: np.ndarray | None = None,
     direct: bool = False,
 ) -> np.ndarray:
-    """Rows `first` to `stop` of an array, read from its file, into `out` if given.
-
-    Raises FormatError if the file is too short, OSError if it cannot be opened or read.
+    """Rows `first` to `stop` of an array, read from its file.
 
     Args:
+        path: path of the chunk file.
+        spec: the array.
+        first, stop: first row, and the one after the last.
+        out: (stop - first, *row_shape) to read into; None: a new array.
         direct: read what is large past the page cache, where that is possible.
+
+    Raises:
+        FormatError: the file is too short.
+        OSError: the file cannot be opened or read.
     """
     rows = np.empty((stop - first, *spec.row_shape), spec.dtype) if out is None else out
     if not rows.nbytes:  # an array without rows has no file

@@ -178,13 +178,14 @@ def complete_group(
 ) -> int:
     """Finish all files, write metadata and checksums, and flush everything.
 
-    Returns the bytes of all chunk files.
-
     Args:
         attributes: as in `group_metadata`.
-        appended: the file of each array, which is closed; that of an array without rows is removed.
+        appended: file of each array, which is closed; that of an array without rows is removed.
         rows: number of rows of each array.
-        listed: whether the folder has a checksum file of its own.
+        listed: the folder has a checksum file of its own.
+
+    Returns:
+        Bytes of all chunk files.
     """
     group = arrays.group_metadata(attributes, rows)
     metadata = {arrays.METADATA_NAME: group}
@@ -263,12 +264,14 @@ class ShardWriter:
     """
 
     def __init__(self, shards_dir: Path, name: str, layout: Layout):
-        """Create the working folder of the shard `name`, with empty chunk files.
-
-        Raises PackError if a shard of that name exists, OSError if the folder cannot be created.
+        """Create the working folder of a shard, with empty chunk files.
 
         Args:
-            name: that a shard can have, see `check_shard_name`.
+            name: name of the shard, which must pass `check_shard_name`.
+
+        Raises:
+            PackError: a shard of that name exists.
+            OSError: the folder cannot be created.
         """
         self.name = name
         self.layout = layout
@@ -311,14 +314,20 @@ class ShardWriter:
         self._annotations += int(rows["annotation_count"][0])
 
     def publish(self, attributes: dict[str, Any]) -> ShardEntry:
-        """Complete the shard, flush it and give it its final name; returns its manifest entry.
+        """Complete the shard, flush it and give it its final name.
 
-        Every `append` must have been completed. Raises OSError if writing fails. After an error the
-        shard does not exist, unless only the last flush, after the rename, failed.
+        Every `append` must have been completed. After an error the shard does not exist, unless
+        only the last flush, after the rename, failed.
 
         Args:
             attributes: JSON data for the attributes of the group; "source" (str) and "part" (int)
                 are required, and those of the format are added.
+
+        Returns:
+            The shard's entry in the manifest.
+
+        Raises:
+            OSError: writing fails.
         """
         rows = self.layout.array_rows(self.extent)
         counts = {**asdict(self.extent), "annotations": self._annotations}

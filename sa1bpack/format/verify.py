@@ -54,12 +54,12 @@ class Scope:
     """The extent of a check of a pack.
 
     Attributes:
-        quick: as in `verify`.
-        own_files: the pack's own files, too.
-        share: (K, N): every N-th shard, and part of a feature, from the K-th on.
+        quick: check quickly, as in `verify`.
+        own_files: check the pack's own files, too.
+        share: (K, N): check every N-th shard, and part of a feature, from the K-th on.
         full: names of shards to read in full even if the check is quick.
         sources: names of the sources whose shards are checked; None: all.
-        features: features in PACK/side, too.
+        features: check features in PACK/side, too.
     """
 
     quick: bool
@@ -88,11 +88,6 @@ def verify(
     object is read once, and a shard with problems once more; the system's folder for temporary
     files (TMPDIR) holds some 50 bytes per sample, and a hundredth of a shard.
 
-    Raises FormatError only if the manifest is missing (NotAPack if nothing else of a pack exists
-    either), VersionError for a pack of another major version, OSError if the manifest cannot be
-    read, StoreError if an object store fails, MissingPackage without the packages for it, and
-    OptionError for another URL, or an unknown or impossible `io` or `part`.
-
     Args:
         root: folder of the pack, or its URL in an object store: "s3://bucket/pack".
         quick: skip the pixels, mask bits and runs: structure, exact sizes, and the digests of all
@@ -100,8 +95,16 @@ def verify(
         progress: called as progress(bytes done, total bytes), after each sample or shard.
         io: how samples are read: "direct" past the page cache, "cached" through it, "auto" past it
             if the pack takes more than half of the memory, and its file system can do that.
-        part: (K, N): every N-th shard, and part of a feature, from the K-th on; the first of the N
-            parts also checks the pack's own files. The pack is sound if all parts are.
+        part: (K, N): check every N-th shard, and part of a feature, from the K-th on; the first of
+            the N parts also checks the pack's own files. The pack is sound if all parts are.
+
+    Raises:
+        FormatError: the manifest is missing; NotAPack if nothing else of a pack exists either.
+        VersionError: the pack has another major version.
+        OSError: the manifest cannot be read.
+        StoreError: an object store fails.
+        MissingPackage: the packages for the object store are not installed.
+        OptionError: another URL, or an unknown or impossible `io` or `part`.
 
     Examples:
         >>> report = sa1bpack.verify("packed", quick=True)
@@ -150,7 +153,9 @@ def check_pack(
     """Check a pack against a manifest, which may differ from the one on disk; see `verify`.
 
     Args:
-        index: mapped before anything else: a packer may replace it during a long check.
+        scope: extent of the check.
+        index: index of the pack, mapped before anything else: a packer may replace it during a long
+            check.
     """
     with check.collecting() if scope.own_files else suppress(FormatError, OSError):
         if index is None and (manifest.shards or manifest.index is not None):
@@ -168,12 +173,15 @@ def _check_side(
     shards: Sequence[side.ShardIdentity] | None = None,
     index: Index | None = None,
 ) -> int:
-    """Check a feature; returns the number of parts that were checked.
+    """Check a feature.
 
     Args:
-        share: (K, N): every N-th part, from the K-th on; the first also what is not in parts.
-        shards: of the pack that it belongs to: what is missing and what is stale is noted.
-        index: of that pack: needed to name damaged samples of arrays with a row per mask.
+        share: (K, N): check every N-th part, from the K-th on; the first also what is not in parts.
+        shards: shards of the pack that it belongs to: what is missing and what is stale is noted.
+        index: index of that pack: needed to name damaged samples of arrays with a row per mask.
+
+    Returns:
+        Number of parts that were checked.
     """
     names: Sequence[str] = ()
     with check.collecting(feature=folder.name):

@@ -282,11 +282,12 @@ def check_part(
 ) -> None:
     """Check a part of a feature.
 
-    Raises FormatError and OSError if it does not say which shard it is for.
-
     Args:
-        index, number: of the pack, and of its shard there: needed to name damaged samples of arrays
-            with a row per mask.
+        index, number: index of the pack, and number of its shard there: needed to name damaged
+            samples of arrays with a row per mask.
+
+    Raises:
+        FormatError, OSError: the part does not say which shard it is for.
     """
     place = {"feature": spec.name, "shard": part.name}
     if not part.is_dir():

@@ -53,13 +53,12 @@ def most_open_shards() -> int:
 
 
 class ShardFiles:
-    """Files of a shard and of its features, open as long as this object lives.
+    """The files of a shard and of its features, open as long as this object lives.
 
     Attributes:
-        table: int64 (k, 3): the last columns of `load_samples.Samples.files` for each: its
+        table: int64 (k, 3), the last columns of `load_samples.Samples.files` for each file: its
             descriptor, NO_FILE for an array without rows; whether it is opened past the page cache;
-            and, known of those, whether the system tells this process which of its pages are in
-            memory.
+            and if so, whether the system tells this process which of its pages are in memory.
     """
 
     def __init__(self, files: list[tuple[str, int]], direct: bool):
@@ -92,13 +91,19 @@ _files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
 
 def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
-    """The files of these arrays, then of the shard's features, open as long as the caller keeps
-    them. Two threads that ask for the same ones at once may open them twice.
+    """The files of arrays of a shard and of its features, open as long as the caller keeps them.
 
-    Raises OSError if one cannot be opened, ResourceShortage if the system refuses more.
+    They are in the order of `names`, then of the features. Two threads that ask for the same files
+    at once may open them twice.
 
     Args:
+        shard: the shard.
+        names: names of the arrays.
         direct: open them past the page cache, if their file system can do that.
+
+    Raises:
+        OSError: a file cannot be opened.
+        ResourceShortage: the system refuses more open files.
     """
     key = (id(shard), names, direct)
     with suppress(KeyError):
@@ -231,12 +236,13 @@ class BatchCopy:
     ):
         """
         Args:
-            ds: whose samples they are.
-            spec: of batches in their buffers.
+            ds: dataset of the samples.
+            spec: layout of batches in their buffers.
             where: the samples.
-            shards: of each sample.
-            samples: where its arrays are; their files are entered while they are open.
-            choice: of the masks that are kept, `MaskChoice.of_arrays` in an epoch.
+            shards: shard of each sample.
+            samples: where the arrays of the samples are; their files are entered while they are
+                open.
+            choice: `MaskChoice.of_arrays` in an epoch, which chooses the masks to keep.
             capacity: masks per sample in padded arrays; None: as many as the fullest sample has.
         """
         self._ds, self._spec, self._where, self._shards = ds, spec, where, shards
@@ -320,14 +326,18 @@ class BatchCopy:
     # ------------------------------------------------------------------------------------ the copy
 
     def copy(self, first: int, stop: int, reader: SampleReader) -> list[Read]:
-        """Copy samples `first` to `stop` of the batch into the buffer that it was begun in. Returns
-        what was read for that, in order.
+        """Copy samples `first` to `stop` of the batch into the buffer that it was begun in.
 
-        Raises ResourceShortage if no more files can be opened. Errors of single samples
-        are collected in `errors`.
+        Errors of single samples are collected in `errors`.
 
         Args:
-            reader: of this thread.
+            reader: reader of this thread.
+
+        Returns:
+            What was read for that, in order.
+
+        Raises:
+            ResourceShortage: no more files can be opened.
         """
         checked, together, reads = self._ds.options.verify_checksums, OPEN_SAMPLES, []
         if checked:
@@ -408,13 +418,13 @@ class BatchCopy:
     # --------------------------------------------------------------------------- checked reading
 
     def _announce(self, k: int, direct: bool) -> None:
-        """Let the system begin to read the rows of sample k into the page cache, all of them at
-        once.
+        """Let the system begin to read all rows of sample k into the page cache.
 
-        Through their maps, so that nothing is opened for it; what is read there is never looked at.
+        It goes through the maps, so that nothing is opened for it; what is read there is never
+        looked at.
 
         Args:
-            direct: all but the large ones, which are not read through the page cache.
+            direct: leave out the large ones, which are not read through the page cache.
         """
         shard, where = self._shards[k].shard, self._where
         local, first, stop = (int(column[k]) for column in (where.local, where.first, where.stop))

@@ -40,8 +40,8 @@ class Buffer:
     Attributes:
         bytes: uint8 (n,) in host memory.
         pinned: the same memory as a tensor, if it is pinned.
-        event: recorded after the last copy out of it; None if nothing copies.
-        streams: of the last copy out of that memory.
+        event: event recorded after the last copy out of the buffer; None if nothing copies.
+        streams: streams of the last copy out of that memory.
     """
 
     bytes: np.ndarray
@@ -57,7 +57,7 @@ class Buffer:
 class BufferPool:
     """Buffers in circulation: free, filled by threads, used by the consumer, free again.
 
-    A buffer returns from its owner whenever that is done with it, even from a thread of an epoch
+    A buffer returns from its owner when the owner is done with it, even from a thread of an epoch
     that ended long ago; until then it has no other owner. A consumer that keeps batches keeps their
     buffers; when it needs more than exist, `make_room` adds some.
 
@@ -67,8 +67,8 @@ class BufferPool:
     Attributes:
         changed: the lock and condition for a free buffer. The queues of epochs wait on it as well,
             so that a thread that waits for a buffer is also woken when its epoch ends.
-        count: buffers that were planned.
-        threads: of each epoch.
+        count: number of buffers that were planned.
+        threads: number of threads of each epoch.
         all: buffers that exist.
         free: buffers that can be taken.
         lent: buffers that the consumer holds, until `release`.
@@ -77,10 +77,16 @@ class BufferPool:
     """
 
     def __init__(self, allocate: Callable[..., Buffer], count: int, threads: int = 1):
-        """Allocate `count` buffers, for an epoch of `threads`. Raises what `allocate` raises.
+        """Allocate the buffers.
 
         Args:
-            allocate: makes a buffer as planned; given a number of bytes, one of at least as many.
+            allocate: makes a buffer of the planned size, or, called with a number of bytes, of at
+                least that size.
+            count: number of buffers.
+            threads: number of threads of an epoch.
+
+        Raises:
+            Whatever `allocate` raises.
         """
         self.changed = threading.Condition()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
@@ -160,15 +166,15 @@ class QueuedBatch:
     """A batch of an epoch, from the thread that begins it to the consumer; one owner at a time.
 
     Attributes:
-        number: of the batch in the epoch.
-        buffer: where it is in host memory; None once that is free for another batch.
-        copy: what it consists of, a BatchCopy, once it is planned.
-        dropped: errors of samples that it lacks.
+        number: number of the batch in the epoch.
+        buffer: its buffer in host memory; None once that is free for another batch.
+        copy: the BatchCopy that fills the buffer, once it is planned.
+        dropped: errors of samples that the batch lacks.
         parts_left: parts that threads are still copying.
-        error: why it could not be made.
-        data: where it is on a device, uint8 (n,); None: it is not there, or not yet.
-        event: recorded when it is there.
-        small: the host's copy of its small arrays, once it is sent, uint8 (m,).
+        error: why the batch could not be made.
+        data: uint8 (n,), the batch on a device; None: it is not there, or not yet.
+        event: event recorded when `data` is there.
+        small: uint8 (m,), the host's copy of the small arrays, once it is sent.
     """
 
     number: int
@@ -189,9 +195,10 @@ class BatchQueue:
 
     Attributes:
         closed: the epoch has ended.
-        ready: batches that are complete and not taken, by number.
-        total: batches of the epoch.
-        prefetch: batches that may be in progress or ready, besides the one that is taken next.
+        ready: complete batches that are not taken yet, by number.
+        total: number of batches of the epoch.
+        prefetch: number of batches that may be in progress or ready, besides the one that is taken
+            next.
     """
 
     def __init__(self, pool: BufferPool, total: int, prefetch: int):
@@ -298,12 +305,14 @@ class BatchQueue:
 
         If the consumer holds all buffers of the pool, the pool grows.
 
-        Raises LoaderTimeout if the batch does not arrive in time, what the pool raises if there is
-        no memory for another buffer, and the error of a thread that cannot work.
-
         Args:
-            timeout: seconds.
+            timeout: seconds to wait at most.
             doing: describes the state of the threads, for the message.
+
+        Raises:
+            LoaderTimeout: the batch does not arrive in time.
+            Whatever the pool raises if there is no memory for another buffer, and the error of a
+                thread that cannot work.
         """
         limit = time.monotonic() + timeout
         while True:

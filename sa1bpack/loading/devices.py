@@ -207,13 +207,14 @@ def host_views(data: np.ndarray, regions: Regions) -> Batch:
 
 
 def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
-    """The arrays of a batch as tensors that share the memory of a uint8 (n,) tensor.
+    """The arrays of a batch as tensors that share the memory of one.
 
     The tensors are not views of one another: autograd, which follows changes of a tensor and of its
     views, does not take a change of one for a change of all.
 
     Args:
-        data: contiguous, at the beginning of its memory.
+        data: contiguous, uint8 (n,), at the beginning of its memory.
+        regions: regions of the batch in `data`.
     """
     memory, views = data.untyped_storage(), {}
     for key, region in regions.items():
@@ -226,11 +227,13 @@ def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
 
 
 def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> tuple[int, int]:
-    """At most what `batch_views` and `finish` add to a batch on its device: in the batch that
-    results, and in addition until they return.
+    """The most bytes that `batch_views` and `finish` add to a batch on its device.
 
     Args:
-        samples, capacity, total: b, M, T.
+        samples, capacity, total: b, M, T: samples, masks of the fullest sample, masks in all.
+
+    Returns:
+        Bytes in the batch that results, and bytes in addition until they return.
     """
     regions, _ = spec.regions(samples, capacity, total, 0)
     _, _, span = split_regions(regions)

@@ -30,9 +30,10 @@ class Taken(NamedTuple):
 
     Attributes:
         batch: None if no sample of it remained.
-        errors: of dropped samples.
+        errors: errors of dropped samples.
         nbytes: bytes of the batch, see LoadingStats.
-        ready: batches that were complete when it was asked for; None if that is not known.
+        ready: number of batches that were complete when this one was asked for; None if that is not
+            known.
     """
 
     batch: Batch | None

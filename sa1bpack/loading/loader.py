@@ -131,11 +131,11 @@ class Loader(BatchReader):
                 read past the page cache. At most 1024 can be chosen.
             prefetch: batches that are ready or in progress while one is used, 1 to 1024. None: 2;
                 past the page cache as many as let each thread read eight samples at once.
-            io: how to read images and masks that are not in the page cache; what is there is copied
-                from there. "direct": past it, many samples at once, which is the fastest way for a
-                dataset larger than memory. "cached": into it, where the next epoch finds them.
-                "auto", as None: "cached" if the dataset takes at most half of the memory of this
-                machine or container, else "direct"; `plan()` says which, and why.
+            io: how to read images and masks that are not in the page cache; those that are in it
+                are copied from it. "direct": past it, many samples at once, which is the fastest
+                way for a dataset larger than memory. "cached": into it, where the next epoch finds
+                them. "auto", as None: "cached" if the dataset takes at most half of the memory of
+                this machine or container, else "direct"; `plan()` says which, and why.
             options: global_batch_size, shuffle, order, mask_layout, max_masks, mask_select,
                 pad_to_max, bucket_by, relations, seed, drop_last, pad_last, rank, world_size,
                 on_error, max_dropped, timeout, on_epoch_end: see ReadingOptions.

@@ -70,14 +70,11 @@ class ReadingKeywords(TypedDict, total=False):
 class ReadingOptions:
     """Options that Loader and make_dataloader share.
 
-    Raises OptionError for a value that cannot be used, and for options that do not fit together.
-
     Attributes:
         global_batch_size: in place of `batch_size`: samples per batch of all ranks together, a
             multiple of their number; or a schedule of it. Batches are then the same for any number
             of ranks.
-        shuffle: shuffle the samples, again in every epoch. By default, they come as they are
-            stored.
+        shuffle: shuffle the samples, again in every epoch. By default, they are in stored order.
         order: in place of `shuffle`: "local" (shuffle within a few shards at a time), "by_node"
             (shuffle, each node its own shards in every epoch; not with `bucket_by`), or an Order of
             this dataset.
@@ -99,7 +96,7 @@ class ReadingOptions:
             more key.
         seed: of the shuffle and of the random choice of masks. None: that of an Order, or 0.
         drop_last: drop the samples at the end of an epoch that do not fill a batch. By default,
-            they are a short one.
+            they are a short batch.
         pad_last: fill the last batch with samples of the epoch that came before.
             `batch["repeated"]`, bool (B,), marks them, so that an evaluation can leave them out.
         rank, world_size: None: those of torch.distributed when an iteration begins, or 0 of 1 if it
@@ -109,13 +106,16 @@ class ReadingOptions:
             the batch. A batch in which no sample remains is skipped; with several ranks, which must
             all have the same number of batches, it is a LoaderError, and so is an epoch without any
             batch.
-        max_dropped: the share of an epoch's samples on this rank that may be dropped, 0 to 1. It is
-            rounded down, but unless it is 0 one sample may always be dropped: 0.01 allows 1 of 3
+        max_dropped: the fraction of an epoch's samples on this rank that may be dropped, 0 to 1. It
+            is rounded down, but unless it is 0 one sample may always be dropped: 0.01 allows 1 of 3
             samples, 1 of 199 and 2 of 200. Beyond it, LoaderError. An epoch that is resumed counts
             those dropped since.
         timeout: seconds after which a batch that has not arrived is an error.
         on_epoch_end: a function that is called with the `LoadingStats` of every epoch that was
             taken to its end: `print`, or one that logs them.
+
+    Raises:
+        OptionError: a value that cannot be used, or options that do not fit together.
 
     Examples:
         >>> options = sa1bpack.ReadingOptions(order="local", max_masks=64, pad_to_max=True)

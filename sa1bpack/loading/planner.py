@@ -45,9 +45,9 @@ class Stored(NamedTuple):
     """The properties of the samples of a pack, as they are stored.
 
     Attributes:
-        image_bytes: of a stored canvas; 0 if images have none.
-        channels: of images without a canvas: 3, or 0 for planes.
-        side: the largest one of a stored image.
+        image_bytes: bytes of a stored canvas; 0 if images have none.
+        channels: channels of images without a canvas: 3, or 0 for planes.
+        side: the largest side of a stored image in pixels.
         with_runs: masks come from runs, whose offsets are checked.
     """
 
@@ -81,10 +81,10 @@ def look_up(table, local, first, stop, stored, sizes, spans, fine):
     """Find and check the images of samples, and the runs of their masks.
 
     Args:
-        table: int64 (n, c): `OpenShard.table` of each sample's shard.
+        table: int64 (n, c), `OpenShard.table` of each sample's shard.
         local: int64 (n,), rows in the shards, which exist.
-        first, stop: int64 (n,), the masks of each sample by the index of the pack.
-        stored: `Stored`.
+        first, stop: int64 (n,), masks of each sample by the index of the pack.
+        stored: properties of the stored samples.
         sizes: int32 (n, 4), out: source height and width, stored height and width.
         spans: int64 (n, 2), out: first byte and number of bytes of each image.
         fine: bool (n,), out: everything is within its array.
@@ -162,8 +162,9 @@ class Planner:
         """A planner of batches of a dataset.
 
         Args:
-            spec: their layout in a buffer.
-            masks: which masks are kept, at any time.
+            ds: the dataset.
+            spec: layout of the batches in a buffer.
+            masks: which masks are kept, in any epoch and step.
         """
         self.ds, self.spec, self.masks = ds, spec, masks
         layout = ds.layout
@@ -184,11 +185,13 @@ class Planner:
 
         Each copy is of the remaining samples, which may be none.
 
-        Raises ResourceShortage if the system refuses mappings or files for the shards.
-
         Args:
-            batches: int64 (B,) indices each.
+            batches: int64 (B,) indices of each batch.
+            epoch: epoch of the batches.
             choice: which masks are kept.
+
+        Raises:
+            ResourceShortage: the system refuses mappings or files for the shards.
         """
         ds, indices = self.ds, np.concatenate(batches)
         pack, rows = ds.pack, ds.rows_at(indices)

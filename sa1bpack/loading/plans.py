@@ -23,8 +23,8 @@ class LoadingPlan:
     """The resources that a Loader or a DataLoader will take, known before any is allocated.
 
     Attributes:
-        samples: samples of this rank's largest batch.
-        most_masks: most masks that a sample of a batch can have.
+        samples: number of samples of this rank's largest batch.
+        most_masks: number of masks that a sample of a batch can have at most.
         capacity: masks per sample in its padded arrays.
         batch_bytes: bytes of the largest batch; with runs, of a typical batch: a buffer grows if
             that is not enough.
@@ -41,10 +41,10 @@ class LoadingPlan:
             planes, relations), and what making them takes; with runs, for typical batches. In
             addition, a batch that was dropped takes memory until the device has reached that point:
             as many of them as the program runs ahead of the device. 0 on a CPU.
-        threads: threads that fill the buffers of a Loader. In addition to `host_bytes`, each takes
-            scratch memory for up to eight samples as they are stored, if they are not read straight
-            to their place: 24 MiB for photographs of 1024 pixels in fit="native".
-        workers: processes of a DataLoader.
+        threads: number of threads that fill the buffers of a Loader. In addition to `host_bytes`,
+            each takes scratch memory for up to eight samples as they are stored, if they are not
+            read straight to their place: 24 MiB for photographs of 1024 pixels in fit="native".
+        workers: number of processes of a DataLoader.
         io: how a Loader reads what is not in the page cache, and why.
         uncapped: without max_masks: which image decides how large a batch gets, and what a batch
             takes of SA-1B's images with 400 masks, and with a cap.

@@ -221,8 +221,8 @@ class ReaderThreads:
         """End the epoch: begin nothing more, and wait a while for copies in progress.
 
         Args:
-            wait: seconds; they only affect how soon threads and buffers are gone. In a forked child
-                there is nothing to end.
+            wait: seconds to wait at most, which only affects how soon threads and buffers are gone.
+                In a forked child there is nothing to end.
         """
         if self._pid != os.getpid():
             return

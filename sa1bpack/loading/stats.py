@@ -37,41 +37,45 @@ class LoadingStats:
     from.
 
     Attributes:
-        epoch: its number.
-        ended: whether it has ended; if not, the figures are those up to now.
-        batches: that the consumer took, on this rank, since the epoch began or was resumed.
-        samples: in them.
-        bytes: in them: of a Loader those that it put into buffers, on a CPU with masks unpacked and
-            Y'CbCr as RGB, for a device as stored; of a DataLoader those of the tensors.
-        dropped: samples that could not be read.
-        seconds: from the first request for a batch to the end of the epoch.
-        waited_seconds: of these, how long the consumer waited for batches, the first one included.
-        first_batch_seconds: how long it waited for the first batch: threads start, and once per
+        epoch: number of the epoch.
+        ended: the epoch has ended; if not, the figures are those up to now.
+        batches: number of batches that the consumer took, on this rank, since the epoch began or
+            was resumed.
+        samples: number of samples in these batches.
+        bytes: bytes of these batches: for a Loader, what it put into buffers, on a CPU with masks
+            unpacked and Y'CbCr as RGB, for a device as stored; for a DataLoader, those of the
+            tensors.
+        dropped: number of samples that could not be read.
+        seconds: time from the first request for a batch to the end of the epoch.
+        waited_seconds: time, of these, that the consumer waited for batches, the first one
+            included.
+        first_batch_seconds: time that it waited for the first batch: threads start, and once per
             process compiled code is loaded.
-        threads: of a Loader.
-        plan_seconds: of all threads together: looking up where samples are, and opening shards.
-        read_seconds: as before: waiting for reads past the page cache, and announcing others.
-        copy_seconds: as before: copying, and reading through the page cache; with
-            verify_checksums=True, also reading past it, and hashing.
-        stage_seconds: as before: waiting for copies to a device to end, and starting them.
+        threads: number of threads of a Loader.
+        plan_seconds: time of all threads together for looking up where samples are, and opening
+            shards.
+        read_seconds: as before, for waiting for reads past the page cache, and announcing others.
+        copy_seconds: as before, for copying, and reading through the page cache; with
+            verify_checksums=True, also for reading past it, and hashing.
+        stage_seconds: as before, for waiting for copies to a device to end, and starting them.
         deliver_seconds: the part of `waited_seconds` in which the batch was there, and its tensors
             were made: on a CPU, relations, and floats of quantized features.
-        cached_share: share of the bytes of images, masks and feature rows that were in the page
+        cached_share: fraction of the bytes of images, masks and feature rows that were in the page
             cache.
-        disk_bytes: the others: they came from the disk.
-        disk_seconds: how long at least one thread read from the disk. Through the page cache, the
-            copy of what was read counts as well.
-        reads_in_flight: requests past the page cache that the disk had at once, averaged over
-            `disk_seconds`; an upper bound, because requests made together count until the last of
-            them is done.
-        ready: batches that were complete when the consumer asked for one, on average.
-        cache_hits: shards, and parts of features, that were in the cache when they were opened, of
-            a pack that is read through one. These four count what this process does with the pack
-            meanwhile, other readers of it included.
-        cache_misses: shards, and parts of features, that had to be fetched.
+        disk_bytes: number of the other bytes, which came from the disk.
+        disk_seconds: time in which at least one thread read from the disk. Through the page cache,
+            the copy of what was read counts as well.
+        reads_in_flight: number of requests past the page cache that the disk had at once, averaged
+            over `disk_seconds`; an upper bound, because requests made together count until the last
+            of them is done.
+        ready: number of batches that were complete when the consumer asked for one, on average.
+        cache_hits: number of shards, and parts of features, that were in the cache when they were
+            opened, of a pack that is read through one. These four count what this process does with
+            the pack meanwhile, other readers of it included.
+        cache_misses: number of shards, and parts of features, that had to be fetched.
         fetched_bytes: bytes that were fetched.
-        requests: to the object store, which it may charge for.
-        fetch_seconds: how long the next batch waited for its shards to be fetched or opened.
+        requests: number of requests to the object store, which it may charge for.
+        fetch_seconds: time that the next batch waited for its shards to be fetched or opened.
 
     Examples:
         >>> with sa1bpack.Loader(sa1bpack.open("packed"), batch_size=2) as loader:
@@ -235,9 +239,10 @@ class Read(NamedTuple):
     Attributes:
         begin, end: seconds of `time.perf_counter`.
         cached: bytes that were in the page cache.
-        past: bytes read past it.
-        through: bytes announced to the system, which the copy that follows reads through it.
-        requests: made at once, past the page cache.
+        past: bytes that were read past it.
+        through: bytes that were announced to the system, which the copy that follows reads through
+            it.
+        requests: number of requests that were made at once, past the page cache.
     """
 
     begin: float
@@ -297,9 +302,9 @@ class EpochCounts:
     Threads call `worked` and the consumer calls `took`; `stats` may be called by any thread.
 
     Attributes:
-        threads: of a Loader; None: nothing is known but what the consumer waited for.
+        threads: number of threads of a Loader; None: only what the consumer waited for is known.
         reads_known: it is known where bytes come from.
-        fetch_seconds: how long batches waited for their shards, by the one thread that plans.
+        fetch_seconds: time that batches waited for their shards, by the one thread that plans.
     """
 
     def __init__(self, epoch: int, begun: float, clock: Callable[[], float] = time.perf_counter):
@@ -328,8 +333,8 @@ class EpochCounts:
 
         Args:
             kind: "plan", "copy", "stage", or "deliver", which is a part of a wait.
-            begin: seconds of the clock.
-            reads: of a copy: parts of its time.
+            begin: start of the work, in seconds of the clock.
+            reads: for a copy, what was read in it.
         """
         self._records.append((kind, begin, self.clock(), reads))
 
@@ -339,9 +344,10 @@ class EpochCounts:
         """Note that the consumer has a batch now, for which it has waited since `begin`.
 
         Args:
-            samples: 0 if none of the batch remained.
+            samples: number of samples; 0 if none of the batch remained.
             nbytes: bytes of the batch.
-            ready: batches that were complete when it asked; None if that is not known.
+            ready: number of batches that were complete when it was asked for; None if that is not
+                known.
         """
         self._last = end = self.clock()
         self._records.append(("wait", begin, end, (), samples, nbytes, dropped, ready))

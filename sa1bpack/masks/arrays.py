@@ -33,13 +33,16 @@ def check_array(
     """Check that an argument is an array of a dtype and a shape.
 
     Args:
-        dtype: its name, which is the same in numpy and torch, or several, "float32 or float64".
-        shape: a letter stands for any length, "..." at its start for any number of axes.
+        name: name of the argument, for the message.
+        array: the argument.
+        dtype: name of the dtype, which is the same in numpy and torch, or several: "float32 or
+            float64".
+        shape: the shape; a letter stands for any length, "..." at its start for any number of axes.
         what: text after dtype and shape in the message.
         kind: np.ndarray or torch.Tensor.
 
     Raises:
-        OptionError: it is not; the message has the dtype and shape found.
+        OptionError: the array is another; the message has the dtype and shape found.
     """
     found = f"a {type(array).__qualname__}, no {kind.__module__}.{kind.__qualname__}"
     if isinstance(array, kind):
@@ -64,8 +67,8 @@ def checked_parts(
     The first offset need not be 0: a slice of a larger offset array is allowed.
 
     Args:
-        names: of the two, for the message.
-        values: `dtype` (r,).
+        names: names of the two, for the message.
+        values: `dtype` (r,), the parts, one after the other.
         offset: int64 (n + 1,), non-decreasing and within 0 to r.
 
     Raises:

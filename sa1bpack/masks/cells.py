@@ -72,10 +72,13 @@ _TOP = np.uint64(56)
 
 @njit
 def _unpack_row(line, columns, words, cells, out):
-    """Unpack the first `columns` cells of a row of bits into `out`. Returns how many are set.
+    """Unpack the first `columns` cells of a row of bits into `out`.
 
     Args:
         words, cells: scratch for one row, uint64 and the same memory as uint8.
+
+    Returns:
+        Number of cells that are set.
     """
     count = np.uint64(0)
     whole = columns >> 3
@@ -106,10 +109,10 @@ def fill_cells(bits, places, keep, out, counts):
 
     Args:
         bits: uint8 (n, h, ceil(w / 8)), C-contiguous, lowest bit first.
-        places: int64 (n,), where each mask goes, 0 to len(out) - 1.
+        places: int64 (n,), row of `out` for each mask, 0 to len(out) - 1.
         keep: rows and columns, 0 to h and 0 to w: cells beyond them become 0.
         out: uint8 (k, h, w), C-contiguous; the masks at `places` are overwritten completely.
-        counts: int64 (k,); gets the number of cells of each mask, at its place.
+        counts: int64 (k,), out: the number of cells of each mask, at its place.
     """
     words = np.empty(bits.shape[2], np.uint64)
     cells = words.view(np.uint8)
@@ -165,7 +168,7 @@ def take_affine(masks, packed, places, steps, visible, out, counts):
         steps: int64 (2, 3): cell (i, j) of the output is the cell of the grid at x and y, which are
             [..., 0] j + [..., 1] i + [..., 2] in units of 2**-32 cells; the nearest one if that is
             outside.
-        visible: bool (h, w): False makes a cell of the output 0.
+        visible: bool (h, w): cells of the output that are not visible are 0.
     """
     for m in range(len(places)):
         mask, grid = out[places[m]], masks[m]

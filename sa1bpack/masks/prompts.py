@@ -113,13 +113,14 @@ def _nth_on_rim(number, rows, top, bottom):
 def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, pixels):
     """Count the pixels of a region, and find some of them; see `find_pixels`.
 
-    Returns int64 (n,), the counts.
-
     Args:
-        size: H, W.
+        size: (H, W).
         region: index in REGIONS.
         boxes: int64 (n, 4) or (0, 4) for the complete image.
-        pixels: int64 (n, k, 2), written.
+        pixels: int64 (n, k, 2), out: x and y.
+
+    Returns:
+        int64 (n,), the counts.
     """
     height, width = np.int64(size[0]), np.int64(size[1])
     count = np.zeros(len(run_offset) - 1, np.int64)

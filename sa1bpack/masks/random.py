@@ -24,7 +24,7 @@ def words(seed: int, epoch: int, ids: np.ndarray, draw: int, n: int) -> np.ndarr
 
     Args:
         seed, epoch, draw: 0 to 2**64 - 1; `draw` distinguishes the uses of one id in one epoch.
-        ids: int64 (k,), of images or masks; any value.
+        ids: int64 (k,), ids of images or masks; any value.
         n: the number of words per id.
 
     Returns:

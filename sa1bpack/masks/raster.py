@@ -41,8 +41,8 @@ class Axis(NamedTuple):
         cells: number of cells.
         pixel: P, 1 to 2**22.
         cell: D, 1 to 2**31 - 1.
-        start: O, absolute value below 2**43; of the lower end, mirrored or not.
-        mirrored: whether cell 0 is at the higher end.
+        start: O, absolute value below 2**43; for the lower end, mirrored or not.
+        mirrored: cell 0 is at the higher end.
     """
 
     pixels: int
@@ -89,8 +89,8 @@ class AreaGrid(NamedTuple):
         edge_row: int32 (H + 1,), the cell row that contains edge y (that at the end: their number).
         edge_below: int32 (H + 1,), how much of that cell row is below the edge, 1 to D.
         column_cell: int32 (W,), the first cell column that source column x overlaps.
-        column_part: int32 (W,), by how much.
-        column_rest: int32 (W,), by how much it overlaps the following cell columns.
+        column_part: int32 (W,), how much of source column x that is.
+        column_rest: int32 (W,), how much of source column x the following cell columns overlap.
         block_begin: int64 (blocks + 1,), the first source column that overlaps cell column 8·b.
         block_end: int64 (blocks,), the first source column right of cell column 8·b + 7.
     """

@@ -192,9 +192,10 @@ class Relations(Derived):
         """Made by `relate`, `relate_runs` and `relate_bits`.
 
         Args:
-            run_ends, run_offset: of `check_image_runs`, along columns or, `by_rows`, along rows.
-            length: pixels of such a line.
-            share, neighbors: of `check_rule`.
+            run_ends, run_offset: runs that `check_image_runs` returned, along columns or, with
+                `by_rows`, along rows.
+            length: pixels of such a column or row.
+            share, neighbors: values that `check_rule` returned.
         """
         masks = len(run_offset) - 1
         self._length, self._by_rows = np.int64(length), by_rows
@@ -262,8 +263,8 @@ def relate_runs(
         run_ends: int32 (r,), see `parse_counts`.
         run_offset: int64 (m + 1,).
         height, width: of the source image, in pixels.
-        share: of its area, by which a mask lies in its parent; above 0, at most 1.
-        neighbors: 8 or 4, which pixels touch.
+        share: fraction of its area by which a mask lies in its parent; above 0, at most 1.
+        neighbors: 8 or 4, number of neighbours of a pixel, which decides what touches.
 
     Raises:
         MaskError: the image is too large, or a mask's run ends decrease or do not end with its
@@ -409,7 +410,8 @@ def _foreground(run_ends, run_offset, height, stretches, offset, boxes):
     """Write the foreground stretches of every mask, without empty ones, and the box around each.
 
     Args:
-        run_ends, run_offset: checked, as in `check_image_runs`.
+        run_ends, run_offset: runs that `check_image_runs` has checked.
+        height: height of the image in pixels.
         stretches: int64 (s, 2), out: first position, and one past the last; s is large enough.
         offset: int64 (m + 1,), out: where the stretches of each mask begin.
         boxes: int64 (m, 4), out: x0, y0, x1, y1, ends exclusive; zeros for an empty mask.
@@ -468,13 +470,13 @@ def _intersect_runs(stretches, offset, boxes, out):
 
 @njit
 def _touch_runs(stretches, offset, boxes, common, height, corners, out):
-    """Tell which masks without a common pixel have pixels that are neighbours: bool (m, m).
+    """Write which masks without a common pixel have pixels that are neighbours.
 
     Args:
-        stretches, offset, boxes: of `_foreground`.
-        common: int64 (m, m), of `_intersect_runs`.
-        height: of the image.
-        corners: whether pixels that share only a corner are neighbours (8), or not (4).
+        stretches, offset, boxes: as `_foreground` writes them.
+        common: int64 (m, m), as `_intersect_runs` writes it.
+        height: height of the image in pixels.
+        corners: pixels that share only a corner are neighbours (8), or not (4).
         out: bool (m, m).
     """
     # Stretches and the pixels above and below them: at an edge of the image there are none, and

@@ -106,7 +106,9 @@ def passes(
     """Return bool (n,): the masks that pass every threshold of a rule.
 
     Args:
-        pixels: of the source image, or int64 (n,) of that of each mask.
+        rule: thresholds and cap.
+        area, predicted_iou, stability_score: (n,), numbers of the masks; areas in source pixels.
+        pixels: number of pixels of the source image; or int64 (n,), that of each mask's image.
     """
     found = area >= rule.min_area
     if rule.max_area_frac is not None:
@@ -156,12 +158,13 @@ def select_masks(
 def left_out_text(options: Mapping[str, Any], counts: Mapping[str, int], masks: int) -> str:
     """The number of masks that a pack does not hold, and the options that left them out, as text.
 
-    As in "172 of 2,027 left out by --max-masks 100"; empty if all are stored.
+    It reads "172 of 2,027 left out by --max-masks 100", and is empty if all are stored.
 
     Args:
-        options: as a manifest records them; of several packs, those that they share.
-        counts: of a manifest: "annotations" is the number of masks in the records of its images.
-        masks: masks that are stored.
+        options: options as a manifest records them; of several packs, those that they share.
+        counts: counts of a manifest: "annotations" is the number of masks in the records of its
+            images.
+        masks: number of masks that are stored.
     """
     if (total := counts["annotations"]) == masks:
         return ""

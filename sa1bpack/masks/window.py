@@ -39,7 +39,8 @@ def window_map(x0: float, y0: float, x1: float, y1: float, size: tuple[int, int]
 
     Args:
         x0, y0: source coordinates of the output's top left corner.
-        x1, y1: those of its bottom right corner; x1 < x0 mirrors horizontally, y1 < y0 vertically.
+        x1, y1: source coordinates of its bottom right corner; x1 < x0 mirrors horizontally, y1 < y0
+            vertically.
         size: (h, w), cells of the output.
 
     Returns:
@@ -130,11 +131,12 @@ def _count_column(ends, height, box, at, step, level, hits):
 
     Adjacent points mostly lie in the same run, so the last run is remembered.
 
-    Returns the first cell that was examined and the one after the last.
-
     Args:
         at, step: x and y of the first point and the steps down the column, in units of 2**-FRACTION
             source pixels.
+
+    Returns:
+        The first cell that was examined, and the one after the last.
     """
     x0, y0, x1, y1 = box
     x, y, x_step, y_step = at[0], at[1], step[0], step[1]
@@ -159,11 +161,11 @@ def _draw_affine(run_ends, run_offset, height, steps, level, columns, out):
 
     Args:
         run_ends, run_offset: checked, see `parse_counts`.
-        height: of the source.
+        height: height of the source image.
         steps: int64 (2, 3), see `draw_map`.
         level: a cell has 2**level sample points along each side, and is set if at least half of
             them are foreground.
-        columns: w.
+        columns: w, cells per row.
         out: uint8 (n, h, ceil(w / 8)), overwritten completely.
     """
     height = np.int64(height)
@@ -253,7 +255,9 @@ def draw_map(
 
     Args:
         image: its run_ends, run_offset, height and width.
-        upright: whether the map is; if not, it is drawn at its sample points, whatever it does.
+        affine, size, sampling, out: see `draw_window`.
+        upright: the map is upright; if it is not, it is drawn at its sample points, whatever it
+            does.
     """
     run_ends, run_offset, height, width = image
     rows, columns = size

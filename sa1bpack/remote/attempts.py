@@ -24,8 +24,8 @@ class Attempts:
     def __init__(self, address: object, most: int, on_wait: OnWait = None):
         """
         Args:
-            address: of the file, for messages.
-            most: attempts in a row, without progress.
+            address: address of the file, for messages.
+            most: number of attempts in a row, without progress.
             on_wait: called with a line for the user when attempts fail for longer than a moment.
         """
         self._address, self._most, self._on_wait = address, most, on_wait
@@ -34,12 +34,16 @@ class Attempts:
     def failed(
         self, kind: type[Exception], why: str, position: int = 0, asked: float = 0.0
     ) -> float:
-        """Count a failure; returns the seconds to wait, or raises an error after the last attempt.
+        """Count a failure, and raise an error after the last attempt.
 
         Args:
-            kind: class of that error.
-            position: bytes that were read before it.
+            kind: class of the error.
+            why: what failed, for the message.
+            position: bytes that were read before the failure.
             asked: seconds that the server asks to wait.
+
+        Returns:
+            Seconds to wait before the next attempt.
         """
         if position >= self._failed_at + PROGRESS_BYTES:
             self._failures = 0

@@ -108,18 +108,22 @@ class Bucket(Origin):
     """A folder of a bucket, or a bucket.
 
     Attributes:
-        url: of the folder, without credentials.
-        prefix: of the keys of its objects.
+        url: URL of the folder, without credentials.
+        prefix: prefix of the keys of its objects.
     """
 
     forks = False
 
     def __init__(self, url: str, store: Any = None, attempts: int = TRIES, on_wait: OnWait = None):
-        """Raises as `open_store` does.
+        """Open a folder of a bucket.
 
         Args:
-            store: of the bucket; None: a new one.
+            url: URL of the folder.
+            store: store of the bucket; None: a new one.
             attempts, on_wait: as for Attempts, at each request.
+
+        Raises:
+            Whatever `open_store` raises.
         """
         super().__init__(url)
         scheme, _, rest = url.partition("://")
@@ -169,10 +173,13 @@ class Bucket(Origin):
     async def _tried(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
         """The result of a request for a path in the folder; it is repeated where that may help.
 
-        Raises FileNotFoundError for what is not there, EndsEarly, StoreError.
-
         Args:
+            path: path in the folder.
             request: called with the key.
+
+        Raises:
+            FileNotFoundError: the object does not exist.
+            EndsEarly, StoreError: the request failed.
         """
         address = shown(f"{self.url}/{path}")
         attempts = Attempts(address, self._attempts, self._on_wait)
@@ -273,11 +280,12 @@ class Bucket(Origin):
     def put(self, objects: Mapping[str, tuple[bytes | Path, str]]) -> None:
         """Write objects, several at once, in parts if they are large, and read them back.
 
-        Raises StoreError if that fails, or other bytes come back, several times; then every later
-        request fails, too.
-
         Args:
             objects: path in the folder → its bytes, and their XXH3-128.
+
+        Raises:
+            StoreError: writing fails, or other bytes come back, several times; then every later
+                request fails, too.
         """
         with ThreadPoolExecutor(AT_ONCE, "sa1bpack-put") as pool:
             try:

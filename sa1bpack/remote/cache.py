@@ -107,10 +107,13 @@ class Cache:
     def __init__(self, root: Path, limit: int | None = None):
         """Open the folder, or make it; remove what killed processes left.
 
-        Raises OSError.
-
         Args:
-            limit: None: that of who opened it last, or four fifths of the free disk.
+            root: the folder.
+            limit: bytes that it may take. None: the limit with which it was opened last, or four
+                fifths of the free disk.
+
+        Raises:
+            OSError: the folder cannot be opened or made.
         """
         self.root = root.absolute()
         for kind in _KINDS:
@@ -161,12 +164,18 @@ class Cache:
         """A folder in use, fetched if it is not here, by one process and thread of those that ask.
 
         A thread of its own fetches, so that a signal, which raises in the main thread, interrupts
-        no more than the wait for it. Raises what `fetch` raises, CacheFull, StoreError, OSError.
+        no more than the wait for it.
 
         Args:
-            nbytes: that it takes.
+            name: name of the folder.
+            nbytes: bytes that it takes.
             fetch: makes the folder.
-            is_sound: whether one that is here is complete and undamaged.
+            is_sound: True if a folder that is here is complete and undamaged.
+
+        Raises:
+            CacheFull: there is no room.
+            StoreError, OSError: fetching failed.
+            Whatever `fetch` raises.
         """
         outcome: Future[None]
 
@@ -291,10 +300,13 @@ class Cache:
                     yield Lock(path, create=False)
 
     def _remove(self, lock: Lock, only_begun: bool = False) -> int:
-        """Remove a folder that nobody uses or fetches; returns its bytes.
+        """Remove a folder that nobody uses or fetches.
 
         Args:
-            only_begun: no complete one.
+            only_begun: remove it only if it is not complete.
+
+        Returns:
+            Bytes of the folder.
         """
         folder = lock.path.with_suffix("")
         with lock:

@@ -64,9 +64,9 @@ class Origin:
     be reached, refuses, or returns fewer bytes than asked for: EndsEarly if the file has no more.
 
     Attributes:
-        url: of the folder, without credentials.
-        forks: whether it can be read in a child that was forked.
-        counts: of what was fetched, and of hits and misses.
+        url: URL of the folder, without credentials.
+        forks: it can be read in a child that was forked.
+        counts: counts of what was fetched, and of hits and misses.
     """
 
     forks = True
@@ -138,13 +138,15 @@ def fetch_group(
 ) -> None:
     """Fetch a shard, or a part of a feature, into a folder that is being made.
 
-    Raises StoreError, also if the origin has something else there by now; FormatError naming what
-    is damaged in the origin; OSError if the disk fails.
-
     Args:
-        path: in the origin.
+        path: path in the origin.
         digest: XXH3-128 of its checksum file.
-        arrays: that it has, each with its number of rows.
+        arrays: arrays that it has, each with its number of rows.
+
+    Raises:
+        StoreError: the origin cannot be read, or has something else there by now.
+        FormatError: the origin is damaged; the message names what.
+        OSError: the disk fails.
     """
     try:
         fetch_files(origin, path, folder, {CHECKSUMS_NAME: (None, digest)})
@@ -200,11 +202,13 @@ def changed(origin: Origin, path: str) -> StoreError:
 def fetch_files(origin: Origin, path: str, folder: Path, files: Files) -> None:
     """Fetch files into a folder that is being made, AT_ONCE of them, or of their ranges, at once.
 
-    Raises FormatError naming a file that does not have its digest, or is missing; StoreError,
-    OSError.
-
     Args:
-        path: of the folder in the origin.
+        path: path of the folder in the origin.
+
+    Raises:
+        FormatError: a file is missing, or does not have its digest; the message names it.
+        StoreError: the origin cannot be read.
+        OSError: the disk fails.
     """
     for _ in range(TRIES):
         for name in files:

@@ -110,7 +110,7 @@ class _Brought:
 
         Args:
             path, digest, arrays: as in `fetch_group`.
-            name: of its folder in the cache, without the digest.
+            name: name of its folder in the cache, without the digest.
             link: path of the link in this folder.
         """
         name = f"shards/{name}-{digest}"
@@ -195,13 +195,18 @@ def _link(link: Path, folder: Path) -> None:
 def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
     """A pack through the cache in a folder: manifest and index as they are now.
 
-    Raises NotAPack if there is no pack, FormatError if it is damaged or being written, OptionError,
-    StoreError, CacheFull, OSError.
-
     Args:
-        url: as `pack_url` spells it.
-        limit: of the cache in bytes; None: that of who opened it last, or four fifths of the free
-            disk.
+        url: URL of the pack, as `pack_url` spells it.
+        folder: folder of the cache.
+        limit: bytes that the cache may take; None: the limit with which it was opened last, or four
+            fifths of the free disk.
+
+    Raises:
+        NotAPack: there is no pack.
+        FormatError: the pack is damaged, or is being written.
+        OptionError: a value that cannot be used.
+        CacheFull: there is no room in the cache.
+        StoreError, OSError: the object store or the disk fails.
     """
     cache, origin = Cache(folder, limit), open_origin(url)
     for _ in range(TRIES - 1):

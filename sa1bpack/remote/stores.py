@@ -42,12 +42,13 @@ _CREDENTIALS_FOR = timedelta(minutes=5)
 def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
     """The obstore store of a bucket, "s3" or "gs".
 
-    Raises MissingPackage without the packages of the extra `cloud`, and OptionError if no
-    credentials are found.
-
     Args:
-        retries: how often the library repeats a request by itself: after 5xx, a refused connection,
-            or a body that breaks off. 0: never.
+        retries: number of times that the library repeats a request by itself: after 5xx, a refused
+            connection, or a body that breaks off. 0: never.
+
+    Raises:
+        MissingPackage: the packages of the extra `cloud` are not installed.
+        OptionError: no credentials are found.
     """
     stores = package("obstore.store")
     options = {
@@ -159,8 +160,8 @@ def final_error(error: Exception, address: str) -> Exception | None:
     """The error for what does not pass by itself; None for what may be tried again.
 
     Args:
-        error: of the library; a ValueError is one of a key or a date that it does not take.
-        address: URL of the object.
+        error: error of the library; a ValueError is one of a key or a date that it does not take.
+        address: URL of the object, for the message.
     """
     text, said, status = error_text(error), library_text(error), status_of(error)
     if any(word in said for word in _EXPIRED):

@@ -189,12 +189,17 @@ def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
 
     Of shards, all but the bytes of the large arrays. Objects of shards that are not complete are
     removed: their upload was killed. Shards of the working folder that were uploaded, and are not
-    in the bucket any more, are removed as well. Returns the bucket's manifest, if it has one.
-
-    Raises OutputRefused if the bucket's folder is not that of a pack, and as UploadedState does.
+    in the bucket any more, are removed as well.
 
     Args:
         fresh: nothing is in the working folder yet.
+
+    Returns:
+        The bucket's manifest; None if it has none.
+
+    Raises:
+        OutputRefused: the bucket's folder is not that of a pack.
+        Whatever UploadedState raises.
     """
     keys = bucket.files()
     tops = {key.partition("/")[0] for key in keys}

@@ -110,8 +110,8 @@ class WebFile:
     ):
         """
         Args:
-            digest: returns the hex XXH3-128 of all bytes that `read` has returned. Without it, a
-                server without ranges cannot be continued from.
+            digest: returns the hex XXH3-128 of all bytes that `read` has returned. Without it,
+                reading cannot continue from a server without ranges.
             stop: read no further than this byte.
             attempts, on_wait: as for Attempts.
         """

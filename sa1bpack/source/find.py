@@ -71,15 +71,17 @@ def find_sources(
     source and must hold `.jpg`, `.jpeg` or `.json` files at some depth; one that holds none, but
     tars, stands for these. A path matched by several patterns counts once.
 
-    Raises OptionError for a URL that cannot be used, or a bucket without credentials;
-    MissingPackage for a bucket without the extra `cloud`; SourceError if a pattern matches nothing,
-    if a file or folder is of no known kind or cannot be read, and if two sources share a name
-    (their shards would, too). Of URLs nothing is asked for, except for the names that match a
-    pattern.
+    URLs are not requested, except for the names that match a pattern.
 
     Args:
         links: tars at these addresses as well; patterns may then be URLs too (of an object store
             also with `*`, `?` and `[...]`). None: URLs are refused.
+
+    Raises:
+        OptionError: a URL that cannot be used, or a bucket without credentials.
+        MissingPackage: a bucket without the extra `cloud`.
+        SourceError: a pattern matches nothing, a file or folder is of no known kind or cannot be
+            read, or two sources share a name (their shards would, too).
     """
     paths: dict[Path | str, Path | Address] = {}
     for address in links or ():

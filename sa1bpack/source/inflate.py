@@ -44,12 +44,12 @@ def remedy(path: object) -> str:
 class ByteStream:
     """The bytes of a file that is an uncompressed tar, read once, forward only.
 
-    A path is opened at once, the address of a URL with the first read. On the way the XXH3-128 of
-    the file is computed, and its md5 if asked for: that is slower than inflation, so it has a
+    A path is opened at once, the address of a URL with the first read. While it is read, its
+    XXH3-128 is computed, and its md5 if asked for: that is slower than inflation, so it has a
     thread of its own, which does nothing but compute, so waiting for it cannot hang.
 
     Attributes:
-        path: of the file.
+        path: path or address of the file.
         position: bytes of the tar that were returned or skipped.
         bytes_read: bytes of the file that were read.
         chunk: bytes of the tar that were read, and are not returned yet.

@@ -247,8 +247,8 @@ class PairReader(AbstractContextManager):
     ):
         """
         Args:
-            members: of the source; None: opened with these `options`, `md5` and `on_wait` of a
-                ByteStream.
+            members: members of the source; None: opened with these `options`, `md5` and `on_wait`
+                of a ByteStream.
         """
         self.source = source
         self.rejects: list[Reject] = []

@@ -74,13 +74,16 @@ def describe_kernels(device: torch.device | str) -> str:
 def launch(device: torch.device, kernel: str, *arguments: Any) -> Any:
     """Run a Triton kernel on a device.
 
-    Returns its result; None if it was not run: torch operations must do its work. The first time
-    that a kernel cannot be run, there is a KernelWarning. An error that earlier work on the device
-    caused, or that the memory does not suffice, is raised as it is.
+    The first time that a kernel cannot be run, there is a KernelWarning. An error that earlier work
+    on the device caused, and one for lack of memory, is raised as it is.
 
     Args:
         kernel: "module.function" of `sa1bpack.transforms.triton`.
-        arguments: of that function.
+        arguments: arguments of that function.
+
+    Returns:
+        The result of the function; None if the kernel was not run: torch operations must do its
+        work.
     """
     if kernel in failed or _without_triton(device) is not None:
         return None

@@ -65,10 +65,12 @@ Size = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
 def size_schedules(size: Size, mask_size: Size, side: int, cells: int) -> tuple[Schedule, Schedule]:
     """The schedules of the canvas and of the mask grid, (height, width) each, of a pipeline.
 
-    Raises OptionError for a value that cannot be used.
-
     Args:
-        side, cells: of the images and of the masks of a batch.
+        size, mask_size: as for `Pipeline`.
+        side, cells: sides of the images and of the grids of masks of a batch.
+
+    Raises:
+        OptionError: a value that cannot be used.
     """
     canvas = as_schedule("size", side if size is None else size)
     canvas = canvas.map(lambda each: check_sides("size", each, MAX_CANVAS))
@@ -134,9 +136,9 @@ def check_arrays(
     """Raise OptionError unless the arrays of a batch are those of the pipeline's dataset.
 
     Args:
-        spec: of the dataset; None if it has none. That of a batch without one is not checked.
-        side: of the images, uint8 (B, S, S, 3), or of planes (B, S * 3 / 2, S).
-        cells: of a side of the masks, bool or bits in uint8, if there are no runs.
+        spec: `spec` of the dataset; None if it has none. A batch without one is not checked for it.
+        side: side of the images, uint8 (B, S, S, 3), or of planes (B, S * 3 / 2, S).
+        cells: side of the masks, bool or bits in uint8, if there are no runs.
         spatial: name → (C, h, w) of the spatial features.
     """
     found = batch.get("spec")

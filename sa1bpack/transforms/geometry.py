@@ -172,7 +172,7 @@ class Frame:
     """The place of the stored images on the canvas.
 
     Attributes:
-        maps: from canvas to stored coordinates.
+        maps: maps from canvas to stored coordinates.
         extent: float64 (B, 2), x and y in canvas pixels: the image covers exactly the part of the
             canvas from the top left corner to here.
         canvas: (height, width) in pixels, the same for all images.
@@ -256,9 +256,9 @@ def image_region(
     """The cells of a grid over the canvas that show the image, for losses without the padding.
 
     Args:
-        batch: what a `Pipeline` returned.
-        size: of the grid: its side or (height, width) in cells, up to 16384. None: the pixels of
-            the canvas.
+        batch: a batch that a `Pipeline` returned.
+        size: size of the grid: its side or (height, width) in cells, up to 16384. None: the pixels
+            of the canvas.
 
     Returns:
         bool (B, h, w), made on the batch's device without waiting for it: the centre of the cell
@@ -293,7 +293,7 @@ def fit_frame(sizes: torch.Tensor, canvas: tuple[int, int]) -> Frame:
 
     Args:
         sizes: (B, 4), pixels: source height and width, stored height and width.
-        canvas: (height, width).
+        canvas: (height, width) in pixels.
     """
     stored = sizes[:, 2:].flip(1).double()
     sides = pair(canvas[1], canvas[0], stored.device)
@@ -308,12 +308,12 @@ def stored_to_source(sizes: torch.Tensor) -> AxisMaps:
 
 
 def source_to_grid(sizes: torch.Tensor, cells: int, fit: str) -> AxisMaps:
-    """From source coordinates to cells of a stored mask grid, by the rule of docs/format.md.
+    """The maps from source coordinates to cells of a stored mask grid, see docs/format.md.
 
     Args:
         sizes: see `fit_frame`.
-        cells: side of the grid.
-        fit: of the pack.
+        cells: side of the grid in cells.
+        fit: fit of the pack.
     """
     source = sizes[:, :2].flip(1).double()
     if fit != "squash":
@@ -324,12 +324,13 @@ def source_to_grid(sizes: torch.Tensor, cells: int, fit: str) -> AxisMaps:
 def fixed_steps(maps: AffineMaps, points: int = 1) -> torch.Tensor:
     """The places of the centres of cells in the source, in whole numbers.
 
-    Returns int64 (B, 2, 3) in units of 2**-FRACTION pixels, see `positions`. Maps that reach too
-    far or are not finite get arbitrary numbers.
-
     Args:
-        maps: from cells to source pixels.
-        points: sample points along each side of a cell; in place of the centre.
+        maps: maps from cells to source pixels.
+        points: sample points along each side of a cell, in place of its centre.
+
+    Returns:
+        int64 (B, 2, 3) in units of 2**-FRACTION pixels, see `positions`; arbitrary numbers for maps
+        that reach too far or are not finite.
     """
     offset = maps.offset + (maps.linear[:, :, 0] + maps.linear[:, :, 1]) * (0.5 / points)
     offset = offset.nan_to_num(_FAR).clamp(-_FAR, _FAR)
@@ -340,11 +341,15 @@ def fixed_steps(maps: AffineMaps, points: int = 1) -> torch.Tensor:
 def positions(
     steps: torch.Tensor, rows: tuple[int, int], width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and y of cells, int64 (B, rows, width) each, in units of 2**-FRACTION pixels.
+    """The x and y of cells, in units of 2**-FRACTION pixels.
 
     Args:
         steps: int64 (B, 2, 3): the position of cell (i, j) is [..., 0] j + [..., 1] i + [..., 2].
-        rows: the first and the one after the last.
+        rows: the first row, and the one after the last.
+        width: number of columns.
+
+    Returns:
+        Two int64 (B, rows, width) arrays, x and y.
     """
     j = torch.arange(width, device=steps.device)
     i = torch.arange(*rows, device=steps.device)[:, None]
@@ -360,16 +365,21 @@ def _fixed(value: torch.Tensor) -> torch.Tensor:
 def place_annotations(
     small: Mapping[str, torch.Tensor], owner: torch.Tensor, frame: Frame, coordinates: str
 ) -> dict[str, torch.Tensor]:
-    """Boxes and points of a batch on the canvas, for those of `bboxes` and `point_coords` it has.
-
-    Returns, of `boxes_xyxy`, float64 (T, 4): upright boxes around the moved ones, clipped to the
-    image (one that is outside has no width or no height); `point_coords`, float64 (T, 2); and
-    `point_inside`, bool (T,): the point is on the part of the canvas that the image covers.
+    """The boxes and points of a batch on the canvas.
 
     Args:
-        small: `sizes` of the batch, see `fit_frame`, `bboxes` and `point_coords`.
-        owner: int64 (T,), the sample of each mask.
-        coordinates: of the dataset: "source" or "stored".
+        small: `sizes` of the batch, see `fit_frame`, and `bboxes` and `point_coords` if it has
+            them.
+        owner: int64 (T,), sample of each mask.
+        frame: frame of the images.
+        coordinates: coordinates of the dataset: "source" or "stored".
+
+    Returns:
+        boxes_xyxy: float64 (T, 4), if there are boxes: upright boxes around the moved ones, clipped
+            to the image (one that is outside has no width or no height).
+        point_coords: float64 (T, 2), if there are points.
+        point_inside: bool (T,), with them: the point is on the part of the canvas that the image
+            covers.
     """
     found, to_canvas = {}, frame.maps.inverse().of(owner)
     sizes, limit = small["sizes"].double(), frame.extent[owner]
@@ -602,10 +612,10 @@ class RandomAffine(GeometricStep):
     ):
         """
         Args:
-            degrees: of the rotation, clockwise: a number of 0 to 180, for an angle uniform from
-                -degrees to degrees; or a range (low, high) of -180 to 180.
-            shear: in degrees as well, of vertical lines, clockwise before the rotation: a number of
-                0 to 60 or a range of -60 to 60.
+            degrees: angle of the rotation, clockwise: a number of 0 to 180, for an angle uniform
+                from -degrees to degrees; or a range (low, high) of -180 to 180.
+            shear: angle of vertical lines in degrees, clockwise before the rotation: a number of 0
+                to 60 or a range of -60 to 60.
 
         Raises:
             OptionError: a value that is out of range.

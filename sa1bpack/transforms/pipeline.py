@@ -144,16 +144,16 @@ class Pipeline:
                 None: as many pixels per cell as in the batch. Both sizes may change: `Steps`,
                 `Linear`, `Cosine`, `Function`, a list with one value per epoch (so a pair is a
                 tuple), or a function of the epoch; epoch and step are those of the batch.
-            dtype: of the images; a floating-point type.
-            mean, std: of R, G, B in 0 to 255; by default those of SAM.
+            dtype: type of the images, a floating-point type.
+            mean, std: mean and std of R, G, B in 0 to 255; by default those of SAM.
             min_area: cells that a mask must still have to be valid.
-            max_cover: the share of a valid mask's cells, 0 to 1, that larger ones which are left
-                may cover together; 0.8 is EdgeSAM's `mask_nms_thresh`. 1: any.
+            max_cover: fraction of a valid mask's cells, 0 to 1, that larger ones which are left may
+                cover together; 0.8 is EdgeSAM's `mask_nms_thresh`. 1: any.
             max_valid: at most this many masks of each image are valid, drawn from the valid ones by
                 (seed, epoch, annotation id). None: all.
             relations: names of relations of the resulting masks, or a `Relate`. Batches must have
                 masks or runs.
-            seed: 0 to 2**64 - 1.
+            seed: seed of the random steps, 0 to 2**64 - 1.
 
         Raises:
             OptionError: an invalid value.
@@ -211,10 +211,10 @@ class Pipeline:
         """Make training input from a batch.
 
         Args:
-            batch: tensors, all on one device; they are not changed. If `batch["spec"]` is present,
+            batch: tensors, all on one device; they are not changed. If there is a `batch["spec"]`,
                 it must be that of the pipeline's dataset.
-            epoch: for a batch without `batch["epoch"]`, as plain `Collate` makes them. Random steps
-                depend on it, and sizes may.
+            epoch: epoch of a batch without `batch["epoch"]`, as plain `Collate` makes them. Random
+                steps depend on it, and sizes may.
 
         Raises:
             OptionError: `batch` is not a batch of tensors, does not come from this dataset, or has
@@ -242,8 +242,10 @@ class Pipeline:
         """The result for a checked batch.
 
         Args:
-            small: its numbers per image and mask, all on the host if possible: what is made of them
-                is sent to the device of the batch.
+            small: numbers per image and mask of the batch, all on the host if possible: what is
+                made of them is sent to the device of the batch.
+            epoch: as in a call.
+            canvas, grid: (height, width) of the images in pixels, and of the masks in cells.
         """
         frame, colors, mix = geometry.fit_frame(small["sizes"], canvas), None, None
         for k, step in enumerate(self.steps):

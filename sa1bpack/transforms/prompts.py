@@ -88,14 +88,14 @@ class Prompts:
         Args:
             kinds: "point", "box" or "mask", or several with their probabilities, which are
                 divided by their sum.
-            points: k, points per mask.
+            points: k, number of points per mask.
             where: "random": uniformly from the mask's cells, with replacement; "interior": the
                 cell that is farthest from its edge, k times; "stored": SA-1B's point, where the
                 mask still has it, otherwise a random one.
             box_noise: move the edges of boxes as SAM does, in pixels of the canvas, see
                 `jitter_boxes`.
-            per: choose the kind for each "mask", or for each "image".
-            seed: 0 to 2**64 - 1.
+            per: "mask" or "image": choose the kind for each.
+            seed: seed of the prompts, 0 to 2**64 - 1.
 
         Raises:
             OptionError: an invalid value.
@@ -117,7 +117,7 @@ class Prompts:
         """Make the prompts of a batch.
 
         Args:
-            batch: what a `Pipeline` returned.
+            batch: a batch that a `Pipeline` returned.
             draw: 0 to 2**32 - 1, distinguishes several prompts for one mask in one epoch.
 
         Raises:
@@ -196,7 +196,7 @@ def sam_points(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Points and boxes of the prompts of a batch as points alone, as SAM 2's prompt encoder takes.
 
     Args:
-        batch: what `Prompts` returned.
+        batch: a batch that `Prompts` returned.
 
     Returns:
         points: float32 (..., k + 2, 2), less the 1/2 that the encoder adds: the corners of the box
@@ -292,12 +292,12 @@ def correction_clicks(
 def uniform_cells(masks: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cells of masks, drawn uniformly with replacement.
 
-    Returns int64 (T, k, 2), x and y, 0, 0 for a mask without cells; and bool (T,), whether it has
-    any.
-
     Args:
         masks: bool (T, h, w).
-        numbers: float64 (T, k), in [0, 1): cell number floor(number * count) in row-major order.
+        numbers: float64 (T, k) in [0, 1): cell number floor(number * count) in row-major order.
+
+    Returns:
+        int64 (T, k, 2), x and y, 0, 0 for a mask without cells; and bool (T,), True if it has any.
     """
     upto = count_along(masks, -1).cumsum(1)  # (T, h): cells in the rows up to and with this one
     count = upto[:, -1]
@@ -314,11 +314,12 @@ def uniform_cells(masks: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Ten
 def interior_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The cell of each mask that is farthest from a cell outside; beyond the border all is outside.
 
-    Returns int64 (T, 2), x and y, and int64 (T,), its squared distance in cells; 0 for an empty
-    mask. Of several cells, the first in row-major order.
-
     Args:
         masks: bool (T, h, w).
+
+    Returns:
+        int64 (T, 2), x and y, of several cells the first in row-major order; and int64 (T,), its
+        squared distance in cells, 0 for an empty mask.
     """
     width = masks.shape[2]
     if uses_compiled(masks.device):

@@ -13,13 +13,16 @@ from sa1bpack.masks.random import mixed, shifted
 def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
     """Random 64-bit words.
 
-    Returns int64 (k, n), the words' bit patterns, on the device of `ids`. Raises OptionError for a
-    number that is out of range.
-
     Args:
         seed, epoch, draw: 0 to 2**64 - 1; `draw` distinguishes the uses of one id in one epoch.
-        ids: int64 (k,), of images or masks; any value.
+        ids: int64 (k,), ids of images or masks; any value.
         n: the number of words per id.
+
+    Returns:
+        int64 (k, n), the words' bit patterns, on the device of `ids`.
+
+    Raises:
+        OptionError: a number is out of range.
     """
     return mixed(seed, epoch, ids, draw, torch.arange(1, n + 1, device=ids.device))
 

@@ -55,16 +55,18 @@ _NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,63}\Z")
 class SideSpec:
     """The rows of a feature.
 
-    Raises OptionError for a type and a shape that cannot be stored. Types of the fields are those
-    of the manifest's keys, which reading it checks.
+    Types of the fields are those of the manifest's keys, which reading it checks.
 
     Attributes:
-        name: its key in samples and batches: a letter, then at most 63 letters, digits and "_".
+        name: key in samples and batches: a letter, then at most 63 letters, digits and "_".
         axis: "sample": a row per image; "mask": a row per mask, in the order of the shard.
         dtype: one of SIDE_DTYPES, or a value of SCALED_DTYPES.
         row_shape: shape of a row: at most 8 sides of at least 1.
         spatial: rows are (C, h, w) over the canvas of the stored image: cell (i, j) covers the
             pixels from row i * S / h and column j * S / w on.
+
+    Raises:
+        OptionError: a type or a shape that cannot be stored.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME.pattern)]
@@ -207,14 +209,19 @@ def read_side_manifest(folder: Path) -> SideManifest:
 def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
     """Make the folder of a feature, complete but for its parts, unless it exists.
 
-    Any number of processes may do so at once: the first one wins. Returns the manifest that the
-    folder has. Raises OutputRefused if that is of another array or was made with something else
-    (MADE_WITH), or if the folder is not a feature; FormatError and OSError as `read_side_manifest`
-    does.
+    Any number of processes may do so at once: the first one wins.
 
     Args:
-        mark: begins its working name, for a process that later removes what it left when it was
-            killed.
+        mark: beginning of its working name, for a process that later removes what it left when it
+            was killed.
+
+    Returns:
+        The manifest that the folder has.
+
+    Raises:
+        OutputRefused: the manifest is that of another array, or of one made with something else
+            (MADE_WITH), or the folder is not a feature.
+        FormatError, OSError: as for `read_side_manifest`.
     """
     files.make_folder(folder.parent)
     if not folder.exists():
@@ -348,9 +355,9 @@ class ShardIdentity:
     """A shard of a pack, as a feature sees it.
 
     Attributes:
-        name: of the shard.
+        name: name of the shard.
         digest: XXH3-128 of its checksum file, 32 hexadecimal digits.
-        extent: its numbers of samples and masks.
+        extent: numbers of samples and masks.
     """
 
     name: str
@@ -381,8 +388,8 @@ class Coverage:
 
     Attributes:
         missing: shards without a part.
-        stale: of these, the shards of which it has a part for other bytes: they were packed again,
-            or repaired to other bytes.
+        stale: those of the missing shards for which there is a part for other bytes: they were
+            packed again, or repaired to other bytes.
         others: parts for shards that are not among those asked for, or have other bytes by now.
     """
 
@@ -439,13 +446,13 @@ def part_attributes(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SidePart:
-    """A part that was found sound.
+    """A part that has been checked.
 
     Attributes:
-        folder: its folder.
-        spec: SideSpec of the array.
+        folder: folder of the part.
+        spec: spec of the feature.
         values: (rows, *stored_shape), read-only memory map: a row per sample or mask of the shard.
-        samples: n, of the shard.
+        samples: n, number of samples of the shard.
     """
 
     folder: Path
@@ -477,14 +484,16 @@ class SidePart:
     ) -> np.ndarray:
         """The rows of one sample, copied from the file and compared with their checksum.
 
-        Raises FormatError if they are not what was written or the file is too short, OSError if it
-        cannot be read.
-
         Args:
             sample: row of the sample in the shard, which exists.
-            first, stop: its rows of `values`, which exist.
-            out: (stop - first, *stored_shape) to read into.
+            first, stop: first row of the sample in `values`, and the one after its last; they
+                exist.
+            out: (stop - first, *stored_shape) to read into; None: a new array.
             direct: read what is large past the page cache, where that is possible.
+
+        Raises:
+            FormatError: the bytes are not those that were written, or the file is too short.
+            OSError: the file cannot be read.
         """
         rows = read_rows(self.path, self.spec.values, first, stop, out, direct)
         checksums = f"{self.folder}/{CHECKSUM.chunk_path}"
@@ -501,11 +510,16 @@ class SidePart:
 def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False):
     """Open the part for a shard, checking everything that can be checked without reading its data.
 
-    Raises FormatError naming the file, what was found and what is expected; OSError.
-
     Args:
-        folder: of the feature.
+        folder: folder of the feature.
+        spec: spec of the feature.
+        shard: the shard that the part must be for.
         deep: check also the metadata of each array, on which no memory map depends.
+
+    Raises:
+        FormatError: the part is damaged; the message names the file, what was found and what is
+            expected.
+        OSError: a file cannot be read.
     """
     part = Path(folder) / shard.part
     if not part.is_dir():

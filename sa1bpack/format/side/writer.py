@@ -37,7 +37,7 @@ class PartWriter:
     A context manager that discards the part unless it was published. For one thread at a time.
 
     Attributes:
-        samples: how many samples have their rows.
+        samples: number of samples whose rows are in the part.
     """
 
     def __init__(
@@ -50,16 +50,19 @@ class PartWriter:
         counts: np.ndarray | None = None,
         step: int = 1,
     ):
-        """Continue the part that another process has left, if it may be, or begin it.
-
-        Raises OutputLocked if another process makes the same part; OutputRefused if the feature
-        has other rows; NotAPack, FormatError and OSError if its manifest cannot be read.
+        """Continue the part that another process has left, if that is possible, or begin it.
 
         Args:
-            folder: of the feature, which exists.
+            folder: folder of the feature, which exists.
             origin: what decides the rows; None if nobody can know, and nothing is continued.
-            counts: with `origin`: whole numbers (N,), the rows of each sample of the shard.
-            step: samples of a batch: whole ones are kept, so that those to come are the same.
+            counts: with `origin`, whole numbers (N,), the rows of each sample of the shard.
+            step: samples per batch: only complete batches are kept, so that those to come are the
+                same.
+
+        Raises:
+            OutputLocked: another process makes the same part.
+            OutputRefused: the feature has other rows.
+            NotAPack, FormatError, OSError: the manifest of the feature cannot be read.
         """
         self.spec, self.shard = spec, shard
         self.samples = rows = 0
@@ -123,12 +126,12 @@ class PartWriter:
     def append(self, rows: np.ndarray, counts: np.ndarray) -> None:
         """Append the rows of the next samples.
 
-        Raises OSError if the disk fails.
-
         Args:
             rows: (n, *stored_shape) of the stored type, C-contiguous; it may change afterwards.
-            counts: whole numbers (k,): how many of them each of the k samples has; 1 for a row per
-                sample.
+            counts: whole numbers (k,), the rows of each of the k samples; 1 for a row per sample.
+
+        Raises:
+            OSError: the disk fails.
         """
         data, checksums, first = files.byte_view(rows), np.empty(len(counts), "<u8"), 0
         for k, count in enumerate(counts):

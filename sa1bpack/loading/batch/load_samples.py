@@ -87,16 +87,16 @@ class Samples(NamedTuple):
     """The locations of n samples, with T kept masks and p arrays in large files: see IMAGE.
 
     Attributes:
-        local: int64 (n,): rows in their shards.
-        spans: int64 (n, 2): first byte and number of bytes of each image.
-        offsets: int64 (n + 1,): where each sample's masks begin in the following two.
-        mask_rows: int64 (T,): rows of the kept masks in their shards.
-        mask_spans: int64 (T, 2): rows of each mask in mask_bits, or in run_ends; -1 if those are
+        local: int64 (n,), rows in their shards.
+        spans: int64 (n, 2), first byte and number of bytes of each image.
+        offsets: int64 (n + 1,), where each sample's masks begin in the following two.
+        mask_rows: int64 (T,), rows of the kept masks in their shards.
+        mask_spans: int64 (T, 2), rows of each mask in mask_bits, or in run_ends; -1 if those are
             out of order.
-        sizes: int32 (n, 4): source height and width, stored height and width.
-        scales: float64 (n, 2): factors of x and y.
-        fields: int64 (n, f): addresses of the small arrays of masks.
-        files: int64 (n, p, 4): see MAP.
+        sizes: int32 (n, 4), source height and width, stored height and width.
+        scales: float64 (n, 2), factors of x and y.
+        fields: int64 (n, f), addresses of the small arrays of masks.
+        files: int64 (n, p, 4), see MAP.
     """
 
     local: np.ndarray
@@ -115,16 +115,16 @@ class Place(NamedTuple):
 
     Attributes:
         buffer: uint8 (n,).
-        how: images are put on their canvases: see `put.put_image`.
-        side: of a canvas, in pixels.
-        stored_side: of a stored canvas; 0 if images have none.
-        arrays: int64 (p, 6): see START.
-        fields: int64 (f, 4): where the region begins, columns, whether it is float, whether it is
+        how: how images are put on their canvases, see `put.put_image`.
+        side: side of a canvas in pixels.
+        stored_side: side of a stored canvas in pixels; 0 if images have none.
+        arrays: int64 (p, 6), see START.
+        fields: int64 (f, 4), where the region begins, columns, whether it is float, whether it is
             scaled.
         capacity: rows per sample of the regions of the fields; -1 if they are concatenated.
-        run_ends: int32 (r,): where runs go.
-        run_offset: int64 (m + 1,): where those of each mask begin in it, from the first mask of the
-            samples that are loaded.
+        run_ends: int32 (r,), out: the runs.
+        run_offset: int64 (m + 1,), where the runs of each mask begin in `run_ends`, from the first
+            mask of the samples that are loaded.
         status: int64 (B, p), out: 0, an errno, CUT_SHORT or BAD_SPANS.
     """
 
@@ -141,14 +141,15 @@ class Place(NamedTuple):
 
 
 class Means(NamedTuple):
-    """The means that a thread reads with.
+    """The memory and the counters that a thread reads with.
 
     Attributes:
-        context: of `disk.aio`; not used if no file is opened past the page cache.
-        scratch: uint8 (s,), its address a multiple of BLOCK.
-        counts: int64 (4,), out: see CACHED. What is in the page cache is judged by the last page of
-            each array of a sample.
-        spent: int64 (1,), out: nanoseconds until all was read that is read past the page cache.
+        context: context of `disk.aio`; not used if no file is opened past the page cache.
+        scratch: uint8 (s,), whose address is a multiple of BLOCK.
+        counts: int64 (4,), out: see CACHED. Whether an array of a sample is in the page cache is
+            judged by its last page.
+        spent: int64 (1,), out: nanoseconds until everything was read that is read past the page
+            cache.
     """
 
     context: int
@@ -158,12 +159,12 @@ class Means(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How samples are loaded; it is filled.
+    """The plan by which samples are loaded; an output.
 
     Attributes:
-        pieces: int64 (q, 6): see _OWNER.
-        requests: int64 (r, 5): of `disk.aio`.
-        owners: int64 (r,): the owner of each request.
+        pieces: int64 (q, 6), see _OWNER.
+        requests: int64 (r, 5), of `disk.aio`.
+        owners: int64 (r,), owner of each request.
     """
 
     pieces: np.ndarray
@@ -197,11 +198,12 @@ def _span(samples, arrays, k, c, n):
 def _list_pieces(samples, place, k, c, first_mask, pieces, n):
     """List the pieces of array c of sample k from piece n on; neighbours are one piece.
 
-    Returns (how many there are then, the end of the highest in the file), or (-1, 0) if one begins
-    before the file.
-
     Args:
-        first_mask: of the samples that are loaded: of `run_offset`.
+        first_mask: first mask of the samples that are loaded, at which `run_offset` begins.
+
+    Returns:
+        (number of pieces listed by then, end of the highest in the file), or (-1, 0) if one begins
+        before the file.
     """
     arrays = place.arrays
     start, stop, row = k, k + 1, k
@@ -253,15 +255,16 @@ def _block_ceil(position):
 def _plan_reads(plan, first, stop, files, straight, free, n):
     """Plan how the pieces of one array of a sample, not in memory, are read.
 
-    Returns (the address of what scratch memory is left, how many requests are made then).
-
     Args:
-        first, stop: its pieces; one that is read to its place past the page cache has no bytes left
-            to copy.
-        files: int64 (4,), of the array.
-        straight: its bytes go to their place as they are.
-        free: address of the scratch memory that is not taken.
-        n: requests that are made already.
+        first, stop: pieces of the array; one that is read to its place past the page cache has no
+            bytes left to copy.
+        files: int64 (4,), row of the array in `Samples.files`.
+        straight: the bytes go to their place as they are.
+        free: address of the scratch memory that is free.
+        n: number of requests made already.
+
+    Returns:
+        (address of the scratch memory that is still free, number of requests made by then).
     """
     pieces, requests = plan.pieces, plan.requests
     while first < stop:
@@ -311,10 +314,11 @@ def _read_ahead_fields(samples, place, k):
 def _plan(means, samples, place, first, stop, plan):
     """Plan samples `first` to `stop` of a batch.
 
-    Returns how many pieces and requests there are, and how many bytes of scratch memory they take.
-
     Args:
-        plan: out.
+        plan: out: the plan.
+
+    Returns:
+        Number of pieces and of requests, and bytes of scratch memory that they take.
     """
     arrays, pieces, counts = place.arrays, plan.pieces, means.counts
     counts[:] = 0

@@ -69,8 +69,6 @@ MaskSelect = str | Callable[[MaskColumns], np.ndarray]
 class MaskChoice:
     """At most `max_masks` masks of a sample, in their original order.
 
-    Raises OptionError for a value that cannot be used.
-
     Attributes:
         max_masks: None keeps all.
         mask_select: "largest": by area. "iou": by predicted IoU. "stability": by stability score.
@@ -80,9 +78,12 @@ class MaskChoice:
             not divisible by 3. A function of `MaskColumns` that returns a weight per mask, (m,):
             drawn without replacement, each time in proportion to the weights of those that are
             left; weights that are 0, negative or NaN come last, in random order.
-        seed: of what is drawn, 0 to 2**64 - 1: a function of (seed, epoch, image_id) and of the
-            sample's masks alone, not of the batch, the worker or the rank.
+        seed: seed of the random choice, 0 to 2**64 - 1, which is a function of (seed, epoch,
+            image_id) and of the sample's masks alone, not of the batch, the worker or the rank.
         pads: padded arrays always have `max_masks` rows per sample.
+
+    Raises:
+        OptionError: a value that cannot be used.
     """
 
     max_masks: int | None = None
@@ -113,11 +114,14 @@ class MaskChoice:
     def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
         """The masks of a sample to keep, for any values of the scores.
 
-        Returns int64 (max_masks,), ascending; None for all, if the sample has no more than that.
-
         Args:
-            sample: has the key of CHOICES, (masks, ...), and `image_id` for what is drawn; for a
-                function all fields that are numbers.
+            sample: has the key of CHOICES, (masks, ...), and for a random choice `image_id`; for a
+                function, all fields that are numbers.
+            masks: number of masks of the sample.
+            epoch: epoch that the batch belongs to.
+
+        Returns:
+            int64 (max_masks,), ascending; None for all, if the sample has no more than that.
         """
         if self.max_masks is None or masks <= self.max_masks:
             return None
@@ -140,14 +144,15 @@ class MaskChoice:
     def of_arrays(
         self, image_id: int, arrays: Mapping, rows: np.ndarray, scale: np.ndarray, epoch: int
     ) -> np.ndarray:
-        """The masks of a sample to keep, of those that are rows of arrays.
-
-        Returns int64 (min(max_masks, m),): the rows that are kept.
+        """The masks of a sample to keep, of those in some rows of arrays.
 
         Args:
             arrays: name → array of a shard, or of this sample.
-            rows: int64 (m,).
-            scale: float64 (2,), of x and y.
+            rows: int64 (m,), rows of the sample's masks.
+            scale: float64 (2,), factors of x and y.
+
+        Returns:
+            int64 (min(max_masks, m),), the rows to keep.
         """
         if self.max_masks is None or len(rows) <= self.max_masks:
             return rows
@@ -223,11 +228,11 @@ class MaskSchedule:
     """The MaskChoice of any epoch and step.
 
     Attributes:
-        max_masks: schedule of the most masks that are kept of a sample; None keeps all.
-        mask_select: schedule of which masks are kept.
+        max_masks: schedule of the most masks to keep of a sample; None keeps all.
+        mask_select: schedule of which masks to keep.
         seed, pads: as in MaskChoice.
         schedules: the options that change, by name.
-        unlimited: all masks are kept, always.
+        unlimited: all masks are always kept.
     """
 
     def __init__(self, max_masks: Any, mask_select: ScheduledSelect, seed: int, pads: bool):

@@ -90,7 +90,9 @@ def _put_rows(source, stride, rows, columns, target, target_stride, height):
     """Copy a plane's rows to the top left of a larger plane; zero to their right and below.
 
     Args:
-        source, target: addresses of uint8; strides are bytes.
+        source, target: addresses of uint8.
+        stride, target_stride: bytes from one row to the next.
+        rows: rows of the source.
         columns: bytes copied per row.
         height: rows of the target.
     """
@@ -124,9 +126,11 @@ def put_image(how, source, height, width, stride, rows, side, target):
 
     Args:
         how: RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV.
-        source: address of the image's own bytes.
+        source: address of the bytes of the image.
+        height, width: size of the image in pixels.
         stride: pixels of a stored row, padding included: `width`, or the side of a stored canvas.
         rows: stored rows, padding included.
+        side: side of the canvas in pixels.
         target: uint8, (side * side * 3,), or (side * side * 3 / 2,) for YUV_ON_CANVAS.
     """
     at = np.int64(target.ctypes.data)
@@ -183,7 +187,7 @@ def unpack_into(bits: np.ndarray, out: np.ndarray, rows: np.ndarray) -> None:
     Args:
         bits: uint8 (n, Sm, Sm / 8), C-contiguous, the lowest bit first.
         out: bool (k, Sm, Sm), C-contiguous.
-        rows: int64 (k,), the masks to unpack, each 0 to n - 1.
+        rows: int64 (k,), masks to unpack, each 0 to n - 1.
     """
     if len(out):
         words = out.reshape(len(out), -1).view(np.uint64)  # little-endian: byte j is cell j

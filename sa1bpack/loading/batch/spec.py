@@ -27,7 +27,7 @@ LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 
 @dataclass(frozen=True)
 class MaskLayout:
-    """Two independent values, which a public name joins.
+    """The layout of masks in a batch: two independent choices, which a public name joins.
 
     Attributes:
         name: one of LAYOUTS.
@@ -74,8 +74,8 @@ class Region(NamedTuple):
     """The place of an array of a batch in the buffer: first byte, shape, dtype, bytes.
 
     Attributes:
-        large: it begins at a multiple of a disk's block, and is not copied out of the buffer on a
-            CPU.
+        large: the region begins at a multiple of a disk's block, and is not copied out of the
+            buffer on a CPU.
     """
 
     start: int
@@ -102,13 +102,13 @@ class BatchSpec:
         layout: layout of the masks that the consumer gets.
         to_device: the buffer is copied to a device. Masks lie in it as concatenated bits, whatever
             the layout, and are laid out on the device: neither padding nor unpacked masks are sent.
-        to_rgb: the planes in the buffer become RGB on the device.
+        to_rgb: planes in the buffer become RGB on the device.
         relate: relations that are added to the batch; None: none.
-        features: of the dataset.
+        features: features of the dataset.
         as_bool: the buffer holds unpacked masks.
         pads_masks: masks in the buffer are padded; other fields may be, even if masks are not.
-        mask_bytes: bytes of a mask's bits.
-        arrays: the arrays of a shard whose addresses `load_samples` takes, in this order.
+        mask_bytes: bytes of the bits of one mask.
+        arrays: arrays of a shard whose addresses `load_samples` takes, in this order.
     """
 
     def __init__(
@@ -136,11 +136,13 @@ class BatchSpec:
         self.arrays = ("image", of_masks, *COPIED_ARRAYS)
 
     def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
-        """The regions of a batch with `total` masks, and their total bytes.
+        """The regions of a batch, and their total bytes.
 
         Args:
+            samples: number of samples.
             capacity: masks per sample in padded arrays.
-            runs: ends of runs, if the batch has runs.
+            total: number of masks.
+            runs: number of ends of runs, if the batch has runs.
         """
         grid, rows = self.masks.size, (samples, capacity) if self.layout.padded else (total,)
         entries = [

@@ -41,8 +41,9 @@ class Place:
     one: so threads need no lock, and what a late one notes here is lost.
 
     Attributes:
-        batches: of the iteration.
-        done: how many of them came out; None if a library took some and only it knows how many.
+        batches: batches of the iteration.
+        done: number of batches that came out; None if a library took some and only it knows how
+            many.
         ended: no further batch may come out.
     """
 
@@ -83,7 +84,7 @@ class OrderedBatches:
             both, those that torch.distributed has when an iteration begins, 0 of 1 if it is not
             initialized: so batches may be made before the process group is.
         drop_last: drop the samples at the end that do not fill a batch. By default, they are a
-            short one.
+            short batch.
         pad_last: fill the last batch with the epoch's first samples. `EpochBatches` has the exact
             rules.
         bucket_by: `Buckets` of the dataset, so that samples that are alike are in the same batch.
@@ -320,13 +321,16 @@ class OrderedBatches:
 
 
 def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
-    """Return epoch and samples of a state of the order that `own` identifies.
-
-    Raises OptionError if it is damaged, has another version, or belongs to another order, with
-    every difference.
+    """The epoch of a state, and how many of its samples are done.
 
     Args:
-        size: samples of an epoch.
+        state: the state, from a file that the user chose.
+        own: numbers and names that identify the order.
+        size: number of samples of an epoch.
+
+    Raises:
+        OptionError: the state is damaged, has another version, or belongs to another order; the
+            message has every difference.
     """
     saved = state.get("order") if isinstance(state, dict) else None
     known = isinstance(saved, dict) and set(state) == _STATE_KEYS

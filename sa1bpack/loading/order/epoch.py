@@ -41,9 +41,9 @@ class Buckets:
     emptiest, the next fullest beside the next emptiest, and so on.
 
     Attributes:
-        keys: (n,), what the samples of the dataset are sorted by.
-        counts: int32 (n,), their masks.
-        batches: the size of a window.
+        keys: (n,), values by which the samples of the dataset are sorted.
+        counts: int32 (n,), their numbers of masks.
+        batches: size of a window.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -60,7 +60,7 @@ class Buckets:
             ds: the dataset of the order.
             by: "mask_count", or "aspect": height / width of the stored image, and among equals the
                 mask count; or an array with one finite number per sample.
-            batches: the size of a window, 1 or more. A larger one wastes less, and mixes less.
+            batches: size of a window, 1 or more. A larger one wastes less, and mixes less.
 
         Raises:
             OptionError: a value that cannot be used.
@@ -95,7 +95,7 @@ class Buckets:
         """The positions of int64 (k,) samples of a batch, whose contiguous parts are then alike.
 
         Args:
-            word: random: decides which part is the fullest, if they are not equal.
+            word: random word: decides which part is the fullest, if they are not equal.
         """
         ranked = np.argsort(self.counts[samples], kind="stable")
         count = len(ranked)
@@ -129,9 +129,9 @@ class Cut:
     def __init__(self, sizes: Schedule, samples: int, drop_last: bool):
         """
         Args:
-            sizes: samples per batch.
-            samples: of an epoch.
-            drop_last: those that do not fill a batch are dropped.
+            sizes: schedule of samples per batch.
+            samples: number of samples of an epoch.
+            drop_last: drop those that do not fill a batch.
         """
         self.sizes, self._samples, self._drop_last = sizes, samples, drop_last
         self._before = [0]  # by step: samples before each change of the size, if batches are full
@@ -215,10 +215,12 @@ class EpochBatches:
 
     Attributes:
         order: the order of the samples.
-        batch_size: samples of a rank's part of a full batch: a number, or a Schedule; or None, and
-        global_batch_size: samples of a full batch, all ranks together, multiples of world_size.
+        batch_size: samples of a rank's part of a full batch: a number, or a Schedule; None with
+            `global_batch_size`.
+        global_batch_size: samples of a full batch, all ranks together, a multiple of world_size; or
+            a Schedule; None with `batch_size`.
         rank: 0 to world_size - 1.
-        world_size: ranks that share each batch.
+        world_size: number of ranks that share each batch.
         drop_last, pad_last: what becomes of samples that do not fill a batch.
         epoch: 0 or more.
         start: samples of this epoch that came before the first batch, 0 to len(order).

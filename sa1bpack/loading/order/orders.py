@@ -45,7 +45,7 @@ class Key:
     Attributes:
         seed: 0 to 2**64 - 1.
         epoch: 0 to 2**64 - 1.
-        fingerprint: of the data, 16 hexadecimal digits.
+        fingerprint: fingerprint of the data, 16 hexadecimal digits.
     """
 
     seed: int
@@ -101,7 +101,7 @@ def window_order(
         key: seed, epoch, fingerprint.
         bounds: int64 (k + 1,); shard i holds samples bounds[i] to bounds[i + 1].
         shards: (m,), the shards of the window.
-        number: of the window in the epoch.
+        number: number of the window in the epoch.
         block: neighbouring samples that stay together, at least 1.
 
     Returns:
@@ -135,8 +135,8 @@ def node_shuffle(key: Key, size: int, nodes: int) -> np.ndarray:
 
     Args:
         key: seed, epoch, fingerprint.
-        size: samples.
-        nodes: at least 1.
+        size: number of samples.
+        nodes: number of nodes, at least 1.
     """
     found, first = np.empty(size, np.uint32), 0
     for part in range(min(nodes, size)):
@@ -231,10 +231,11 @@ class Order(ABC):
 
     Attributes:
         kind: name of the rule.
-        size: samples in the dataset.
-        fingerprint: of the dataset.
-        seed: of a random order; None: nothing is random.
-        shards_at_once: how many shards are mixed at any time, by a node at least; None: not known.
+        size: number of samples in the dataset.
+        fingerprint: fingerprint of the dataset.
+        seed: seed of a random order; None: nothing is random.
+        shards_at_once: number of shards that are mixed at any time, by a node at least; None: not
+            known.
         arranges: whether `arranged` changes anything.
 
     Raises:

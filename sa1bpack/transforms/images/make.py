@@ -43,11 +43,11 @@ class Sampling:
 
     Attributes:
         images: uint8 (B, S, S, 3), S up to 16384.
-        stored: integers (B, 2): height and width of the stored images, and.
-        frame: of the images, both on one device, if possible the CPU: results are on its canvas,
-            (B, 3, H, W), zero outside the images.
-        normal: float32 (2, 3): mean and std of R, G, B; std above 0.
-        shrinks: no map reduces an image by a larger factor.
+        stored: integers (B, 2), height and width of the stored images.
+        frame: frame of the images, on one device with `stored`, if possible the CPU. Results are on
+            its canvas, (B, 3, H, W), zero outside the images.
+        normal: float32 (2, 3), mean and std of R, G, B; std above 0.
+        shrinks: the largest factor by which a map reduces an image.
     """
 
     images: torch.Tensor
@@ -65,10 +65,10 @@ class ImageMaker:
     """Makes the images of batches of a dataset: moved, normalised and cast.
 
     Attributes:
-        dtype: of the results, a floating-point type.
-        normal: float32 (2, 3): mean and std of R, G, B in 0 to 255.
-        side: s, of the stored canvas.
-        geometric: whether steps move the images.
+        dtype: type of the results, a floating-point type.
+        normal: float32 (2, 3), mean and std of R, G, B in 0 to 255.
+        side: S, side of the stored canvas in pixels.
+        geometric: steps move the images.
         shrinks: the largest factor by which they may reduce an image.
     """
 
@@ -89,9 +89,10 @@ class ImageMaker:
         """`dtype` (B, 3, H, W), normalised, zero outside the images.
 
         Args:
-            images: of the batch: RGB (B, S, S, 3) or planes (B, S * 3 / 2, S), uint8.
-            sizes: (B, 4) of the batch, on the device of the frame.
-            colors: a step that changes colours, with its random numbers.
+            images: uint8, the images of the batch: RGB (B, S, S, 3) or planes (B, S * 3 / 2, S).
+            sizes: (B, 4), sizes of the batch in pixels, on the device of the frame.
+            frame: frame of the images.
+            colors: a step that changes colours, and its random numbers; None: no step.
         """
         device, stored = images.device, sizes[:, 2:]
         compiled = backends.uses_compiled(device)
@@ -135,13 +136,14 @@ class ImageMaker:
     def move_spatial(self, rows: torch.Tensor, frame: Frame) -> torch.Tensor:
         """Move spatial rows with their images.
 
-        Returns (B, C, h', w') with as many pixels per cell as before, h' = H h / S rounded down and
-        at least 1; of the same type if that is a floating one, else float32. Zero outside the
-        stored canvas, and in cells that geometric steps left without image.
-
         Args:
-            rows: (B, C, h, w).
-            frame: of the images, on any device.
+            rows: (B, C, h, w), rows of a feature.
+            frame: frame of the images, on any device.
+
+        Returns:
+            (B, C, h', w') with as many pixels per cell as before, h' = H h / S rounded down and at
+            least 1; of the same type if that is a floating-point type, otherwise float32. Zero
+            outside the stored canvas, and in cells that geometric steps left without image.
         """
         canvas, side = frame.canvas, self.side
         kind = rows.dtype if rows.is_floating_point() else torch.float32
@@ -215,14 +217,15 @@ def resample(
 ) -> torch.Tensor:
     """Resample by axis-aligned maps.
 
-    Returns float32 (B, C, height, width). A pixel whose centre is outside the image is zero, unless
-    the filter reaches into the image.
-
     Args:
         images: (B, S, T, C), channels last; not read outside `stored`.
-        maps: from canvas to stored coordinates.
+        maps: maps from canvas to stored coordinates.
         stored: float64 (B, 2), x and y: width and height of the stored images in pixels.
-        canvas: (height, width) of the output.
+        canvas: (height, width) of the output in pixels.
+
+    Returns:
+        float32 (B, C, height, width). A pixel whose centre is outside the image is zero, unless the
+        filter reaches into the image.
     """
     samples, height, width, channels = images.shape
     x, y = maps.centers(*canvas)
@@ -240,13 +243,14 @@ def triangle_filter(
 ) -> torch.Tensor:
     """Weights of the input pixels of one axis for each of its output pixels.
 
-    Returns float32 (B, n, m). A row sums to 1, or is zero if the filter reaches no pixel.
-
     Args:
-        at: float64 (B, n): centres of the output pixels, in input pixels.
-        scale: float64 (B,): input pixels per output pixel, negative if mirrored.
-        length: float64 (B,): the end of the image.
-        count: m, input pixels; those from `length` on have no weight.
+        at: float64 (B, n), centres of the output pixels, in input pixels.
+        scale: float64 (B,), input pixels per output pixel, negative if mirrored.
+        length: float64 (B,), end of the image in input pixels.
+        count: m, number of input pixels; those from `length` on have no weight.
+
+    Returns:
+        float32 (B, n, m). A row sums to 1, or is zero if the filter reaches no pixel.
     """
     pixels = torch.arange(count, dtype=torch.float32, device=at.device)
     whole = at.floor()
@@ -279,14 +283,16 @@ def resample_affine(
 ) -> torch.Tensor:
     """Resample planes by maps that may rotate or shear.
 
-    Returns float32 (B, C, height, width), undefined outside the stored images.
-
     Args:
         planes: (B, S, T, C), channels last; not read outside `stored`.
         stored: integers (B, 2), height and width of the stored images.
         steps: int64 (B, 2, 3), see `geometry.positions`.
         support: float64 (B, 2), see `supports`, at most `most`.
-        canvas: (height, width) of the output.
+        canvas: (height, width) of the output in pixels.
+        most: upper limit of `support`.
+
+    Returns:
+        float32 (B, C, height, width), undefined outside the stored images.
     """
     samples, rows, columns, channels = planes.shape
     flat = planes.contiguous().view(-1, channels)

@@ -18,13 +18,14 @@ SAM_STD = (58.395, 57.12, 57.375)
 def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Canvases of Y, Cb and Cr as RGB, byte for byte as `pixels.yuv420.yuv420_to_rgb`.
 
-    Returns uint8 (B, S, S, 3), contiguous, zero outside `stored`.
-
     Args:
         planes: uint8 (B, S * 3 / 2, S), I420: S rows of Y, then Cb and Cr, two of their rows per
             row.
-        stored: integers (B, 2): height and width of the stored images; padding does not affect
+        stored: integers (B, 2), height and width of the stored images; padding does not affect
             them.
+
+    Returns:
+        uint8 (B, S, S, 3), contiguous, zero outside `stored`.
 
     Examples:
         >>> planes = torch.full((1, 12, 8), 128, dtype=torch.uint8)
@@ -83,12 +84,13 @@ def normalize(
 ) -> torch.Tensor:
     """(images - mean) / std, and zero outside the images, as in `Sam.preprocess`.
 
-    Returns float32 (B, 3, H, W).
-
     Args:
-        images: (B, 3, H, W) uint8 or float32, 0 to 255; float32 may be overwritten.
+        images: uint8 or float32 (B, 3, H, W), 0 to 255; float32 may be overwritten.
         mean, std: float32 (3,).
-        inside: bool (B, 1, H, W).
+        inside: bool (B, 1, H, W), True where the image is.
+
+    Returns:
+        float32 (B, 3, H, W).
     """
     images = images.float()
     images.sub_(mean.view(3, 1, 1)).div_(std.view(3, 1, 1))

@@ -68,10 +68,11 @@ class ColorJitter:
     def __call__(
         self, images: torch.Tensor, inside: torch.Tensor, factors: torch.Tensor
     ) -> torch.Tensor:
-        """Change images (B, 3, H, W) float32, 0 to 255, which may be overwritten.
+        """Change the colours of images.
 
         Args:
-            inside: bool (B, 1, H, W), false for padding.
+            images: float32 (B, 3, H, W), 0 to 255; may be overwritten.
+            inside: bool (B, 1, H, W), False for padding.
             factors: float32 (B, 4), see `factors`.
         """
         brightness, contrast, saturation, hue = self.used

@@ -125,14 +125,21 @@ def uncovered(
     most: int,
     max_cover: float,
 ) -> torch.Tensor:
-    """bool (T,): the masks that are left if, from the largest down, each is left out of which more
-    than a share is covered by those that are left: EdgeSAM's `mask_nms_thresh`.
+    """The masks that EdgeSAM's `mask_nms_thresh` keeps: those that larger ones do not cover.
+
+    From the largest mask down, each one is left out of which more than a share is covered by those
+    that are left.
 
     Args:
         masks: bool (T, h, w).
-        areas: int64 (T,), the cells of each. Of equal ones, the first counts as larger.
-        most: masks of the fullest sample, padding included.
+        areas: int64 (T,), cells of each mask. Of equal ones, the first counts as larger.
+        owner: int64 (T,), sample of each mask.
+        samples: number of samples.
+        most: number of masks of the fullest sample, padding included.
         max_cover: the share, 0 to 1.
+
+    Returns:
+        bool (T,), the masks that are left.
     """
     count, device = len(masks), masks.device
     # By sample and rank: the mask, or one more than the last for none.

@@ -40,9 +40,9 @@ class Rows(NamedTuple):
     """The rows of the arrays of a batch that have one for each mask.
 
     Attributes:
-        owner: int64 (T,), the sample of each row.
+        owner: int64 (T,), sample of each row.
         shape: (T,), or (B, M) with padding: the first axes of those arrays.
-        valid: bool (T,), whether the row is a mask and not padding.
+        valid: bool (T,), True if the row is a mask and not padding.
     """
 
     owner: torch.Tensor
@@ -51,10 +51,12 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, counts: torch.Tensor, leading: torch.Size, padded: bool) -> "Rows":
-        """The rows of a batch with int64 (B,) masks per sample.
+        """The rows of a batch, by its numbers of masks.
 
         Args:
+            counts: int64 (B,), number of masks of each sample.
             leading: shape of one of its arrays that have a row for each mask.
+            padded: rows are padded.
         """
         samples = torch.arange(len(counts), device=counts.device)
         if not padded:
@@ -70,10 +72,10 @@ class MaskMaker:
     """Makes the masks of batches of a dataset, on grids of (h, w) cells over the canvas.
 
     Attributes:
-        cells: side of the grid in the batch.
-        fit: of the dataset.
-        sampling: of masks that are drawn from runs: "area" or "center".
-        geometric: whether steps move the images; what they crop remains cropped.
+        cells: side of the grid in the batch, in cells.
+        fit: fit of the dataset.
+        sampling: sampling of masks that are drawn from runs: "area" or "center".
+        geometric: steps move the images; what they crop remains cropped.
     """
 
     cells: int
@@ -89,6 +91,8 @@ class MaskMaker:
 
         Args:
             small: `sizes` of the batch; `mask_offset` and `source_sizes` of the runs.
+            frame: frame of the images.
+            grid: (h, w) of the result in cells.
         """
         sizes, (owner, shape, _) = small["sizes"], rows
         device = batch["images"].device

@@ -64,9 +64,9 @@ class Relate:
     host if the batch is a Loader's; otherwise it waits for the device.
 
     Args:
-        names: of relations; one may stand alone.
-        share: of its area, by which a mask lies in its parent; above 0, at most 1.
-        neighbors: 8 or 4, which cells touch.
+        names: names of relations; one may stand alone.
+        share: fraction of its area by which a mask lies in its parent; above 0, at most 1.
+        neighbors: 8 or 4, number of neighbours of a cell, which decides what touches.
 
     Raises:
         OptionError: an unknown name, or a value that cannot be used.
@@ -108,11 +108,11 @@ class Relate:
     def scratch_bytes(
         self, samples: int, most: int, total: int, cells: int, padded: bool, packed: bool
     ) -> int:
-        """At most what relating a batch on a device takes besides its masks and the result.
+        """The most bytes that relating a batch on a device takes besides its masks and the result.
 
         Args:
             samples, most, total: b, M, T: samples, masks of the fullest one, masks in all.
-            cells: of a mask.
+            cells: number of cells of a mask.
             padded, packed: the layout of the masks.
         """
         rows = samples * most
@@ -136,7 +136,8 @@ class Relate:
         """The relations of a batch of Loader, make_dataloader, Collate or Pipeline.
 
         Args:
-            batch: with `mask_counts`, and `masks` or `runs`; padded unless it has `mask_offsets`.
+            batch: a batch with `mask_counts`, and `masks` or `runs`; padded unless it has
+                `mask_offsets`.
             most: the mask count of the fullest sample, for concatenated masks; None: found in
                 the host's copy of the counts, or on a device, which waits for it.
 
@@ -171,11 +172,13 @@ class Relate:
     def of_masks(
         self, masks: torch.Tensor, counts: torch.Tensor, padded: bool, most: int | None = None
     ) -> dict[str, torch.Tensor]:
-        """The relations of bool (..., h, w) or bits uint8 (..., h, w / 8), on their device.
+        """The relations of masks, on their device.
 
         Args:
-            counts: int64 (B,): masks of each sample.
-            most: that of a call.
+            masks: bool (..., h, w), or bits, uint8 (..., h, w / 8).
+            counts: int64 (B,), number of masks of each sample.
+            padded: masks are padded.
+            most: number of masks of the fullest sample, as in a call.
         """
         if padded or most is None:
             most = masks.shape[1] if padded else fullest(counts)
@@ -209,12 +212,14 @@ class Relate:
         leading: tuple[int, ...],
         most: int,
     ) -> dict[str, torch.Tensor]:
-        """Relations by the kernels.
+        """The relations by the compiled kernels.
 
         Args:
-            samples: the rows of each in the result, and the arguments of `relate` for it.
+            relate: `relate_runs` or `relate_bits`.
+            samples: for each sample, the rows of its masks in the result, and the arguments of
+                `relate`.
             leading: (B, M) or (T,), the first axes of the result.
-            most: masks of the fullest sample.
+            most: number of masks of the fullest sample.
         """
         out = {}
         for name in self.names:
@@ -244,13 +249,14 @@ def relation(
 ) -> torch.Tensor:
     """One relation of a batch, with a row per mask: a function for `sa1bpack.derive`.
 
-    Raises OptionError for a relation of pairs, whose rows have another length in every batch, and
-    as `Relate` does.
-
     Args:
-        batch: with masks or runs, as Loader, make_dataloader and Collate make it.
-        name: of the relation.
+        batch: a batch with masks or runs, as Loader, make_dataloader and Collate make it.
+        name: name of the relation.
         share, neighbors: as for `Relate`.
+
+    Raises:
+        OptionError: a relation of pairs, whose rows have another length in every batch, or as for
+            `Relate`.
 
     Examples:
         >>> ds = sa1bpack.open("packed")

@@ -20,8 +20,8 @@ class RunBatch:
     """The runs of T masks of B samples; all tensors but `host_offset` are on one device.
 
     Attributes:
-        run_ends: int32 (R,), of all masks, concatenated: column-major source pixels where runs end,
-            background first, the last one H·W.
+        run_ends: int32 (R,), runs of all masks, concatenated: column-major source pixels where runs
+            end, background first, the last one H·W.
         run_offset: int64 (T + 1,), mask t has the ends run_offset[t] to run_offset[t + 1]; the
             first offset is 0; a mask without ends is padding, and background.
         mask_offset: int64 (B + 1,), sample b has the masks mask_offset[b] to mask_offset[b + 1].
@@ -123,11 +123,12 @@ class RunBatch:
     ) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
         """The samples of a batch on the CPU, as the kernels of `sa1bpack.masks` expect them.
 
-        Yields, per sample, its number; int64 (m,), the rows of its masks without padding; and their
-        runs: run_ends, run_offset, height and width.
-
         Args:
-            places: int64 (T,), the row of each mask in the result; by default its number.
+            places: int64 (T,), row of each mask in the result; by default its number.
+
+        Yields:
+            Per sample, its number; int64 (m,), the rows of its masks without padding; and their
+            runs: run_ends, run_offset, height and width.
         """
         run_ends, run_offset = self.run_ends.numpy(), self.run_offset.numpy()
         places = np.arange(self.masks) if places is None else places.numpy()
@@ -140,10 +141,11 @@ class RunBatch:
 
 
 def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Tensor:
-    """int64 (T,): the row of each of T masks if each sample has `columns` rows, one after another.
+    """int64 (T,): the row of each mask if each sample has `columns` rows, one after another.
 
     Args:
-        mask_offset: int64 (B + 1,), as of a `RunBatch`; the result is on its device.
+        mask_offset: int64 (B + 1,), as in a `RunBatch`; the result is on its device.
+        masks: T.
     """
     samples = torch.arange(len(mask_offset) - 1, device=mask_offset.device)
     owner = samples.repeat_interleave(mask_offset.diff(), output_size=masks)
@@ -156,14 +158,14 @@ def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Te
 
 @dataclass(frozen=True)
 class Placing:
-    """Arguments for masks from runs and from grids alike. The tensors may be on the CPU.
+    """The arguments for masks from runs and from grids alike. The tensors may be on the CPU.
 
     Attributes:
-        owner: int64 (n,): the sample of each mask of the result.
-        samples: B.
-        size: (h, w) of the result.
-        maps: per sample, from cells of the result to where they come from.
-        frame: of the images; None if all cells show them. Cells that do not are False.
+        owner: int64 (n,), sample of each mask of the result.
+        samples: B, number of samples.
+        size: (h, w) of the result in cells.
+        maps: per sample, map from cells of the result to where they come from.
+        frame: frame of the images; None if all cells show them. Cells that do not are False.
     """
 
     owner: torch.Tensor
@@ -195,9 +197,9 @@ class Drawing(Placing):
     """Masks that are drawn from their runs; maps are from cells of the result to source pixels.
 
     Attributes:
-        runs: of T masks, on the device of the result.
-        sizes: int64 (B, 2), those of the runs.
-        place: int64 (T,): the row of the result for each mask of the runs; the others are False.
+        runs: runs of T masks, on the device of the result.
+        sizes: int64 (B, 2), `sizes` of the runs.
+        place: int64 (T,), row of the result for each mask of the runs; the other rows are False.
         sampling: "area" or "center".
     """
 
@@ -209,8 +211,10 @@ class Drawing(Placing):
 
 @dataclass(frozen=True)
 class Taking(Placing):
-    """Masks that are taken from a grid each; maps are from cells of the result to those of the
-    grid, None if they are the same. Under maps that rotate, a cell outside is the nearest one.
+    """Masks that are taken from a grid each.
+
+    Maps are from cells of the result to those of the grid, None if they are the same. Under maps
+    that rotate, a cell outside is the nearest one.
 
     Attributes:
         masks: bool (T, s, s), or bits uint8 (T, s, s / 8), of which `owner` is non-decreasing.

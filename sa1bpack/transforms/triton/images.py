@@ -115,11 +115,12 @@ def _convert(planes, stored, out, side):
 def planes_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Convert canvases, by the formulas of `sa1bpack.pixels.yuv420`.
 
-    Returns uint8 (B, S, S, 3), contiguous; zero beyond `stored`.
-
     Args:
         planes: uint8 (B, S * 3 / 2, S), S even, up to 16384.
         stored: integers (B, 2), height and width of the images.
+
+    Returns:
+        uint8 (B, S, S, 3), contiguous; zero beyond `stored`.
     """
     samples, side = len(planes), planes.shape[2]
     out = torch.empty((samples, side, side, 3), dtype=torch.uint8, device=planes.device)
@@ -184,10 +185,10 @@ def _total(at, low, high, support, taps):
 
 @triton.jit(do_not_specialize=["width", "height", "taps"])
 def _fill_taps(numbers, filters, width, height, taps):
-    """The first pixel and the weights of filters; axis 0 is x, axis 1 is y.
+    """Write the first pixel and the weights of filters; axis 0 is x, axis 1 is y.
 
     Args:
-        filters: float32 (B, 2, 1 + taps, max(width, height)): the first pixel, a whole number;
+        filters: float32 (B, 2, 1 + taps, max(width, height)), out: the first pixel, a whole number;
             weights.
     """
     sample, i = _block(tl.maximum(width, height), BLOCK)
@@ -328,10 +329,12 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
 def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     """Sample, normalise and cast images.
 
-    Returns (B, 3, H, W), zero outside the images.
-
     Args:
-        dtype: one of `backends.FLOATS`; float32 for any other.
+        sampling: the images, and how they are sampled.
+        dtype: type of the result, one of `backends.FLOATS`; float32 for any other.
+
+    Returns:
+        (B, 3, H, W), zero outside the images.
     """
     frame, stored, shrinks = sampling.frame, sampling.stored, sampling.shrinks
     (samples, side), (height, width) = sampling.images.shape[:2], frame.canvas
@@ -450,18 +453,21 @@ def adjust_colors(
     normal: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Change colours, normalise and cast, as `transforms.images.steps` does; sums for the grey mean
-    are added in another order.
+    """Change colours, normalise and cast, as `transforms.images.steps` does.
 
-    Returns (B, 3, H, W).
+    Sums for the grey mean are added in another order.
 
     Args:
         images: float32 (B, 3, H, W), 0 to 255, contiguous; overwritten if `dtype` is float32.
-        inside: bool (B, H, W), false for padding, which becomes 0.
-        factors: float32 (B, 4): of brightness, contrast and saturation, and turns of hue.
+        inside: bool (B, H, W), False for padding, which becomes 0.
+        factors: float32 (B, 4), factors of brightness, contrast and saturation, and shift of the
+            hue as a fraction of a full circle.
         used: which of the four may change anything.
         normal: float32 (2, 3): mean and std of R, G, B; std above 0.
-        dtype: one of `backends.FLOATS`; float32 for any other.
+        dtype: type of the result, one of `backends.FLOATS`; float32 for any other.
+
+    Returns:
+        (B, 3, H, W).
     """
     kind = dtype if dtype in FLOATS else torch.float32
     out = images if kind == torch.float32 else torch.empty_like(images, dtype=kind)

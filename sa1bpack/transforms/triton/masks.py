@@ -114,11 +114,11 @@ def _most(first, last):
 
 @triton.jit
 def _area(ends, first, last, i, column, frame, height, width):
-    """Tell of which cells at least the least part is covered.
+    """The cells of which at least the least part is covered.
 
     Args:
-        first, last: int64, of the run ends that decide about each cell column.
-        i, column: the cell rows and columns before mirroring, int32.
+        first, last: int64, run ends that decide about each cell column.
+        i, column: int32, cell rows and columns before mirroring.
     """
     source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
     cell_x, pixel_x, pixel_y = tl.load(frame + 5), width * UNIT, height * UNIT
@@ -153,11 +153,11 @@ def _area(ends, first, last, i, column, frame, height, width):
 
 @triton.jit
 def _center(ends, first, last, i, left, frame, height):
-    """Tell of which cells the source pixel under the centre is foreground.
+    """The cells of which the source pixel under the centre is foreground.
 
     Args:
         ends, first, last, i, frame, height: see `_area`.
-        left: int64: the first position of the source column of each cell column.
+        left: int64, first position of the source column of each cell column.
     """
     source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
     center = 2 * start_y + (2 * i.to(tl.int64) + 1) * cell_y
@@ -294,11 +294,16 @@ def _take_affine(masks, owner, frames, out, counts, height, width, side):
 
 
 def _launched(kernel: Callable, tile: Size, shape: tuple[int, ...], *given, **options) -> Masks:
-    """Cells, bool (n, h, w), and int32 (n,), how many of each mask are set, from a kernel.
+    """The cells of masks, and their numbers, from a kernel.
 
     Args:
+        kernel: the kernel.
         tile: rows and columns of a program.
-        given: the arguments before `out`; keyword arguments come last.
+        shape: (n, h, w).
+        given: arguments before `out`; keyword arguments come last.
+
+    Returns:
+        Cells, bool (n, h, w), and int32 (n,), how many of each mask are set.
     """
     out = torch.empty(shape, dtype=torch.uint8, device=given[0].device)
     counts = torch.zeros(len(out), dtype=torch.int32, device=out.device)
