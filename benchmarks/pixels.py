@@ -46,7 +46,7 @@ PARTS = {"pixels": ("image",), "bits": ("mask_bits",), "runs": ("run_ends", "run
 def bytes_by_part(shard: Shard) -> dict[str, int]:
     """Bytes of the rows of a shard, without the holes under images."""
     counts = dict.fromkeys((*PARTS, "rest"), 0)
-    for spec, rows in shard.layout.array_rows(shard.extent).items():
+    for spec, rows in shard.layout.array_rows(shard.lengths).items():
         part = next((part for part, names in PARTS.items() if spec.name in names), "rest")
         counts[part] += rows * spec.row_bytes
     if not shard.layout.flat:
@@ -82,7 +82,7 @@ def print_storage(tars: list[str], options: argparse.Namespace) -> None:
         logical = sum(
             rows * spec.row_bytes
             for shard in shards
-            for spec, rows in shard.layout.array_rows(shard.extent).items()
+            for spec, rows in shard.layout.array_rows(shard.lengths).items()
         )
         cells = [count / samples / 1e3 for count in sums.values()]
         print(

@@ -34,7 +34,7 @@ from sa1bpack.format.arrays import (
 )
 from sa1bpack.format.files import CHECKSUMS_NAME, byte_view
 from sa1bpack.format.index import publish
-from sa1bpack.format.layout import Extent, Layout
+from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.format.manifest import ShardEntry, make_manifest
 from sa1bpack.measuring.memory import drop_pages
 
@@ -71,20 +71,20 @@ class ScalePack:
         number = first // self.rows
         source, part = f"sa_{self.source + number // 2:06d}", number % 2
         name = f"{source}-{part:03d}"
-        extent = self._extent(rows)
-        template = self._template(rows, extent)
+        lengths = self._lengths(rows)
+        template = self._template(rows, lengths)
         folder = self.root / "shards" / name
         folder.mkdir(parents=True)
-        for spec, count in LAYOUT.array_rows(extent).items():
+        for spec, count in LAYOUT.array_rows(lengths).items():
             self._write_array(folder, template, spec, count, self.first + first)
         text = (template / METADATA_NAME).read_text()
         text = text.replace('"source": "SOURCE"', f'"source": "{source}"')
         (folder / METADATA_NAME).write_text(text.replace('"part": 9', f'"part": {part}'))
         (folder / CHECKSUMS_NAME).write_text(f"{self.first + first:032x}  {METADATA_NAME}\n")
         return ShardEntry(
-            name=name, source=source, part=part, samples=rows, masks=extent.masks,
-            runs=extent.runs, image_bytes=0, annotations=extent.masks,
-            bytes=group_bytes(LAYOUT.array_rows(extent)),
+            name=name, source=source, part=part, samples=rows, masks=lengths.masks,
+            runs=lengths.runs, image_bytes=0, annotations=lengths.masks,
+            bytes=group_bytes(LAYOUT.array_rows(lengths)),
         )  # fmt: skip
 
     def _write_array(self, folder: Path, template: Path, spec, rows: int, first: int) -> None:
@@ -97,11 +97,11 @@ class ScalePack:
         data = first + np.arange(rows) if spec.name == "image_id" else np.empty(0, np.int64)
         _write_sparse(folder / spec.chunk_path, data, ChunkFile(spec, rows).file_bytes)
 
-    def _extent(self, rows: int) -> Extent:
+    def _lengths(self, rows: int) -> AxisLengths:
         masks = int(self.mask_offset[rows])
-        return Extent(rows, masks, RUNS * masks)
+        return AxisLengths(rows, masks, RUNS * masks)
 
-    def _template(self, rows: int, extent: Extent) -> Path:
+    def _template(self, rows: int, lengths: AxisLengths) -> Path:
         """A folder with the files that all shards of `rows` samples share."""
         folder = self.root.parent / f".template-{rows}"
         if folder.exists():
@@ -113,9 +113,9 @@ class ScalePack:
             "size": np.tile(np.array([1500, 2250, 683, 1024], np.int32), rows),
             "file_name": np.frombuffer(b"sa_0.jpg".ljust(64, b"\0") * rows, np.uint8),
             "annotation_count": np.diff(self.mask_offset[: rows + 1]).astype(np.int32),
-            "run_offset": np.arange(extent.masks + 1) * RUNS,
+            "run_offset": np.arange(lengths.masks + 1) * RUNS,
         }  # fmt: skip
-        arrays = LAYOUT.array_rows(extent)
+        arrays = LAYOUT.array_rows(lengths)
         for spec, count in arrays.items():
             (folder / spec.name).mkdir(parents=True)
             metadata = canonical_json(array_metadata(spec, count))
@@ -125,8 +125,8 @@ class ScalePack:
                 _write_sparse(folder / spec.chunk_path, contents[spec.name], size)
         attributes = {
             "format": [1, 0], "layout": asdict(LAYOUT), "source": "SOURCE", "part": 9,
-            "samples": extent.samples, "masks": extent.masks, "runs": extent.runs, "image_bytes": 0,
-            "annotations": extent.masks,
+            "samples": lengths.samples, "masks": lengths.masks, "runs": lengths.runs,
+            "image_bytes": 0, "annotations": lengths.masks,
         }  # fmt: skip
         group = canonical_json(group_metadata(attributes, arrays))
         (folder / METADATA_NAME).write_bytes(group)

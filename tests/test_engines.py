@@ -126,7 +126,7 @@ def test_derive_makes_the_same_array_and_completes_what_is_there(derive, pack, t
     sa1bpack.derive(ds, "ids", ids, output=tmp_path / "whole")
     made = tmp_path / "made"
     result = derive(ds, "ids", ids, output=made)
-    assert (result.missing, len(result.made) + len(result.present)) == ((), 4)
+    assert (result.missing, len(result.made) + len(result.existing)) == ((), 4)
     assert contents(made) == contents(tmp_path / "whole")
     shutil.rmtree(next(made.glob("sa_000001-000-*")))
     assert derive(ds, "ids", ids, output=made).missing == ()
@@ -165,7 +165,7 @@ def test_a_part_whose_process_is_killed_is_made_again(ray_address, pack, tmp_pat
 def test_the_commands_work_on_a_cluster(ray_address, pack, command):  # noqa: F811
     flags = ("--engine", "ray", "--address", ray_address)
     code, out, _ = command("derive", pack, "ids", "--fn", "dying_tasks:ids", *flags)
-    assert (code, out) == (0, f"{pack}/side/ids: 4 parts made, 0 present, complete\n")
+    assert (code, out) == (0, f"{pack}/side/ids: 4 parts made, 0 existing, complete\n")
     flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
     code, on_ray, _ = command("verify", pack, *flags)
     assert code == 1 and "DAMAGED: " in on_ray and "sa_000001-000" in on_ray
@@ -258,7 +258,7 @@ def test_a_part_that_no_task_could_make_is_named_and_the_others_are_kept(pack):
     with pytest.raises(ClusterError, match=r"1 shard given up: sa_000001-000; .* died 6 times"):
         derive_on_ray(ds, "ids", ids, threads=1)
     result = sa1bpack.derive(ds, "ids", ids)
-    assert (result.made, len(result.present)) == (("sa_000001-000",), 3)
+    assert (result.made, len(result.existing)) == (("sa_000001-000",), 3)
 
 
 @pytest.mark.usefixtures("second_task_dies")

@@ -28,7 +28,7 @@ from sa1bpack.display import Sample
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.iteration import BatchReader, Taken
+from sa1bpack.loading.iteration import BaseLoader, Taken
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
@@ -100,7 +100,7 @@ class _SendingCollate(Collate):
         return batch
 
 
-class PackDataLoader(BatchReader, DataLoader):
+class PackDataLoader(BaseLoader, DataLoader):
     """A torch DataLoader over the batches of an order, with a state; see `make_dataloader`.
 
     Every iteration is an epoch, which begins when its first batch is requested. One iteration at a
@@ -128,8 +128,8 @@ class PackDataLoader(BatchReader, DataLoader):
         # padding. torch reads it only for iterable datasets, and its __setattr__ refuses it.
         self.__dict__["drop_last"] = batches.current.drop_last
 
-    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> "_TorchRun":
-        return _TorchRun(self, batches)
+    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> "_TorchEpoch":
+        return _TorchEpoch(self, batches)
 
     def iterate(self, batches: EpochBatches) -> Iterator[_SentBatch]:
         """An epoch of torch's."""
@@ -174,7 +174,7 @@ class PackDataLoader(BatchReader, DataLoader):
         )
 
 
-class _TorchRun:
+class _TorchEpoch:
     """An epoch iterated by torch. An error, raised in a worker or here, ends the workers."""
 
     def __init__(self, loader: PackDataLoader, batches: EpochBatches):

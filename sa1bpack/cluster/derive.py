@@ -70,7 +70,7 @@ def derive_on_ray(
         with maker.loader(todo[0]) as loader:
             memory = BASE_BYTES + loader.plan().host_bytes
         needs = Needs(cores, memory, gpus=int(device == "cuda"))
-        sizes = {shard.identity.name: shard.identity.extent.samples for shard in todo}
+        sizes = {shard.identity.name: shard.identity.lengths.samples for shard in todo}
         task = {"ds": as_dataset(ds), "name": name, "fn": _as_sent(fn), "folder": str(Path.cwd())}
         _, died = run_parts(address, _make, shards, task | call, needs, progress, sizes)
     if died:  # once all others are done

@@ -23,7 +23,7 @@ from sa1bpack.format.verify import verify
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request
-from sa1bpack.packing.pack_state import PartState, Plan, sources_to_pack
+from sa1bpack.packing.pack_state import Job, PartState, sources_to_pack
 from sa1bpack.packing.progress import Progress, report
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.run import PackResult, Totals, finalize, run_part
@@ -71,10 +71,10 @@ def pack_on_ray(
     if options.get("workers") is None:
         options["workers"] = WORKERS
     request = checked_request(sources, output, options)
-    plan = Plan(len(request.sources), tuple(source.name for source in request.sources))
+    job = Job(len(request.sources), tuple(source.name for source in request.sources))
     if not request.output.exists():  # if that is refused, it is not made
         check_room(request, look_at(request.sources)[0])
-    with closing(PartState(request.output, request.options, plan, plan.sources)) as state:
+    with closing(PartState(request.output, request.options, job, job.sources)) as state:
         todo, failed = sources_to_pack(state, request)
         new = [source for source in todo if source.name not in state.sources]
         check_room(request, new)
@@ -85,7 +85,7 @@ def pack_on_ray(
         show = Progress(total, request.max_rejects, rejects, progress)
         state.fail(failed)
     try:
-        failed = failed | _run(address, request, plan, todo, show)
+        failed = failed | _run(address, request, job, todo, show)
     finally:
         show.close()
     # Once the attempts at tasks that Ray has given up have ended, too.
@@ -104,7 +104,7 @@ def pack_on_ray(
 
 
 def _run(
-    address: str | None, request: Request, plan: Plan, todo: list[Source], progress: Progress
+    address: str | None, request: Request, job: Job, todo: list[Source], progress: Progress
 ) -> dict[str, SourceError]:
     """Run a task for each source; returns name → error of those that were given up."""
     needs = Needs(request.workers, memory_bytes(request.workers, 1))
@@ -115,7 +115,7 @@ def _run(
     for name, source in sources.items():
         path = source.path.absolute() if isinstance(source.path, Path) else source.path
         one = replace(every, sources=[replace(source, path=path)])
-        tasks[name] = {"request": one, "plan": plan, "progress": False}
+        tasks[name] = {"request": one, "job": job, "progress": False}
     failed: dict[str, SourceError] = {}
     for name, packed in run_tasks(address, run_part, tasks, needs, progress.note):
         source = sources[name]

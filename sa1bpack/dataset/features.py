@@ -52,7 +52,7 @@ class Feature:
         """
         shard, folder = self.shards[number], self.folders[number]
         if folder is None:
-            if shard.extent.samples:
+            if shard.lengths.samples:
                 raise FormatError(
                     f"feature {self.spec.name} has no part for shard {shard.name}; run "
                     "`sa1bpack derive` again"

@@ -131,9 +131,9 @@ class PackFolder:
             leases.append(self.source.bring(entry, self.identities[number].digest, layout))
         folder = self.shard_path(number)
         shard = open_shard(folder, layout, deep=False)
-        if shard.extent != entry.extent:
+        if shard.lengths != entry.lengths:
             raise FormatError(
-                f"{folder}: {shard.extent}, but the manifest says {entry.extent}; {REMEDY}"
+                f"{folder}: {shard.lengths}, but the manifest says {entry.lengths}; {REMEDY}"
             )
         check_offsets_rise(folder / "mask_offset", shard["mask_offset"])
         first, stop = self.first_row[number : number + 2]

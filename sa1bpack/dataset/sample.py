@@ -357,10 +357,10 @@ def _views(
         rows["run_offset"] = offset = arrays["run_offset"][first : stop + 1]
         begin, end = int(offset[0]), int(offset[-1])
         # Compared, not subtracted: a difference of two int64 may wrap round.
-        if begin < 0 or end > shard.extent.runs or (offset[1:] < offset[:-1]).any():
+        if begin < 0 or end > shard.lengths.runs or (offset[1:] < offset[:-1]).any():
             raise FormatError(
                 f"{shard.folder / 'run_offset'}: runs of masks {first} to {stop} are not "
-                f"non-decreasing from 0 to {shard.extent.runs}; {REPAIR}"
+                f"non-decreasing from 0 to {shard.lengths.runs}; {REPAIR}"
             )
         rows["run_ends"] = arrays["run_ends"][begin:end]
     return rows

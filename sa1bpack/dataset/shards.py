@@ -61,12 +61,14 @@ class OpenShard:
     ):
         """Map the arrays of a shard. Raises FormatError or OSError if one cannot be mapped."""
         self.shard, self.features, self.leases = shard, features, leases
-        rows, extent = shard.layout.array_rows(shard.extent), shard.extent
+        rows, lengths = shard.layout.array_rows(shard.lengths), shard.lengths
         names = [spec.name for spec in rows]
         self.arrays = arrays = {name: shard[name] for name in names if name not in _MAPPED_LATER}
         at = {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
         addresses = [at.get(name, 0) for name in ("size", "image_offset", "run_offset", *names)]
-        self.table = np.array([extent.masks, extent.runs, extent.image_bytes, *addresses], np.int64)
+        self.table = np.array(
+            [lengths.masks, lengths.runs, lengths.image_bytes, *addresses], np.int64
+        )
         self.mappings = sum(map(bool, rows.values())) + sum(len(p.values) > 0 for p in features)
 
     def path(self, name: str) -> str:

@@ -120,7 +120,7 @@ def derive(
     """
     maker = PartMaker(ds, name, fn, **call)
     todo = maker.target.missing(share(maker.target.shards, part))
-    total = sum(shard.identity.extent.samples for shard in todo)
+    total = sum(shard.identity.lengths.samples for shard in todo)
     done = 0
     for shard in todo:
         for count in maker.make(shard):
@@ -358,7 +358,7 @@ def attach(
         lookup.positions(shard, target.axis)
     target.use(kind, array.shape[1:])
     todo_parts = {shard.identity.part for shard in target.missing(target.shards)}
-    total = sum(shard.identity.extent.samples for shard in target.shards)
+    total = sum(shard.identity.lengths.samples for shard in target.shards)
     done, made = 0, []
     for shard in target.shards:
         positions, counts = lookup.positions(shard, target.axis), shard.row_counts(target.axis)

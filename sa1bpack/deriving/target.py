@@ -53,25 +53,25 @@ class DeriveResult:
     Attributes:
         folder: folder of the feature.
         made: names of the shards whose parts this call made.
-        present: names of the shards whose parts were there before.
+        existing: names of the shards whose parts were there before.
         missing: names of the shards that have no part yet: those of other ranks or parts of a job.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
         >>> ids = sa1bpack.attach(ds, "place", np.arange(3), ids=[2, 5, 6], output="derived/place")
-        >>> ids.made, ids.present, ids.missing
+        >>> ids.made, ids.existing, ids.missing
         (('sa_000000-000',), (), ())
     """
 
     folder: Path
     made: tuple[str, ...]
-    present: tuple[str, ...]
+    existing: tuple[str, ...]
     missing: tuple[str, ...]
 
     def __str__(self) -> str:
         state = f"{counted(len(self.missing), 'shard')} missing" if self.missing else "complete"
-        made, present = len(self.made), len(self.present)
-        return f"{self.folder}: {counted(made, 'part')} made, {present:,} present, {state}"
+        made, existing = len(self.made), len(self.existing)
+        return f"{self.folder}: {counted(made, 'part')} made, {existing:,} existing, {state}"
 
 
 class RowKeywords(TypedDict, total=False):
@@ -279,11 +279,12 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
     identities = ds.pack.identities
     for positions in np.split(order, starts[1:]) if len(order) else []:
         identity = identities[int(numbers[positions[0]])]
-        if not np.array_equal(local[positions], np.arange(identity.extent.samples)):
+        if not np.array_equal(local[positions], np.arange(identity.lengths.samples)):
             raise OptionError(
-                f"ds has {counted(len(positions), 'sample')} of the {identity.extent.samples:,} of "
-                f"shard {identity.name}: a part of a feature is for a complete shard; compute it "
-                "for the pack, or select with ds.from_sources(...) or ds.from_shards(...)"
+                f"ds has {counted(len(positions), 'sample')} of the "
+                f"{identity.lengths.samples:,} of shard {identity.name}: a part of a feature is "
+                "for a complete shard; compute it for the pack, or select with "
+                "ds.from_sources(...) or ds.from_shards(...)"
             )
         found.append(ShardToDo(identity, ds[positions]))
     return found

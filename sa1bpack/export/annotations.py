@@ -162,7 +162,7 @@ def _check_files(shard: Shard) -> None:
     Raises FormatError for the first that differs.
     """
     listed = read_checksums(shard.folder / CHECKSUMS_NAME)
-    for spec, rows in shard.layout.array_rows(shard.extent).items():
+    for spec, rows in shard.layout.array_rows(shard.lengths).items():
         if spec.name in _NOT_EXPORTED or not rows:
             continue
         file, written = shard.folder / spec.chunk_path, listed.get(spec.chunk_path)

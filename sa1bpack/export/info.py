@@ -287,7 +287,7 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield folder.name, str(error)
             continue
         there = coverage(names, shards)
-        made = [side.spec.arrays(shard.extent) for shard in shards if shard.part in names]
+        made = [side.spec.arrays(shard.lengths) for shard in shards if shard.part in names]
         size = sum(map(group_bytes, made))
         function = side.provenance.get("function")
         by = f", by {brief(function)}" if function is not None else ""

@@ -7,11 +7,10 @@ padding. Ragged data is flat along its own axis; an offset array on the axis abo
 part of each row starts. Where the pixels of an image lie in its bytes is defined at the end.
 """
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from math import prod
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -36,7 +35,7 @@ PIXELS = ("rgb", "yuv420")
 
 
 @dataclass(frozen=True)
-class Extent:
+class AxisLengths:
     """The length of a shard along each axis, or a position in it.
 
     image_bytes stays 0 if each image has a canvas, and so no axis of its own.
@@ -47,8 +46,8 @@ class Extent:
     runs: int = 0
     image_bytes: int = 0
 
-    def __add__(self, other: "Extent") -> "Extent":
-        return Extent(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+    def __add__(self, other: "AxisLengths") -> "AxisLengths":
+        return AxisLengths(*map(operator.add, astuple(self), astuple(other)))
 
     def along(self, axis: Axis) -> int:
         """The number of rows along one axis."""
@@ -82,9 +81,9 @@ class ArraySpec(NamedTuple):
     offsets: bool
     chunk_path: str
 
-    def rows(self, extent: Extent) -> int:
-        """Rows of the array in a group of the given extent."""
-        return extent.along(self.axis) + self.offsets
+    def rows(self, lengths: AxisLengths) -> int:
+        """Rows of the array in a group of these lengths."""
+        return lengths.along(self.axis) + self.offsets
 
 
 def array_spec(
@@ -148,7 +147,7 @@ class Layout:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)  # without the arrays, which follow from it
+        return asdict(self)  # without the arrays, which follow from it
 
     @property
     def flat(self) -> bool:
@@ -215,9 +214,9 @@ class Layout:
             f"no array {name!r}; the arrays are {', '.join(s.name for s in self.arrays)}"
         )
 
-    def array_rows(self, extent: Extent) -> dict[ArraySpec, int]:
-        """The number of rows of each array in a shard of the given extent."""
-        return {spec: spec.rows(extent) for spec in self.arrays}
+    def array_rows(self, lengths: AxisLengths) -> dict[ArraySpec, int]:
+        """The number of rows of each array in a shard of these lengths."""
+        return {spec: spec.rows(lengths) for spec in self.arrays}
 
     @classmethod
     def from_json(cls, data: Any, where: str = "layout") -> "Layout":

@@ -17,7 +17,7 @@ from sa1bpack.arguments import check_can_be_folder, local_path
 from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.arrays import Count, canonical_json, check_version, read_json
 from sa1bpack.format.files import REMEDY, replace_file
-from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Extent, Layout
+from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, AxisLengths, Layout
 from sa1bpack.wording import brief, counted
 
 MANIFEST_NAME = "manifest.json"
@@ -30,9 +30,9 @@ INDEX_NAME = re.compile(r"^index-[0-9a-f]{8}\Z")
 
 
 # In the folder of a pack: what the parts of a job (`sa1bpack pack --part`) leave for
-# `sa1bpack finalize`. Each job has a plan there until its sources are all in the pack.
+# `sa1bpack finalize`. Each job has a file there until its sources are all in the pack.
 PARTS_NAME = ".parts"
-PLAN_PREFIX = "plan-"
+JOB_PREFIX = "plan-"
 
 _REPEAT = "repeat the pack command, which names what is missing"
 
@@ -44,7 +44,7 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
         name: folder under shards/.
         source: name of the tar or folder that it was packed from.
         part: number of the part of that source, from 0.
-        samples, masks, runs, image_bytes: extent of the shard.
+        samples, masks, runs, image_bytes: lengths of the shard.
         annotations: masks in the JSON records, before filtering and capping.
         bytes: size of the chunk files.
     """
@@ -60,9 +60,9 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Count
 
     @property
-    def extent(self) -> Extent:
+    def lengths(self) -> AxisLengths:
         """The shard's length along each axis."""
-        return Extent(self.samples, self.masks, self.runs, self.image_bytes)
+        return AxisLengths(self.samples, self.masks, self.runs, self.image_bytes)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -333,7 +333,7 @@ def completeness_of(root: Path, manifest: Manifest) -> Completeness:
 
 def remedy_of(root: Path) -> str:
     """The remedy that completes the pack at `root` if it is not complete, in words."""
-    if any((root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")):
+    if any((root / PARTS_NAME).glob(f"{JOB_PREFIX}*.json")):
         when = "once all parts of its job have ended, this completes it or lists what is missing"
         return f"{when}: sa1bpack finalize {quote(str(root))}"
     return _REPEAT

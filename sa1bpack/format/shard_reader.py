@@ -39,7 +39,7 @@ class Shard:
     Attributes:
         folder: folder of the shard.
         layout: layout of the pack.
-        extent: numbers of samples, masks, runs and image bytes.
+        lengths: numbers of samples, masks, runs and image bytes.
         attributes: all attributes of the group, including those of the packer (such as rejects).
         entry: entry in the manifest, as it must be.
     """
@@ -49,18 +49,18 @@ class Shard:
         self.layout = layout
         self.attributes = attributes
         self.entry = entry
-        self.extent = entry.extent
+        self.lengths = entry.lengths
         self._arrays: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         """All rows of the array of that name. Raises UnknownName naming the arrays."""
         if name not in self._arrays:
             spec = self.layout.array(name)
-            self._arrays[name] = arrays.map_array(self.folder, spec, spec.rows(self.extent))
+            self._arrays[name] = arrays.map_array(self.folder, spec, spec.rows(self.lengths))
         return self._arrays[name]
 
     def __len__(self) -> int:
-        return self.extent.samples
+        return self.lengths.samples
 
     def planes(self, row: int) -> dict[str, np.ndarray]:
         """The stored pixels of one sample, without padding: views of its planes by name.
@@ -123,11 +123,11 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     for name, stored in (("runs", found.runs), ("image_bytes", found.flat)):
         if (count := getattr(entry, name)) and not stored:
             raise FormatError(f"{path}: {name} is {count}, but the layout stores no {name}")
-    nbytes = arrays.check_group(folder, attributes, found.array_rows(entry.extent), deep)
+    nbytes = arrays.check_group(folder, attributes, found.array_rows(entry.lengths), deep)
     shard = Shard(folder, found, attributes, msgspec.structs.replace(entry, bytes=nbytes))
     for spec in found.arrays:
         if spec.offsets:
-            last = entry.extent.along(spec.child_axis)
+            last = entry.lengths.along(spec.child_axis)
             arrays.check_offset_ends(folder / spec.name, shard[spec.name], last)
     return shard
 
@@ -150,7 +150,7 @@ def rows_of_sample(
         first, stop = bounds[spec.axis]
         rows[spec.name] = found = read(spec, first, stop + spec.offsets)
         if spec.offsets:
-            start, end, most = int(found[0]), int(found[-1]), shard.extent.along(spec.child_axis)
+            start, end, most = int(found[0]), int(found[-1]), shard.lengths.along(spec.child_axis)
             # Compared, not subtracted: a difference of two int64 may wrap round.
             if start < 0 or end > most or (found[1:] < found[:-1]).any():
                 raise FormatError(
@@ -248,7 +248,7 @@ def read_array_rows(shard: Shard, name: str) -> np.ndarray:
     FormatError if the shard's checksum file is damaged.
     """
     spec = shard.layout.array(name)
-    count = spec.rows(shard.extent)
+    count = spec.rows(shard.lengths)
     path = f"{shard.folder}/{spec.chunk_path}"
     rows = read_rows(path, spec, 0, count)
     if count:

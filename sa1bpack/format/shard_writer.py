@@ -26,7 +26,7 @@ from sa1bpack.format import arrays, files
 from sa1bpack.format.layout import (
     FORMAT_VERSION,
     ArraySpec,
-    Extent,
+    AxisLengths,
     Layout,
     canvas_parts,
     rows_checksum,
@@ -233,11 +233,11 @@ def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
     image_offset (1,) int64, the number of bytes of the image; run_offset (m,) int64, the number of
     runs of each mask.
     """
-    extent = sample_extent(layout, sample)
+    lengths = sample_lengths(layout, sample)
     rows = {}
     for spec in layout.arrays:
         if spec.offsets and spec.axis == "sample":
-            rows[spec.name] = np.array([extent.along(spec.child_axis)], np.int64)
+            rows[spec.name] = np.array([lengths.along(spec.child_axis)], np.int64)
         elif spec.offsets:
             rows[spec.name] = np.diff(sample[spec.name])
         elif spec.name != "checksum":
@@ -247,9 +247,9 @@ def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
     return rows
 
 
-def sample_extent(layout: Layout, sample: Sample) -> Extent:
-    """The extent of one sample, or of its `finished_rows`, along each axis of a shard."""
-    return Extent(
+def sample_lengths(layout: Layout, sample: Sample) -> AxisLengths:
+    """The rows of one sample, or of its `finished_rows`, along each axis of a shard."""
+    return AxisLengths(
         samples=1,
         masks=len(sample["annotation_id"]),
         runs=len(sample["run_ends"]) if layout.runs else 0,
@@ -275,7 +275,7 @@ class ShardWriter:
         """
         self.name = name
         self.layout = layout
-        self.extent = Extent()
+        self.lengths = AxisLengths()
         self._annotations = 0
         self._final = Path(shards_dir) / name
         if self._final.exists():
@@ -301,7 +301,7 @@ class ShardWriter:
         """
         for spec, file in self._files.items():
             if spec.offsets:
-                ends = self.extent.along(spec.child_axis) + np.cumsum(rows[spec.name])
+                ends = self.lengths.along(spec.child_axis) + np.cumsum(rows[spec.name])
                 file.append(files.byte_view(ends))
             elif spec.name == "image" and not self.layout.flat:
                 image, height = files.byte_view(rows["image"]), int(rows["size"][0, 2])
@@ -310,7 +310,7 @@ class ShardWriter:
                     file.append(part)
             else:
                 file.append(files.byte_view(rows[spec.name]))
-        self.extent = self.extent + sample_extent(self.layout, rows)
+        self.lengths = self.lengths + sample_lengths(self.layout, rows)
         self._annotations += int(rows["annotation_count"][0])
 
     def publish(self, attributes: dict[str, Any]) -> ShardEntry:
@@ -329,8 +329,8 @@ class ShardWriter:
         Raises:
             OSError: writing fails.
         """
-        rows = self.layout.array_rows(self.extent)
-        counts = {**asdict(self.extent), "annotations": self._annotations}
+        rows = self.layout.array_rows(self.lengths)
+        counts = {**asdict(self.lengths), "annotations": self._annotations}
         own = {"format": list(FORMAT_VERSION), "layout": asdict(self.layout), **counts}
         nbytes = complete_group(self.folder, {**attributes, **own}, self._files, rows)
         self.folder.rename(self._final)

@@ -26,7 +26,7 @@ from sa1bpack.format.arrays import (
 )
 from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, naming, read_checksums
 from sa1bpack.format.index import Index
-from sa1bpack.format.layout import ArraySpec, Extent, Layout, image_nbytes, is_zero_beyond
+from sa1bpack.format.layout import ArraySpec, AxisLengths, Layout, image_nbytes, is_zero_beyond
 from sa1bpack.format.manifest import Count, ShardEntry
 from sa1bpack.format.problems import Check, PackFiles
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
@@ -193,7 +193,7 @@ def check_shard(
         quick: skip what HEAVY_ARRAYS hold.
     """
     place, done = {"shard": entry.name}, check.done
-    arrays = layout.array_rows(entry.extent)
+    arrays = layout.array_rows(entry.lengths)
     listed = _listed_files(check, folder, group_files(arrays), **place)
     compared = {spec.chunk_path for spec in arrays if quick and spec.name in HEAVY_ARRAYS}
     with check.collecting(**place):
@@ -294,7 +294,7 @@ def check_part(
         check.add(f"{part}: not a part of the feature; remove it", extra=True, **place)
         return
     identity = _read_identity(part)
-    arrays = spec.arrays(identity.extent)
+    arrays = spec.arrays(identity.lengths)
     check.advance(group_bytes(arrays))
     listed = _listed_files(check, part, group_files(arrays), **place)
     compared = {spec.values.chunk_path} if quick else set()
@@ -336,8 +336,8 @@ def _read_identity(part: Path) -> ShardIdentity:
         found = msgspec.convert(read_json(path)["attributes"]["sa1bpack"], _PartAttributes)
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise FormatError(f"{path}: not the attributes of a part ({error}); {REMAKE}") from None
-    extent = Extent(samples=found.samples, masks=found.masks)
-    identity = ShardIdentity(found.shard, found.digest, extent)
+    lengths = AxisLengths(samples=found.samples, masks=found.masks)
+    identity = ShardIdentity(found.shard, found.digest, lengths)
     if identity.part != part.name:
         raise FormatError(f"{path}: it is the part {identity.part}, not {part.name}; {REMAKE}")
     return identity

@@ -1,10 +1,10 @@
 """The queue of one epoch, over a pool of buffers that outlives it.
 
-A thread gets a batch with a buffer of the pool, plans it, and shares it out in parts; threads copy
-these, and the last one finishes the batch, perhaps with an error; the consumer takes it. Batches
-come out in the order in which they were begun, whichever is finished first. The pool belongs to a
-Loader, and every epoch has its own queue, so a thread that finishes after its epoch has ended finds
-a closed queue: its batch is discarded, and its buffer returns to the pool.
+A thread gets a batch with a buffer of the pool, locates its samples, and shares them out in ranges;
+threads copy these, and the last one completes the batch, perhaps with an error; the consumer takes
+it. Batches come out in the order in which they were begun, whichever is complete first. The pool
+belongs to a Loader, and every epoch has its own queue, so a thread that finishes after its epoch
+has ended finds a closed queue: its batch is discarded, and its buffer returns to the pool.
 
 No wait is unbounded, and `close` wakes every waiting thread.
 """
@@ -28,7 +28,7 @@ from sa1bpack.wording import size_text
 # How long a thread waits at a time; it is woken when there is something to do.
 _IDLE_SECONDS = 10.0
 
-Part = tuple[int, int]  # of a batch: its first sample, and one past the last
+SampleRange = tuple[int, int]  # of a batch: its first sample, and one past the last
 
 _log = logging.getLogger("sa1bpack")
 
@@ -168,9 +168,9 @@ class QueuedBatch:
     Attributes:
         number: number of the batch in the epoch.
         buffer: its buffer in host memory; None once that is free for another batch.
-        copy: the BatchCopy that fills the buffer, once it is planned.
+        located: where the samples are stored, a LocatedBatch, once that is known.
         dropped: errors of samples that the batch lacks.
-        parts_left: parts that threads are still copying.
+        ranges_left: ranges of samples that threads are still copying.
         error: why the batch could not be made.
         data: uint8 (n,), the batch on a device; None: it is not there, or not yet.
         event: event recorded when `data` is there.
@@ -179,9 +179,9 @@ class QueuedBatch:
 
     number: int
     buffer: Buffer | None
-    copy: Any = None
+    located: Any = None
     dropped: Sequence[ReadError] = ()
-    parts_left: int = 0
+    ranges_left: int = 0
     error: BaseException | None = None
     data: torch.Tensor | None = None
     event: Any = None
@@ -205,8 +205,8 @@ class BatchQueue:
         self.total, self.prefetch = total, prefetch
         self._pool, self._changed = pool, pool.changed
         self.ready: dict[int, QueuedBatch] = {}
-        self._parts: deque[tuple[QueuedBatch, Part]] = deque()  # to be copied
-        self._planning: QueuedBatch | None = None
+        self._ranges: deque[tuple[QueuedBatch, SampleRange]] = deque()  # to be copied
+        self._locating: QueuedBatch | None = None
         self._begun = self._taken = 0
         self._in_progress: set[int] = set()
         self._failed: BaseException | None = None
@@ -233,49 +233,49 @@ class BatchQueue:
 
     # ----------------------------------------------------------------------- threads that fill
 
-    def next(self) -> tuple[QueuedBatch, Part | None] | None:
-        """The next task of a thread: a part of a batch to copy; or, with None, a batch to plan,
+    def next(self) -> tuple[QueuedBatch, SampleRange | None] | None:
+        """The next task of a thread: samples of a batch to copy; or, with None, a batch to locate,
         which one thread does at a time. None after the last.
 
-        A thread that gets a batch to plan must `share` or `finish` it.
+        A thread that gets a batch to locate must `share` or `complete` it.
         """
         with self._changed:
             while not self._changed.wait_for(self.has_work, _IDLE_SECONDS):
                 pass
-            if self._parts:
-                return self._parts.popleft()
+            if self._ranges:
+                return self._ranges.popleft()
             if self.closed or self._begun >= self.total:
                 return None
-            batch = self._planning = QueuedBatch(self._begun, self._pool.free.popleft())
+            batch = self._locating = QueuedBatch(self._begun, self._pool.free.popleft())
             self._in_progress.add(batch.number)
             self._begun += 1
             return batch, None
 
     def has_work(self) -> bool:
         """True if `next` need not wait."""
-        if self._parts or self.closed:
+        if self._ranges or self.closed:
             return True
-        if self._planning is not None:
+        if self._locating is not None:
             return False
         may_begin = self._begun - self._taken <= self.prefetch and len(self._pool.free) > 0
         return may_begin or self._begun >= self.total
 
-    def share(self, batch: QueuedBatch, parts: list[Part]) -> None:
-        """Let threads copy the parts of a planned batch. `done` tells which was the last."""
+    def share(self, batch: QueuedBatch, ranges: list[SampleRange]) -> None:
+        """Let threads copy a located batch, in ranges. `done` tells which was the last."""
         with self._changed:
-            batch.parts_left = len(parts)
-            for part in parts:
-                self._parts.append((batch, part))
-            self._planning = None
+            batch.ranges_left = len(ranges)
+            for each in ranges:
+                self._ranges.append((batch, each))
+            self._locating = None
             self._changed.notify_all()
 
     def done(self, batch: QueuedBatch) -> bool:
-        """Note that a part of the batch is copied. True for the last one: `finish` the batch."""
+        """Note that a range of the batch is copied. True for the last one: `complete` the batch."""
         with self._changed:
-            batch.parts_left -= 1
-            return batch.parts_left == 0
+            batch.ranges_left -= 1
+            return batch.ranges_left == 0
 
-    def finish(
+    def complete(
         self, batch: QueuedBatch, error: BaseException | None = None, free: bool = False
     ) -> None:
         """Let the consumer have a batch that is complete; or in its place the error, if it cannot
@@ -283,8 +283,8 @@ class BatchQueue:
         with self._changed:
             batch.error = error
             self._in_progress.discard(batch.number)
-            if self._planning is batch:
-                self._planning = None
+            if self._locating is batch:
+                self._locating = None
             self.ready[batch.number] = batch
             if free or error is not None:
                 self._release(batch)

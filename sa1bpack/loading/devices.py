@@ -11,7 +11,7 @@ and, where `pinned`:
     wait          until the last copy out of a buffer is done
     stage         start sending a filled buffer, without waiting for it
 
-`finish` brings the arrays of a sent batch into the layout that the consumer requested.
+`arrange` brings the arrays of a sent batch into the layout that the consumer requested.
 `open_device` checks a name; `device_here`, in the thread that begins an iteration, returns what is
 there.
 """
@@ -34,8 +34,8 @@ from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.format.side.spec import SCALE_BYTES
 from sa1bpack.loading.batch.spec import BatchSpec, Regions, split_regions
-from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch
+from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.transforms.host import on_host, remember
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
@@ -185,7 +185,7 @@ CUDA = CudaRuntime()
 
 Batch = dict[str, torch.Tensor | RunBatch]
 
-# Bytes per pixel that `finish` takes at most to make RGB of planes: the result, and what is gone
+# Bytes per pixel that `arrange` takes at most to make RGB of planes: the result, and what is gone
 # when it returns.
 RGB_BYTES, CONVERSION_BYTES = 3, 33
 _CONVERSION_TENSORS = 8  # that live at once
@@ -226,8 +226,8 @@ def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
     return views
 
 
-def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> tuple[int, int]:
-    """The most bytes that `batch_views` and `finish` add to a batch on its device.
+def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> tuple[int, int]:
+    """The most bytes that `batch_views` and `arrange` add to a batch on its device.
 
     Args:
         samples, capacity, total: b, M, T: samples, masks of the fullest sample, masks in all.
@@ -255,7 +255,7 @@ def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
 
 
 def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> list[tuple[int, int]]:
-    """Of each feature that is stored with scales: bytes of a batch's floats, which `finish` makes,
+    """Of each feature that is stored with scales: bytes of a batch's floats, which `arrange` makes,
     and of its scales. A CPU multiplies in float32, which takes twice the floats for a moment.
     """
     of_axis = {"sample": samples, "mask": samples * capacity if spec.layout.padded else total}
@@ -268,7 +268,7 @@ def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> lis
     return found
 
 
-def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
+def arrange(batch: Batch, spec: BatchSpec, located: LocatedBatch) -> Batch:
     """Bring a sent batch into the layout that the consumer requested, on the batch's device."""
     if spec.to_rgb:
         batch["images"] = yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
@@ -277,22 +277,22 @@ def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
         if (known := on_host(batch["sizes"])) is not None:
             remember(sizes, known[:, :2].long())
         ends, offset = batch.pop("run_ends"), batch.pop("run_offset")
-        known = torch.from_numpy(copy.run_offset)
+        known = torch.from_numpy(located.run_offset)
         batch["runs"] = RunBatch(ends, offset, batch["mask_offsets"], sizes, known)
         if spec.layout.padded:
             del batch["mask_offsets"]
     elif spec.to_device:  # concatenated bits, uint8 (T, Sm, Sm / 8)
         masks = batch["masks"]
         if spec.layout.padded:
-            rows = masks.new_zeros((len(copy) * copy.capacity, *masks.shape[1:]))
+            rows = masks.new_zeros((len(located) * located.capacity, *masks.shape[1:]))
             rows.index_copy_(0, batch.pop("mask_positions"), masks)
-            masks = rows.view(len(copy), copy.capacity, *masks.shape[1:])
+            masks = rows.view(len(located), located.capacity, *masks.shape[1:])
         batch["masks"] = masks if spec.layout.packed else unpack_bits(masks)
     for feature in spec.features:
         if feature.scaled:
             batch[feature.name] = floats_on_device(batch[feature.name], feature.row_shape)
     if spec.relate is not None:
-        batch |= spec.relate(batch, copy.most)
+        batch |= spec.relate(batch, located.most)
     return batch
 
 
@@ -342,11 +342,11 @@ class Host:
 
         The small ones are copies, so keeping the ids of a batch does not keep its pixels.
         """
-        copy, buffer = batch.copy, batch.buffer
-        lent = np.asarray(LentBuffer(buffer, copy.nbytes, pool))
-        large, small, span = split_regions(copy.regions)
+        located, buffer = batch.located, batch.buffer
+        lent = np.asarray(LentBuffer(buffer, located.nbytes, pool))
+        large, small, span = split_regions(located.regions)
         copied = buffer.bytes[span].copy()
-        return finish(host_views(lent, large) | host_views(copied, small), spec, copy)
+        return arrange(host_views(lent, large) | host_views(copied, small), spec, located)
 
 
 class Cuda:
@@ -412,14 +412,14 @@ class Cuda:
         """Begin a single copy of all bytes, after which the buffer's event is recorded.
 
         Raises torch.cuda.OutOfMemoryError."""
-        copy, buffer = batch.copy, batch.buffer
+        located, buffer = batch.located, batch.buffer
         with self._lock, CUDA.queuing_on(self.stream):
-            data = CUDA.empty(copy.nbytes, self._index)
+            data = CUDA.empty(located.nbytes, self._index)
             _memory[data.untyped_storage()] = None
             event = CUDA.event()
             buffer.streams[:] = [self.stream]  # of another device in an earlier epoch
             try:
-                CUDA.send(buffer.pinned[: copy.nbytes], data)
+                CUDA.send(buffer.pinned[: located.nbytes], data)
                 event.record(self.stream)
             except BaseException:
                 # A copy may be in progress whose end no event will show: the buffer gets new memory
@@ -427,7 +427,7 @@ class Cuda:
                 buffer.bytes, buffer.pinned = buffer.bytes[:0], None
                 raise
         buffer.event = event
-        _, _, span = split_regions(copy.regions)
+        _, _, span = split_regions(located.regions)
         batch.data, batch.event, batch.small = data, event, buffer.bytes[span].copy()
 
     def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
@@ -454,19 +454,20 @@ class Cuda:
                 if reason is not None:
                     raise LoaderError(
                         f"{self.device} has no memory for a batch of "
-                        f"{size_text(batch.copy.nbytes)}; lower batch_size, max_masks or prefetch, "
-                        "or keep fewer batches; loader.plan() shows what it takes: " + reason
+                        f"{size_text(batch.located.nbytes)}; lower batch_size, max_masks or "
+                        "prefetch, or keep fewer batches; loader.plan() shows what it takes: "
+                        + reason
                     )
-            copy, data = batch.copy, batch.data
+            located, data = batch.located, batch.data
             stream = CUDA.current_stream(self._index)
             stream.wait_event(batch.event)
             # Allocated on the side stream: its memory must not be reused before this one is done.
             CUDA.keep(data, stream)
-            large, small, span = split_regions(copy.regions)
+            large, small, span = split_regions(located.regions)
             views = batch_views(data[span].clone(), small)
             for key, known in host_views(batch.small, small).items():
                 remember(views[key], known)
-            return finish(batch_views(data, large) | views, spec, copy)
+            return arrange(batch_views(data, large) | views, spec, located)
 
 
 def open_device(name: str | torch.device) -> torch.device:

@@ -14,10 +14,10 @@ import torch
 from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.ahead import check_order
 from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.shard_prefetcher import check_order
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.batch import Batch
@@ -57,7 +57,7 @@ def most_dropped(share: float, samples: int) -> int:
 
 
 @checks_options
-class BatchReader:
+class BaseLoader:
     """Reads batches of a dataset in an order: the base of Loader and PackDataLoader.
 
     Attributes:
@@ -66,7 +66,7 @@ class BatchReader:
     """
 
     _counts: EpochCounts | None = None  # of the latest epoch
-    _end_run: weakref.finalize | None = None  # ends the latest epoch, once
+    _end_producer: weakref.finalize | None = None  # ends the latest epoch, once
 
     def _set_up(
         self, ds: Dataset, batch_size: WholeNumbers | None, options: ReadingOptions
@@ -90,9 +90,9 @@ class BatchReader:
 
     def _end_epoch(self) -> None:
         """End the current iteration, if any."""
-        if self._end_run is not None:
-            self._end_run()
-            self._end_run = None
+        if self._end_producer is not None:
+            self._end_producer()
+            self._end_producer = None
 
     def __len__(self) -> int:
         """Batches of the complete latest epoch, or of the one to come before any began."""
@@ -118,7 +118,7 @@ class BatchReader:
         return counts.stats()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_counts": None, "_end_run": None}
+        return self.__dict__ | {"_counts": None, "_end_producer": None}
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next iteration; ends one in progress.
@@ -157,11 +157,11 @@ class BatchReader:
 class Iteration:
     """One epoch of a reader, begun by the first `next`. Threads may share it."""
 
-    def __init__(self, reader: BatchReader):
+    def __init__(self, reader: BaseLoader):
         self._reader = reader
         self._lock = threading.RLock()  # one thread at a time begins, takes, or ends
-        self._run: Any = None  # see BatchReader._begin
-        self._end_run: weakref.finalize | None = None
+        self._producer: Any = None  # see BaseLoader._begin
+        self._end_producer: weakref.finalize | None = None
         self._pid: int | None = None  # process in which it began
         self._done = self._dropped = 0  # batches and samples
         self._yielded = False  # any batch
@@ -201,23 +201,23 @@ class Iteration:
         """The next batch; None if all have been taken."""
         begin = perf_counter()
         reader, cursor = self._reader, self._reader.batches
-        if self._run is None:
-            self._place = cursor.begin()
-            self._batches = self._place.batches
+        if self._producer is None:
+            self._state = cursor.begin()
+            self._batches = self._state.batches
             reader._end_epoch()  # the loop over the one before was left
             self._pid, self._total = os.getpid(), len(self._batches)
             self.counts = reader._counts = EpochCounts(self._batches.epoch, begin)
-            self._run = reader._begin(self._batches, self.counts)
+            self._producer = reader._begin(self._batches, self.counts)
             # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
-            self._end_run = weakref.finalize(self, _end_run, self._run, self.counts)
-            reader._end_run = self._end_run
-            cursor.check(self._place)  # ended meanwhile, when there was no run to end
-            self._run.start()
+            self._end_producer = weakref.finalize(self, _end_producer, self._producer, self.counts)
+            reader._end_producer = self._end_producer
+            cursor.check(self._state)  # ended meanwhile, when there was no run to end
+            self._producer.start()
         while self._done < self._total:
-            cursor.check(self._place)
-            taken = self._run.take()
+            cursor.check(self._state)
+            taken = self._producer.take()
             if taken is None:
-                cursor.check(self._place)
+                cursor.check(self._state)
                 raise LoaderError("the loader was closed while waiting for a batch")
             batch, errors, nbytes, ready = taken
             samples = 0 if batch is None else len(batch["image_ids"])
@@ -227,7 +227,7 @@ class Iteration:
                 self._note(batch, errors)
             number, step = self._batches.number(self._done), self._batches.step(self._done)
             self._done += 1
-            cursor.took(self._place, self._done)
+            cursor.took(self._state, self._done)
             if batch is None:
                 continue
             epoch, spec = self._batches.epoch, reader._dataset.spec_text
@@ -282,16 +282,16 @@ class Iteration:
 
     def _end(self, why: str) -> None:
         """End this epoch, and keep only the reason; a later iteration is not affected."""
-        if self._run is not None:
+        if self._producer is not None:
             self.counts.end()
-            self._reader.batches.end(self._place)
-            self._end_run()
+            self._reader.batches.end(self._state)
+            self._end_producer()
         self._over = self._over or why
-        self._run = None
+        self._producer = None
 
 
-def _end_run(run: Any, counts: EpochCounts) -> None:
-    run.end(END_SECONDS)
+def _end_producer(producer: Any, counts: EpochCounts) -> None:
+    producer.end(END_SECONDS)
     counts.end(left=True)
 
 

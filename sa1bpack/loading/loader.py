@@ -1,6 +1,6 @@
 """Batches of a pack with at most one copy: threads fill reused buffers, in order.
 
-`Planner.plan` looks up where the samples of a batch are. Reader threads fill a buffer
+`Locator.locate` looks up where the samples of a batch are. Reader threads fill a buffer
 (`load_samples`): bytes in the page cache are copied from there; others are read from the disk, past
 the cache straight to their place in the buffer where that is possible. A device takes the buffer
 over (`devices`), and the consumer receives the batches in order (`BatchQueue`).
@@ -17,20 +17,20 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.disk.reading_mode import choose_mode
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.batch_copy import OPEN_SAMPLES
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (
     Cuda,
     Host,
+    arranging_bytes,
     device_here,
-    finishing_bytes,
     float_bytes,
     open_device,
 )
-from sa1bpack.loading.iteration import BatchReader
+from sa1bpack.loading.iteration import BaseLoader
+from sa1bpack.loading.located_batch import OPEN_SAMPLES
+from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LoadingPlan, cores, dataset_bytes, io_obstacle, largest_batch
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
@@ -66,7 +66,7 @@ _log = logging.getLogger("sa1bpack")
 
 
 @checks_options(**_OTHER_NAMES)
-class Loader(BatchReader):
+class Loader(BaseLoader):
     """Batches of a dataset as dicts of tensors, equal to those of `Collate`, which lists the keys.
 
     ::
@@ -194,7 +194,7 @@ class Loader(BatchReader):
             host_bytes += related + 2 * sum(floats) + 2 * max(floats, default=0)
         else:
             # In the queue, being delivered, and the one that the consumer still has meanwhile.
-            made, temporary = finishing_bytes(spec, samples, capacity, total)
+            made, temporary = arranging_bytes(spec, samples, capacity, total)
             device_bytes = (count + 1) * allocated_bytes(nbytes)
             device_bytes += 2 * made + temporary + related
             if spec.relate is not None:
@@ -224,12 +224,12 @@ class Loader(BatchReader):
             plan = self.plan()
             self._pool = BufferPool(partial(_allocated, device, plan), plan.batches, self._threads)
         self._pool.refill()
-        planner = Planner(self._dataset, self._spec, self._masks)
+        locator = Locator(self._dataset, self._spec, self._masks)
         counts.reads_known = not self._dataset.options.verify_checksums
         counts.count_store(self._dataset.pack.fetched)
-        planner.prepare()  # here: threads that did it would seem to wait for the disk
+        locator.prepare()  # here: threads that did it would seem to wait for the disk
         _log.info("epoch %d begins: %r", batches.epoch, self)
-        given = self._pool, device, planner, batches, self._options, counts, self._mode.direct
+        given = self._pool, device, locator, batches, self._options, counts, self._mode.direct
         return ReaderThreads(*given)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The threads of one epoch of a Loader: they plan batches, copy samples, and pass batches on."""
+"""The threads of one epoch of a Loader: they locate batches, copy samples, and pass batches on."""
 
 import os
 import threading
@@ -10,29 +10,30 @@ from itertools import pairwise
 import numpy as np
 
 from sa1bpack.errors import ReadError
-from sa1bpack.loading.ahead import Ahead
 from sa1bpack.loading.batch.mask_choice import MaskChoice
-from sa1bpack.loading.batch_copy import BatchCopy, SampleReader
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch
 from sa1bpack.loading.devices import Cuda, Host, keep_if_failed
 from sa1bpack.loading.iteration import Taken
+from sa1bpack.loading.located_batch import LocatedBatch, SampleReader
+from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.planner import Planner
+from sa1bpack.loading.shard_prefetcher import ShardPrefetcher
 from sa1bpack.loading.stats import EpochCounts
 
-# The most samples that are planned together: most of the cost does not depend on their number. The
-# first batch of an epoch is planned alone, so that it does not wait for the shards of others.
-_PLANNED_SAMPLES = 128
+# The most samples that are located together: most of the cost does not depend on their number. The
+# first batch of an epoch is located alone, so that it does not wait for the shards of others.
+_LOCATED_SAMPLES = 128
 
 
 class ReaderThreads:
     """The threads of one epoch, and its queue.
 
-    A thread that finds no samples left to copy, and no other thread planning, plans the next batch
-    into a buffer of the pool, and shares it out in parts if there are more threads than batches at
-    once. The thread that copies the last part of a batch passes the batch on. Shards are opened
-    while planning, and files while copying, without holding a lock: other threads keep copying.
+    A thread that finds no samples left to copy, and no other thread that locates, takes a buffer of
+    the pool, locates the next batch, and shares it out in ranges of samples if there are more
+    threads than batches at once. The thread that copies the last samples of a batch passes the
+    batch on. Shards are opened while locating, and files while copying, without holding a lock:
+    other threads keep copying.
 
     Once the epoch has ended, a thread that is still reading has access only to the queue, which is
     closed; to the buffer and the scratch memory that it writes to, which it then releases to the
@@ -44,33 +45,33 @@ class ReaderThreads:
         self,
         pool: BufferPool,
         device: Host | Cuda,
-        planner: Planner,
+        locator: Locator,
         batches: EpochBatches,
         options: ReadingOptions,
         counts: EpochCounts,
         direct: bool,
     ):
-        ds = planner.ds
-        self._asking = Ahead(ds, batches) if ds.pack.sources else None
-        self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
+        ds = locator.ds
+        self._prefetcher = ShardPrefetcher(ds, batches) if ds.pack.sources else None
+        self._pool, self._device, self._locator, self._batches = pool, device, locator, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
         self._counts, counts.threads = counts, pool.threads
         prefetch = pool.count - 2  # besides the batch that is taken next, and the consumer's
         self._queue, self._pid = BatchQueue(pool, len(batches), prefetch), os.getpid()
-        # Used only by the thread that plans.
-        self._planned: deque[tuple[BatchCopy, list[ReadError]]] = deque()
-        self._plan_next = 1  # batches
+        # Used only by the thread that locates.
+        self._located: deque[tuple[LocatedBatch, list[ReadError]]] = deque()
+        self._locate_next = 1  # batches
         # By thread: the batch that it copies, or what else it does; and since when.
-        self._doing: dict[str, tuple[BatchCopy | str, float]] = {}
+        self._doing: dict[str, tuple[LocatedBatch | str, float]] = {}
         # Complete batches if there are enough for all threads: that needs the least locking.
-        self._parts_per_batch = -(-pool.threads // (prefetch + 1))
+        self._ranges_per_batch = -(-pool.threads // (prefetch + 1))
         self._direct = direct
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the threads. If that fails, or is interrupted, `end` ends those that began."""
-        if self._asking is not None:
-            self._asking.start()
+        if self._prefetcher is not None:
+            self._prefetcher.start()
         for n in range(self._pool.threads):
             name = f"sa1bpack-reader-{n}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -92,36 +93,36 @@ class ReaderThreads:
             self._queue.fail(error)
             return
         while (work := self._queue.next()) is not None:
-            batch, part = work
-            what = "planning a batch" if part is None else batch.copy
+            batch, samples = work
+            what = "locating a batch" if samples is None else batch.located
             self._doing[name] = (what, time.monotonic())
-            if part is None:
+            if samples is None:
                 self._begin_batch(batch, name)
             else:
                 begin, reads = self._counts.clock(), []
                 try:
                     if not self._queue.closed:
-                        reads = batch.copy.copy(*part, reader)
+                        reads = batch.located.copy(*samples, reader)
                 except BaseException as error:
                     batch.error = error
                 self._counts.worked("copy", begin, reads)
                 if self._queue.done(batch):
-                    self._finish(batch, reader)
+                    self._complete(batch, reader)
             self._doing.pop(name, None)
             del work, batch, what  # while this thread waits, nothing keeps their shards open
         self._pool.scratch.append(reader.close())
 
     def _begin_batch(self, batch: QueuedBatch, name: str) -> None:
-        """Plan a batch, and let the threads copy its parts."""
+        """Locate a batch, and let the threads copy its samples."""
         try:
             begin = self._counts.clock()
-            if not self._planned:
-                self._plan(batch.number)
-            batch.copy, batch.dropped = copy, dropped = self._planned.popleft()
-            self._counts.worked("plan", begin)
-            if len(copy) == 0 or (dropped and not self._drops):
+            if not self._located:
+                self._locate(batch.number)
+            batch.located, batch.dropped = located, dropped = self._located.popleft()
+            self._counts.worked("locate", begin)
+            if len(located) == 0 or (dropped and not self._drops):
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
-                self._queue.finish(batch, None if self._drops else dropped[0], free=True)
+                self._queue.complete(batch, None if self._drops else dropped[0], free=True)
                 return
             buffer = batch.buffer
             if buffer.event is not None:
@@ -130,60 +131,60 @@ class ReaderThreads:
                 begin = self._counts.clock()
                 self._device.wait(buffer)
                 self._counts.worked("stage", begin)
-            if copy.nbytes > len(buffer.bytes):  # an eighth more, so that it is seldom
-                buffer.become(self._pool.allocate(copy.nbytes + copy.nbytes // 8))
-            copy.begin(buffer.bytes)
-            count = min(self._parts_per_batch, len(copy))
-            edges = (np.arange(count + 1) * len(copy) // count).tolist()
+            if located.nbytes > len(buffer.bytes):  # an eighth more, so that it is seldom
+                buffer.become(self._pool.allocate(located.nbytes + located.nbytes // 8))
+            located.begin(buffer.bytes)
+            count = min(self._ranges_per_batch, len(located))
+            edges = (np.arange(count + 1) * len(located) // count).tolist()
             self._queue.share(batch, list(pairwise(edges)))
         except BaseException as error:
-            self._queue.finish(batch, error)
+            self._queue.complete(batch, error)
 
-    def _plan(self, number: int) -> None:
-        """Plan several batches together, whose choice of masks is the same."""
-        stop = min(number + self._plan_next, len(self._batches))
-        if self._asking is not None:
+    def _locate(self, number: int) -> None:
+        """Locate several batches together, whose choice of masks is the same."""
+        stop = min(number + self._locate_next, len(self._batches))
+        if self._prefetcher is not None:
             begun = time.monotonic()
-            stop = min(stop, self._asking.reach(number))
+            stop = min(stop, self._prefetcher.reach(number))
             self._counts.fetch_seconds += time.monotonic() - begun
         choice, together = self._choice_of(number), [self._batches[number]]
         for k in range(number + 1, stop):
             if self._choice_of(k) != choice:
                 break
             together.append(self._batches[k])
-        most = max(1, _PLANNED_SAMPLES // max(1, len(together[0])))
-        self._plan_next = min(2 * self._plan_next, most)
-        self._planned.extend(self._planner.plan(together, self._batches.epoch, choice))
+        most = max(1, _LOCATED_SAMPLES // max(1, len(together[0])))
+        self._locate_next = min(2 * self._locate_next, most)
+        self._located.extend(self._locator.locate(together, self._batches.epoch, choice))
 
     def _choice_of(self, number: int) -> MaskChoice:
         """The choice of the masks of a batch, by its epoch and step."""
-        return self._planner.masks.at(self._batches.epoch, self._batches.step(number))
+        return self._locator.masks.at(self._batches.epoch, self._batches.step(number))
 
-    def _finish(self, batch: QueuedBatch, reader: SampleReader) -> None:
-        """All parts are done: pass on the batch, remade without the samples that could not be
+    def _complete(self, batch: QueuedBatch, reader: SampleReader) -> None:
+        """All samples are copied: pass on the batch, remade without the samples that could not be
         copied, or an error in its place."""
         failed, batch.error = batch.error, None  # its traceback references the batch
         try:
-            while failed is None and not self._queue.closed and (errors := batch.copy.errors()):
+            while failed is None and not self._queue.closed and (errors := batch.located.errors()):
                 if not self._drops:
                     failed = errors[0][1]
                     break
                 begin = self._counts.clock()
                 batch.dropped = [*batch.dropped, *(error for _, error in errors)]
-                rest = np.delete(batch.copy.indices, [k for k, _ in errors])
+                rest = np.delete(batch.located.indices, [k for k, _ in errors])
                 choice = self._choice_of(batch.number)
-                [(batch.copy, more)] = self._planner.plan([rest], self._batches.epoch, choice)
+                [(batch.located, more)] = self._locator.locate([rest], self._batches.epoch, choice)
                 batch.dropped += more
-                batch.copy.begin(batch.buffer.bytes)
-                reads = batch.copy.copy(0, len(batch.copy), reader)
+                batch.located.begin(batch.buffer.bytes)
+                reads = batch.located.copy(0, len(batch.located), reader)
                 self._counts.worked("copy", begin, reads)
-            if failed is None and len(batch.copy) and self._device.pinned:
+            if failed is None and len(batch.located) and self._device.pinned:
                 begin = self._counts.clock()
                 self._device.stage(batch)
                 self._counts.worked("stage", begin)
         except BaseException as error:
             failed = error
-        self._queue.finish(batch, failed, free=batch.data is not None or not len(batch.copy))
+        self._queue.complete(batch, failed, free=batch.data is not None or not len(batch.located))
 
     # ------------------------------------------------------------------------------ in the consumer
 
@@ -200,18 +201,18 @@ class ReaderThreads:
         error, found.error = found.error, None  # its traceback may reference what has it
         if error is not None:
             raise error
-        if not len(found.copy):
+        if not len(found.located):
             return Taken(None, found.dropped, 0, ready)
         begin = self._counts.clock()
-        batch = self._device.deliver(found, self._planner.spec, self._pool)
+        batch = self._device.deliver(found, self._locator.spec, self._pool)
         self._counts.worked("deliver", begin)
-        return Taken(batch, found.dropped, found.copy.nbytes, ready)
+        return Taken(batch, found.dropped, found.located.nbytes, ready)
 
     def _doing_text(self) -> str:
         """The state of every thread, for messages."""
         now, texts = time.monotonic(), []
-        for name, (copy, since) in list(self._doing.items()):
-            what = copy if isinstance(copy, str) else f"copying {copy.name()}"
+        for name, (doing, since) in list(self._doing.items()):
+            what = doing if isinstance(doing, str) else f"copying {doing.name()}"
             texts.append(f"{name} has been {what} for {now - since:.1f} s")
         dead = [thread.name for thread in self._threads if not thread.is_alive()]
         texts += [f"{name} has ended" for name in dead]
@@ -226,8 +227,8 @@ class ReaderThreads:
         """
         if self._pid != os.getpid():
             return
-        if self._asking is not None:
-            self._asking.end()
+        if self._prefetcher is not None:
+            self._prefetcher.end()
         keep_if_failed()
         self._queue.close()
         limit = time.monotonic() + wait

@@ -1,6 +1,6 @@
 """The statistics of an epoch: records of its threads, figures added up of them, and a verdict.
 
-Each piece of work, a batch planned, some of its samples copied, a batch staged or taken, is one
+Each piece of work, a batch located, some of its samples copied, a batch staged or taken, is one
 record in a deque of the epoch; `BusyTime` is what several of them cover. Appending takes no lock,
 so threads never wait for one another here. The epoch owns the deque: what a thread of an ended
 epoch still appends reaches no later epoch.
@@ -52,7 +52,7 @@ class LoadingStats:
         first_batch_seconds: time that it waited for the first batch: threads start, and once per
             process compiled code is loaded.
         threads: number of threads of a Loader.
-        plan_seconds: time of all threads together for looking up where samples are, and opening
+        locate_seconds: time of all threads together for looking up where samples are, and opening
             shards.
         read_seconds: as before, for waiting for reads past the page cache, and announcing others.
         copy_seconds: as before, for copying, and reading through the page cache; with
@@ -95,7 +95,7 @@ class LoadingStats:
     waited_seconds: float
     first_batch_seconds: float
     threads: int | None = None
-    plan_seconds: float | None = None
+    locate_seconds: float | None = None
     read_seconds: float | None = None
     copy_seconds: float | None = None
     stage_seconds: float | None = None
@@ -170,7 +170,7 @@ class LoadingStats:
             return "disk", f"the disk delivers {rate}, read {_percent(share)} of the time"
         if self.threads is None:
             return "unknown", "what torch and its workers waited for is not known here"
-        parts = (self.plan_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
+        parts = (self.locate_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
         busy = sum(part or 0.0 for part in parts) / (self.threads * seconds)
         if busy >= _BUSY:
             worked = f"{counted(self.threads, 'thread')} worked {_percent(busy)} of the time"
@@ -304,7 +304,7 @@ class EpochCounts:
     Attributes:
         threads: number of threads of a Loader; None: only what the consumer waited for is known.
         reads_known: it is known where bytes come from.
-        fetch_seconds: time that batches waited for their shards, by the one thread that plans.
+        fetch_seconds: time that batches waited for their shards, by the one thread that locates.
     """
 
     def __init__(self, epoch: int, begun: float, clock: Callable[[], float] = time.perf_counter):
@@ -332,7 +332,7 @@ class EpochCounts:
         """Note a piece of work that ends now.
 
         Args:
-            kind: "plan", "copy", "stage", or "deliver", which is a part of a wait.
+            kind: "locate", "copy", "stage", or "deliver", which is a part of a wait.
             begin: start of the work, in seconds of the clock.
             reads: for a copy, what was read in it.
         """
@@ -399,7 +399,7 @@ class EpochCounts:
             self.add_up()
             sums, known = self._sums, {}
             if self.threads is not None:
-                for kind in ("plan", "copy", "stage", "deliver"):
+                for kind in ("locate", "copy", "stage", "deliver"):
                     known[f"{kind}_seconds"] = float(sums[kind])
             if self.reads_known:
                 disk, needed = self._disk.seconds, sums["cached"] + sums["found"]

@@ -19,7 +19,7 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OutputRefused, SourceError
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import TEMPORARY_PREFIX
-from sa1bpack.format.layout import Extent, Layout, image_nbytes, image_planes
+from sa1bpack.format.layout import AxisLengths, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.packing.options import PRESETS, PackOptions, Request, RunKeywords, checked_request
 from sa1bpack.packing.pack_state import PackState, existing_parent, sources_to_pack
@@ -259,7 +259,7 @@ class _Probe:
 
     Attributes:
         pairs, rejected: number of pairs that were tried, and of those that are rejected.
-        extent: extent of the packed ones, with runs, and without images.
+        lengths: rows of the packed ones, with runs, and without images.
         tar_bytes, seconds: bytes and time of all that were tried.
         sizes: stored height and width of each packed image.
     """
@@ -267,7 +267,7 @@ class _Probe:
     def __init__(self, source: Source | None, options: PackOptions):
         """Decode the first pairs, if there is a source. Raises SourceError if it cannot be read."""
         self.pairs = self.rejected = self.tar_bytes = 0
-        self.seconds, self.extent = 0.0, Extent()
+        self.seconds, self.lengths = 0.0, AxisLengths()
         self.sizes: list[tuple[int, int]] = []
         if source is None:
             return
@@ -286,15 +286,15 @@ class _Probe:
                 self.seconds += time.perf_counter() - started
                 self.rejected += isinstance(outcome, Reject)
                 if isinstance(outcome, Packed):
-                    self.extent += outcome.extent
+                    self.lengths += outcome.lengths
                     self.sizes.append(tuple(map(int, outcome.rows["size"][0, 2:])))
 
-    def scaled(self, images: int, layout: Layout) -> Extent:
-        """The extent of this number of samples in a layout, as those that were tried suggest."""
+    def scaled(self, images: int, layout: Layout) -> AxisLengths:
+        """The lengths of this number of samples in a layout, as those that were tried suggest."""
         factor = images / max(1, len(self.sizes))
-        runs = self.extent.runs if layout.runs else 0
+        runs = self.lengths.runs if layout.runs else 0
         nbytes = sum(image_nbytes(layout, *size) for size in self.sizes) if layout.flat else 0
-        return Extent(images, *(round(factor * n) for n in (self.extent.masks, runs, nbytes)))
+        return AxisLengths(images, *(round(factor * n) for n in (self.lengths.masks, runs, nbytes)))
 
     def disk_bytes(self, layout: Layout, images: int) -> tuple[int, int]:
         """Bytes of the files of this number of samples, and how many of them are never written."""

@@ -135,11 +135,11 @@ def merge(
             )
     check_can_be_folder(root, "give a new folder, or that of a pack")
     refuse_in_pack("output", root)
-    plan = _Plan(root, roots)
-    with closing(PackState(root, plan.options)) as state:
-        missing = plan.missing(state)
+    union = _Union(root, roots)
+    with closing(PackState(root, union.options)) as state:
+        missing = union.missing(state)
         before = len(state.shards)
-        parts = plan.find_parts()
+        parts = union.find_parts()
         state.write_first_manifest()
         placing = Placing([*(taken.folder for taken in missing), *parts], progress)
         state.publish(complete=False)
@@ -150,7 +150,7 @@ def merge(
                     held.callback(os.close, lock)
             for taken in missing:
                 interrupts.check()
-                shard = published_shard(taken.folder, taken.pack, plan.options.layout)
+                shard = published_shard(taken.folder, taken.pack, union.options.layout)
                 if shard.entry != taken.entry:
                     raise FormatError(
                         f"{taken.folder}: not the shard that the manifest lists; `sa1bpack verify`"
@@ -158,15 +158,15 @@ def merge(
                 final = state.shards_dir / taken.entry.name
                 placing.publish(taken.folder, files.temporary_beside(final), final, taken.digest)
                 state.add_shard(shard)
-        plan.create_sides()
+        union.create_sides()
         for part, final in parts.items():
             interrupts.check()
             # A name that tells it from those at which `derive` is working.
             working = files.temporary_beside(final.with_name(_WORKING + final.name))
             placing.publish(part, working, final)
         interrupts.check()
-        state.sources.update(plan.sources)
-        manifest = state.publish(complete=plan.complete)
+        state.sources.update(union.sources)
+        manifest = state.publish(complete=union.complete)
     return MergeResult(
         root,
         manifest.samples,
@@ -174,12 +174,12 @@ def merge(
         len(manifest.shards),
         len(roots),
         before,
-        plan.repeated,
+        union.repeated,
         placing.linked,
         placing.cloned,
         placing.copied,
-        plan.without_part,
-        plan.complete,
+        union.without_part,
+        union.complete,
         time.perf_counter() - started,
     )
 
@@ -197,7 +197,7 @@ class _Taken:
         return self.pack / SHARDS_NAME / self.entry.name
 
 
-class _Plan:
+class _Union:
     """The joint contents of the packs, checked as far as possible without writing anything.
 
     Attributes:
@@ -295,9 +295,9 @@ class _Plan:
         for name, folders in self.features.items():
             out, self.without_part[name] = self.root / SIDES_NAME / name, []
             for _, taken in sorted(self.shards.items()):
-                shard = ShardIdentity(taken.entry.name, taken.digest, taken.entry.extent)
+                shard = ShardIdentity(taken.entry.name, taken.digest, taken.entry.lengths)
                 there = [each for each in (out, *folders) if (each / shard.part).is_dir()]
-                if not there and shard.extent.samples:
+                if not there and shard.lengths.samples:
                     self.without_part[name].append(shard.name)
                 elif there and there[0] != out:
                     parts[there[0] / shard.part] = out / shard.part

@@ -36,9 +36,9 @@ from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceCorr
 from sa1bpack.format import files
 from sa1bpack.format.index import find_duplicates, open_manifest_and_index, publish, remove_stale
 from sa1bpack.format.manifest import (
+    JOB_PREFIX,
     MANIFEST_NAME,
     PARTS_NAME,
-    PLAN_PREFIX,
     REJECTS_NAME,
     SHARDS_NAME,
     Manifest,
@@ -69,7 +69,7 @@ _PARTS_LOCK = "lock"
 _WORKING = f"{files.TEMPORARY_PREFIX}work-"
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Job(msgspec.Struct, frozen=True):
     """A job: what all its parts together pack.
 
     Attributes:
@@ -123,7 +123,7 @@ def source_notes(root: Path) -> dict[str, SourceNote]:
 
 
 def read_note(path: Path, kind: type[_Kind]) -> _Kind:
-    """The note or plan that a part wrote. Raises FormatError if damaged, OSError if unreadable."""
+    """The note or job that a part wrote. Raises FormatError if damaged, OSError if unreadable."""
     try:
         return msgspec.json.decode(files.read_metadata_file(path), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -368,11 +368,11 @@ class PartState(PackState):
     another process has published the same shard meanwhile, that one stays.
     """
 
-    def __init__(self, root: Path, options: PackOptions, plan: Plan, sources: Sequence[str]):
+    def __init__(self, root: Path, options: PackOptions, job: Job, sources: Sequence[str]):
         """Prepare the folder, which is created if it does not exist, and read the state of sources.
 
         Args:
-            plan: the job that the part belongs to.
+            job: the one that the part belongs to.
             sources: names of the sources of the part.
 
         Raises:
@@ -388,8 +388,8 @@ class PartState(PackState):
             with alone(self.root):
                 self.write_first_manifest()
             self._load(frozenset(sources))
-            data = msgspec.json.encode(plan)
-            path = root / PARTS_NAME / f"{PLAN_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
+            data = msgspec.json.encode(job)
+            path = root / PARTS_NAME / f"{JOB_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
             if not path.exists():
                 files.replace_file(path, data)
             self._recorded = dict(self.sources)

@@ -163,7 +163,7 @@ def report(text: str) -> None:
 RUNS_NAME = ".runs.jsonl"
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run that decoded images.
 
     Attributes:
@@ -192,7 +192,7 @@ def log_run(root: Path, progress: Progress, workers: int, outcome: str) -> None:
     """
     if not progress.images:
         return
-    run = Run(
+    run = RunRecord(
         finished=datetime.now(UTC).replace(microsecond=0),
         outcome=outcome,
         images=progress.images,
@@ -208,7 +208,7 @@ def log_run(root: Path, progress: Progress, workers: int, outcome: str) -> None:
         progress.note(f"{root / RUNS_NAME}: this run is not logged ({error.strerror})")
 
 
-def read_runs(root: Path) -> list[Run]:
+def read_runs(root: Path) -> list[RunRecord]:
     """The logged runs, in order; a line that a killed run left unfinished is skipped.
 
     Empty if there is no log. Raises OSError if it cannot be read.
@@ -220,5 +220,5 @@ def read_runs(root: Path) -> list[Run]:
     runs = []
     for line in lines:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            runs.append(msgspec.json.decode(line, type=Run))
+            runs.append(msgspec.json.decode(line, type=RunRecord))
     return runs

@@ -14,14 +14,14 @@ from sa1bpack.arguments import checks_options, local_path, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
 from sa1bpack.format.files import flush_folder
-from sa1bpack.format.manifest import PARTS_NAME, PLAN_PREFIX, SHARDS_NAME, Manifest, identity_text
+from sa1bpack.format.manifest import JOB_PREFIX, PARTS_NAME, SHARDS_NAME, Manifest, identity_text
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.options import Request, RunKeywords, checked_request, recorded_options
 from sa1bpack.packing.pack_state import (
+    Job,
     PackState,
     PartState,
-    Plan,
     note_path,
     read_note,
     source_notes,
@@ -257,23 +257,23 @@ def pack_part(
     share = part_of_job(part)
     request = checked_request(sources, output, options)
     check_room(request, request.sources)
-    plan = Plan(share[1], tuple(source.name for source in request.sources))
+    job = Job(share[1], tuple(source.name for source in request.sources))
     mine = share_of(request.sources, share)
     if any(source.kind == "remote" for source in mine):  # whose sizes are not known yet
         mine, failed = look_at(mine)
         check_room(request, mine)
         mine += [source for source in request.sources if source.name in failed]
-    return run_part(replace(request, sources=mine, ignore_space=True), plan, progress)[0]
+    return run_part(replace(request, sources=mine, ignore_space=True), job, progress)[0]
 
 
 def run_part(
-    request: Request, plan: Plan, progress: bool | None
+    request: Request, job: Job, progress: bool | None
 ) -> tuple[PackResult, list[dict[str, str]]]:
     """Pack the sources of a request as a part of a job; also returns the lines of their rejects."""
     warm_up(request.options)
     interrupts.check()
     names = [source.name for source in request.sources]
-    with closing(PartState(request.output, request.options, plan, names)) as state:
+    with closing(PartState(request.output, request.options, job, names)) as state:
         return pack_into(state, request, progress), state.rejects()
 
 
@@ -403,9 +403,9 @@ def finalize(pack: str | Path) -> FinalizeResult:
     root = local_path("pack", pack)
     manifest = read_own_manifest(root)
     with closing(PackState(root, recorded_options(manifest.options, root))) as state:
-        paths = (root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")
+        paths = (root / PARTS_NAME).glob(f"{JOB_PREFIX}*.json")
         paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
-        plans, noted = [read_note(path, Plan) for path in paths], source_notes(root)
+        jobs, noted = [read_note(path, Job) for path in paths], source_notes(root)
         failed = {name: note for name, note in noted.items() if note.record is None}
         if manifest.complete and (root / PARTS_NAME).is_dir():
             state.publish(complete=False)  # a complete one must match its checksums all the time
@@ -414,7 +414,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
             if note.corrupt and name not in state.sources and state.parts_of(name):
                 count = counted(state.withdraw(name), "shard")
                 notes.append(f"{name}: its bytes are wrong; {count} withdrawn")
-        expected = {name for plan in plans for name in plan.sources}
+        expected = {name for job in jobs for name in job.sources}
         expected |= {source for source, _ in state.shards} | noted.keys()
         missing = {}
         for name in sorted(expected - state.sources.keys()):
@@ -424,7 +424,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
                 missing[name] = f"packed in part, {counted(len(shards), 'shard')}"
             else:
                 missing[name] = "no shard is published"
-        known = bool(plans) or manifest.complete
+        known = bool(jobs) or manifest.complete
         done = known and not missing
         published = state.publish(complete=done)
         if done:
@@ -433,9 +433,9 @@ def finalize(pack: str | Path) -> FinalizeResult:
         for name in state.sources:  # what names the missing ones stays
             note_path(root, name).unlink(missing_ok=True)
         parts = set()
-        for plan in plans[-1:]:
-            rows = [row for row, name in enumerate(plan.sources) if name in missing]
-            parts = {(row % plan.parts + 1, plan.parts) for row in rows}
+        for job in jobs[-1:]:
+            rows = [row for row, name in enumerate(job.sources) if name in missing]
+            parts = {(row % job.parts + 1, job.parts) for row in rows}
         return FinalizeResult(
             **totals_of(root, published),
             sources=len(state.sources),

@@ -11,8 +11,8 @@ import simplejpeg
 from sa1bpack import pixels
 from sa1bpack.disk.direct import HUGE_PAGE, aligned
 from sa1bpack.errors import AnnotationError, MaskError, SampleError
-from sa1bpack.format.layout import FILE_NAME_BYTES, Extent, Layout, image_nbytes, image_planes
-from sa1bpack.format.shard_writer import finished_rows, sample_extent
+from sa1bpack.format.layout import FILE_NAME_BYTES, AxisLengths, Layout, image_nbytes, image_planes
+from sa1bpack.format.shard_writer import finished_rows, sample_lengths
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.masks.raster import draw_grid, fit_axes
 from sa1bpack.masks.rle import parse_counts, take_masks
@@ -42,12 +42,12 @@ class Packed:
     Attributes:
         rows: array name → its rows, as `finished_rows` returns them. `image` and `mask_bits` are
             views of buffers, valid until these are used for another sample.
-        extent: what the sample adds to its shard.
+        lengths: what the sample adds to its shard.
         unknown_keys: keys of the record that are not in the schema; they are not stored.
     """
 
     rows: dict
-    extent: Extent
+    lengths: AxisLengths
     unknown_keys: frozenset
 
 
@@ -174,7 +174,7 @@ def make_sample(
         rows["run_offset"] = run_offset
         rows["run_ends"] = run_ends
     rows = finished_rows(layout, rows)
-    return Packed(rows, sample_extent(layout, rows), record.unknown_keys)
+    return Packed(rows, sample_lengths(layout, rows), record.unknown_keys)
 
 
 def require_decoder() -> None:

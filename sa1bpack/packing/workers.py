@@ -38,7 +38,7 @@ import numpy as np
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import PackError
 from sa1bpack.format.files import naming
-from sa1bpack.format.layout import Extent, Layout
+from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.interrupts import SIGNALS
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import (
@@ -119,16 +119,16 @@ class SharedSlots:
 
     def store(self, slot: int, packed: Packed) -> None:
         """Copy the rows made of a slot's pair into the slot, except those made there."""
-        for name, target in self.rows(slot, packed.extent).items():
+        for name, target in self.rows(slot, packed.lengths).items():
             if target.ctypes.data != packed.rows[name].ctypes.data:
                 target[...] = packed.rows[name]
 
-    def rows(self, slot: int, extent: Extent) -> dict[str, np.ndarray]:
-        """The rows in a slot of a sample of that extent, without a copy."""
-        area, (offsets, _) = self._row_area(slot), _row_offsets(self._layout, extent)
+    def rows(self, slot: int, lengths: AxisLengths) -> dict[str, np.ndarray]:
+        """The rows in a slot of a sample of these lengths, without a copy."""
+        area, (offsets, _) = self._row_area(slot), _row_offsets(self._layout, lengths)
         return {
             spec.name: np.ndarray(
-                (extent.along(spec.axis), *spec.row_shape), spec.dtype, area, offsets[spec.name]
+                (lengths.along(spec.axis), *spec.row_shape), spec.dtype, area, offsets[spec.name]
             )
             for spec in self._layout.arrays
         }
@@ -144,7 +144,7 @@ class SharedSlots:
             masks = min(masks, self._options.max_masks)
         if self._layout.bits:
             masks = min(masks, MAX_BITS // self._layout.array("mask_bits").row_bytes)
-        return _row_offsets(self._layout, Extent(1, masks, json_bytes))[1]
+        return _row_offsets(self._layout, AxisLengths(1, masks, json_bytes))[1]
 
     def free(self, slot: int) -> None:
         """Free a slot, whose pair and rows are no longer needed. Memory of each beyond KEPT_BYTES
@@ -164,7 +164,7 @@ class SharedSlots:
         os.close(self.descriptor)
 
 
-def _row_offsets(layout: Layout, extent: Extent) -> tuple[dict[str, int], int]:
+def _row_offsets(layout: Layout, lengths: AxisLengths) -> tuple[dict[str, int], int]:
     """Byte offset of each array's rows in a row area, and the end of the last, in full pages.
 
     The image has room for the largest one, and the bits follow, so that both begin with a page and
@@ -174,7 +174,7 @@ def _row_offsets(layout: Layout, extent: Extent) -> tuple[dict[str, int], int]:
     for spec in sorted(layout.arrays, key=lambda spec: spec.name != "mask_bits"):
         if spec.name != "image":
             offsets[spec.name] = end
-            end += -(-extent.along(spec.axis) * spec.row_bytes // 64) * 64
+            end += -(-lengths.along(spec.axis) * spec.row_bytes // 64) * 64
     return offsets, _pages(end)
 
 
@@ -310,7 +310,7 @@ class Workers:
 
     def _resolve(self, job: _Job, outcome: Outcome) -> None:
         if isinstance(outcome, Packed):
-            outcome = replace(outcome, rows=self._slots.rows(job.message[0], outcome.extent))
+            outcome = replace(outcome, rows=self._slots.rows(job.message[0], outcome.lengths))
         job.made.set_result((outcome, partial(self._free, job.message[0])))
         self._run.progress.done(job.source, outcome, job.bytes_read)
 

@@ -25,7 +25,7 @@ _HALF = np.int64(1) << (FRACTION - 1)
 _REST = (np.int64(1) << FRACTION) - 1
 
 
-class Part(NamedTuple):
+class RowBand(NamedTuple):
     """Rows start..stop of an output, of which the image covers this many rows and columns; all
     others are 0."""
 
@@ -122,12 +122,12 @@ def make_taps(at: np.ndarray, scale: float, length: int) -> Taps:
 
 
 @njit
-def _copy(image, y, x, table, part, out):
+def _copy(image, y, x, table, band, out):
     """The part of an output whose pixels are pixels of the image."""
-    for i in range(part.start, min(part.stop, part.kept_rows)):
+    for i in range(band.start, min(band.stop, band.kept_rows)):
         line = image[y.first[i]]
         red, green, blue = out[0, i], out[1, i], out[2, i]
-        for j in range(part.kept_columns):
+        for j in range(band.kept_columns):
             p = np.uint64(x.first[j])  # unsigned: numba does not test for negative indices
             red[j] = table[0, line[p, 0]]
             green[j] = table[1, line[p, 1]]
@@ -178,27 +178,27 @@ def _mix_columns(line, taps, columns, normal, out, i):
 
 
 @njit
-def _resample(flat, y, x, normal, part, line, out):
-    """Part of an output under any filters. flat: the image, (H, W * 3)."""
+def _resample(flat, y, x, normal, band, line, out):
+    """A band of an output under any filters. flat: the image, (H, W * 3)."""
     low, high = x.first[0], x.first[0]
-    for j in range(part.kept_columns):
+    for j in range(band.kept_columns):
         low, high = min(low, x.first[j]), max(high, x.first[j])
     low, high = 3 * low, min(3 * (high + len(x.weights)), flat.shape[1])
-    for i in range(part.start, min(part.stop, part.kept_rows)):
+    for i in range(band.start, min(band.stop, band.kept_rows)):
         _mix_rows(flat, y, i, low, high, line)
-        _mix_columns(line, x, part.kept_columns, normal, out, i)
+        _mix_columns(line, x, band.kept_columns, normal, out, i)
 
 
 @njit
-def _clear(part, out):
+def _clear(band, out):
     """Set rows start..stop to 0 where there is no image."""
     for c in range(out.shape[0]):
-        for i in range(part.start, part.stop):
-            out[c, i, part.kept_columns if i < part.kept_rows else 0 :] = 0
+        for i in range(band.start, band.stop):
+            out[c, i, band.kept_columns if i < band.kept_rows else 0 :] = 0
 
 
 def resample_rows(
-    image: np.ndarray, y: Taps, x: Taps, normal: Normal, part: Part, out: np.ndarray
+    image: np.ndarray, y: Taps, x: Taps, normal: Normal, band: RowBand, out: np.ndarray
 ) -> None:
     """Make part of an output under an axis-aligned map. Releases the GIL.
 
@@ -206,16 +206,16 @@ def resample_rows(
         image: uint8 (H, W, 3), C-contiguous, writable.
         y, x: filters of the rows and columns of `out`, within the image.
         normal: how bytes become numbers.
-        part: the part to make.
+        band: the band to make.
         out: float32 (3, h, w), C-contiguous.
     """
-    _clear(part, out)
+    _clear(band, out)
     if y.copies and x.copies:
-        _copy(image, y, x, normal.table, part, out)
+        _copy(image, y, x, normal.table, band, out)
         return
     flat = image.reshape(len(image), -1)
     line = np.zeros(flat.shape[1] + 3 * len(x.weights), np.float32)  # filters may reach beyond
-    _resample(flat, y, x, normal, part, line, out)
+    _resample(flat, y, x, normal, band, line, out)
 
 
 # ------------------------------------------------------------------------------------------ affine
@@ -283,16 +283,16 @@ def _wide(image, x, y, height, width, support, weights):
 
 
 @njit(error_model="numpy")
-def _resample_affine(image, stored, places, normal, part, weights, out):
+def _resample_affine(image, stored, places, normal, band, weights, out):
     steps, support, window = places.steps, places.support, places.window
     mean, std = normal.mean, normal.std
     narrow = support[0] == 1 and support[1] == 1
     height, width = np.int64(stored[0]), np.int64(stored[1])
-    for i in range(part.start, part.stop):
+    for i in range(band.start, band.stop):
         x_row, y_row = steps[0, 1] * i + steps[0, 2], steps[1, 1] * i + steps[1, 2]
         for j in range(out.shape[2]):
             x, y = steps[0, 0] * j + x_row, steps[1, 0] * j + y_row
-            inside = i < part.kept_rows and j < part.kept_columns
+            inside = i < band.kept_rows and j < band.kept_columns
             inside = inside and window[0] <= x < window[2] and window[1] <= y < window[3]
             if not inside:
                 out[0, i, j] = out[1, i, j] = out[2, i, j] = 0
@@ -311,7 +311,7 @@ def resample_affine_rows(
     stored: tuple[int, int],
     places: AffinePlaces,
     normal: Normal,
-    part: Part,
+    band: RowBand,
     out: np.ndarray,
 ) -> None:
     """Make part of an output under an affine map. Releases the GIL.
@@ -321,9 +321,9 @@ def resample_affine_rows(
         stored: height and width of the image, 1 to H and 1 to W.
         places: places of the pixels of `out` in the image.
         normal: how bytes become numbers; its table is not used.
-        part: the part to make; of the rows and columns that it keeps, only those inside the window
+        band: the band to make; of the rows and columns that it keeps, only those inside the window
             of `places` are not 0.
         out: float32 (3, h, w), C-contiguous.
     """
     weights = np.empty((2, int(2 * max(places.support)) + 2), np.float32)
-    _resample_affine(image, stored, places, normal, part, weights, out)
+    _resample_affine(image, stored, places, normal, band, weights, out)

@@ -131,7 +131,7 @@ class RemotePack(_Brought):
     def bring(self, entry: ShardEntry, digest: str, layout: Layout) -> Lock:
         """See ShardSource."""
         path = f"{SHARDS_NAME}/{entry.name}"
-        return self._bring(path, entry.name, digest, layout.array_rows(entry.extent), path)
+        return self._bring(path, entry.name, digest, layout.array_rows(entry.lengths), path)
 
     def open_side(self, name: str) -> "RemoteSide | None":
         """See ShardSource. Raises NotAPack for a URL of something else."""
@@ -174,7 +174,7 @@ class RemoteSide(_Brought):
             raise FormatError(
                 f"{self._origin.url}/{path}: no part for {shard.name}; {why}"
             ) from None
-        name, arrays = f"{spec.name}-{shard.part}", spec.arrays(shard.extent)
+        name, arrays = f"{spec.name}-{shard.part}", spec.arrays(shard.lengths)
         return self._bring(path, name, digest, arrays, shard.part)
 
 

@@ -31,7 +31,7 @@ from sa1bpack.format.files import (
     write_durably,
 )
 from sa1bpack.format.index import top_files
-from sa1bpack.format.layout import Extent, Layout
+from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.format.manifest import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -169,7 +169,7 @@ class UploadedState(PackState):
             self._bucket.put({key + path: (folder / path, each) for path, each in files.items()})
         write_durably(mark, digest.encode())
         entry = next(shard.entry for shard in self.shards.values() if shard.entry.name == name)
-        _empty_large_files(folder, self.options.layout, entry.extent)
+        _empty_large_files(folder, self.options.layout, entry.lengths)
 
     def _reopen(self) -> None:
         """Before anything is added to a complete pack, it is published as not complete."""
@@ -242,16 +242,16 @@ def _restore_shard(root: Path, name: str, bucket: Bucket) -> None:
         attributes = read_json(staging / METADATA_NAME)["attributes"]["sa1bpack"]
         layout = Layout.from_json(attributes["layout"], f"{bucket.url}/{path}: layout")
         counts = (attributes[key] for key in ("samples", "masks", "runs", "image_bytes"))
-        _empty_large_files(staging, layout, Extent(*counts))
+        _empty_large_files(staging, layout, AxisLengths(*counts))
         staging.rename(folder)
         write_durably(root / _MARKS / name, file_digest(folder / CHECKSUMS_NAME).encode())
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _empty_large_files(folder: Path, layout: Layout, extent: Extent) -> None:
+def _empty_large_files(folder: Path, layout: Layout, lengths: AxisLengths) -> None:
     """Put files of the same length, that take no room, in place of the large ones."""
-    for spec, rows in layout.array_rows(extent).items():
+    for spec, rows in layout.array_rows(lengths).items():
         if spec.name in LARGE and rows:
             path = folder / spec.chunk_path
             path.parent.mkdir(exist_ok=True)

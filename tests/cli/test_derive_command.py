@@ -68,7 +68,7 @@ def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path
         "-o", out, "--batch-size", 2,
     )  # fmt: skip
     assert (code, error) == (0, "")
-    assert printed == f"{out}: 4 parts made, 0 present, complete\n"
+    assert printed == f"{out}: 4 parts made, 0 existing, complete\n"
     provenance = json.loads((out / "manifest.json").read_text())["provenance"]
     assert provenance["options"] == {"scale": 3, "name": "a b"}
     assert provenance["function"] == "made:ids"
@@ -114,7 +114,7 @@ def test_a_killed_command_keeps_complete_parts_and_batches_and_resumes_after_the
     assert verify(pack).ok  # what is missing is a note
     (tmp_path / "go").touch()
     code, printed, error = in_folder(*command)
-    assert (code, error) == (0, "") and ": 3 parts made, 1 present, complete" in printed
+    assert (code, error) == (0, "") and ": 3 parts made, 1 existing, complete" in printed
     assert {path: path.stat().st_ino for path in before} == before
     assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
     assert verify(pack).ok and verify(pack).notes == ()
@@ -162,7 +162,7 @@ def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa
         "derive", pack, "extents", "--axis", "mask", "--fn", "sa1bpack.transforms:relation",
         "--option", "name=mask_boxes", "--mask-format", "runs", "-o", "extents",
     )  # fmt: skip
-    assert code == 0 and printed == "extents: 2 parts made, 0 present, complete\n"
+    assert code == 0 and printed == "extents: 2 parts made, 0 existing, complete\n"
     ds = sa1bpack.open(pack, mask_format="runs", features="./extents")
     for sample in ds:
         np.testing.assert_array_equal(sample["extents"], sa1bpack.masks.relate(sample).mask_boxes)
@@ -172,6 +172,6 @@ def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa
 def test_parts_of_a_job_array_complete_the_array(pack, in_folder):
     command = ("derive", pack, "ids", "--fn", "made:ids", "--part")
     code, printed, _ = in_folder(*command, "1/2")
-    assert code == 0 and printed.endswith(": 2 parts made, 0 present, 2 shards missing\n")
+    assert code == 0 and printed.endswith(": 2 parts made, 0 existing, 2 shards missing\n")
     code, printed, _ = in_folder(*command, "2/2")
-    assert code == 0 and printed.endswith(": 2 parts made, 2 present, complete\n")
+    assert code == 0 and printed.endswith(": 2 parts made, 2 existing, complete\n")

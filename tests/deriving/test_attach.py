@@ -30,7 +30,7 @@ def test_rows_are_matched_by_image_id_of_a_dataset_or_a_subset_of_complete_shard
     expected = ds.column("image_id")[:, None] * np.array([1, -1], np.float32)
     np.testing.assert_array_equal(stored(result.folder, pack), expected)
     assert result.missing == () and verify(pack).ok
-    assert attach(ds, "a", rows, ids).present == result.made
+    assert attach(ds, "a", rows, ids).existing == result.made
     with pytest.raises(OptionError, match="is for a complete shard"):
         attach(Subset(ds, [0]), "b", rows, ids)
     with pytest.raises(OptionError, match=r"sa1bpack\.open"):
@@ -62,7 +62,7 @@ def test_a_memory_map_and_bits_of_bfloat16_are_taken(ds, pack, given, tmp_path):
 def test_a_repeated_call_keeps_the_same_rows_and_refuses_others(ds, given):
     ids, rows = given
     made = attach(ds, "a", rows, ids).made
-    assert attach(ds, "a", rows, ids).present == made
+    assert attach(ds, "a", rows, ids).existing == made
     with pytest.raises(OutputRefused, match="other rows for sample 0"):
         attach(ds, "a", rows + 1, ids)
 

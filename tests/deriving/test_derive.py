@@ -50,8 +50,8 @@ class Returning:
 
 def test_rows_are_those_that_the_function_returns_in_the_order_of_the_pack(ds, pack):
     result = sa1bpack.derive(ds, "teacher", embed, batch_size=3, spatial=True)
-    assert result.folder == pack / "side" / "teacher" and result.missing == result.present == ()
-    assert str(result) == f"{result.folder}: 4 parts made, 0 present, complete"
+    assert result.folder == pack / "side" / "teacher" and result.missing == result.existing == ()
+    assert str(result) == f"{result.folder}: 4 parts made, 0 existing, complete"
     images = np.stack([sample["image"] for sample in ds]).astype(np.float32).mean(3)
     means = images.reshape(-1, 4, 6, 4, 6).mean((2, 4))
     found = stored(result.folder, pack)
@@ -148,8 +148,8 @@ def test_parts_that_another_call_published_meanwhile_are_not_said_to_be_made(ds)
 
     others = []
     result = derive(ds, "a", ids)
-    assert result.made == () and result.present == others[1].made and result.missing == ()
-    assert len(others[1].made) > 2 and others[1].present == ()
+    assert result.made == () and result.existing == others[1].made and result.missing == ()
+    assert len(others[1].made) > 2 and others[1].existing == ()
 
 
 def test_an_array_that_is_complete_is_not_taken_for_one_of_another_kind(ds, pack, tmp_path):

@@ -186,14 +186,14 @@ def test_a_sparse_pack_of_terabytes_opens_in_bounded_memory(pack):
     program = """
 import json
 from pathlib import Path
-from sa1bpack.format.layout import Extent, Layout
+from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.format.arrays import ChunkFile, group_metadata
 folder, masks = Path(sys.argv[1]), 10**10
 attributes = json.loads((folder / "zarr.json").read_text())["attributes"]["sa1bpack"]
 attributes["masks"] = masks
 layout = Layout.from_json(attributes["layout"])
-extent = Extent(attributes["samples"], masks, attributes["runs"], attributes["image_bytes"])
-arrays = layout.array_rows(extent)
+lengths = AxisLengths(attributes["samples"], masks, attributes["runs"], attributes["image_bytes"])
+arrays = layout.array_rows(lengths)
 (folder / "zarr.json").write_text(json.dumps(group_metadata(attributes, arrays)))
 for spec, rows in arrays.items():
     with open(folder / spec.chunk_path, "r+b") as file:

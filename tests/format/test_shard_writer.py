@@ -8,19 +8,19 @@ from edited_packs import sample_checksum, sample_views
 from narrow_packs import NARROW, sample_of, shard_of
 
 from sa1bpack.errors import PackError
-from sa1bpack.format.layout import Extent, Layout
+from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.shard_writer import ShardWriter, finished_rows, sample_extent
+from sa1bpack.format.shard_writer import ShardWriter, finished_rows, sample_lengths
 
 MASKS = (2, 0, 5, 1)
 ATTRIBUTES = {"source": "sa_000000", "part": 0, "rejects": [{"member": "sa_5.jpg"}]}
 
 
-def extents(samples, layout):
+def lengths_of(samples, layout):
     """The position of each sample, and the end."""
-    positions = [Extent()]
+    positions = [AxisLengths()]
     for sample in samples:
-        positions.append(positions[-1] + sample_extent(layout, sample))
+        positions.append(positions[-1] + sample_lengths(layout, sample))
     return positions
 
 
@@ -28,10 +28,10 @@ def extents(samples, layout):
 def test_what_was_written_is_read_back_sample_by_sample(tmp_path, runs):
     layout = Layout(image_size=16, mask_size=8, runs=runs)
     samples = [sample_of(number, masks, layout) for number, masks in enumerate(MASKS)]
-    positions = extents(samples, layout)
+    positions = lengths_of(samples, layout)
     with ShardWriter(tmp_path / "shards", "a-000", layout) as writer:
         for row, sample in enumerate(samples):
-            assert writer.extent == positions[row]
+            assert writer.lengths == positions[row]
             writer.append(finished_rows(layout, sample))
         entry = writer.publish(ATTRIBUTES)
     shard = open_shard(tmp_path / "shards" / "a-000", layout)

@@ -114,7 +114,7 @@ class Damager:
                 if file.place in arrays:
                     shard = self._shards[file.shard]
                     spec = shard.layout.array(file.array)
-                    payload = ChunkFile(spec, spec.rows(shard.extent)).data_bytes
+                    payload = ChunkFile(spec, spec.rows(shard.lengths)).data_bytes
                     file = replace(file, payload=payload)
                 self._places.setdefault(file.place, []).append(file)
 
@@ -213,7 +213,7 @@ class Damager:
         row = at // spec.row_bytes
         if not spec.offsets:
             return frozenset({_sample_of(shard, spec.axis, row)})
-        if row in (0, spec.rows(shard.extent) - 1):
+        if row in (0, spec.rows(shard.lengths) - 1):
             return frozenset()  # a wrong end concerns the complete array
         return frozenset(_sample_of(shard, spec.axis, each) for each in (row - 1, row))
 

@@ -66,7 +66,7 @@ def damage(root: Path, target: str, rng: np.random.Generator, way: str) -> None:
     """Write random values into arrays of a pack, in one of WAYS."""
     shard, manifest = root / "shards" / SHARD, read_manifest(root)
     entry = next(entry for entry in manifest.shards if entry.name == SHARD)
-    found = {spec.name: (shard, spec, spec.rows(entry.extent)) for spec in manifest.layout.arrays}
+    found = {spec.name: (shard, spec, spec.rows(entry.lengths)) for spec in manifest.layout.arrays}
     found |= {f"index/{spec.name}": (root / manifest.index, spec, rows)
               for spec, rows in index_arrays(manifest).items()}  # fmt: skip
     chosen = [target]
@@ -112,7 +112,7 @@ class Found:
         self._manifest = read_manifest(root)
         self._shards = [
             self._arrays(
-                root / "shards" / entry.name, self._manifest.layout.array_rows(entry.extent)
+                root / "shards" / entry.name, self._manifest.layout.array_rows(entry.lengths)
             )
             for entry in self._manifest.shards
         ]

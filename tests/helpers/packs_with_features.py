@@ -76,6 +76,6 @@ def stored(folder: Path, pack: Path) -> np.ndarray:
     """All rows of a complete feature of a pack, as stored."""
     spec = specs.read_side_manifest(folder).spec
     shards = specs.shard_identities(pack, open_manifest_and_index(pack)[0])
-    found = [shard for shard in shards if shard.extent.samples]
+    found = [shard for shard in shards if shard.lengths.samples]
     parts = [specs.open_part(folder, spec, shard).values for shard in found]
     return np.concatenate(parts)

@@ -34,7 +34,7 @@ def fill(queue: BatchQueue) -> threading.Thread:
 
     def run():
         while (batch := begin(queue)) is not None:
-            queue.finish(batch)
+            queue.complete(batch)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -124,7 +124,7 @@ def test_buffers_are_neither_lost_nor_handed_out_twice(count, ahead, steps):
             filling.append((queue, batch))
         elif step == 1 and filling:
             owner, batch = filling.pop(0)
-            owner.finish(batch)
+            owner.complete(batch)
             if owner is queue:
                 ready[batch.number] = batch
         elif step == 2 and taken in ready:
@@ -157,14 +157,14 @@ def test_a_late_thread_alone_does_not_make_the_pool_grow():
         queue.take(0.05, doing)
     assert not queue.has_work()
     buffer = late.buffer
-    old.finish(late)
+    old.complete(late)
     assert begin(queue).buffer is buffer
 
 
 def test_the_garbage_collector_may_release_and_close_at_any_point():
     pool = pool_of(2)
     queue = BatchQueue(pool, total=5, prefetch=3)
-    queue.finish(begin(queue))
+    queue.complete(begin(queue))
     buffer = begin(queue).buffer
     pool.lent.add(buffer)
 

@@ -20,7 +20,7 @@ from sa1bpack import open as open_pack
 from sa1bpack.disk import direct, reading_mode
 from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.loading import plans
-from sa1bpack.loading.batch_copy import SampleReader
+from sa1bpack.loading.located_batch import SampleReader
 
 LARGE = ("image", "mask_bits", "run_ends")  # arrays that are read past the page cache
 

@@ -20,7 +20,7 @@ from page_cache import why_not_direct
 
 import sa1bpack
 from sa1bpack import FormatError, ReadError
-from sa1bpack.loading import batch_copy as reading
+from sa1bpack.loading import located_batch as reading
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 LAYOUT_NAMES = ("padded", "concat", "padded_bits", "concat_bits")

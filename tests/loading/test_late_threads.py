@@ -10,7 +10,7 @@ from reading_packs import write_pack
 
 from sa1bpack import Loader
 from sa1bpack import open as open_pack
-from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.located_batch import LocatedBatch
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ class Gate:
 @contextmanager
 def slow_copies(monkeypatch):
     """Every copy but the first one hangs, before it writes, until the end of this block."""
-    gate, copy = Gate(), BatchCopy.copy
+    gate, copy = Gate(), LocatedBatch.copy
 
     def slow(self, *arguments):
         gate.pass_through()
         copy(self, *arguments)
 
     monkeypatch.setattr("sa1bpack.loading.iteration.END_SECONDS", 0.0)
-    monkeypatch.setattr(BatchCopy, "copy", slow)
+    monkeypatch.setattr(LocatedBatch, "copy", slow)
     try:
         yield gate
     finally:

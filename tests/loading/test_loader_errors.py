@@ -12,9 +12,9 @@ from batches import BOTH, clone, join_readers, readers, same
 from sa1bpack import Collate, Loader, LoaderError, OptionError
 from sa1bpack import open as open_pack
 from sa1bpack.errors import LoaderTimeout
-from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue
 from sa1bpack.loading.iteration import most_dropped
+from sa1bpack.loading.located_batch import LocatedBatch
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
 
@@ -144,7 +144,7 @@ def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatc
     def failing(self, *_):
         raise MemoryError("no memory for sa_1.jpg")
 
-    monkeypatch.setattr(BatchCopy, "copy", failing)
+    monkeypatch.setattr(LocatedBatch, "copy", failing)
     with Loader(open_pack(packed.root), 4, threads=2) as loader:
         with pytest.raises(MemoryError, match=r"sa_1\.jpg"):
             next(iter(loader))
@@ -155,7 +155,7 @@ def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatc
 
 def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed, monkeypatch):
     begun, release = threading.Event(), threading.Event()
-    copy, take = BatchCopy.copy, BatchQueue.take
+    copy, take = LocatedBatch.copy, BatchQueue.take
 
     def hanging(self, *arguments):
         begun.set()
@@ -171,7 +171,7 @@ def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed
     loader = Loader(ds, 3, threads=1)
     ids = ds.column("image_id")[:3].tolist()
     with monkeypatch.context() as patch:
-        patch.setattr(BatchCopy, "copy", hanging)
+        patch.setattr(LocatedBatch, "copy", hanging)
         patch.setattr(BatchQueue, "take", impatient)
         with pytest.raises(LoaderTimeout, match="sa1bpack-reader-0 has been copying") as found:
             next(iter(loader))

@@ -16,8 +16,8 @@ from system import open_files
 
 from sa1bpack import Loader, LoaderError, ReadError
 from sa1bpack import open as open_pack
-from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool
+from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.wording import size_text
 
 
@@ -148,7 +148,7 @@ def test_a_read_error_that_is_kept_keeps_no_buffers(
 ):
     write_pack(tmp_path / "pack")
     loader = Loader(open_pack(tmp_path / "pack"), 1, threads=1)
-    copy = BatchCopy.copy
+    copy = LocatedBatch.copy
 
     def cut_and_copy(batch, *arguments):
         """Cut the files by the only thread that reads them: within a copy it would be a SIGBUS."""
@@ -160,7 +160,7 @@ def test_a_read_error_that_is_kept_keeps_no_buffers(
     if kind == "unopened":
         os.truncate(tmp_path / "pack/shards/sa_000001-000/image/c.0.0.0.0", 100)
     else:
-        monkeypatch.setattr(BatchCopy, "copy", cut_and_copy)
+        monkeypatch.setattr(LocatedBatch, "copy", cut_and_copy)
     iterator = iter(loader)
     next(iterator)
     pool = weakref.ref(pools.pop())

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.format.layout import Layout, image_nbytes
-from sa1bpack.loading.planner import Stored, look_up, run_spans
+from sa1bpack.loading.locator import Stored, look_up, run_spans
 
 SIDE, SAMPLES, MASKS_EACH, RUNS_EACH = 20, 6, 3, 4
 MASKS, RUNS = SAMPLES * MASKS_EACH, SAMPLES * MASKS_EACH * RUNS_EACH

@@ -12,7 +12,7 @@ from sa1bpack import Loader
 from sa1bpack import open as open_pack
 from sa1bpack.dataset.pack import PackFolder
 from sa1bpack.errors import ResourceShortage
-from sa1bpack.loading import batch_copy
+from sa1bpack.loading import located_batch
 from sa1bpack.loading.batch import load_samples as kernel
 
 
@@ -48,7 +48,7 @@ def test_batches_come_out_while_the_next_shards_are_being_opened(root, monkeypat
 
 def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
     """Those of the first shard open when others have been opened."""
-    others, real = threading.Event(), batch_copy.ShardFiles
+    others, real = threading.Event(), located_batch.ShardFiles
 
     def slow(files, direct):
         if "/sa_000000" in str(files[0]):
@@ -57,7 +57,7 @@ def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
             others.set()
         return real(files, direct)
 
-    monkeypatch.setattr(batch_copy, "ShardFiles", slow)
+    monkeypatch.setattr(located_batch, "ShardFiles", slow)
     with Loader(open_pack(root), 2, threads=2) as loader:
         assert [len(batch["images"]) for batch in loader] == [2] * 6
 

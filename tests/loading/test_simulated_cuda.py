@@ -13,9 +13,9 @@ from simulated_loading import Consumer, scheduled, simulate
 from sa1bpack import Collate, Loader, LoaderError
 from sa1bpack.errors import LoaderTimeout
 from sa1bpack.loading import loader
-from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.devices import Cuda
+from sa1bpack.loading.located_batch import LocatedBatch
 
 SEEDS = 12  # of each kind
 CACHED = {"io": "cached", "mask_layout": "concat_bits", "prefetch": 1}
@@ -197,7 +197,7 @@ def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
     copies have ended lie idle."""
     cuda, filled = Lagging(), []
     simulate(monkeypatch, cuda)
-    begin = BatchCopy.begin
+    begin = LocatedBatch.begin
 
     def noted(self, data):
         address = data.ctypes.data
@@ -206,7 +206,7 @@ def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
             filled.append(address)
         begin(self, data)
 
-    monkeypatch.setattr(BatchCopy, "begin", noted)
+    monkeypatch.setattr(LocatedBatch, "begin", noted)
     options = {"threads": 1, "prefetch": prefetch}
     with Loader(ds, 1, device="cuda", **CACHED | options) as batches:
         for _ in range(2):

@@ -46,7 +46,7 @@ def counted(clock: Clock) -> EpochCounts:
     counts.threads, counts.reads_known = 2, True
     start = clock.now
     clock.now = start + 0.5
-    counts.worked("plan", start)
+    counts.worked("locate", start)
     clock.now = start + 4
     counts.worked(
         "copy", start + 0.5,
@@ -69,7 +69,7 @@ def test_every_second_and_byte_is_where_it_belongs():
     expected = {
         "epoch": 7, "ended": True, "batches": 2, "samples": 15, "bytes": 1900, "dropped": 1,
         "threads": 2, "seconds": 10, "waited_seconds": 5.5, "waited_share": 0.55,
-        "first_batch_seconds": 4.5, "plan_seconds": 0.5, "read_seconds": 1.75,
+        "first_batch_seconds": 4.5, "locate_seconds": 0.5, "read_seconds": 1.75,
         "copy_seconds": 3.5 - 1.5 + 3 - 0.25, "stage_seconds": 0.5, "cached_share": 0.1,
         "disk_bytes": 900,
         "disk_seconds": 3,  # thread a from 1 to 2; b from 1.5 to the end of its copy, 4
@@ -99,7 +99,7 @@ def stats(**given) -> LoadingStats:
     plain = {
         "epoch": 0, "ended": True, "batches": 100, "samples": 800, "bytes": 10**9, "dropped": 0,
         "seconds": 10.0, "waited_seconds": 3.1, "first_batch_seconds": 0.1, "threads": 2,
-        "plan_seconds": 0.0, "read_seconds": 0.0, "copy_seconds": 0.0, "stage_seconds": 0.0,
+        "locate_seconds": 0.0, "read_seconds": 0.0, "copy_seconds": 0.0, "stage_seconds": 0.0,
         "deliver_seconds": 0.0, "disk_bytes": 0, "disk_seconds": 0.0,
     }  # fmt: skip
     return LoadingStats(**plain | given)

@@ -11,7 +11,7 @@ import sa1bpack
 from sa1bpack import FormatError, PackOptions
 from sa1bpack.errors import OutputLocked, OutputRefused
 from sa1bpack.packing.options import Request
-from sa1bpack.packing.pack_state import PackState, PartState, Plan
+from sa1bpack.packing.pack_state import Job, PackState, PartState
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.run import pack_sources, versions_in_force
 from sa1bpack.packing.source_packer import PackRun
@@ -35,7 +35,7 @@ def opened(sources, root):
 
     def opened() -> PartState:
         names = tuple(source.name for source in find_sources(sources))
-        states.append(PartState(root, PackOptions(**SMALL), Plan(1, names), names))
+        states.append(PartState(root, PackOptions(**SMALL), Job(1, names), names))
         return states[-1]
 
     yield opened

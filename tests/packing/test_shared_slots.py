@@ -5,7 +5,7 @@ from contextlib import closing
 
 from sa1bpack import PackOptions
 from sa1bpack.disk.direct import BLOCK
-from sa1bpack.format.layout import Extent
+from sa1bpack.format.layout import AxisLengths
 from sa1bpack.packing.workers import KEPT_BYTES, LEAST_ANNOTATION_BYTES, SharedSlots
 
 
@@ -16,7 +16,7 @@ def in_memory(shared_slots: SharedSlots) -> int:
 def test_images_and_bits_begin_at_a_block():
     """So they are written from there."""
     with closing(SharedSlots(2, PackOptions(image_size=72, mask_size=24))) as shared_slots:
-        rows = shared_slots.rows(1, Extent(1, 3, 999))
+        rows = shared_slots.rows(1, AxisLengths(1, 3, 999))
         assert [rows[name].ctypes.data % BLOCK for name in ("image", "mask_bits")] == [0, 0]
         del rows
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sa1bpack.pixels.resample import Part, make_taps, normal, resample_rows
+from sa1bpack.pixels.resample import RowBand, make_taps, normal, resample_rows
 
 H, W = 40, 50
 MEAN, STD = np.array([120, 110, 100], np.float32), np.array([58, 57, 56], np.float32)
@@ -42,7 +42,7 @@ def resampled(image, box, size, keep=None, rows=None, values=None, stored=(H, W)
     out = np.full((3, *size), np.nan, np.float32)
     values = values or normal(np.zeros(3, np.float32), np.ones(3, np.float32))
     y, x = taps(y0, y1, size[0], stored[0]), taps(x0, x1, size[1], stored[1])
-    resample_rows(image, y, x, values, Part(*(rows or (0, size[0])), *(keep or size)), out)
+    resample_rows(image, y, x, values, RowBand(*(rows or (0, size[0])), *(keep or size)), out)
     return out
 
 

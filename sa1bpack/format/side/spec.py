@@ -16,7 +16,7 @@ from sa1bpack.arguments import choice
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused
 from sa1bpack.format import arrays, files
 from sa1bpack.format.index import shard_digests
-from sa1bpack.format.layout import ArraySpec, Extent, array_spec
+from sa1bpack.format.layout import ArraySpec, AxisLengths, array_spec
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME, Manifest
 from sa1bpack.format.shard_reader import read_rows
 from sa1bpack.wording import brief, counted
@@ -134,9 +134,9 @@ class SideSpec:
             inner = ("channel", "y", "x")
         return array_spec("values", self.stored.str, (self.axis, *inner), self.stored_shape)
 
-    def arrays(self, extent: Extent) -> dict[ArraySpec, int]:
-        """The arrays of a part of a shard of this extent → their number of rows."""
-        return {spec: spec.rows(extent) for spec in (self.values, CHECKSUM)}
+    def arrays(self, lengths: AxisLengths) -> dict[ArraySpec, int]:
+        """The arrays of a part of a shard of these lengths → their number of rows."""
+        return {spec: spec.rows(lengths) for spec in (self.values, CHECKSUM)}
 
     def to_text(self) -> str:
         """One line, such as "float16 (256, 64, 64) per image, spatial"."""
@@ -357,12 +357,12 @@ class ShardIdentity:
     Attributes:
         name: name of the shard.
         digest: XXH3-128 of its checksum file, 32 hexadecimal digits.
-        extent: numbers of samples and masks.
+        lengths: numbers of samples and masks.
     """
 
     name: str
     digest: str
-    extent: Extent
+    lengths: AxisLengths
 
     @property
     def part(self) -> str:
@@ -377,7 +377,7 @@ def shard_identities(root: Path, manifest: Manifest) -> list[ShardIdentity]:
     """
     digests = shard_digests(root, manifest)
     return [
-        ShardIdentity(shard.name, digest, shard.extent)
+        ShardIdentity(shard.name, digest, shard.lengths)
         for shard, digest in zip(manifest.shards, digests, strict=True)
     ]
 
@@ -423,7 +423,7 @@ def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
     shards = list(shards)
     bound = {name[: -_DIGITS - 1] for name in present}
     missing = tuple(
-        shard.name for shard in shards if shard.extent.samples and shard.part not in present
+        shard.name for shard in shards if shard.lengths.samples and shard.part not in present
     )
     return Coverage(
         missing,
@@ -439,8 +439,8 @@ def part_attributes(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
         "side": spec.name,
         "shard": shard.name,
         "digest": shard.digest,
-        "samples": shard.extent.samples,
-        "masks": shard.extent.masks,
+        "samples": shard.lengths.samples,
+        "masks": shard.lengths.masks,
     }
 
 
@@ -525,8 +525,8 @@ def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool 
     if not part.is_dir():
         raise FormatError(f"{folder}: no part for shard {shard.name} ({shard.part}); {AGAIN}")
     try:
-        arrays.check_group(part, part_attributes(spec, shard), spec.arrays(shard.extent), deep)
+        arrays.check_group(part, part_attributes(spec, shard), spec.arrays(shard.lengths), deep)
     except FormatError as error:
         raise FormatError(f"{str(error).partition('; restore')[0]}; {REMAKE}") from None
-    values = arrays.map_array(part, spec.values, spec.values.rows(shard.extent))
-    return SidePart(part, spec, values, shard.extent.samples)
+    values = arrays.map_array(part, spec.values, spec.values.rows(shard.lengths))
+    return SidePart(part, spec, values, shard.lengths.samples)

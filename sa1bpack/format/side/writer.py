@@ -88,7 +88,7 @@ class PartWriter:
                 rows = int(np.sum(counts[: self.samples]))
             if not self.samples:  # the working folder is made again, empty
                 shutil.rmtree(self._folder, ignore_errors=True)
-                for array in spec.arrays(shard.extent):
+                for array in spec.arrays(shard.lengths):
                     (self._folder / array.name).mkdir(parents=True)
                 if origin is not None:
                     files.write_durably(self._folder / _ORIGIN_NAME, origin)
@@ -152,7 +152,7 @@ class PartWriter:
         Every sample has its rows. Returns False if another process has published it meanwhile: this
         one is discarded. Raises OSError if writing fails; the part then does not exist.
         """
-        rows = self.spec.arrays(self.shard.extent)
+        rows = self.spec.arrays(self.shard.lengths)
         complete_group(self._folder, part_attributes(self.spec, self.shard), self._files, rows)
         if self._origin is not None:
             (self._folder / _ORIGIN_NAME).unlink()

@@ -1,7 +1,7 @@
-"""Samples into the buffer of a batch, in one compiled call: planned, read, and put in place.
+"""Samples into the buffer of a batch, in one compiled call: planned, read, and put in dest.
 
-Everything that a sample has in large files is planned together: its image, its masks or their runs,
-and its rows of features. The plan is a list of pieces, each one span of a file that goes to one
+Everything that a sample has in large files is listed together: its image, its masks or their runs,
+and its rows of features. The list is one of pieces, each one span of a file that goes to one
 place:
 
 1. For each array of a sample the system is asked, once, whether the last of its bytes is in memory.
@@ -15,10 +15,10 @@ place:
    the answer and the end of the copy, and for a failing disk where only a part is in memory.
 3. Pieces that are in memory, or in scratch memory, are copied, converted or unpacked.
 
-Addresses in scratch memory exist in the plan alone, which ends with the call. The small arrays,
+Addresses in scratch memory exist in that list alone, which ends with the call. The small arrays,
 under a hundredth of a pack, are always read through the page cache, by their memory maps.
 
-Nothing is checked here: the planner has checked every row, span and size against its array.
+Nothing is checked here: the locator has checked every row, span and size against its array.
 """
 
 import time
@@ -51,16 +51,16 @@ MAP, OPEN, PAST, TELLS = range(4)
 IN_MEMORY = -1  # not a file: the bytes at the address are in memory
 NO_FILE = -2  # nothing can be read: EBADF
 
-# Columns of `Place.arrays`: where the array's region of the buffer begins, bytes of a row in the
-# file and in the buffer, whether it has a row per mask, rows per sample if it is padded (-1: it is
-# concatenated), and what becomes of its bytes.
+# Columns of `Destination.arrays`: where the array's region of the buffer begins, bytes of a row in
+# the file and in the buffer, whether it has a row per mask, rows per sample if it is padded (-1: it
+# is concatenated), and what becomes of its bytes.
 START, ROW_BYTES, OUT_BYTES, PER_MASK, CAPACITY, KIND = range(6)
 AS_IT_IS, ON_CANVAS, UNPACKED, RUNS = range(4)
 
 # The first two arrays of a sample; its features follow.
 IMAGE, MASKS = range(2)
 
-# Values of `Place.status` besides 0, errno and CUT_SHORT: spans are not within the array.
+# Values of `Destination.status` besides 0, errno and CUT_SHORT: spans are not within the array.
 BAD_SPANS = -2
 
 # What is counted: bytes in the page cache, bytes read past it, bytes read through it, and requests
@@ -110,7 +110,7 @@ class Samples(NamedTuple):
     files: np.ndarray
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """The destination of samples: a batch of B samples in its buffer.
 
     Attributes:
@@ -140,7 +140,7 @@ class Place(NamedTuple):
     status: np.ndarray
 
 
-class Means(NamedTuple):
+class ReadState(NamedTuple):
     """The memory and the counters that a thread reads with.
 
     Attributes:
@@ -158,8 +158,8 @@ class Means(NamedTuple):
     spent: np.ndarray
 
 
-class _Plan(NamedTuple):
-    """The plan by which samples are loaded; an output.
+class _Work(NamedTuple):
+    """The work to be done to load samples; an output.
 
     Attributes:
         pieces: int64 (q, 6), see _OWNER.
@@ -179,7 +179,7 @@ def _nanoseconds():
     return now[0] * 1_000_000_000 + now[1]
 
 
-# ------------------------------------------------------------------------------------- the plan
+# --------------------------------------------------------------------------------- the list of work
 
 
 @njit
@@ -195,7 +195,7 @@ def _span(samples, arrays, k, c, n):
 
 
 @njit
-def _list_pieces(samples, place, k, c, first_mask, pieces, n):
+def _list_pieces(samples, dest, k, c, first_mask, pieces, n):
     """List the pieces of array c of sample k from piece n on; neighbours are one piece.
 
     Args:
@@ -205,12 +205,12 @@ def _list_pieces(samples, place, k, c, first_mask, pieces, n):
         (number of pieces listed by then, end of the highest in the file), or (-1, 0) if one begins
         before the file.
     """
-    arrays = place.arrays
+    arrays = dest.arrays
     start, stop, row = k, k + 1, k
     if arrays[c, PER_MASK]:
         start, stop = samples.offsets[k], samples.offsets[k + 1]
         row = start if arrays[c, CAPACITY] < 0 else k * arrays[c, CAPACITY]
-    into = np.int64(place.buffer.ctypes.data) + arrays[c, START]
+    into = np.int64(dest.buffer.ctypes.data) + arrays[c, START]
     before, highest = n, 0
     for m in range(start, stop):
         begin, end = _span(samples, arrays, k, c, m)
@@ -225,8 +225,8 @@ def _list_pieces(samples, place, k, c, first_mask, pieces, n):
         pieces[n, _OWNER] = k * len(arrays) + c
         pieces[n, _BEGIN], pieces[n, _BYTES] = begin, end - begin
         if arrays[c, KIND] == RUNS:
-            runs = place.run_offset[m - first_mask]
-            pieces[n, _TARGET] = np.int64(place.run_ends.ctypes.data) + 4 * runs
+            runs = dest.run_offset[m - first_mask]
+            pieces[n, _TARGET] = np.int64(dest.run_ends.ctypes.data) + 4 * runs
         else:
             pieces[n, _TARGET] = into + (row + m - start) * arrays[c, OUT_BYTES]
         n += 1
@@ -252,8 +252,8 @@ def _block_ceil(position):
 
 
 @njit
-def _plan_reads(plan, first, stop, files, straight, free, n):
-    """Plan how the pieces of one array of a sample, not in memory, are read.
+def _list_requests(work, first, stop, files, straight, free, n):
+    """List how the pieces of one array of a sample, not in memory, are read.
 
     Args:
         first, stop: pieces of the array; one that is read to its place past the page cache has no
@@ -266,7 +266,7 @@ def _plan_reads(plan, first, stop, files, straight, free, n):
     Returns:
         (address of the scratch memory that is still free, number of requests made by then).
     """
-    pieces, requests = plan.pieces, plan.requests
+    pieces, requests = work.pieces, work.requests
     while first < stop:
         begin, end = pieces[first, _BEGIN], pieces[first, _BEGIN] + pieces[first, _BYTES]
         following = first + 1
@@ -300,42 +300,42 @@ def _plan_reads(plan, first, stop, files, straight, free, n):
 
 
 @njit
-def _read_ahead_fields(samples, place, k):
+def _read_ahead_fields(samples, dest, k):
     """Begin to read the small arrays of the masks of sample k."""
     rows = samples.mask_rows[samples.offsets[k] : samples.offsets[k + 1]]
     if len(rows):
-        for f in range(len(place.fields)):
-            width = place.fields[f, 1] * 8
+        for f in range(len(dest.fields)):
+            width = dest.fields[f, 1] * 8
             low = rows[0] * width
             read_ahead_map(samples.fields[k, f] + low, (rows[-1] + 1) * width - low)
 
 
 @njit
-def _plan(means, samples, place, first, stop, plan):
-    """Plan samples `first` to `stop` of a batch.
+def _list_work(state, samples, dest, first, stop, work):
+    """List the work for samples `first` to `stop` of a batch.
 
     Args:
-        plan: out: the plan.
+        work: out: the list of work.
 
     Returns:
         Number of pieces and of requests, and bytes of scratch memory that they take.
     """
-    arrays, pieces, counts = place.arrays, plan.pieces, means.counts
+    arrays, pieces, counts = dest.arrays, work.pieces, state.counts
     counts[:] = 0
     first_mask = samples.offsets[first]
     n, made = np.int64(0), np.int64(0)  # as literals they would be types of their own
-    scratch = np.int64(means.scratch.ctypes.data)
+    scratch = np.int64(state.scratch.ctypes.data)
     free = scratch
     for k in range(first, stop):
         for c in range(len(arrays)):
             files = samples.files[k, c]
-            end, highest = _list_pieces(samples, place, k, c, first_mask, pieces, n)
+            end, highest = _list_pieces(samples, dest, k, c, first_mask, pieces, n)
             if end < 0:
-                place.status[k, c] = BAD_SPANS
+                dest.status[k, c] = BAD_SPANS
             if end <= n:
                 continue
             if files[OPEN] == NO_FILE:
-                place.status[k, c] = EBADF
+                dest.status[k, c] = EBADF
                 continue
             known = files[OPEN] == IN_MEMORY
             nbytes = 0 if known else pieces[n:end, _BYTES].sum()
@@ -347,12 +347,12 @@ def _plan(means, samples, place, first, stop, plan):
             else:
                 counts[READ_PAST if files[PAST] else THROUGH] += nbytes
                 if c == IMAGE:
-                    _read_ahead_fields(samples, place, k)
+                    _read_ahead_fields(samples, dest, k)
                 kind, before = arrays[c, KIND], made
                 straight = kind in (AS_IT_IS, RUNS)
-                free, made = _plan_reads(plan, n, end, files, straight, free, made)
+                free, made = _list_requests(work, n, end, files, straight, free, made)
                 for r in range(before, made):
-                    plan.owners[r] = k * len(arrays) + c
+                    work.owners[r] = k * len(arrays) + c
             n = end
     counts[REQUESTS] = made
     return n, made, free - scratch
@@ -379,26 +379,26 @@ def read_bytes(file, position, count, target):
 
 
 @njit
-def _put(piece, samples, place, k, c):
-    """Put the bytes of a piece, which are in memory, in their place."""
-    kind, source, count = place.arrays[c, KIND], piece[_SOURCE], piece[_BYTES]
+def _put(piece, samples, dest, k, c):
+    """Put the bytes of a piece, which are in memory, in their dest."""
+    kind, source, count = dest.arrays[c, KIND], piece[_SOURCE], piece[_BYTES]
     if kind == RUNS:  # which the processor needs soon
         memcpy(piece[_TARGET], source, count)
     elif kind == AS_IT_IS:
         stream_copy(piece[_TARGET], source, count)
     else:
-        width, out = place.arrays[c, ROW_BYTES], place.arrays[c, OUT_BYTES]
-        at = piece[_TARGET] - np.int64(place.buffer.ctypes.data)
+        width, out = dest.arrays[c, ROW_BYTES], dest.arrays[c, OUT_BYTES]
+        at = piece[_TARGET] - np.int64(dest.buffer.ctypes.data)
         if kind == UNPACKED:
             rows = count // width
-            words = place.buffer[at : at + rows * out].view(np.uint64)
+            words = dest.buffer[at : at + rows * out].view(np.uint64)
             unpack_rows(source, words.reshape(rows, width))
         else:
-            size, side = samples.sizes[k], place.stored_side
+            size, side = samples.sizes[k], dest.stored_side
             height, columns = np.int64(size[2]), np.int64(size[3])
             rows, stride = (side, side) if side else (height, columns)
-            canvas = place.buffer[at : at + out]
-            put_image(place.how, source, height, columns, stride, rows, place.side, canvas)
+            canvas = dest.buffer[at : at + out]
+            put_image(dest.how, source, height, columns, stride, rows, dest.side, canvas)
 
 
 @njit
@@ -414,16 +414,16 @@ def _gather_rows(source, rows, width, target):
 
 
 @njit
-def _copy_fields(samples, place, k):
+def _copy_fields(samples, dest, k):
     """The small arrays of the masks of sample k, float64 as float32; zero after them if padded."""
-    capacity, buffer = place.capacity, place.buffer
+    capacity, buffer = dest.capacity, dest.buffer
     address = np.int64(buffer.ctypes.data)
     rows = samples.mask_rows[samples.offsets[k] : samples.offsets[k + 1]]
     masks, row = len(rows), samples.offsets[k] if capacity < 0 else k * capacity
-    for n in range(len(place.fields)):
-        columns, is_float = place.fields[n, 1], place.fields[n, 2] != 0
+    for n in range(len(dest.fields)):
+        columns, is_float = dest.fields[n, 1], dest.fields[n, 2] != 0
         width = (4 if is_float else 8) * columns
-        start = place.fields[n, 0] + row * width
+        start = dest.fields[n, 0] + row * width
         if is_float:
             found = np.empty((masks, columns), np.float64)
             target = np.int64(found.ctypes.data)
@@ -432,7 +432,7 @@ def _copy_fields(samples, place, k):
             for j in range(masks):
                 for c in range(columns):
                     value = found[j, c]
-                    if place.fields[n, 3]:
+                    if dest.fields[n, 3]:
                         value *= samples.scales[k, c % 2]
                     out[j * columns + c] = value
         else:
@@ -443,51 +443,51 @@ def _copy_fields(samples, place, k):
 
 
 @njit
-def _clear_padding(samples, place, k):
+def _clear_padding(samples, dest, k):
     """Zero the rows after a sample's own masks in the arrays that are padded."""
     masks = samples.offsets[k + 1] - samples.offsets[k]
-    for c in range(len(place.arrays)):
-        capacity, width = place.arrays[c, CAPACITY], place.arrays[c, OUT_BYTES]
+    for c in range(len(dest.arrays)):
+        capacity, width = dest.arrays[c, CAPACITY], dest.arrays[c, OUT_BYTES]
         if capacity > masks:
-            start = place.arrays[c, START] + (k * capacity + masks) * width
-            memset(place.buffer.ctypes.data + start, 0, (capacity - masks) * width)
+            start = dest.arrays[c, START] + (k * capacity + masks) * width
+            memset(dest.buffer.ctypes.data + start, 0, (capacity - masks) * width)
 
 
 @njit
-def load_samples(means, samples, place, first, stop):
+def load_samples(state, samples, dest, first, stop):
     """Load samples `first` to `stop` of a batch: `Means`, `Samples`, `Place`.
 
     Returns 0; or the bytes of scratch memory that are needed, if that is too small, and nothing was
-    read; or -errno if the context is unusable, and nothing was put in place.
+    read; or -errno if the context is unusable, and nothing was put in dest.
     """
     begin = _nanoseconds()
-    count, arrays = stop - first, place.arrays
+    count, arrays = stop - first, dest.arrays
     most = count * len(arrays)
     most += (samples.offsets[stop] - samples.offsets[first]) * arrays[:, PER_MASK].sum()
     pieces = np.empty((most, 6), np.int64)
     requests, owners = np.empty((most, REQUEST_COLUMNS), np.int64), np.empty(most, np.int64)
-    plan = _Plan(pieces, requests, owners)
-    n, made, used = _plan(means, samples, place, first, stop, plan)
-    if used > len(means.scratch):
+    work = _Work(pieces, requests, owners)
+    n, made, used = _list_work(state, samples, dest, first, stop, work)
+    if used > len(state.scratch):
         return used
-    status, width = place.status, len(arrays)
+    status, width = dest.status, len(arrays)
     if made:
         results = np.empty(made, np.int64)
-        code = read_all(means.context, requests, made, results)
+        code = read_all(state.context, requests, made, results)
         if code:
             return -code
         for r in range(made):
             if results[r]:
                 status[owners[r] // width, owners[r] % width] = results[r]
-    means.spent[0] = _nanoseconds() - begin
+    state.spent[0] = _nanoseconds() - begin
     for m in range(n):
         piece = pieces[m]
         k, c = piece[_OWNER] // width, piece[_OWNER] % width
         if status[k, c] == 0 and piece[_FROM] != IN_MEMORY:
             status[k, c] = read_bytes(piece[_FROM], piece[_BEGIN], piece[_BYTES], piece[_SOURCE])
         if status[k, c] == 0 and piece[_BYTES] and piece[_SOURCE] != piece[_TARGET]:
-            _put(piece, samples, place, k, c)
+            _put(piece, samples, dest, k, c)
     for k in range(first, stop):
-        _copy_fields(samples, place, k)
-        _clear_padding(samples, place, k)
+        _copy_fields(samples, dest, k)
+        _clear_padding(samples, dest, k)
     return 0

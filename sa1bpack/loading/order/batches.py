@@ -36,7 +36,7 @@ ENDED = (
 
 
 @dataclass(eq=False)
-class Place:
+class IterationState:
     """An iteration, or the one to come. The iterator holds it, and has ended once there is another
     one: so threads need no lock, and what a late one notes here is lost.
 
@@ -131,7 +131,7 @@ class OrderedBatches:
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
         )
-        self.order, self._place = order, Place(batches)
+        self.order, self._place = order, IterationState(batches)
         self.current  # noqa: B018 - raises where they cannot be cut
 
     @property
@@ -225,7 +225,7 @@ class OrderedBatches:
         """The epoch of the latest iteration; before it has begun, of the one to come."""
         return self._place.batches.epoch
 
-    def begin(self) -> Place:
+    def begin(self) -> IterationState:
         """Begin an iteration.
 
         The iteration before ends. Until a batch came out, the next iteration is this one again.
@@ -245,15 +245,15 @@ class OrderedBatches:
         batches = self.current
         if self._place.done != 0:
             batches = batches.after(len(batches))
-        self._place = place = Place(batches)
+        self._place = place = IterationState(batches)
         return place
 
-    def check(self, place: Place) -> None:
+    def check(self, place: IterationState) -> None:
         """Raise LoaderError if this iteration has ended."""
         if place.ended or place is not self._place:
             raise LoaderError(ENDED)
 
-    def took(self, place: Place, done: int | None) -> None:
+    def took(self, place: IterationState, done: int | None) -> None:
         """Note that batch number `done` - 1 of an iteration came out: `done` are done.
 
         None: a library took a batch and may have fetched it ahead, so only it can count them.
@@ -265,7 +265,7 @@ class OrderedBatches:
         self.check(place)
         place.done = done
 
-    def end(self, place: Place | None = None) -> None:
+    def end(self, place: IterationState | None = None) -> None:
         """End the running iteration, if there is one; with a place, only that iteration."""
         (self._place if place is None else place).ended = True
 
@@ -283,7 +283,7 @@ class OrderedBatches:
         batches = self._place.batches
         if self._place.done != 0 or batches.epoch != epoch:
             batches = replace(batches, epoch=epoch, start=0)
-        self._place = Place(batches)
+        self._place = IterationState(batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the batch that came out last, equal on all ranks.
@@ -314,7 +314,7 @@ class OrderedBatches:
         epoch, start = _checked_state(state, batches.identity(), len(batches.order))
         rest = replace(batches, epoch=epoch, start=start)
         # With drop_last and a larger batch_size than before, too few samples may remain.
-        self._place = Place(rest if len(rest) else rest.after(0))
+        self._place = IterationState(rest if len(rest) else rest.after(0))
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_place": replace(self._place, ended=False)}

@@ -407,9 +407,9 @@ class LocalShuffleOrder(SeededOrder):
         self.block = whole_number("block", block, 1, 2**32 - 1)
         self._bounds, digest = _shards_of(dataset, self.size)
         self._identity |= {"window": self.window, "block": self.block, "shards": digest}
-        self._latest_plan = Latest()
+        self._latest_windows = Latest()
 
-    def _plan(self, key: Key) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _windows(self, key: Key) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the order of the shards and its division into windows.
 
         The shards are put in random order and cut into as few windows as possible of at most
@@ -430,7 +430,7 @@ class LocalShuffleOrder(SeededOrder):
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)
-        shards, cuts, starts = self._latest_plan.get(epoch, lambda: self._plan(key))
+        shards, cuts, starts = self._latest_windows.get(epoch, lambda: self._windows(key))
         parts = [np.empty(0, np.int64)]
         number = int(np.searchsorted(starts, start, side="right")) - 1
         while start < stop:

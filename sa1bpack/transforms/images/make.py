@@ -202,8 +202,8 @@ def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
                 of = kernels.AffinePlaces(*(array[k] for array in places))
                 rows = partial(kernels.resample_affine_rows, data[k], tuple(lengths[k]), of, values)
             for start in range(0, height, PART_ROWS):
-                part = kernels.Part(start, min(start + PART_ROWS, height), *kept[k])
-                yield partial(rows, part, target[k])
+                band = kernels.RowBand(start, min(start + PART_ROWS, height), *kept[k])
+                yield partial(rows, band, target[k])
 
     run_jobs(jobs())
     return made

@@ -279,7 +279,7 @@ def draw(drawing: Drawing) -> torch.Tensor:
     chunk = max(1, chunk_bytes(device) // mask_bytes)
     for start in range(0, runs.masks, chunk):
         stop = min(start + chunk, runs.masks)
-        masks[start:stop] = some(drawing, runs.part(start, stop))
+        masks[start:stop] = some(drawing, runs.slice(start, stop))
     if len(masks) != len(owner):  # the other rows have no runs
         masks = masks.new_zeros(drawing.shape).index_copy_(0, drawing.place, masks)
     if drawing.frame is not None and drawing.rotates:

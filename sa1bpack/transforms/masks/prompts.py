@@ -109,7 +109,7 @@ def find_pixels(
         found = []
         for first, stop in pairwise([0, *cuts.tolist(), runs.masks]):
             some = None if boxes is None else boxes[first:stop]
-            part = runs.part(first, stop)
+            part = runs.slice(first, stop)
             found.append(_find_with_torch(part, region, some, numbers[first:stop]))
         return tuple(map(torch.cat, zip(*found, strict=True)))
     count, pixels = np.zeros(runs.masks, np.int64), np.full((*numbers.shape, 2), -1)

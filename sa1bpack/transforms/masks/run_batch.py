@@ -96,7 +96,7 @@ class RunBatch:
         samples = torch.arange(len(self.sizes), device=self.mask_offset.device)
         return samples.repeat_interleave(self.mask_offset.diff(), output_size=self.masks)
 
-    def part(self, start: int, stop: int) -> "RunBatch":
+    def slice(self, start: int, stop: int) -> "RunBatch":
         """The masks start..stop, without waiting for the device. All samples remain."""
         if stop - start == self.masks:
             return self

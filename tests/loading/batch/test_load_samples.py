@@ -24,8 +24,8 @@ from sa1bpack.loading.batch.load_samples import (
     RUNS,
     TELLS,
     UNPACKED,
-    Means,
-    Place,
+    Destination,
+    ReadState,
     Samples,
     load_samples,
 )
@@ -103,7 +103,7 @@ class Batch:
     def load(self, context=0, first=0, stop=None, scratch=IMAGE_FILE + 20 * MASK_FILE) -> int:
         masks = (self.masks_at, self.mask_bytes, self.out_bytes, True, -1, self.kind)
         width = self.mask_bytes // 4 if self.kind == RUNS else 0
-        place = Place(
+        place = Destination(
             buffer=self.buffer,
             how=RGB_ON_CANVAS,
             side=8,
@@ -115,7 +115,7 @@ class Batch:
             run_offset=np.arange(len(self.samples.mask_rows) + 1) * width,
             status=self.status,
         )
-        means = Means(context, aligned(scratch), self.counts, np.zeros(1, np.int64))
+        means = ReadState(context, aligned(scratch), self.counts, np.zeros(1, np.int64))
         stop = self.count if stop is None else stop
         return load_samples(means, self.samples, place, first, stop)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sa1bpack import Extent, LoaderError, OptionError, OrderedBatches, ShuffleOrder
 from sa1bpack.loading.order import batches as batches_module
-from sa1bpack.loading.order.batches import Place
+from sa1bpack.loading.order.batches import IterationState
 from sa1bpack.loading.order.epoch import EpochBatches
 
 ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
@@ -32,7 +32,7 @@ class Model:
     epoch: int = 0
     start: int = 0
     done: int = 0
-    live: Place | None = None  # of the running iteration
+    live: IterationState | None = None  # of the running iteration
 
     def batches(self) -> int:
         return -(-(20 - self.start) // 8)

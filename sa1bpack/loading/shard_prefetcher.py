@@ -53,7 +53,7 @@ def check_order(ds: Dataset, order: Order) -> None:
         )
 
 
-class Ahead:
+class ShardPrefetcher:
     """Opens the shards of an epoch, some of them ahead of the batch that is needed.
 
     What goes wrong here is not an error of the epoch: who reads a sample opens its shard again.

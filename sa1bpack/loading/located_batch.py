@@ -2,7 +2,7 @@
 
 With verify_checksums=True, a sample is first read out of its files, its pixels straight into place
 in the buffer, and compared with its checksum there, so a file cannot change between the check and
-the use: the batch is loaded from those copies, once they agree with what was planned by the maps.
+the use: the batch is loaded from those copies, once they agree with what was found by the maps.
 
 The most recently used files stay open as long as their shards do, two per shard and one for each
 feature, together at most a quarter of the process's limit of open files, however many Loaders there
@@ -35,7 +35,7 @@ from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.files import missing
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.loading.batch import load_samples as kernel
-from sa1bpack.loading.batch.load_samples import Means, Place, Samples
+from sa1bpack.loading.batch.load_samples import Destination, ReadState, Samples
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.loading.stats import Read
@@ -138,9 +138,9 @@ class SampleReader:
         self.direct = direct
         self._context: Context | None = CONTEXTS.take() if direct else None
         scratch = aligned(_FIRST_SCRATCH) if scratch is None else scratch
-        self._means = Means(0, scratch, np.zeros(4, np.int64), np.zeros(1, np.int64))
+        self._state = ReadState(0, scratch, np.zeros(4, np.int64), np.zeros(1, np.int64))
 
-    def load(self, samples: Samples, place: Place, first: int, stop: int) -> Read:
+    def load(self, samples: Samples, dest: Destination, first: int, stop: int) -> Read:
         """Load samples `first` to `stop` of a batch by `load_samples`, again with more scratch
         memory as long as that does not suffice.
 
@@ -148,23 +148,23 @@ class SampleReader:
         """
         begin = time.perf_counter()
         if self._context is not None:
-            self._means = self._means._replace(context=self._context.value)
-        while outcome := kernel.load_samples(self._means, samples, place, first, stop):
+            self._state = self._state._replace(context=self._context.value)
+        while outcome := kernel.load_samples(self._state, samples, dest, first, stop):
             if outcome < 0:
                 broken, self._context = self._context, None
                 broken.close()  # its requests write to the buffer until it is closed
                 self._context = CONTEXTS.take()
                 raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
-            self._means = self._means._replace(scratch=aligned(outcome * 5 // 4))
-        end = begin + self._means.spent.item() / 1e9
-        return Read(begin, end, *self._means.counts.tolist())
+            self._state = self._state._replace(scratch=aligned(outcome * 5 // 4))
+        end = begin + self._state.spent.item() / 1e9
+        return Read(begin, end, *self._state.counts.tolist())
 
     def close(self) -> np.ndarray:
         """Give the context back, and return the scratch memory."""
         context, self._context = self._context, None
         if context is not None:
             CONTEXTS.append(context)
-        return self._means.scratch
+        return self._state.scratch
 
 
 _RUN_BYTES = 4
@@ -218,7 +218,7 @@ def sample_error(pack: Pack, where: Where, k: int, cause: Exception) -> ReadErro
     return error
 
 
-class BatchCopy:
+class LocatedBatch:
     """One batch to be copied.
 
     `regions` and `nbytes` describe where its arrays go in the buffer.
@@ -310,7 +310,7 @@ class BatchCopy:
         fields = FIELD_TABLE.copy()
         fields[:, 0] = [regions[field.batch].start for field in COPIED_FIELDS]
         with_runs = spec.masks.source == "runs"
-        self._place = Place(
+        self._dest = Destination(
             buffer=buffer,
             how=spec.image.how,
             side=spec.shards.image_size,
@@ -378,20 +378,20 @@ class BatchCopy:
     def _load(self, first: int, stop: int, reader: SampleReader) -> Read:
         """Load these samples, whose files are open; check the runs of each, or draw its masks from
         them, and keep its error, if any."""
-        spec, place, samples = self._spec, self._place, self._samples
+        spec, dest, samples = self._spec, self._dest, self._samples
         masks = samples.offsets[first : stop + 1]
         if spec.masks.source != "bits":
-            place = place._replace(run_offset=self.run_offset[masks[0] : masks[-1] + 1])
+            dest = dest._replace(run_offset=self.run_offset[masks[0] : masks[-1] + 1])
         if spec.masks.source == "drawn":
-            offset = place.run_offset - place.run_offset[0]
-            place = place._replace(run_ends=np.empty(offset[-1], np.int32), run_offset=offset)
-        read = reader.load(samples, place, first, stop)
+            offset = dest.run_offset - dest.run_offset[0]
+            dest = dest._replace(run_ends=np.empty(offset[-1], np.int32), run_offset=offset)
+        read = reader.load(samples, dest, first, stop)
         if spec.masks.source == "bits":
             return read
-        for k in np.flatnonzero(place.status[first:stop, kernel.MASKS] == 0) + first:
+        for k in np.flatnonzero(dest.status[first:stop, kernel.MASKS] == 0) + first:
             begin, end = samples.offsets[k : k + 2] - masks[0]
-            offset = place.run_offset[begin : end + 1]
-            ends, offset = place.run_ends[offset[0] : offset[-1]], offset - offset[0]
+            offset = dest.run_offset[begin : end + 1]
+            ends, offset = dest.run_ends[offset[0] : offset[-1]], offset - offset[0]
             size = samples.sizes[k]
             try:
                 if spec.masks.source == "runs":
@@ -404,7 +404,7 @@ class BatchCopy:
 
     def _draw(self, k: int, ends: np.ndarray, offset: np.ndarray, size: np.ndarray) -> None:
         """Draw these runs of the masks of sample k into the buffer; see MaskSpec.draw."""
-        spec, masks = self._spec, self.regions["masks"].view(self._place.buffer)
+        spec, masks = self._spec, self.regions["masks"].view(self._dest.buffer)
         count = len(offset) - 1
         if spec.pads_masks:
             masks[k, count:] = 0
@@ -436,7 +436,7 @@ class BatchCopy:
                 read_ahead_map(start, (high - low + spec.offsets) * spec.row_bytes)
 
     def _check(self, k: int, direct: bool) -> list[np.ndarray]:
-        """Read all rows of sample k, compare them with their checksum and with what was planned,
+        """Read all rows of sample k, compare them with their checksum and with what was located,
         and enter their addresses into `Samples` in place of those of the maps.
 
         What is compared is what is loaded. Returns the arrays that have it.
@@ -445,7 +445,7 @@ class BatchCopy:
         local, first, row = (int(column[k]) for column in (where.local, where.first, where.row))
         given = {}
         if spec.image.how == AS_STORED:  # pixels are read to their place
-            given["image"] = self.regions["images"].view(self._place.buffer)[k : k + 1]
+            given["image"] = self.regions["images"].view(self._dest.buffer)[k : k + 1]
         rows = ds.pack.read_rows(row, given, direct)
         # Arrays, so that each has memory of its own: one row may be a number.
         features = ds.pack.read_features(row, direct)
@@ -494,7 +494,7 @@ class BatchCopy:
 
         Raises ResourceShortage if the system had no memory for a read.
         """
-        status = self._place.status
+        status = self._dest.status
         if not (self._failed or status.any()):
             return []
         causes = {k: self._cause(k, status[k]) for k in np.flatnonzero(status.any(1)).tolist()}
@@ -509,7 +509,7 @@ class BatchCopy:
         if code == kernel.BAD_SPANS:
             return FormatError(
                 f"{shard.path('run_offset')}: runs of sample {self._samples.local[k]} are "
-                f"not within 0 and {shard.shard.extent.runs}; {REPAIR}"
+                f"not within 0 and {shard.shard.lengths.runs}; {REPAIR}"
             )
         path = shard.path(self._spec.arrays[c]) if c < 2 else shard.features[c - 2].path
         if code != CUT_SHORT:

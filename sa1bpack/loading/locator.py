@@ -1,12 +1,12 @@
-"""Looks up and checks where samples are, for several batches at once.
+"""Finds and checks where samples are stored, for several batches at once.
 
-    planner = Planner(ds, spec, masks)
-    for copy, errors in planner.plan([indices, ...], epoch, choice):
-        copy.begin(buffer)
-        copy.copy(0, len(copy), reader)   any part of the samples, in any thread
-        errors = copy.errors()
+    locator = Locator(ds, spec, masks)
+    for located, errors in locator.locate([indices, ...], epoch, choice):
+        located.begin(buffer)
+        located.copy(0, len(located), reader)   any part of the samples, in any thread
+        errors = located.errors()
 
-Values that the plan takes from a shard are copied out of its memory map once, compared with the
+Values that are taken from a shard are copied out of its memory map once, compared with the
 bounds of the arrays that they point into, and used from the copy: whatever a damaged array holds,
 no address outside an array results.
 """
@@ -37,7 +37,7 @@ from sa1bpack.kernels import memcpy, njit
 from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.batch_copy import SCORES, BatchCopy, Where, address, sample_error
+from sa1bpack.loading.located_batch import SCORES, LocatedBatch, Where, address, sample_error
 from sa1bpack.masks import passes
 
 
@@ -155,11 +155,11 @@ def run_spans(table, offsets, mask_rows, spans):
             spans[n, 1] = edges[1] if good else -1
 
 
-class Planner:
-    """Plans batches of a dataset, in any thread. Keeps no state between plans."""
+class Locator:
+    """Locates batches of a dataset, in any thread. Keeps no state between calls."""
 
     def __init__(self, ds: Dataset, spec: BatchSpec, masks: MaskSchedule):
-        """A planner of batches of a dataset.
+        """A locator of batches of a dataset.
 
         Args:
             ds: the dataset.
@@ -178,12 +178,12 @@ class Planner:
             with_runs=spec.masks.source != "bits",
         )
 
-    def plan(
+    def locate(
         self, batches: Sequence[np.ndarray], epoch: int, choice: MaskChoice
-    ) -> list[tuple[BatchCopy, list[ReadError]]]:
-        """The copy of each batch, and the errors of samples that cannot be looked up.
+    ) -> list[tuple[LocatedBatch, list[ReadError]]]:
+        """Return the located batches, and the errors of the samples that they lack.
 
-        Each copy is of the remaining samples, which may be none.
+        A batch has the remaining samples, which may be none.
 
         Args:
             batches: int64 (B,) indices of each batch.
@@ -205,7 +205,7 @@ class Planner:
         opened = [shards[n] for n in found.number.tolist()]
         choose = partial(choice.of_arrays, epoch=epoch)
         capacity = choice.max_masks if choice.pads else None
-        plans, low = [], 0
+        made, low = [], 0
         for batch in batches:
             high = low + len(batch)
             # Positions among those that can be copied.
@@ -217,13 +217,13 @@ class Planner:
                 mask_spans=samples.mask_spans[masks],
             )
             given = found.of(own), opened[own], part, choose, capacity
-            copy = BatchCopy(ds, self.spec, *given)
-            plans.append((copy, [errors[k] for k in range(low, high) if k in errors]))
+            located = LocatedBatch(ds, self.spec, *given)
+            made.append((located, [errors[k] for k in range(low, high) if k in errors]))
             low = high
-        return plans
+        return made
 
     def prepare(self) -> None:
-        """Compile the kernels of this planner's copies or load them, and begin to read the index.
+        """Compile the kernels that copy what is located or load them, and begin to read the index.
 
         The first time ever, compiling takes many seconds, which are not those of a slow disk. Image
         ids and mask offsets take 16 bytes per sample; a shuffled epoch needs some of every page.
@@ -231,8 +231,8 @@ class Planner:
         for folder in self.ds.pack.folders:
             for array in (folder.index.image_id, folder.index.mask_offset):
                 read_ahead_map(address(array), array.nbytes)
-        [(copy, _)] = self.plan([np.empty(0, np.int64)], 0, self.masks.at(0, 0))
-        copy.compile()
+        [(located, _)] = self.locate([np.empty(0, np.int64)], 0, self.masks.at(0, 0))
+        located.compile()
 
     def _look_up(
         self,
@@ -258,7 +258,7 @@ class Planner:
             table, sizes, spans, where = table[fine], sizes[fine], spans[fine], where.of(fine)
             found = [shards[number] for number in where.number.tolist()]
         local, first, stop = where.local, where.first, where.stop
-        # What is planned from here on has these masks to choose from, and no other number of them:
+        # What is located from here on has these masks to choose from, and no other number of them:
         # rows in their shards, int64 (C,), and how many each sample has, int64 (n,).
         passing, rule = stop - first, ds.options.rule
         mask_rows = expanded(first, offsets_of(passing))
@@ -314,5 +314,5 @@ def _misfit(shard: Shard, where: Where, k: int, size: np.ndarray) -> FormatError
     return FormatError(
         f"{shard.folder}: size {size.tolist()} of sample {where.local[k]}, its masks "
         f"{where.first[k]} to {where.stop[k]}, or the offsets of its image or runs do not fit "
-        f"{shard.extent} with images of up to {shard.layout.image_size} pixels per side; {REPAIR}"
+        f"{shard.lengths} with images of up to {shard.layout.image_size} pixels per side; {REPAIR}"
     )
