@@ -20,6 +20,6 @@ INTERNAL = {
     "PackOptions": ("as_text", "check_same", "from_json", "keeps_all", "layout", "to_json"),
     "ReadingOptions": ("batches",),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),
-    "RunBatch": ("ends", "part"),
+    "RunBatch": ("ends", "slice"),
     "Schedule": ("at", "constant", "largest", "map", "text", "until"),
 }

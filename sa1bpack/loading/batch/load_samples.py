@@ -1,4 +1,4 @@
-"""Samples into the buffer of a batch, in one compiled call: planned, read, and put in dest.
+"""Samples into the buffer of a batch, in one compiled call: listed, read, and put in place.
 
 Everything that a sample has in large files is listed together: its image, its masks or their runs,
 and its rows of features. The list is one of pieces, each one span of a file that goes to one
@@ -455,7 +455,7 @@ def _clear_padding(samples, dest, k):
 
 @njit
 def load_samples(state, samples, dest, first, stop):
-    """Load samples `first` to `stop` of a batch: `Means`, `Samples`, `Place`.
+    """Load samples `first` to `stop` of a batch: `ReadState`, `Samples`, `Destination`.
 
     Returns 0; or the bytes of scratch memory that are needed, if that is too small, and nothing was
     read; or -errno if the context is unusable, and nothing was put in dest.
