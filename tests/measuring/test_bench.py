@@ -4,15 +4,15 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import page_cache
 import pytest
 
 import sa1bpack
 from sa1bpack import OptionError, bench
 from sa1bpack import open as open_pack
-from sa1bpack.measuring.bench import Ceilings, sweep
+from sa1bpack.measuring.bench import sweep
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, read_spans
-from sa1bpack.measuring.memory import drop_pages, resident_bytes
-from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
+from sa1bpack.measuring.speeds import Speed
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def swept(packed, monkeypatch):
     """
     asked = []
 
-    def measured(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Speed:
+    def measured(task, setting, seconds: float, seed: int = 0) -> Speed:
         options = setting.options
         if "io" in options or "pin_memory" in options:  # of the sweep
             asked.append(setting)
@@ -33,10 +33,9 @@ def swept(packed, monkeypatch):
         speed = 100 * min(threads, 4) + 10 * min(prefetch, 4) + setting.batch / 100
         return Speed(speed, 1 << 28)
 
-    ceilings = Ceilings(20e9, 2e9, None), 4e6
-    monkeypatch.setattr("sa1bpack.measuring.bench.measure_ceilings", lambda *given: ceilings)
     monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
-    return asked, bench(packed.root, batch_size=4, mask_layout="concat", sweep=True)
+    options = {"mask_layout": "concat", "duration": 0.02, "sweep": True}
+    return asked, bench(packed.root, batch_size=4, **options)
 
 
 def test_each_sweep_begins_from_the_best_so_far(swept):
@@ -70,23 +69,13 @@ def test_the_tables_have_every_setting_and_end_with_the_lines_of_python(swept, p
     eval(other, names).end_workers()
 
 
-@pytest.mark.parametrize("reader", ["Loader", "DataLoader"])
-@pytest.mark.parametrize("cold", [False, True])
-def test_loaders_are_measured(packed, reader, cold):
-    task = Task(packed.root, options={"mask_layout": "concat"}, cold=cold)
-    task.prepare()
-    found = measure(task, Setting(reader, 4), 0.01)
-    assert found.samples_per_second > 0
-    assert found.host_bytes >= 0
-    assert found.device_bytes == 0
-
-
 def test_a_benchmark_has_every_line(packed):
     steps = []
     result = bench(packed.root, batch_size=4, duration=0.02, progress=steps.append)
     assert list(result.lines) == ["Loader", "DataLoader, 0 workers", "DataLoader, 2 workers"]
     for line in result.lines.values():
-        assert line["cold"].samples_per_second > 0 and line["warm"].samples_per_second > 0
+        for speed in line.values():
+            assert speed.samples_per_second > 0 and speed.host_bytes >= 0 == speed.device_bytes
     assert result.ceilings.memory > 0 and result.ceilings.device is None
     assert (result.ceilings.disk is None) == bool(result.ceilings.why)
     text = result.as_text()
@@ -100,14 +89,16 @@ def test_a_benchmark_has_every_line(packed):
         assert 0 < line["cold"].samples <= result.samples and line["cold"].seconds > 0
         line["cold"] = replace(line["cold"], seconds=1.0)
     assert "cold figures" not in result.as_text()
-    assert json.loads(json.dumps(result.as_dict()))["samples"] == len(open_pack(packed.root))
+    ds = open_pack(packed.root)
+    stored = sum(sum(sample[key].nbytes for key in ("image", "masks")) for sample in ds)
+    assert result.sample_bytes == stored / len(ds)
+    assert json.loads(json.dumps(result.as_dict()))["samples"] == len(ds)
+    result.ceilings = replace(result.ceilings, disk=None, why="there is no disk")
+    assert "disk: not measured: there is no disk" in result.as_text()
 
 
 def test_spans_are_the_bytes_of_the_samples_and_reading_them_counts_them(packed, direct_folder):
     ds = open_pack(packed.root)
-    assert sorted(some_samples(ds, 100, 100).tolist()) == list(range(len(ds)))
-    few = some_samples(ds, 100, 1)  # of one shard
-    assert len(set(ds.locate_many(few)[0].tolist())) == 1 and len(few) < len(ds)
     spans = large_spans(ds, np.arange(len(ds)))
     for index, sample in enumerate(spans):
         for (path, begin, count), name in zip(sample, ("image", "mask_bits"), strict=True):
@@ -128,13 +119,12 @@ def test_spans_are_the_bytes_of_the_samples_and_reading_them_counts_them(packed,
 def test_past_the_page_cache_whole_blocks_are_read(direct_folder):
     path = direct_folder / "spans"
     path.write_bytes(bytes(100_000))
-    drop_pages([path])
-    assert resident_bytes([path]) == 0
+    page_cache.drop(path)
     spans = [[(str(path), 5000, 10)], [(str(path), 4095, 2)], [(str(path), 0, 1)]]
     for at_once in (8, 2, 1):
         found = read_spans(spans, 1, at_once=at_once)
         assert (found.samples, found.nbytes) == (3, 4 * 4096)
-    assert resident_bytes([path]) == 0
+    assert not page_cache.resident(path).any()
 
 
 def test_the_ceiling_of_a_device_is_that_of_copies_from_pinned_memory(cuda, monkeypatch):
@@ -161,7 +151,12 @@ def test_wrong_options_are_refused_before_anything_is_measured(packed, given, me
         bench(pack, **options)
 
 
-SETTINGS = [Setting("Loader", 8, {"threads": count}) for count in (1, 2, 4)]
+class Setting:
+    def __init__(self, threads: int):
+        self.options = {"threads": threads}
+
+
+SETTINGS = [Setting(count) for count in (1, 2, 4)]
 
 
 def measured(speeds: dict[int, list[float]]):
