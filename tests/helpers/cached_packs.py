@@ -53,3 +53,15 @@ def shards_in(cache: Path) -> set[str]:
     """Names of the shards that a cache has, without their digests."""
     found = (cache / "shards").iterdir()
     return {path.name[:13] for path in found if path.is_dir() and path.name[0] != "."}
+
+
+def taken(cache: Path, kind: str = "*") -> int:
+    """Bytes that folders of a cache take, or will take, by the files of their locks."""
+    notes = [path.read_text().split() for path in cache.glob(f"{kind}/*.lock")]
+    return sum(int(note[0]) for note in notes if note)
+
+
+def crowd_out(cache: Path, other: Path) -> None:
+    """Read another pack through a cache, which has room for nothing else from then on."""
+    list(open_cached(other, alone := cache.with_name("alone")))
+    list(open_cached(other, cache, taken(alone) + taken(cache, "packs")))

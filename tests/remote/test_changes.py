@@ -10,14 +10,13 @@ import shutil
 import numpy as np
 import pytest
 from batches import same_samples
-from cached_packs import open_cached
+from cached_packs import crowd_out, open_cached, shards_in
 from packs_with_features import SPECS, write_side
 from reading_packs import write_pack
 
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import StoreError
-from sa1bpack.remote.cache import Cache
 
 SHARDS = {"sa_000000-000": (2, 0, 5), "sa_000001-000": (1, 3)}
 CHANGED = "has changed since it was opened: open it again"
@@ -58,7 +57,9 @@ def test_of_a_pack_that_has_grown_only_the_new_shards_are_fetched(origin, tmp_pa
     assert_same(after, tmp_path / "pack")
     assert origin.shards() == {"sa_000002-000"}
     # The dataset of before has its own samples, also where they are fetched again.
-    assert Cache(tmp_path / "cache").make_room(1 << 30)
+    write(tmp_path / "other", {"sa_000009-000": (9, 9, 9, 9)}, first_id=900)
+    crowd_out(tmp_path / "cache", tmp_path / "other")
+    assert shards_in(tmp_path / "cache") == {"sa_000009-000"}
     assert len(before) == 5 and all(same_samples(before[k], after[k]) for k in range(5))
     with sa1bpack.Loader(after, 2) as loader, pytest.raises(OptionError, match="fingerprint was"):
         loader.load_state_dict(state)

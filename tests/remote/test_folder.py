@@ -8,36 +8,34 @@ from pathlib import Path
 
 import pytest
 from batches import same_samples
-from cached_packs import open_cached, shards_in
+from cached_packs import open_cached, shards_in, taken
 from reading_packs import write_pack
+from small_tars import members, write_tar
 
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import CacheFull
 from sa1bpack.remote import cache as module
-from sa1bpack.remote import origin
-from sa1bpack.remote.cache import Cache
 
-NAMES = [f"sa_00000{k}-000" for k in range(4)]
+NAMES = [f"sa_000000-00{k}" for k in range(4)]
 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory):
     """Four shards of two samples, equally large."""
-    root = tmp_path_factory.mktemp("four") / "pack"
-    write_pack(root, dict.fromkeys(NAMES, (2, 1)))
-    return root
+    folder = tmp_path_factory.mktemp("four")
+    tar = write_tar(folder / "sa_000000.tar", members(range(8)))
+    sa1bpack.pack(tar, folder / "pack", workers=1, image_size=512, samples_per_shard=2)
+    return folder / "pack"
 
 
 @pytest.fixture
-def sizes(pack, tmp_path_factory, monkeypatch):
+def sizes(pack, tmp_path_factory):
     """(bytes of the head of the pack, bytes of a shard) in a cache."""
-    monkeypatch.setattr(origin, "MORE_BYTES", 0)
     folder = tmp_path_factory.mktemp("sizes")
     ds = open_cached(pack, folder)
-    head = Cache(folder).used
     ds[0]
-    return head, Cache(folder).used - head
+    return taken(folder, "packs"), taken(folder, "shards")
 
 
 def limit_of(sizes, shards: float) -> int:
@@ -52,7 +50,7 @@ def test_the_shard_that_was_used_least_recently_is_removed(pack, tmp_path, sizes
     os.utime(first, (1, 1))
     ds[4]
     assert shards_in(tmp_path) == {NAMES[1], NAMES[2]}
-    assert Cache(tmp_path).used <= limit_of(sizes, 2.5)
+    assert taken(tmp_path) <= limit_of(sizes, 2.5)
     own = sa1bpack.open(pack)
     assert all(same_samples(ds[k], own[k]) for k in range(8))
 
@@ -79,7 +77,7 @@ def test_a_limit_far_below_an_epoch_changes_no_batch(pack, tmp_path, sizes):
             for a, b in zip(one, other, strict=True):
                 assert a["images"].equal(b["images"])
                 assert a["masks"].equal(b["masks"])
-    assert Cache(tmp_path).used <= limit_of(sizes, 2.5)
+    assert taken(tmp_path) <= limit_of(sizes, 2.5)
 
 
 @pytest.mark.parametrize("mixed", [{"shuffle": True}, {"order": "local"}])

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 from batches import same_samples
-from cached_packs import open_cached, shards_in
+from cached_packs import open_cached, shards_in, taken
 from commands import wait_until
 from forked import fork
 
 import sa1bpack
 from sa1bpack import FormatError, ReadError
 from sa1bpack.errors import StoreError
-from sa1bpack.remote import cache as module
-from sa1bpack.remote.cache import Cache
 
 
 def in_child(work) -> int:
@@ -79,14 +77,13 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_that_opens_the_ca
     pack, tmp_path, driven
 ):
     pid = stopping_child(pack, tmp_path, driven, "bbox")
-    Cache(tmp_path / "cache")
+    open_cached(pack, tmp_path / "cache")
     assert list((tmp_path / "cache/shards").iterdir())  # it lives, and is not disturbed
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    used = Cache(tmp_path / "cache").used
+    assert taken(tmp_path / "cache", "shards")
+    assert len(open_cached(pack, tmp_path / "cache")) == 6
     assert not list((tmp_path / "cache/shards").iterdir())
-    head = open_cached(pack, tmp_path / "other")
-    assert used == Cache(tmp_path / "other").used and len(head) == 6
 
 
 @pytest.mark.parametrize("kept", ["limit", "sa_000000"], ids=["the limit", "a link"])
@@ -195,7 +192,7 @@ def test_an_interrupted_read_leaves_the_cache_right_wherever_it_is(pack, tmp_pat
 
 
 def test_after_a_start_of_the_machine_everything_is_checked_before_it_counts(
-    pack, tmp_path, driven, monkeypatch
+    pack, tmp_path, driven
 ):
     origin, own = driven(pack), sa1bpack.open(pack)
     ds = open_cached(pack, tmp_path / "cache")
@@ -204,7 +201,8 @@ def test_after_a_start_of_the_machine_everything_is_checked_before_it_counts(
     del ds
     with bbox.open("r+b") as file:  # what never reached the disk
         file.write(bytes(32))
-    monkeypatch.setattr(module, "boot_id", lambda: "another")
+    for lock in (tmp_path / "cache").glob("*/*.lock"):
+        lock.write_text(f"{lock.read_text().split()[0]} another-start\n")
     origin.ranges.clear()
     ds = open_cached(pack, tmp_path / "cache")
     assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
@@ -231,12 +229,11 @@ def test_a_shard_that_is_damaged_in_the_origin_is_an_error_of_its_samples(pack, 
     assert len(loader.dropped) == 4
 
 
-def test_a_cache_that_was_removed_in_use_is_an_error_and_never_zeros(pack, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "IDLE_SECONDS", 600.0)
+def test_a_cache_that_was_removed_in_use_is_an_error_and_never_zeros(pack, tmp_path):
     own, ds = sa1bpack.open(pack), open_cached(pack, tmp_path / "cache")
-    ds[0]
+    sample = ds[0]
     shutil.rmtree(tmp_path / "cache")
-    assert same_samples(ds[1], own[1])  # of a shard that is open
+    assert same_samples(sample, own[0])
     with pytest.raises(StoreError, match="was removed while it was in use"):
         ds[5]
     again = open_cached(pack, tmp_path / "cache")

@@ -8,14 +8,13 @@ import pytest
 import torch
 import zarr
 from batches import same_samples
-from cached_packs import open_cached, shards_in
+from cached_packs import crowd_out, open_cached, shards_in
 from packs_with_features import SPECS
 from reading_packs import write_pack
 
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import NotAPack
-from sa1bpack.remote.cache import Cache
 
 
 def same_batches(one, other) -> bool:
@@ -141,12 +140,14 @@ def test_worker_processes_share_the_cache(layout_packs, tmp_path, context, drive
 
 
 def test_samples_stay_as_they_are_when_the_cache_removes_them(layout_packs, tmp_path):
-    ds = open_cached(layout_packs(), tmp_path)
+    cache = tmp_path / "cache"
+    ds = open_cached(layout_packs(), cache)
     sample = ds[2]
     before = sample["image"].copy()
     assert not sample["image"].flags.writeable
-    assert Cache(tmp_path).make_room(1 << 30)
-    assert not shards_in(tmp_path)
+    write_pack(tmp_path / "pack", {"sa_000009-000": (99,) * 60})
+    crowd_out(cache, tmp_path / "pack")
+    assert shards_in(cache) == {"sa_000009-000"}
     assert np.array_equal(sample["image"], before)
     assert np.array_equal(ds[2]["image"], before)
 
