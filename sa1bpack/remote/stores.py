@@ -177,6 +177,8 @@ def final_error(error: Exception, address: str) -> Exception | None:
         why = "there is no such bucket; check the URL and the endpoint, or create the bucket"
     elif "configured region" in said:  # a redirect without a target
         why = "the bucket lies in another region; set AWS_REGION to that one"
+    elif type(error).__name__ == "InvalidPathError":  # the library lists no such object
+        why = f"an object there has a name that cannot name a file; remove that object ({text})"
     elif type(error).__name__ in _REFUSED:
         why = f"access was refused; check what the credentials allow ({text})"
     elif isinstance(error, FileNotFoundError):

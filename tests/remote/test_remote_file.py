@@ -13,7 +13,6 @@ from s3_server import use_s3
 
 from sa1bpack.errors import SourceError
 from sa1bpack.remote import attempts
-from sa1bpack.remote import bucket as buckets
 from sa1bpack.remote import web as web_files
 from sa1bpack.remote.packs import open_stream
 from sa1bpack.urls import parse_address
@@ -103,14 +102,13 @@ def test_a_file_that_makes_no_progress_is_given_up_with_the_place_and_the_last_f
         for number in (4, 9, 14, 19)
     ]
     assert not any("?" in line for line in lines)
-    assert len(server.requests) == attempts.ATTEMPTS
+    assert len(server.requests) == 20
     assert "SECRET" not in str(e.value) and "?" not in str(e.value)
 
 
-def test_faults_are_counted_anew_after_progress(served, monkeypatch):
+def test_faults_are_counted_anew_after_progress(served):
     server, address = served
-    monkeypatch.setattr(attempts, "PROGRESS_BYTES", PIECE)
-    server.faults["/t/sa_0.tar"] = [cut(100_000)] * 25
+    server.faults["/t/sa_0.tar"] = [cut(1_200_000)] * 2
     assert read_all(address, attempts=2) == DATA
 
 
@@ -148,8 +146,7 @@ def test_a_file_that_changed_is_an_error_and_never_continued(served, faults):
     assert len(server.requests) == 2
 
 
-def test_an_object_that_changed_is_never_continued(stored, monkeypatch):
-    monkeypatch.setattr(buckets, "RANGE_BYTES", 1 << 14)  # what is asked for ahead is small
+def test_an_object_that_changed_is_never_continued(stored, small_requests):
     server, address = stored
     with closing(open_stream(address)) as file:
         assert file.read(10) == DATA[:10]
@@ -283,10 +280,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("what", ANSWERS)
-def test_a_strange_answer_is_an_error_or_another_attempt_and_its_text_is_not_shown(
-    served, what, monkeypatch
-):
-    monkeypatch.setattr(attempts, "LONGEST_ASKED", 0.01)
+def test_a_strange_answer_is_an_error_or_another_attempt_and_its_text_is_not_shown(served, what):
     server, address = served
     line, headers, error = ANSWERS[what]
 

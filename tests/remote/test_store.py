@@ -3,12 +3,11 @@
 import pytest
 from batches import same_samples
 from forked import forked_child
+from s3_server import s3_client
 
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import NotAPack, StoreError
-from sa1bpack.remote.bucket import Bucket
-from sa1bpack.remote.origin import EndsEarly
 
 SIDE = "score"
 
@@ -97,13 +96,17 @@ def test_neither_folders_nor_files_of_a_cache_have_credentials(proxy, tmp_path):
         assert not path.is_file() or b"test-secret-key" not in path.read_bytes()
 
 
-@pytest.mark.parametrize("first", [-10, 5])
-def test_a_file_that_ends_early_is_told_apart(proxy, packs, first):
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_an_object_that_ends_early_is_an_error_that_names_it(proxy, packs, tmp_path, share):
     """Before or within what is asked for: it may have been replaced by a shorter one."""
-    end = (packs["pack"] / "manifest.json").stat().st_size
-    folder = Bucket("s3://packs/pack")
-    with pytest.raises(EndsEarly, match=r"s3://packs/pack/manifest\.json: "):
-        folder.result(folder.begin("manifest.json", end + first, end + 10))
+    ds, path = open_s3(tmp_path), "shards/sa_000000-000/bbox/c.0.0"
+    data, key = (packs["pack"] / path).read_bytes(), f"pack/{path}"
+    where = {"Bucket": "packs", "Key": key}
+    s3_client().put_object(Body=data[: int(share * len(data))], **where)
+    with pytest.raises(StoreError, match=rf"s3://packs/{key}: .*it ends "):
+        ds[0]
+    s3_client().put_object(Body=data, **where)
+    assert same_samples(ds[0], sa1bpack.open(packs["pack"])[0])
 
 
 def test_what_is_not_there_is_named(proxy, tmp_path):

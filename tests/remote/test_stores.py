@@ -3,24 +3,26 @@
 import traceback
 from urllib.parse import quote
 
-import obstore
 import pytest
 from commands import python
 from s3_server import use_s3
 
 import sa1bpack
 from sa1bpack import FormatError, OptionError
-from sa1bpack.errors import SourceError, StoreError
-from sa1bpack.remote.bucket import Bucket
-from sa1bpack.remote.packs import find_files, open_stream
-from sa1bpack.remote.stores import error_text, final_error, open_store
-from sa1bpack.urls import parse_address
+from sa1bpack.errors import NotAPack, SourceError, StoreError
+from sa1bpack.remote.stores import error_text, final_error
 
 
 @pytest.fixture
 def no_credentials(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
+
+
+def pack_tar(url: str, out) -> None:
+    """Pack a tar that cannot be read; raises its error."""
+    [error] = sa1bpack.pack(url, out, workers=1).failed.values()
+    raise error
 
 
 def test_a_profile_of_the_aws_command_line_has_credentials_and_endpoint(
@@ -34,18 +36,29 @@ def test_a_profile_of_the_aws_command_line_has_credentials_and_endpoint(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     monkeypatch.setenv("AWS_PROFILE", "lab")
-    obstore.put(open_store("s3", "of-a-profile"), "key", b"data")
-    assert [at.key for at in find_files(parse_address("source", "s3://of-a-profile/k*"))] == ["key"]
+    with pytest.raises(NotAPack, match="s3://of-a-profile/pack: not a pack"):
+        sa1bpack.verify("s3://of-a-profile/pack")
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(OptionError, match=r"^s3://b: .*ProfileNotFound"):
-        open_store("s3", "b")
+        sa1bpack.verify("s3://b/pack")
 
 
-def test_a_public_bucket_is_read_without_signature(s3, no_credentials, monkeypatch):
-    s3.make_bucket("public")
-    s3.put("public", "key", b"data", public=True)
+def test_a_public_bucket_is_read_without_signature(web, no_credentials, monkeypatch, tmp_path):
+    use_s3(web.url, monkeypatch)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    assert obstore.get(open_store("s3", "public"), "key").bytes() == b"data"
+    signed = []
+
+    def answer(handler, data):
+        signed.append(handler.headers.get("Authorization"))
+        object_head(handler, 2)
+        handler.wfile.write(b"[]")
+
+    web.always = answer
+    with pytest.raises(FormatError, match=r"/pack/manifest\.json"):
+        sa1bpack.open(f"s3://public-{web.url[-5:]}/pack", cache_dir=tmp_path)
+    assert signed and not any(signed)
 
 
 def test_neither_library_is_loaded_before_a_bucket_is_opened():
@@ -63,7 +76,7 @@ def test_an_endpoint_that_cannot_be_used_is_named_by_its_variable_without_secret
 ):
     monkeypatch.setenv(name, endpoint)
     with pytest.raises(OptionError, match=f"^s3://b: {name} is not a URL such as") as caught:
-        open_store("s3", "b")
+        sa1bpack.verify("s3://b/pack")
     assert "SECRET" not in "".join(traceback.format_exception(caught.value))
 
 
@@ -115,7 +128,7 @@ def test_a_token_that_the_server_echoes_is_not_shown(web, monkeypatch, tmp_path,
     for call in (
         lambda: sa1bpack.open(f"{bucket}/pack", cache_dir=tmp_path),
         lambda: sa1bpack.estimate(f"{bucket}/sa_*.tar", tmp_path / "out"),
-        lambda: open_stream(parse_address("source", f"{bucket}/sa_0.tar")).read(1),
+        lambda: pack_tar(f"{bucket}/sa_0.tar", tmp_path / "out"),
     ):
         with pytest.raises((StoreError, SourceError), match="400 Bad Request") as caught:
             call()
@@ -169,7 +182,7 @@ def test_nothing_that_a_server_of_credentials_says_is_shown_and_it_is_an_option_
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{aws.url}/credentials")
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", TOKEN)
     with pytest.raises(OptionError, match=r"^s3://b: .*get-caller-identity") as caught:
-        open_store("s3", "b")
+        sa1bpack.verify("s3://b/pack")
     assert TOKEN not in "".join(traceback.format_exception(caught.value))
 
 
@@ -184,7 +197,7 @@ def test_the_token_of_a_web_identity_is_not_shown_when_the_server_echoes_it(
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/reader")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     with pytest.raises(StoreError, match="get-caller-identity") as caught:
-        Bucket("s3://b/folder").read("x")
+        sa1bpack.open("s3://b/pack", cache_dir=tmp_path)
     assert token not in "".join(traceback.format_exception(caught.value))
 
 
@@ -207,15 +220,12 @@ def test_a_manifest_in_a_bucket_has_a_limit_and_is_not_read_before(web, monkeypa
 
 # Ends while requests are on their way.
 ENDS = """
-import contextlib, threading, time
-from sa1bpack.errors import StoreError
-from sa1bpack.remote.bucket import Bucket
-origin = Bucket("s3://bucket/folder")
+import contextlib, sys, threading, time, sa1bpack
 
 def read():
-    with contextlib.suppress(StoreError):
-        while True:
-            origin.read("key")
+    while True:
+        with contextlib.suppress(sa1bpack.errors.Sa1bpackError):
+            sa1bpack.open("s3://bucket/pack", cache_dir=sys.argv[1])
 
 for _ in range(8):
     threading.Thread(target=read, daemon=True).start()
@@ -225,7 +235,7 @@ time.sleep(0.2)
 
 @pytest.mark.parametrize("seconds", [0, 60], ids=["that answers", "that is stalled"])
 def test_a_process_ends_in_peace_while_requests_to_a_server_are_on_their_way(
-    web, monkeypatch, seconds
+    web, monkeypatch, tmp_path, seconds
 ):
     """A thread of the library that comes back to an interpreter that ends would abort it."""
 
@@ -236,7 +246,7 @@ def test_a_process_ends_in_peace_while_requests_to_a_server_are_on_their_way(
 
     use_s3(web.url, monkeypatch)
     web.always = answer
-    python("-c", ENDS, timeout=60)
+    python("-c", ENDS, tmp_path, timeout=60)
 
 
 def test_a_date_that_python_does_not_have_is_an_error_of_the_source_or_the_store(
@@ -251,4 +261,4 @@ def test_a_date_that_python_does_not_have_is_an_error_of_the_source_or_the_store
     with pytest.raises(StoreError, match=f"{bucket}/pack/manifest.json: "):
         sa1bpack.open(f"{bucket}/pack", cache_dir=tmp_path)
     with pytest.raises(SourceError, match=f"{bucket}/sa_0.tar"):
-        open_stream(parse_address("source", f"{bucket}/sa_0.tar"), attempts=1).read(1)
+        pack_tar(f"{bucket}/sa_0.tar", tmp_path / "out")

@@ -1,6 +1,5 @@
 """Packs that are made in a staging folder and uploaded, to an S3 server on loopback."""
 
-import random
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import traceback
 from hashlib import md5
 
 import pytest
-import xxhash
 from batches import same_samples
 from commands import flags_of
 from s3_server import s3_client, use_s3
@@ -17,8 +15,6 @@ from s3_server import s3_client, use_s3
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import NotAPack, OutputRefused, StoreError
-from sa1bpack.remote import bucket
-from sa1bpack.remote.bucket import Bucket
 
 OPTIONS = {"workers": 1, "image_size": 64, "mask_size": 32, "samples_per_shard": 2}
 FLAGS = flags_of(OPTIONS)
@@ -97,7 +93,7 @@ def test_a_run_that_failed_is_continued_without_its_staging_folder(
         upload(sample_tar, tmp_path, "continued")
     assert proxy.faults == ["expired"]
     assert "test-secret-key" not in "".join(traceback.format_exception(caught.value))
-    keys = Bucket("s3://packs/continued").files()
+    keys = objects("continued")
     assert "manifest.json" not in keys
     assert "shards/sa_000000-000/checksums.xxh128" in keys
     proxy.begin()
@@ -132,32 +128,38 @@ def test_faults_on_the_way_are_repeated_until_the_bytes_that_came_back_are_those
     assert sa1bpack.verify("s3://packs/spoilt").ok
 
 
-def test_bytes_that_never_come_back_as_written_are_an_error_that_names_both(proxy):
-    folder = Bucket("s3://packs/never")
-    proxy.rule = lambda method, path, number: "flip" if method == "GET" else None
-    with pytest.raises(StoreError, match=r"s3://packs/never/key: came back 3 times .* was written"):
-        folder.put({"key": (b"data", xxhash.xxh3_128_hexdigest(b"data"))})
+def test_bytes_that_never_come_back_as_written_are_an_error_that_names_the_object(
+    proxy, sample_tar, tmp_path
+):
+    proxy.rule = lambda method, path, number: (
+        "flip" if method == "GET" and "000/area" in path else None
+    )
+    said = r"s3://packs/never/shards/sa_000000-000/area/\S+: came back 3 times .* was written"
+    with pytest.raises(StoreError, match=said):
+        upload(sample_tar, tmp_path, "never")
+    assert "manifest.json" not in objects("never")
 
 
-def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy, monkeypatch):
-    data = random.Random(0).randbytes(11 << 20)
-    folder = Bucket("s3://packs/large")
-
+def test_large_objects_are_written_in_parts_each_of_which_may_fail(
+    proxy, sample_tar, tmp_path, small_requests
+):
     def rule(method, path, number):
-        if number == 0 and method == "GET" and "key" in path:
-            return "flip"
-        if number or "partNumber" not in path:
+        if number or "000/image/c" not in path:
             return None
-        return {"1": "slow down", "2": "refuse"}.get(path.split("partNumber=")[1][0])
+        if method == "GET":
+            return "flip"
+        return {"1": "slow down", "2": "refuse"}.get(path.rpartition("partNumber=")[2][:1])
 
     proxy.rule = rule
-    monkeypatch.setattr(bucket, "PART_BYTES", 5 << 20)
-    monkeypatch.setattr(bucket, "RANGE_BYTES", 1 << 20)
-    folder.put({"key": (data, xxhash.xxh3_128_hexdigest(data))})
-    parts = {path.split("partNumber=")[1][0] for _, path in proxy.requests if "partNumber" in path}
-    assert parts == {"1", "2", "3"}
+    assert upload(sample_tar, tmp_path, "large", image_size=192).complete
+    requests = [request for request in proxy.requests if "000/image/c" in request[1]]
+    assert {path.split("partNumber=")[1][0] for _, path in requests if "partNumber" in path} == {
+        *"1234"
+    }
     assert set(proxy.faults) == {"flip", "refuse", "slow down"}
-    assert proxy.requests.count(("GET", "/packs/large/key")) == 2 * 11  # written, and read, twice
+    reads = [path for method, path in requests if method == "GET"]
+    assert len(reads) == 2 * 14  # written, and read, twice: 2 images of 192 x 192 x 3 bytes
+    assert sa1bpack.verify("s3://packs/large").ok
 
 
 # A process that uploads in parts of 4 KiB, of which objects of a small pack have several.
@@ -179,12 +181,11 @@ def test_a_process_killed_between_two_parts_leaves_no_pack_and_the_next_run_comp
         "stall" if "sa_000000-001/image/c" in path and "partNumber=3" in path else None
     )
     where = ("-o", "s3://packs/killed", "--staging", tmp_path / "staging")
-    folder = Bucket("s3://packs/killed")
     first = "shards/sa_000000-000/checksums.xxh128"  # may be sent after parts of the second shard
     child = subprocess.Popen([sys.executable, "-c", CHILD, "pack", sample_tar, *where, *FLAGS])
     try:
         limit = time.monotonic() + 120
-        while "stall" not in proxy.faults or first not in folder.files():
+        while "stall" not in proxy.faults or first not in objects("killed"):
             assert child.poll() is None and time.monotonic() < limit
             time.sleep(0.01)
     finally:
@@ -192,7 +193,7 @@ def test_a_process_killed_between_two_parts_leaves_no_pack_and_the_next_run_comp
         child.wait()
     while proxy.passing:  # what the child has sent arrives
         time.sleep(0.01)
-    keys = folder.files()
+    keys = objects("killed")
     assert "manifest.json" not in keys
     assert first in keys
     assert "shards/sa_000000-001/checksums.xxh128" not in keys
@@ -227,10 +228,12 @@ def test_a_staging_folder_is_never_taken_for_its_pack(
 def test_what_was_removed_from_the_bucket_is_packed_again_and_an_older_index_removed(
     staging, proxy, sample_tar, expected
 ):
-    there = Bucket("s3://packs/one")
-    there.delete(key for key in there.files() if "sa_000000-000/" in key or "index-" in key)
+    client = s3_client()
+    for key in objects("one"):
+        if "sa_000000-000/" in key or "index-" in key:
+            client.delete_object(Bucket="packs", Key=f"one/{key}")
     older = {"Bucket": "packs", "Key": "one/index-00000000/zarr.json"}
-    s3_client().put_object(Body=b"of an earlier state of the pack", **older)
+    client.put_object(Body=b"of an earlier state of the pack", **older)
     assert upload(sample_tar, staging.parent, "one").new_images == 2
     assert objects("one") == files(expected)
 
