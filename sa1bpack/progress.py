@@ -30,7 +30,7 @@ def _bar(show: bool | None = None, **options) -> Iterator[Callable[[int, int], N
     """A bar on stderr: yields the function to call with how much is done, and how much there is.
 
     Args:
-        show: whether to show it. Default: if stderr is a terminal.
+        show: show it. Default: if stderr is a terminal.
     """
     with _tqdm(show, **options) as bar:
 

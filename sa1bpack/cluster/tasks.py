@@ -129,7 +129,7 @@ def run_tasks(
 
     Args:
         address: as in `ray.init`. None: RAY_ADDRESS, or this machine alone.
-        function: of a module of this package, which every node has.
+        function: a function of a module of this package, which every node has.
         tasks: name of each task → keyword arguments of its call.
         needs: what each task asks Ray for.
         say: called with a message if no node can take such a task now: Ray waits for one, perhaps

@@ -54,8 +54,9 @@ def open(
             how many are left out. "all" keeps every sample.
         cache_dir: a folder on a local disk for packs and features that are named by URL. What is
             read of them is fetched into it once, and shared by all processes of the machine.
-        cache_size: what the cache may take, such as "500 GB"; what was used least recently is
-            removed. None: as it was opened last, or four fifths of the free disk.
+        cache_size: bytes that the cache may take, or a text such as "500 GB"; what was used least
+            recently is removed. None: the size with which it was opened last, or four fifths of the
+            free disk.
         mask_format: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits
             without a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling`
             differs from the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn

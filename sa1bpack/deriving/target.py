@@ -104,7 +104,7 @@ class Target:
     Attributes:
         axis: "sample" or "mask": what a row belongs to.
         folder: folder of the feature.
-        provenance: how the feature is made, for its manifest.
+        provenance: record of how the feature is made, for its manifest.
         spec: spec of its rows; None until it is known.
         shards: shards of the dataset, in order, without those that have no samples.
     """

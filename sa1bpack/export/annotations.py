@@ -72,7 +72,7 @@ class ExportResult:
             exported with the encoder's text: the same mask in another text.
         unknown_keys: keys of the records that a pack does not store, such as "annotations.score".
         seconds: wall time.
-        complete: whether the packs are complete; what an incomplete one holds so far is logged as a
+        complete: the packs are complete; what an incomplete one holds so far is logged as a
             warning.
 
     Examples:

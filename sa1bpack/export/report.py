@@ -272,8 +272,7 @@ class ReportResult:
         surveyed: number of samples in the distributions of masks.
         verification: what was checked, and the problems found.
         unreadable: the errors of shards and samples that could not be read for the page.
-        complete: whether the pack is complete; what an incomplete one holds so far is logged as a
-            warning.
+        complete: the pack is complete; what an incomplete one holds so far is logged as a warning.
     """
 
     path: Path

@@ -63,7 +63,7 @@ class ArraySpec(NamedTuple):
         row_shape: shape of one row, without axis 0.
         row_bytes: bytes of one row.
         dims: names of all dimensions, axis 0 first.
-        axis: what axis 0 counts.
+        axis: name of axis 0: what its rows count.
         child_axis: the axis that an offset array points into. It has one row more than its own
             axis; row 0 is 0, and rows [k, k + 1] are where the part of row k starts and ends.
         offsets: it is an offset array.

@@ -94,7 +94,7 @@ class ReadingOptions:
             None: by the order.
         relations: names of relations of the masks of a batch, or a `transforms.Relate`: each is one
             more key.
-        seed: of the shuffle and of the random choice of masks. None: that of an Order, or 0.
+        seed: seed of the shuffle and of the random choice of masks. None: that of an Order, or 0.
         drop_last: drop the samples at the end of an epoch that do not fill a batch. By default,
             they are a short batch.
         pad_last: fill the last batch with samples of the epoch that came before.

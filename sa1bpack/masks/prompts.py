@@ -172,7 +172,7 @@ def find_pixels(
     """Count the pixels of a region of every mask of one image, and find some of them.
 
     Args:
-        image: its run_ends, run_offset, height and width.
+        image: (run_ends, run_offset, height, width).
         region, boxes: as in `draw_points`.
         numbers: int64 (n, k), 0 or more, of the pixels to find, modulo the count.
 
@@ -237,7 +237,7 @@ def draw_points(
     Args:
         run_ends: int32 (r,), see `parse_counts`.
         run_offset: int64 (n + 1,).
-        height, width: of the source image.
+        height, width: size of the source image in pixels.
         ids: int64 (n,), for example annotation ids; the points depend on them.
         points: k, the number per mask.
         region: "inside", "boundary" or "outside", see the module.

@@ -388,7 +388,7 @@ def rasterize(
     Args:
         run_ends: int32 (r,), see `parse_counts`.
         run_offset: int64 (n + 1,).
-        height, width: of the source image, 1 to 65,535, together below 2**31 pixels.
+        height, width: size of the source image in pixels, 1 to 65,535, together below 2**31 pixels.
         mask_size: Sm, a multiple of 8 from 8 to 4096.
         fit: "pad", "native" (the same grid as "pad") or "squash", see the module.
         sampling: "area" or "center", see the module.

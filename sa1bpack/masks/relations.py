@@ -262,7 +262,7 @@ def relate_runs(
     Args:
         run_ends: int32 (r,), see `parse_counts`.
         run_offset: int64 (m + 1,).
-        height, width: of the source image, in pixels.
+        height, width: size of the source image in pixels.
         share: fraction of its area by which a mask lies in its parent; above 0, at most 1.
         neighbors: 8 or 4, number of neighbours of a pixel, which decides what touches.
 

@@ -271,7 +271,7 @@ def mask_boxes(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width:
     Args:
         run_ends: int32 (r,), see `parse_counts`.
         run_offset: int64 (n + 1,).
-        height, width: of the source image, in pixels.
+        height, width: size of the source image in pixels.
 
     Returns:
         int64 (n, 4): x0, y0, x1, y1 in source pixels; zeros for a mask without foreground.

@@ -208,7 +208,7 @@ def draw_window(
     Args:
         run_ends: int32 (r,), see `parse_counts`.
         run_offset: int64 (n + 1,).
-        height, width: of the source image, 1 to 65,535, together below 2**31 pixels.
+        height, width: size of the source image in pixels, 1 to 65,535, together below 2**31 pixels.
         affine: float64 (2, 3), the map from output to source coordinates, see the module.
         size: (h, w), cells of the output, 1 to 4096 each.
         sampling: "area" or "center", see the module.
@@ -254,7 +254,7 @@ def draw_map(
     """`draw_window` of checked arguments.
 
     Args:
-        image: its run_ends, run_offset, height and width.
+        image: (run_ends, run_offset, height, width).
         affine, size, sampling, out: see `draw_window`.
         upright: the map is upright; if it is not, it is drawn at its sample points, whatever it
             does.

@@ -225,7 +225,7 @@ class BenchResult:
         remaining_share: fraction of the pack that was in the page cache after its pages were
             dropped.
         sweeps: with `sweep`, the comparisons of settings.
-        settings: with `sweep`, by loader, the line of Python that makes it with the best ones.
+        settings: with `sweep`, loader → the line of Python that makes it with the best settings.
     """
 
     pack: str
@@ -336,7 +336,7 @@ def bench(
     Args:
         pack: folder of a pack.
         device: "cpu" or "cuda".
-        batch_size, mask_layout, max_masks: of both loaders.
+        batch_size, mask_layout, max_masks: options of both loaders.
         duration: seconds per measurement: three of ceilings, six of loaders, and three of each
             setting that is compared.
         sweep: compare settings as well: threads, io and prefetch of a Loader, half and twice the

@@ -95,7 +95,7 @@ def read_spans(
     Args:
         samples: places of the samples in files, in order.
         threads: number of threads that read.
-        direct: with O_DIRECT, past the page cache.
+        direct: read with O_DIRECT, past the page cache.
         at_once: samples that a thread requests together.
         seconds: begin nothing more after this time; None: read all.
 

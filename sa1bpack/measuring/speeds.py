@@ -34,8 +34,8 @@ class Task:
 
     Attributes:
         pack: folder of the pack.
-        device: where batches go.
-        options: of both loaders: mask_layout, max_masks.
+        device: device of the batches.
+        options: options of both loaders: mask_layout, max_masks.
         cold: pages are dropped before each measurement, and no sample is read twice; otherwise as
             many samples as fit into a part of the memory are read again and again.
     """
@@ -109,8 +109,9 @@ class Speed:
     """Result of a measurement.
 
     Attributes:
-        samples_per_second: of a cold task from the first request on, because what is read ahead
-            during the first batch came from the disk as well; of a warm one after the first batch.
+        samples_per_second: speed, for a cold task from the first request on, because what is read
+            ahead during the first batch came from the disk as well; for a warm one after the first
+            batch.
         host_bytes: the most memory that the process and its workers took in addition, while batches
             were taken.
         device_bytes: the most memory of the device that torch held, 0 on a CPU.

@@ -82,11 +82,11 @@ class Damage:
         root: folder of the pack.
         manifest: manifest of the pack; if that is lost, one made from the records of the sound
             shards, without sources.
-        lost: whether the pack's own manifest is missing or cannot be believed.
+        lost: the pack's own manifest is missing or cannot be believed.
         options: the options that the pack was made with.
         shards: name of each damaged or missing shard → its source and part.
-        own_files: whether the manifest, the index, rejects.jsonl, checksums.xxh128 or a zarr.json
-            of the pack itself is damaged or missing.
+        own_files: the manifest, the index, rejects.jsonl, checksums.xxh128 or a zarr.json of the
+            pack itself is damaged or missing.
         extra: problems that are not damage: what is not part of the pack.
         digests: name of a shard → the digest that its checksum file must have, as far as known.
         problems: all problems that the check found.

@@ -64,7 +64,7 @@ class MergeResult:
         linked, cloned, copied: number of files of shards and features that are hard links, clones,
             and copies.
         features: name of a feature → shards without a part of it.
-        complete: whether every pack was complete.
+        complete: every pack was complete.
         seconds: wall time.
 
     Examples:

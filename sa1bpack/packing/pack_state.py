@@ -88,7 +88,7 @@ class SourceNote(msgspec.Struct, frozen=True):
     Attributes:
         record: record of the source in the manifest; None if it was given up.
         shards: name of each shard of the source → XXH3-128 of its checksum file.
-        error: why it was given up.
+        error: why the source was given up.
         corrupt: it was given up because its bytes are wrong: no shard made from them can be
             trusted.
     """

@@ -167,7 +167,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run that decoded images.
 
     Attributes:
-        finished: when it ended, in UTC, to the second.
+        finished: time when the run ended, in UTC, to the second.
         outcome: "finished" or "stopped by <name of the error>".
         images: number of samples that the run decoded.
         source_bytes: bytes of tars and folders that the run read or skipped.

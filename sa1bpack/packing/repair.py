@@ -61,7 +61,7 @@ class RepairResult:
         root: folder of the pack.
         problems: problems that the check found before anything was repaired.
         repaired: names of the shards that were rebuilt; after a dry run, those that would be.
-        rewritten: whether the pack's own files (manifest, index, checksums, ...) were rewritten, or
+        rewritten: the pack's own files (manifest, index, checksums, ...) were written again, or
             would be.
         left: what is still damaged → why, and the remedy. Keys are names of shards and sources, and
             OWN_FILES.

@@ -45,9 +45,9 @@ class Totals:
         images, masks, annotations, dropped, rejects: number of samples; of masks stored; of masks
             in their records; of images dropped because no masks remained; of members in
             rejects.jsonl.
-        identity: which digests of its tars the pack records, in words.
-        left_out: how many masks of its images the pack does not hold, and which options left them
-            out, in words; empty if it holds all.
+        identity: the digests of its tars that the pack records, in words.
+        left_out: number of masks of its images that the pack does not hold, and the options that
+            left them out, in words; empty if it holds all.
         bytes: size of the files of the shards, with holes counted.
         reasons: code of a reason → how many members were rejected for it.
     """
@@ -97,12 +97,12 @@ class PackResult(Totals):
             before the run.
         new_images: samples that this run decoded.
         failed: name of each source that was given up → the error. Empty when the pack is complete.
-        identity: which digests of its tars the pack records, in words.
-        left_out: how many masks of its images the pack does not hold, and which options left them
-            out, in words; empty if it holds all.
+        identity: the digests of its tars that the pack records, in words.
+        left_out: number of masks of its images that the pack does not hold, and the options that
+            left them out, in words; empty if it holds all.
         bytes: size of the files of the shards, with holes counted.
         reasons: code of a reason → how many members were rejected for it.
-        notes: what was reported to the user during the run.
+        notes: messages that were shown to the user during the run.
         seconds: wall time.
         url: URL of the pack in an object store, if it was uploaded; `root` is its staging folder.
 
@@ -351,11 +351,11 @@ class FinalizeResult(Totals):
         missing: name of each other source of the job → why it is missing.
         parts: parts (K, N) to be repeated, of the job begun last: those that have the missing
             sources.
-        known: whether it is known which sources belong to the pack: from the parts of a job, or
-            because it was complete before.
-        identity: which digests of its tars the pack records, in words.
-        left_out: how many masks of its images the pack does not hold, and which options left them
-            out, in words; empty if it holds all.
+        known: it is known which sources belong to the pack: from the parts of a job, or because it
+            was complete before.
+        identity: the digests of its tars that the pack records, in words.
+        left_out: number of masks of its images that the pack does not hold, and the options that
+            left them out, in words; empty if it holds all.
         bytes: size of the files of the shards, with holes counted.
         reasons: code of a reason → how many members were rejected for it.
         notes: duplicate sources and image ids, and shards that were removed.

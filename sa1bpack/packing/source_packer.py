@@ -61,7 +61,7 @@ class PackRun:
     Attributes:
         state: state of the pack.
         request: the run's request; among others, whether md5s are computed, and what they must be.
-        progress: where pairs are counted.
+        progress: the counter of pairs.
         packed_by: package → version, recorded in every shard.
         stopping: set once no further pair is wanted.
         threads: executor that writes shards, and serves workers.

@@ -211,7 +211,7 @@ class TarDataset(MapStyle):
                 defaults of `pack`.
             on_error: as in `sa1bpack.open`: what `__getitems__` does with a pair that cannot be
                 used, "raise" or "return" its ReadError.
-            index_folder: where indices of tars are kept; None: beside each tar.
+            index_folder: folder for the indices of tars; None: beside each tar.
             cache_size: keep decoded samples in memory, at most this much per process: bytes, or a
                 text such as "8 GB".
             cache_dir, cache_dir_size: keep them in a folder as well, which processes and later runs

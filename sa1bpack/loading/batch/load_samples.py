@@ -115,7 +115,7 @@ class Destination(NamedTuple):
 
     Attributes:
         buffer: uint8 (n,).
-        how: how images are put on their canvases, see `put.put_image`.
+        how: treatment of images, see `put.put_image`.
         side: side of a canvas in pixels.
         stored_side: side of a stored canvas in pixels; 0 if images have none.
         arrays: int64 (p, 6), see START.

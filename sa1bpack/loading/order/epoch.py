@@ -224,7 +224,8 @@ class EpochBatches:
         drop_last, pad_last: what becomes of samples that do not fill a batch.
         epoch: 0 or more.
         start: samples of this epoch that came before the first batch, 0 to len(order).
-        buckets: how samples that are alike come into the same batch; None: by the order alone.
+        buckets: the Buckets that bring samples that are alike into the same batch; None: by the
+            order alone.
         schedules: names and schedules of other options, which a state has to agree with.
 
     Raises:

@@ -236,7 +236,7 @@ class Order(ABC):
         seed: seed of a random order; None: nothing is random.
         shards_at_once: number of shards that are mixed at any time, by a node at least; None: not
             known.
-        arranges: whether `arranged` changes anything.
+        arranges: `arranged` changes the order of samples.
 
     Raises:
         OptionError: the dataset has no samples, or a value is out of range.
