@@ -50,7 +50,7 @@ _URL = re.compile(
 
 
 def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """Return `value` as an int: an int, or what stands for one (of numpy, of torch), but no bool.
+    """`value` as an int: an int, or what stands for one (of numpy, of torch), but no bool.
 
     Raises OptionError unless low <= value <= high; a `high` of None is no limit.
     """
@@ -65,14 +65,14 @@ def whole_number(name: str, value: Any, low: int, high: int | None = None) -> in
 
 
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
-    """Return `value`. Raises OptionError unless it is one of the choices."""
+    """`value`, one of the choices. Raises OptionError if it is none."""
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
     return value
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return a bool, also one of numpy. Raises OptionError for anything else."""
+    """A bool, from one of numpy as well. Raises OptionError for anything else."""
     if not isinstance(value, bool | np.bool_):
         raise OptionError(f"{name} is {value!r}: choose True or False")
     return bool(value)
@@ -104,7 +104,7 @@ def number(
 
 
 def numbers_of(name: str, value: Any, count: int, each: str, low: float = -inf) -> np.ndarray:
-    """Return an array of numbers (count,), one per `each`: "sample" or "mask".
+    """An array of numbers (count,), one per `each`: "sample" or "mask".
 
     Raises OptionError for another shape or a type that is no number, and unless all of them are
     finite and at least `low`.
@@ -122,7 +122,7 @@ def numbers_of(name: str, value: Any, count: int, each: str, low: float = -inf) 
 
 
 def part_of_job(value: Any) -> Share:
-    """Return (K, N), the K-th of N parts of a job, as ints.
+    """(K, N), the K-th of N parts of a job, as ints.
 
     Raises OptionError unless it is a tuple of two whole numbers, K from 1 to N.
     """
@@ -139,7 +139,7 @@ def share_of(items: Sequence[Item], part: Share) -> Sequence[Item]:
 
 
 def seconds(name: str, value: Any) -> float:
-    """Return a time in seconds as a float.
+    """A time in seconds as a float.
 
     Raises OptionError unless it is a finite number above 0 that every kind of wait can take.
     """
@@ -155,7 +155,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKMGTP]?)(i?)B\s*")
 
 
 def bytes_of(name: str, value: Any) -> int:
-    """Return a number of bytes: a whole number, or a text with a unit, such as "500 GB".
+    """A number of bytes: a whole number, or a text with a unit, such as "500 GB".
 
     Raises OptionError unless it is one, of at least 1.
     """
@@ -198,7 +198,7 @@ def select_nested(dataset: Any, selections: list[Any]) -> Any:
 
 
 def local_path(name: str, value: str | os.PathLike[str]) -> Path:
-    """Return a path of this machine, with `~` expanded.
+    """A path of this machine, with `~` expanded.
 
     Raises OptionError for what is not a path, and for a URL, which `Path` would take for a folder
     named `s3:`.
@@ -229,7 +229,7 @@ def check_can_be_folder(path: Path, choose: str) -> None:
 
 
 def paths_of(name: str, value: Any) -> list[Path]:
-    """Return the paths that a path, a glob pattern, or a list of both stands for, in order.
+    """The paths that a path, a glob pattern, or a list of both stands for, in order.
 
     A pattern stands for what it matches, sorted by name; a path that exists is never a pattern.
 
@@ -262,7 +262,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def patterns_of(name: str, value: Any) -> list[str | Path]:
-    """Return a path, a pattern, a URL, or a list of them as a list, not yet expanded.
+    """A path, a pattern, a URL, or a list of them as a list, not yet expanded.
 
     Raises OptionError for anything else, such as a Dataset, which would be iterated over.
     """

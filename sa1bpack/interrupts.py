@@ -30,7 +30,7 @@ def record(number: int) -> None:
 
 
 def end_at_once() -> None:
-    """The work of this process is done: from here on a signal ends it without an exception.
+    """Let a signal end this process without an exception from here on: its work is done.
 
     Python would print one that is raised while the interpreter ends.
     """
@@ -40,7 +40,7 @@ def end_at_once() -> None:
 
 
 def forget() -> None:
-    """A new program begins in this process: what was recorded ended the one before."""
+    """Forget what ended the program before: a new one begins in this process."""
     _recorded.clear()
 
 

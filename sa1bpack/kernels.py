@@ -269,7 +269,7 @@ def kernel_folder() -> Path | None:
 
 
 def _writable(folder: Path, mode: int = 0o777) -> bool:
-    """Tell if files can be created in `folder`; creates the folder itself, with this mode."""
+    """True if files can be created in `folder`; creates the folder itself, with this mode."""
     if not folder.is_absolute():
         return False
     try:

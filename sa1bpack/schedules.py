@@ -65,7 +65,7 @@ class Schedule:
 
     @property
     def until(self) -> int:
-        """From this number on the value stays."""
+        """The number from which on the value stays."""
         return self.starts[-1]
 
     @property

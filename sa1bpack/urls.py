@@ -52,7 +52,7 @@ class Counts:
 
 
 class Lease(Protocol):
-    """Files stay where they are as long as this object lives."""
+    """A hold on files, which stay where they are as long as this object lives."""
 
     def touch(self) -> None:
         """Note that the files are in use now."""

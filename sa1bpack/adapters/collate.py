@@ -134,7 +134,7 @@ def _name(sample: Sample) -> str:
 
 @checks_options(choose="mask_select", masks="mask_layout")
 class Collate:
-    """Makes batches: the `collate_fn` of a torch DataLoader.
+    """Make batches: the `collate_fn` of a torch DataLoader.
 
     A batch of B samples is a dict of tensors. M is the mask count of the fullest sample, T that of
     the batch; "..." is (B, M) if masks are padded, and (T,) if they are concatenated:

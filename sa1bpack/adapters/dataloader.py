@@ -143,8 +143,10 @@ class PackDataLoader(BaseLoader, DataLoader):
             self.batch_sampler.own = None
 
     def end_workers(self) -> None:
-        """End the workers; the next iteration starts others. After an error, such as Ctrl-C,
-        torch's iterator may be in the middle of something."""
+        """End the workers; the next iteration starts others.
+
+        After an error, such as Ctrl-C, torch's iterator may be in the middle of something.
+        """
         if self._iterator is not None and self._pid == os.getpid():
             self._iterator._shutdown_workers()
             self._iterator = None
@@ -199,7 +201,7 @@ class _TorchEpoch:
             raise
 
     def end(self, wait: float) -> None:
-        """Nothing: torch's next iteration resets its workers."""
+        """Do nothing: torch's next iteration resets its workers."""
 
 
 def _nbytes(value: Any) -> int:
@@ -374,7 +376,7 @@ class DealtBatches:
         self.batches.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Return the batches of a complete epoch, all ranks together."""
+        """The number of batches of a complete epoch, all ranks together."""
         batches = replace(self.batches.current, start=0)
         last = len(batches) - 1
         return last * batches.world_size + len(_parts(batches, last))

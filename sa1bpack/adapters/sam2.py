@@ -62,7 +62,7 @@ class Segment:
         self._segments, self._key = segments, key
 
     def sum(self) -> int:
-        """Its area in pixels of the source image, from the pack: nothing is drawn."""
+        """The area in pixels of the source image, from the pack: nothing is drawn."""
         return int(self._segments.areas[self._key])
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -142,7 +142,9 @@ class RawDataset:
         mask_area_frac_thresh: float = 1.1,
         uncertain_iou: float = -1,
     ):
-        """Masks without area are left out. If none is left, SAM 2's sampler fails, and training
+        """Take the images of a pack.
+
+        Masks without area are left out. If none is left, SAM 2's sampler fails, and training
         continues with another image: leave such images out by `ds.where`.
 
         Args:

@@ -183,7 +183,7 @@ def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with a command line, and what was meant.
+    """A parser that says in one line what is wrong with a command line, and what was meant.
 
     An option is written out: an abbreviation would change its meaning, or fail, when another option
     is added.

@@ -83,7 +83,7 @@ def derive_on_ray(
 
 
 def _make(folder: str, fn: str | Function, **call) -> None:
-    """The task: make one part."""
+    """Make one part: the task."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
     named = function_of(fn) if isinstance(fn, str) else fn

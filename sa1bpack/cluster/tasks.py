@@ -59,7 +59,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Died:
-    """In place of what a task returns: its process or its node died in every call.
+    """The outcome of a task whose process or node died in every call.
 
     Attributes:
         why: how the process or node of the last call ended, in words.
@@ -73,7 +73,7 @@ class Died:
 
 @contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Be connected to a cluster; in the end, tasks that still run are ended.
+    """Connect to a cluster; in the end, tasks that still run are ended.
 
     Meanwhile what is printed goes to stderr. The handlers of signals stay those of this program.
     """

@@ -295,7 +295,7 @@ class Dataset(MapStyle, Pictured):
 
     @functools.cached_property
     def ids(self) -> IdLookup:
-        """Finds image ids among the samples; of a subset, sorted when first used."""
+        """The look-up of image ids among the samples; of a subset, sorted when first used."""
         whole = self.pack.is_whole(self._rows)
         return self.pack.ids if whole else IdLookup(self.pack.image_ids(self._rows))
 

@@ -91,7 +91,7 @@ TAKEN_NAMES = frozenset(
 
 
 def check_feature_name(name: str) -> str:
-    """Return the name of a feature. Raises OptionError if it cannot be a key of a sample."""
+    """Check the name of a feature. Raises OptionError if it cannot be a key of a sample."""
     if side_name(name) in TAKEN_NAMES:
         raise OptionError(f"name is {name!r}: samples or batches have that key; choose another")
     return name

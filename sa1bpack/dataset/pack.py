@@ -383,7 +383,7 @@ class Pack:
 
     @cached_property
     def ids(self) -> IdLookup:
-        """Finds the rows of image ids. Those of several packs are sorted once, if need be."""
+        """The look-up of rows by image id. Those of several packs are sorted once, if need be."""
         if len(self.folders) > 1:
             return IdLookup(self.image_ids(range(self.manifest.samples)))
         folder = self.folders[0]
@@ -437,7 +437,7 @@ class Pack:
 
     @cached_property
     def _repeated(self) -> tuple[np.ndarray, ...]:
-        """See `format.index.repeated_rows`: before means in a pack that was given earlier.
+        """As `format.index.repeated_rows`: before means in a pack that was given earlier.
 
         Nothing is sorted where the indexes of the packs prove that there is no such row: each
         proves it of its own pack, and the ranges of their ids do not overlap.

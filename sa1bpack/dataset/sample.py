@@ -241,8 +241,7 @@ class SampleSpec:
         return "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
 
     def summary(self) -> str:
-        """The form in the words of a repr: "1024 × 1024 rgb, masks 256 bits, boxes in image
-        pixels"."""
+        """The form as in a repr: "1024 × 1024 rgb, masks 256 bits, boxes in image pixels"."""
         side, masks = self.image.side, self.masks
         kind = f"{masks.size} {'bool' if masks.as_bool else 'bits'}"
         return (

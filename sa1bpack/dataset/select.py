@@ -1,5 +1,6 @@
-"""Metadata of samples as arrays, read one shard at a time; and selections of samples: by shards, a
-condition, ids, a hash of the image id, or a file.
+"""Metadata of samples as arrays, one shard at a time; and selections of samples.
+
+Samples are selected by shards, a condition, ids, a hash of the image id, or a file.
 
 A condition as text, "mask_count >= 10" or "max(area) > 100000", compares a number of each sample
 with a constant. Nothing in it is evaluated as code: names and signs are looked up in tables.
@@ -147,8 +148,10 @@ class Columns:
 
 
 def check_column(name: str, axis: str, pack: Pack) -> None:
-    """Raise UnknownName, naming the remedy, unless it is a column with one value per "sample" or
-    "mask", which `axis` says."""
+    """Raise UnknownName, naming the remedy, unless it is a column of this axis.
+
+    The axis is "sample" or "mask": what has one value.
+    """
     columns = {"sample": [*SAMPLE_COLUMNS, *SIZE_COLUMNS], "mask": [*MASK_COLUMNS]}
     for feature in pack.features:
         columns[feature.spec.axis].append(feature.spec.name)

@@ -93,7 +93,7 @@ class ShardCache:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child: other threads are gone, with the locks that they had."""
+        """Forget, in a child, what threads were opening: they are gone, with their locks."""
         self._opening: dict[_Key, threading.Lock] = {}
 
     @cached_property

@@ -131,8 +131,9 @@ def derive(
 
 
 def function_name(fn: Function) -> str:
-    """The name of a function in the manifest: "module:name"; of a script "its file:name", which is
-    what a module that imports the script would have.
+    """The name of a function in the manifest: "module:name"; of a script "its file:name".
+
+    A module that imports the script would have the same name for it.
 
     Raises OptionError for a lambda or a partial, which share their name with every other one.
     """
@@ -155,7 +156,7 @@ def _named(fn: Function) -> Any:
 
 
 class PartMaker:
-    """Makes the parts of a feature, as a call of `derive` with these arguments asks for.
+    """The maker of a feature's parts, as a call of `derive` with these arguments asks for.
 
     Attributes:
         target: the feature.
@@ -173,7 +174,7 @@ class PartMaker:
         options: Mapping[str, Any] | None = None,
         **others: Unpack[DeriveKeywords],
     ):
-        """Raises OptionError, OutputRefused and FormatError as `derive` does."""
+        """Check the arguments. Raises what `derive` raises."""
         ds, options = as_dataset(ds), {} if options is None else options
         if not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
             raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
@@ -378,7 +379,7 @@ def attach(
 
 
 class _Lookup:
-    """Finds the row of each id."""
+    """A look-up of rows by id."""
 
     def __init__(self, ids: Any, array: Any):
         ids = ids.cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)

@@ -121,7 +121,7 @@ class Target:
         allow_nonfinite: bool = False,
         quantize: str | None = None,
     ):
-        """Raises OptionError, OutputRefused and FormatError as `derive` does."""
+        """Check the arguments. Raises what `derive` raises."""
         self.axis, self._spatial = choice("axis", axis, SIDE_AXES), flag("spatial", spatial)
         self._allow_nonfinite = flag("allow_nonfinite", allow_nonfinite)
         self._scaled = None

@@ -1,1 +1,1 @@
-"""How bytes get off the disk: past the page cache, and what there is to ask and tell that cache."""
+"""Reading from the disk: past the page cache, and what there is to ask and tell that cache."""

@@ -155,8 +155,12 @@ class Context:
     """A queue of the system for the requests of one thread at a time."""
 
     def __init__(self):
-        """Raises ResourceShortage if all that the system allows are in use, OSError if it forbids
-        them."""
+        """Set up a queue of the system.
+
+        Raises:
+            ResourceShortage: all queues that the system allows are in use.
+            OSError: the system forbids them.
+        """
         if platform.machine() not in _NUMBERS:
             raise OSError(errno_numbers.ENOSYS, f"it is not used on {platform.machine()}")
         found = set_up(DEPTH)

@@ -1,4 +1,4 @@
-"""Tells what is in the page cache, and begins to read into it: compiled, without the GIL.
+"""The page cache: what is in it, and beginning to read into it; compiled, without the GIL.
 
 Both answers of `in_memory` and `map_in_memory` may be out of date as soon as they are given: ask
 once, and act on that answer.

@@ -1,4 +1,4 @@
-"""How what is not in memory is read: through the page cache, or past it."""
+"""The choice of reading through the page cache or past it."""
 
 import os
 from collections.abc import Callable
@@ -70,7 +70,10 @@ def choose_mode(
 
 
 def direct_obstacle(path: Path) -> str | None:
-    """Why a file cannot be read past the page cache; None if it can. Reads one block of it."""
+    """The obstacle to reading a file past the page cache; None if there is none.
+
+    Reads one block of it.
+    """
     try:
         with os.fdopen(open_direct(str(path)), "rb", buffering=0) as file:
             file.readinto(aligned(BLOCK))

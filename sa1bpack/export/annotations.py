@@ -452,7 +452,7 @@ def _annotations(samples: Iterable[tuple[Shard, int]], renumber: bool) -> Iterat
 
 @contextmanager
 def _writing(path: Path, durably: bool = False) -> Iterator[Callable[[bytes], object]]:
-    """Yields the function that appends bytes to a file, which has its name once it is complete.
+    """The function that appends bytes to a file, which has its name once it is complete.
 
     An existing file must hold the same bytes. Raises OutputRefused as soon as it does not.
     """

@@ -1,5 +1,7 @@
-"""Pictures of samples: an image under translucent masks with outlines, boxes and points; a sheet of
-several with captions, and a large one with a table of its masks."""
+"""Pictures of samples: an image under translucent masks with outlines, boxes and points.
+
+A sheet shows several with captions; a large picture shows one with a table of its masks.
+"""
 
 import colorsys
 import io
@@ -316,8 +318,7 @@ def _write_caption(
 
 
 def shape_text(subject: Subject) -> str:
-    """Width and height in pixels, of the source and as stored: `2250x1500 at 1024x683`; once if
-    they are the same."""
+    """The size in pixels of the source and as stored: `2250x1500 at 1024x683`; once if equal."""
     height, width = subject.rgb.shape[:2]
     stored, (high, wide) = f"{width}x{height}", subject.source
     return stored if (high, wide) == (height, width) else f"{wide}x{high} at {stored}"

@@ -113,7 +113,12 @@ class Stored:
 
     @classmethod
     def of(cls, shard: Shard) -> "Stored":
-        """Those of a shard. Raises FormatError for attributes that no packer wrote, OSError."""
+        """The disk use and the record of a shard.
+
+        Raises:
+            FormatError: attributes that no packer wrote.
+            OSError: a file cannot be read.
+        """
         attributes = attributes_of(shard)
         paths = [*shard.folder.rglob("*")]
         sizes = [path.stat().st_blocks * 512 for path in paths if path.is_file()]
@@ -205,7 +210,7 @@ class PackInfo(Stored):
         return text.rstrip()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what `as_text` says, in numbers; "pack" is None for several."""
+        """The summary for JSON: what `as_text` says, in numbers; "pack" is None for several."""
         manifest, (images, edges) = self.manifest, self.histogram()
         return {
             "pack": None if self.packs else str(self.roots[0]),

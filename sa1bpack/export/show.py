@@ -210,7 +210,7 @@ def random_indices(size: int, count: int, seed: int) -> list[int]:
 
 
 def checked_count(name: str, count: int) -> int:
-    """Return the number. Raises OptionError unless it is a whole number from 1 to 400."""
+    """The number, if it is a whole number from 1 to 400. Raises OptionError otherwise."""
     return whole_number(name, count, 1, _MOST_SAMPLES)
 
 
@@ -272,8 +272,9 @@ def first_subjects(
 
 
 def html_of(value: Any) -> str | None:
-    """The first three samples of a dataset or a batch as HTML; None for a pack in an object store,
-    which a glance must not fetch.
+    """The first three samples of a dataset or a batch as HTML.
+
+    None for a pack in an object store, from which displaying an object must not fetch anything.
 
     Raises what drawing them raises.
     """

@@ -1,5 +1,8 @@
-"""Files written completely or not at all: short writes, flushing, atomic replacement, mapping; and
-their checksums, XXH3-128 in a form that `xxhsum -c` checks."""
+"""Files written completely or not at all, and their checksums.
+
+Short writes, flushing, atomic replacement and mapping are handled here; checksums are XXH3-128, in
+a form that `xxhsum -c` checks.
+"""
 
 import ctypes
 import errno

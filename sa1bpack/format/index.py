@@ -1,5 +1,6 @@
-"""The index: one small Zarr group that locates each sample of a pack without opening shards; its
-publication with manifest and checksums.
+"""The index: one small Zarr group that locates each sample of a pack without opening shards.
+
+It is published with manifest and checksums.
 
 It is memory-mapped and shared by all processes, so a pack of 11 million samples opens at once, and
 there is no Python object per sample.

@@ -1,5 +1,7 @@
-"""The manifest: what a pack holds, in one JSON file that is replaced atomically; and how much of a
-pack is published by it."""
+"""The manifest: the contents of a pack, in one JSON file that is replaced atomically.
+
+It also says how much of the pack is published.
+"""
 
 import os
 import re
@@ -246,7 +248,7 @@ DIGEST_NAMES = {"xxh128": "XXH3-128", "md5": "md5"}
 
 
 def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
-    """How the tars among these records are identified, in words.
+    """The digests by which the tars among these records are identified, in words.
 
     For example "XXH3-128 of 3 tars, md5 of 2 (2 compared with a list)".
     """
@@ -274,7 +276,7 @@ def shard_folders(root: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Completeness:
-    """How much of a pack is published.
+    """The part of a pack that is published.
 
     Attributes:
         complete: every source given to the packer was packed to its end.
@@ -312,7 +314,7 @@ class Completeness:
 
 
 def completeness_of(root: Path, manifest: Manifest) -> Completeness:
-    """Return how much of the pack at `root` is published, by a manifest read from it.
+    """The completeness of the pack at `root`, by a manifest read from it.
 
     Lists the folder of shards, and opens none. Raises OSError if it cannot be listed.
     """

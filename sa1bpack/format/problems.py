@@ -97,7 +97,7 @@ def joined(reports: Sequence[Report]) -> Report:
 
 
 def reason_of(error: FormatError | OSError) -> str:
-    """Why a part of a pack cannot be read, as a text."""
+    """The reason why a part of a pack cannot be read, as a text."""
     if isinstance(error, OSError):
         return f"{error.filename}: cannot be read: {error.strerror}"
     return str(error)
@@ -137,10 +137,10 @@ class PackFiles:
         return file_digest(path)
 
     def bring(self, shard: str) -> None:
-        """Called before the files of a shard are looked at, again for each try."""
+        """Bring the files of a shard before they are looked at, again for each try."""
 
     def leave(self, shard: str) -> None:
-        """Called when only `image_id`, `mask_offset` and metadata of the shard are still needed."""
+        """Leave a shard of which only `image_id`, `mask_offset` and metadata are still needed."""
 
 
 class Check:

@@ -31,8 +31,10 @@ _LARGE = 1 << 16
 
 
 class Shard:
-    """A published shard. `shard["image"]` is a read-only memory map, mapped once: (N, S, S, 3) for
-    RGB on canvases; docs/format.md has the shapes of the other layouts.
+    """A published shard.
+
+    `shard["image"]` is a read-only memory map, mapped once: (N, S, S, 3) for RGB on canvases;
+    docs/format.md has the shapes of the other layouts.
 
     Views stay valid after the shard object is gone.
 

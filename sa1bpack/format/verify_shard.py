@@ -316,7 +316,11 @@ def check_part(
 def _check_rows(
     check: Check, part: SidePart, counts: np.ndarray, place: dict[str, str], streams: _Streams
 ) -> None:
-    """Compare the rows of each sample with their checksum. counts: int64 (N,), rows of each."""
+    """Compare the rows of each sample with their checksum.
+
+    Args:
+        counts: int64 (N,), rows of each sample.
+    """
     stored, stream, first = part.checksum, streams[part.spec.values.name], 0
     for sample, stop in enumerate(np.cumsum(counts).tolist()):
         found = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))

@@ -1,1 +1,1 @@
-"""How do the bytes of a batch get into place? Loader, DataLoader, threads, devices."""
+"""Loading of batches: Loader, DataLoader, threads, devices."""

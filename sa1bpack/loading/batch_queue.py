@@ -100,7 +100,7 @@ class BufferPool:
         self.refill()
 
     def release(self, buffer: Buffer) -> None:
-        """Return a buffer that is no longer in use.
+        """Put back a buffer that is no longer in use.
 
         It is taken next: the part still in the processor's caches is written faster. But one that a
         device still copies out of is taken after all others: then its copy has most likely ended.
@@ -125,8 +125,10 @@ class BufferPool:
             self.release(buffer)
 
     def make_room(self) -> None:
-        """For a consumer that keeps all buffers: collect garbage, as a batch in a reference cycle
-        is not in use; if that frees none, add as many as it takes to read ahead again.
+        """Make room for a consumer that keeps all buffers.
+
+        Garbage is collected, as a batch in a reference cycle is not in use; if that frees no
+        buffer, as many are added as it takes to read ahead again.
 
         A collection takes as long as many batches: where it frees none, it is not done again until
         there are twice as many buffers. Call it without holding the lock. Raises what `allocate`
@@ -234,8 +236,9 @@ class BatchQueue:
     # ----------------------------------------------------------------------- threads that fill
 
     def next(self) -> tuple[QueuedBatch, SampleRange | None] | None:
-        """The next task of a thread: samples of a batch to copy; or, with None, a batch to locate,
-        which one thread does at a time. None after the last.
+        """The next task of a thread: a part of a batch to copy; or, with None, a batch to plan.
+
+        One thread plans at a time. None after the last task.
 
         A thread that gets a batch to locate must `share` or `complete` it.
         """
@@ -278,8 +281,10 @@ class BatchQueue:
     def complete(
         self, batch: QueuedBatch, error: BaseException | None = None, free: bool = False
     ) -> None:
-        """Let the consumer have a batch that is complete; or in its place the error, if it cannot
-        be made. `free`: its buffer is no longer needed."""
+        """Let the consumer have a batch that is complete, or the error if it cannot be made.
+
+        With `free`, its buffer is no longer needed.
+        """
         with self._changed:
             batch.error = error
             self._in_progress.discard(batch.number)

@@ -63,8 +63,11 @@ class CudaRuntime:
     """
 
     def count(self) -> int:
-        """The number of devices. torch asks NVML, where there is one, and then this does not begin
-        to use CUDA: children that are forked later can still do so."""
+        """The number of devices.
+
+        torch asks NVML, where there is one, and then this does not begin to use CUDA: children that
+        are forked later can still do so.
+        """
         return torch.cuda.device_count()
 
     def used_before_fork(self) -> bool:
@@ -110,8 +113,10 @@ class CudaRuntime:
             raise RuntimeError(f"CUDA error: {cudart.cudaGetErrorString(code)}")
 
     def unpin(self, address: int) -> None:
-        """Unpin memory by its address, when nothing copies out of it any more. Of a device that
-        has failed, it stays pinned."""
+        """Unpin memory by its address, when nothing copies out of it any more.
+
+        Of a device that has failed, it stays pinned.
+        """
         torch.cuda.cudart().cudaHostUnregister(address)
 
     def empty_pinned(self, nbytes: int) -> torch.Tensor:
@@ -119,9 +124,11 @@ class CudaRuntime:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def empty(self, nbytes: int, index: int) -> torch.Tensor:
-        """Memory of a device, uint8 (nbytes,), not initialised, for the stream that is current
-        there: once the tensor is gone, torch uses the memory again for later work of that stream,
-        which runs after all earlier work of it. Raises torch.cuda.OutOfMemoryError."""
+        """Memory of a device, uint8 (nbytes,), not initialised, for its current stream.
+
+        Once the tensor is gone, torch uses the memory again for later work of that stream, which
+        runs after all earlier work of it. Raises torch.cuda.OutOfMemoryError.
+        """
         return torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", index))
 
     def stream(self, index: int) -> Any:
@@ -137,8 +144,11 @@ class CudaRuntime:
         return torch.cuda.stream(stream)
 
     def event(self) -> Any:
-        """A new event: with `record(stream)`, and `synchronize()`, which waits without the GIL and
-        without a processor. `query` would hold the GIL, also while a full queue makes it wait."""
+        """A new event: with `record(stream)`, and `synchronize()`.
+
+        `synchronize` waits without the GIL and without a processor. `query` would hold the GIL,
+        also while a full queue makes it wait.
+        """
         return torch.cuda.Event(blocking=True)
 
     def send(self, data: torch.Tensor, to: torch.Tensor) -> None:
@@ -173,8 +183,10 @@ class CudaRuntime:
         return torch.cuda.get_device_name(found) if found.type == "cuda" else "cpu"
 
     def keep(self, data: torch.Tensor, stream: Any) -> None:
-        """Let torch use the memory of a tensor again only after a stream has done all that is
-        queued on it when the last reference to the tensor goes."""
+        """Let torch use the memory of a tensor again only after the work of a stream.
+
+        That is all that is queued on the stream when the last reference to the tensor goes.
+        """
         data.record_stream(stream)
 
 
@@ -255,8 +267,10 @@ def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
 
 
 def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> list[tuple[int, int]]:
-    """Of each feature that is stored with scales: bytes of a batch's floats, which `arrange` makes,
-    and of its scales. A CPU multiplies in float32, which takes twice the floats for a moment.
+    """Per feature that is stored with scales, the bytes of a batch's floats, and of its scales.
+
+    `arrange` makes the floats. A CPU multiplies in float32, which takes twice the floats for a
+    moment.
     """
     of_axis = {"sample": samples, "mask": samples * capacity if spec.layout.padded else total}
     found = []
@@ -329,7 +343,7 @@ class LentBuffer:
 
 
 class Host:
-    """Images, masks and runs stay in the buffer that they were copied to, and share its memory."""
+    """The CPU: images, masks and runs stay in the buffer that they were copied to."""
 
     pinned, device = False, torch.device("cpu")
 
@@ -350,7 +364,7 @@ class Host:
 
 
 class Cuda:
-    """Batches are copied from pinned buffers on a side stream; masks are unpacked on the device."""
+    """A CUDA device: batches are copied from pinned buffers on a side stream."""
 
     pinned = True
 
@@ -364,8 +378,10 @@ class Cuda:
         CUDA.enter_thread(self._index)
 
     def allocate(self, nbytes: int) -> Buffer:
-        """A buffer of pinned memory, which is no longer pinned when its last reference goes; of
-        torch's, where CUDA cannot pin memory of the process. Raises RuntimeError."""
+        """A buffer of pinned memory, which is no longer pinned when its last reference goes.
+
+        It is of torch's memory where CUDA cannot pin that of the process. Raises RuntimeError.
+        """
         with CUDA.on(self._index):
             try:
                 return self._registered(aligned(nbytes))
@@ -396,15 +412,21 @@ class Cuda:
         return buffer
 
     def wait(self, buffer: Buffer) -> None:
-        """Wait for the last copy out of the buffer. A device that hangs never ends that: then the
-        consumer's wait for the batch ends by its timeout, and names what this thread does."""
+        """Wait for the last copy out of the buffer.
+
+        A device that hangs never ends that: then the consumer's wait for the batch ends by its
+        timeout, and names what this thread does.
+        """
         if buffer.event is not None:
             buffer.event.synchronize()
             buffer.event = None
 
     def stage(self, batch: QueuedBatch) -> None:
-        """Start the copy of the complete batch. If the device has no memory for it, it stays in its
-        buffer: the consumer may have freed some when it takes the batch."""
+        """Start the copy of the complete batch.
+
+        If the device has no memory for it, it stays in its buffer: the consumer may have freed some
+        when it takes the batch.
+        """
         with suppress(torch.cuda.OutOfMemoryError):
             self.send(batch)
 

@@ -48,7 +48,7 @@ END_SECONDS = 1.0
 
 
 def most_dropped(share: float, samples: int) -> int:
-    """How many samples of an epoch may be dropped.
+    """The number of samples of an epoch that may be dropped.
 
     One at least, unless the share is 0: on many ranks, an epoch has few samples on each.
     """
@@ -58,7 +58,7 @@ def most_dropped(share: float, samples: int) -> int:
 
 @checks_options
 class BaseLoader:
-    """Reads batches of a dataset in an order: the base of Loader and PackDataLoader.
+    """A reader of a dataset's batches in an order: the base of Loader and PackDataLoader.
 
     Attributes:
         batches: the order, cut into batches.
@@ -82,10 +82,12 @@ class BaseLoader:
         self._warned: set[str] = set()  # shards with dropped samples
 
     def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Any:
-        """The producer of these batches, with three methods. `start()`: begin the work; if that
-        fails, or is interrupted, `end` ends what has begun. `take()`: the next batch, as Taken;
-        None if the epoch was ended. `end(wait)`: end the epoch; wait at most `wait` seconds for
-        reads in progress."""
+        """The producer of these batches, with three methods.
+
+        `start()`: begin the work; if that fails, or is interrupted, `end` ends what has begun.
+        `take()`: the next batch, as Taken; None if the epoch was ended. `end(wait)`: end the epoch;
+        wait at most `wait` seconds for reads in progress.
+        """
         raise NotImplementedError
 
     def _end_epoch(self) -> None:
@@ -144,7 +146,7 @@ class BaseLoader:
         self._end_epoch()
 
     def _described(self, own: str) -> str:
-        """For `repr`: the dataset, the batches, the position in the order, and `own`."""
+        """The text for `repr`: the dataset, the batches, the position in the order, and `own`."""
         batches, options = self.batches, self._options
         most = "all masks" if options.max_masks is None else f"max_masks {options.max_masks}"
         return (
@@ -296,8 +298,10 @@ def _end_producer(producer: Any, counts: EpochCounts) -> None:
 
 
 def rows_of(errors: list[ReadError], device: torch.device) -> torch.Tensor:
-    """int64 (d,): the rows of the samples, on a device. Does not wait for it, as a copy from the
-    host would."""
+    """int64 (d,): the rows of the samples, on a device.
+
+    Does not wait for it, as a copy from the host would.
+    """
     rows = torch.empty(len(errors), dtype=torch.int64, device=device)
     for place, error in zip(rows, errors, strict=True):
         place.fill_(error.row)

@@ -141,8 +141,9 @@ class SampleReader:
         self._state = ReadState(0, scratch, np.zeros(4, np.int64), np.zeros(1, np.int64))
 
     def load(self, samples: Samples, dest: Destination, first: int, stop: int) -> Read:
-        """Load samples `first` to `stop` of a batch by `load_samples`, again with more scratch
-        memory as long as that does not suffice.
+        """Load samples `first` to `stop` of a batch by `load_samples`.
+
+        It is called again with more scratch memory as long as that does not suffice.
 
         Raises OSError if the context is unusable, MemoryError if there is no scratch memory.
         """
@@ -193,9 +194,12 @@ def without_frames(error: Exception) -> Exception:
 
 
 class Where(NamedTuple):
-    """The locations of n samples, int64 (n,) each: their places among those that were looked
-    up together, indices in the dataset, numbers of their shards, rows in these, first masks and one
-    past the last, rows in the pack, and image ids."""
+    """The locations of n samples, int64 (n,) each.
+
+    These are their places among those that were looked up together, indices in the dataset, numbers
+    of their shards, rows in these, first masks and one past the last, rows in the pack, and image
+    ids.
+    """
 
     place: np.ndarray
     index: np.ndarray
@@ -207,7 +211,7 @@ class Where(NamedTuple):
     image_id: np.ndarray
 
     def of(self, chosen: slice | np.ndarray) -> "Where":
-        """Some of them: a slice, or bool (n,)."""
+        """Some of the samples: a slice, or bool (n,)."""
         return Where(*map(itemgetter(chosen), self))
 
 
@@ -274,8 +278,10 @@ class LocatedBatch:
         return f"samples with the image ids {ids[:8]}{' and more' if len(ids) > 8 else ''}"
 
     def begin(self, buffer: np.ndarray) -> None:
-        """Begin to fill a buffer, uint8 (n,) of at least `nbytes`: write the arrays with one row
-        per sample, and the offsets."""
+        """Begin to fill a buffer, uint8 (n,) of at least `nbytes`.
+
+        The arrays with one row per sample, and the offsets, are written at once.
+        """
         assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
         spec, samples, regions = self._spec, self._samples, self.regions
         heads = {
@@ -376,8 +382,10 @@ class LocatedBatch:
                 unpack_into(bits, np.empty((1, side, side), np.bool_), np.arange(1))
 
     def _load(self, first: int, stop: int, reader: SampleReader) -> Read:
-        """Load these samples, whose files are open; check the runs of each, or draw its masks from
-        them, and keep its error, if any."""
+        """Load these samples, whose files are open, and keep the error of each, if any.
+
+        The runs of each are checked, or its masks are drawn from them.
+        """
         spec, dest, samples = self._spec, self._dest, self._samples
         masks = samples.offsets[first : stop + 1]
         if spec.masks.source != "bits":
@@ -436,8 +444,9 @@ class LocatedBatch:
                 read_ahead_map(start, (high - low + spec.offsets) * spec.row_bytes)
 
     def _check(self, k: int, direct: bool) -> list[np.ndarray]:
-        """Read all rows of sample k, compare them with their checksum and with what was located,
-        and enter their addresses into `Samples` in place of those of the maps.
+        """Read all rows of sample k, and compare them with their checksum and what was located.
+
+        Their addresses are entered into `Samples` in place of those of the maps.
 
         What is compared is what is loaded. Returns the arrays that have it.
         """
@@ -503,7 +512,7 @@ class LocatedBatch:
         return [(k, sample_error(pack, where, k, causes[k])) for k in sorted(causes)]
 
     def _cause(self, k: int, status: np.ndarray) -> Exception:
-        """Why sample k was not copied, by its status."""
+        """The reason why sample k was not copied, by its status."""
         shard, c = self._shards[k], int(np.flatnonzero(status)[0])
         code = int(status[c])
         if code == kernel.BAD_SPANS:

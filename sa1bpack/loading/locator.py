@@ -1,4 +1,4 @@
-"""Finds and checks where samples are stored, for several batches at once.
+"""The look-up of samples, and its checks, for several batches at once.
 
     locator = Locator(ds, spec, masks)
     for located, errors in locator.locate([indices, ...], epoch, choice):
@@ -156,7 +156,7 @@ def run_spans(table, offsets, mask_rows, spans):
 
 
 class Locator:
-    """Locates batches of a dataset, in any thread. Keeps no state between calls."""
+    """A locator of a dataset's batches, for any thread. It keeps no state between calls."""
 
     def __init__(self, ds: Dataset, spec: BatchSpec, masks: MaskSchedule):
         """A locator of batches of a dataset.
@@ -181,7 +181,7 @@ class Locator:
     def locate(
         self, batches: Sequence[np.ndarray], epoch: int, choice: MaskChoice
     ) -> list[tuple[LocatedBatch, list[ReadError]]]:
-        """Return the located batches, and the errors of the samples that they lack.
+        """The located batches, and the errors of the samples that they lack.
 
         A batch has the remaining samples, which may be none.
 
@@ -242,8 +242,10 @@ class Locator:
         epoch: int,
         choice: MaskChoice,
     ) -> tuple[Where, Samples]:
-        """The locations of samples and of their arrays; those that are wrong are left out, and
-        their errors added to `wrong`, by place."""
+        """The locations of samples and of their arrays.
+
+        Those that are wrong are left out, and their errors added to `wrong`, by place.
+        """
         ds, found = self.ds, [shards[number] for number in where.number.tolist()]
         columns = [shard.table[self._columns] for shard in found]
         table = np.array(columns, np.int64).reshape(len(found), len(self._columns))

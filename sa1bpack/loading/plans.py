@@ -93,8 +93,11 @@ class LoadingPlan:
 def regions_of(
     ds: Dataset, spec: BatchSpec, samples: int, most: int, capacity: int
 ) -> tuple[Regions, int]:
-    """The regions of a batch of `samples` with `most` masks each, in padded arrays of `capacity`,
-    and their bytes; with as many runs as masks usually have, by the average of the pack."""
+    """The regions of a batch of `samples` with `most` masks each, and their bytes.
+
+    Padded arrays have `capacity` rows per sample; a batch has as many runs as its masks usually
+    have, by the average of the pack.
+    """
     total, masks, runs = samples * most, 0, 0
     for shard in ds.manifest.shards:
         masks, runs = masks + shard.masks, runs + shard.runs
@@ -144,7 +147,7 @@ def dataset_bytes(ds: Dataset) -> int:
 
 
 def io_obstacle(ds: Dataset) -> str | None:
-    """Why the dataset's files cannot be read past the page cache; None if they can.
+    """The obstacle to reading the dataset's files past the page cache; None if there is none.
 
     Reads a block of the first shard that has images. Other shards may lie on other file systems;
     see `ShardFiles`.

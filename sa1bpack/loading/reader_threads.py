@@ -161,8 +161,10 @@ class ReaderThreads:
         return self._locator.masks.at(self._batches.epoch, self._batches.step(number))
 
     def _complete(self, batch: QueuedBatch, reader: SampleReader) -> None:
-        """All samples are copied: pass on the batch, remade without the samples that could not be
-        copied, or an error in its place."""
+        """Pass on a batch all of whose samples are copied, or an error in its place.
+
+        It is made again without samples that could not be copied.
+        """
         failed, batch.error = batch.error, None  # its traceback references the batch
         try:
             while failed is None and not self._queue.closed and (errors := batch.located.errors()):

@@ -1,4 +1,4 @@
-"""Shards that are not on this machine are opened ahead of use, in the order of an epoch."""
+"""The opening of shards that are not on this machine, ahead of use, in the order of an epoch."""
 
 import logging
 import threading
@@ -54,7 +54,7 @@ def check_order(ds: Dataset, order: Order) -> None:
 
 
 class ShardPrefetcher:
-    """Opens the shards of an epoch, some of them ahead of the batch that is needed.
+    """The opening of an epoch's shards, some of them ahead of the batch that is needed.
 
     What goes wrong here is not an error of the epoch: who reads a sample opens its shard again.
     """
@@ -83,7 +83,7 @@ class ShardPrefetcher:
             self._todo.put(None)
 
     def reach(self, number: int) -> int:
-        """Batch `number` is needed: wait for its shards; returns how many batches have theirs.
+        """Wait for the shards of batch `number`; returns how many batches have theirs.
 
         One thread at a time. Asks for the shards of later batches, as far as these fit.
         """

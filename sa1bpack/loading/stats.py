@@ -324,7 +324,7 @@ class EpochCounts:
         self._fetched: Callable[[], Counts] | None = None  # what was fetched so far
 
     def count_store(self, counts: Callable[[], Counts | None]) -> None:
-        """From now on, count what is fetched; None if nothing is."""
+        """Count what is fetched from now on; nothing if `counts` returns None."""
         if (before := counts()) is not None:
             self._fetched = lambda: counts() - before
 

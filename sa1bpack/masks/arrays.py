@@ -62,7 +62,7 @@ def check_array(
 def checked_parts(
     names: tuple[str, str], values: np.ndarray, dtype: type, offset: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return an array and the offsets of its parts (CSR) as the kernels expect them.
+    """An array and the offsets of its parts (CSR) as the kernels expect them.
 
     The first offset need not be 0: a slice of a larger offset array is allowed.
 
@@ -89,7 +89,7 @@ def checked_parts(
 
 @njit
 def _first_bad_mask(run_ends, run_offset, pixels):
-    """Return the first mask whose ends decrease, are negative or do not reach `pixels`, or -1."""
+    """The first mask whose ends decrease, are negative or do not reach `pixels`, or -1."""
     for m in range(len(run_offset) - 1):
         ends = run_ends[run_offset[m] : run_offset[m + 1]]
         if len(ends) == 0 or ends[0] < 0 or ends[-1] != pixels:
@@ -132,8 +132,10 @@ def check_image_runs(
 
 
 def check_out(out: np.ndarray | None, masks: int, rows: int, columns: int) -> None:
-    """Raise OptionError unless `out` can take packed bits, uint8 (masks, rows, ceil(columns / 8)),
-    or is None."""
+    """Raise OptionError unless `out` is None or can take packed bits.
+
+    These are uint8 (masks, rows, ceil(columns / 8)).
+    """
     if out is not None:
         check_array("out", out, "uint8", (masks, rows, -(-columns // 8)))
         if not out.flags.carray:
@@ -141,7 +143,7 @@ def check_out(out: np.ndarray | None, masks: int, rows: int, columns: int) -> No
 
 
 def mask_error(mask: int, masks: int, fault: str) -> MaskError:
-    """Return a MaskError that names the mask by its index in the record and has it as `.mask`."""
+    """A MaskError that names the mask by its index in the record and has it as `.mask`."""
     error = MaskError(f"mask {mask} of {masks}: {fault}")
     error.mask = mask
     return error

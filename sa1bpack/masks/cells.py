@@ -1,5 +1,6 @@
-"""Cells of masks on a grid: packed bits to bool and back, taken under a map, and how deep inside
-their mask they are.
+"""Cells of masks on a grid: packed bits to bool and back, taken under a map, and their depth.
+
+The depth of a cell is its distance from the nearest cell outside its mask.
 
 One bit per cell, row by row, lowest bit first: cell (i, j) is bit ``j % 8`` of byte ``(i, j // 8)``
 (numpy's ``bitorder="little"``), so that a device unpacks a byte with shifts of 0 to 7.

@@ -103,7 +103,7 @@ def _on_rim(number, rows, top, bottom):
 
 @njit
 def _nth_on_rim(number, rows, top, bottom):
-    """Return the n-th pixel of a box that is at the image's top or bottom."""
+    """The n-th pixel of a box that is at the image's top or bottom."""
     column = number // (top + bottom)
     last = bottom if number % (top + bottom) == top else 0
     return column * rows + last * (rows - 1)
@@ -276,7 +276,7 @@ def draw_points(
 
 
 def prompt_draw(kind: str, draw: int) -> int:
-    """Return the `draw` for the words of a kind of prompt.
+    """The `draw` for the words of a kind of prompt.
 
     Raises:
         OptionError: `draw` is not 0 to 2**32 - 1.

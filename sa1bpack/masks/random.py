@@ -68,7 +68,7 @@ def _signed(word: int) -> int:
 
 @lru_cache(maxsize=1)
 def normal_quantiles() -> np.ndarray:
-    """Return float64 (2**NORMAL_BITS,): equally probable values of a standard normal distribution.
+    """float64 (2**NORMAL_BITS,): equally probable values of a standard normal distribution.
 
     No absolute value exceeds 4.33. A table is used instead of logarithms and cosines, whose last
     bit differs between devices.

@@ -56,13 +56,13 @@ class Axis(NamedTuple):
 def make_axis(
     pixels: int, cells: int, pixel: int, cell: int, start: int = 0, mirrored: bool = False
 ) -> Axis:
-    """Return an axis in the largest possible unit: small numbers need narrower sums."""
+    """An axis in the largest possible unit: small numbers need narrower sums."""
     unit = gcd(pixel, cell, start)
     return Axis(pixels, cells, pixel // unit, cell // unit, start // unit, mirrored)
 
 
 def check_image(height: int, width: int) -> tuple[int, int]:
-    """Return the size of an image as ints.
+    """Check the size of an image, and return it as ints.
 
     Raises:
         MaskError: an image of this size cannot have masks.
@@ -128,7 +128,7 @@ class CenterGrid(NamedTuple):
 
 @lru_cache(maxsize=64)  # most images of SA-1B have one of a few sizes; an entry is about 50 kB
 def area_grid(y: Axis, x: Axis) -> AreaGrid:
-    """Return the tables for sampling by area."""
+    """The tables for sampling by area."""
     # Granlund and Montgomery, "Division by invariant integers using multiplication", 1994, theorem
     # 4.2: exact for 31-bit numerators, and the product stays below 2**63.
     shift = 31 + (y.pixels - 1).bit_length()
@@ -165,7 +165,7 @@ def _cells_before(axis: Axis) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def center_grid(y: Axis, x: Axis) -> CenterGrid:
-    """Return the tables for sampling at the cells' centres."""
+    """The tables for sampling at the cells' centres."""
     rows, centers = _cells_before(y), 2 * x.start + (2 * np.arange(x.cells) + 1) * x.cell
     return CenterGrid(
         y=y,
@@ -273,7 +273,7 @@ def _add_run(acc, grid, block, begin, end):
 
 @njit
 def _mirror_byte(byte):
-    """Return the byte with its bits reversed: swaps neighbours, pairs, then halves."""
+    """The byte with its bits reversed: neighbours are swapped, then pairs, then halves."""
     byte = (byte & 0x55) << 1 | (byte >> 1) & 0x55
     byte = (byte & 0x33) << 2 | (byte >> 2) & 0x33
     return (byte & 0x0F) << 4 | byte >> 4
@@ -365,8 +365,10 @@ def draw_grid(
 
 @lru_cache(maxsize=64)
 def fit_axes(height: int, width: int, mask_size: int, fit: str) -> tuple[Axis, Axis]:
-    """Return the axes, y and x, of the grid that a pack stores; see the module. Arguments are
-    checked."""
+    """The axes, y and x, of the grid that a pack stores; see the module.
+
+    Arguments are checked.
+    """
     down, across = (height, width) if fit == "squash" else (max(height, width),) * 2
     y = make_axis(height, mask_size, mask_size, down)
     return y, make_axis(width, mask_size, mask_size, across)

@@ -34,8 +34,11 @@ _NONE = 2**63 - 1
 
 
 class Relation(NamedTuple):
-    """The kind of a relation: the name of its dtype, whether it is one of pairs, values per mask,
-    and what it is for a mask without pixels, and in the padding of a batch."""
+    """The kind of a relation.
+
+    It has the name of its dtype, whether it is one of pairs, values per mask, and what it is for a
+    mask without pixels, and in the padding of a batch.
+    """
 
     dtype: str
     pairs: bool
@@ -104,8 +107,10 @@ class Derived:
 
     @cached_property
     def _keys(self) -> Any:
-        """int64 (..., m): one number per mask that sorts those of an image from small to large: no
-        two are equal, so that a copy of a mask lies in the first of them, and there are no circles.
+        """int64 (..., m): one number per mask that sorts those of an image from small to large.
+
+        No two are equal, so that a copy of a mask lies in the first of them, and there are no
+        circles.
         """
         masks = len(self._numbers)
         return self.areas * masks + (masks - 1 - self._numbers)
@@ -447,7 +452,7 @@ def _common(stretches, i, i_end, others, j, j_end, shift):
 
 @njit
 def _gap(a, b):
-    """How far two boxes are apart, along the axis where they are farther; below 0: they overlap."""
+    """The distance of two boxes, along the axis where they are farther; below 0: they overlap."""
     across = max(a[0], b[0]) - min(a[2], b[2])
     return max(across, max(a[1], b[1]) - min(a[3], b[3]))
 

@@ -237,7 +237,7 @@ def mask_area(run_ends: np.ndarray, run_offset: np.ndarray) -> np.ndarray:
 
 @njit
 def bounds(ends, height):
-    """Return x0, y0, x1, y1 around a mask's foreground, ends exclusive; zeros if it has none."""
+    """x0, y0, x1, y1 around a mask's foreground, ends exclusive; zeros if it has none."""
     x0, y0, x1, y1 = np.int64(0), np.int64(height), np.int64(0), np.int64(0)
     for k in range(1, len(ends), 2):
         first, last = np.int64(ends[k - 1]), np.int64(ends[k]) - 1

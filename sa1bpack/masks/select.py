@@ -103,7 +103,7 @@ def passes(
     stability_score: np.ndarray,
     pixels: int | np.ndarray,
 ) -> np.ndarray:
-    """Return bool (n,): the masks that pass every threshold of a rule.
+    """bool (n,): the masks that pass every threshold of a rule.
 
     Args:
         rule: thresholds and cap.
@@ -128,7 +128,7 @@ def select_masks(
     pixels: int,
     image_id: int,
 ) -> np.ndarray:
-    """Return the indices of the masks that a rule keeps.
+    """The indices of the masks that a rule keeps.
 
     Args:
         rule: thresholds and cap.

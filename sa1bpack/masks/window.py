@@ -35,7 +35,7 @@ LEVELS = {"center": 0, "area": 2}  # binary logarithm of the sample points along
 
 @checks_options
 def window_map(x0: float, y0: float, x1: float, y1: float, size: tuple[int, int]) -> np.ndarray:
-    """Return the map from an output of `size` to a rectangle of the source.
+    """The map from an output of `size` to a rectangle of the source.
 
     Args:
         x0, y0: source coordinates of the output's top left corner.
@@ -62,7 +62,7 @@ def window_map(x0: float, y0: float, x1: float, y1: float, size: tuple[int, int]
 def check_size(
     size: tuple[int, int], name: str = "size", most: int = MAX_MASK_SIZE
 ) -> tuple[int, int]:
-    """Return (h, w), the sides of an output, as ints.
+    """Check (h, w), the sides of an output, and return them as ints.
 
     Raises:
         OptionError: `size` is not two whole numbers from 1 to `most`; the message has its name.
@@ -106,7 +106,7 @@ def check_maps(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _axis(pixels: int, cells: int, scale: float, offset: float) -> Axis:
-    """Return the axis on which cell edge j lies at scale·j + offset, for j = 0 and j = cells."""
+    """The axis on which cell edge j lies at scale·j + offset, for j = 0 and j = cells."""
     first = int(np.rint(offset * UNIT))
     last = int(np.rint((scale * cells + offset) * UNIT))
     cell = max(abs(last - first), 1)

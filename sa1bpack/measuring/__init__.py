@@ -1,1 +1,1 @@
-"""Measures what a machine can do with a pack: ceilings, loaders, and settings that suit both."""
+"""Measurements of a machine with a pack: ceilings, loaders, and settings that suit both."""

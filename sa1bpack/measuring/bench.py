@@ -241,11 +241,11 @@ class BenchResult:
     settings: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The figures for JSON."""
         return asdict(self)
 
     def as_text(self) -> str:
-        """Two tables."""
+        """The figures in two tables."""
         each, found = self.sample_bytes, self.ceilings
         ceilings = [
             (f"memory, copied by {counted(self.cores, 'thread')}", found.memory),

@@ -89,7 +89,7 @@ class Setting:
     options: dict[str, Any] = field(default_factory=dict)
 
     def short(self) -> str:
-        """For tables: batch 32, threads=4, prefetch=2."""
+        """The setting for tables: batch 32, threads=4, prefetch=2."""
         return f"batch {self.batch}" + "".join(
             f", {name}={value}" for name, value in self.options.items()
         )

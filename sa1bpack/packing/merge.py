@@ -319,7 +319,7 @@ class _Union:
 
 
 class Placing:
-    """Makes folders like others, of hard links, else clones, else copies, and names them.
+    """The making of folders like others: of hard links, else clones, else copies.
 
     A hard link is the same file: it costs nothing, and nothing may ever write into it. No part of
     sa1bpack does: a shard is never changed once it is published, and a repair puts another folder

@@ -1,5 +1,7 @@
-"""The options that determine a pack's bytes, on which all runs into one folder must agree; those of
-a run; and what is to be packed, checked."""
+"""The options of a pack and of a run, and what is to be packed, checked.
+
+Those of a pack determine its bytes: all runs into one folder must agree on them.
+"""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -76,7 +78,7 @@ class RunKeywords(PackKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """How a run works. Nothing here decides the bytes of a pack."""
+    """The options of a run that do not decide the bytes of a pack."""
 
     workers: int | None = option(
         None,

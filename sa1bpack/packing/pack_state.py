@@ -445,7 +445,7 @@ class PartState(PackState):
         super().finish_source(record, at_once=True)
 
     def _reopen(self) -> None:
-        """Before anything is added: until `finalize`, the manifest says that it is incomplete."""
+        """Mark the pack as incomplete until `finalize`, before anything is added."""
         if not self._reopened:
             with alone(self.root):
                 manifest = read_manifest(self.root)
@@ -568,7 +568,7 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Only one part at a time is in such a block, which takes a moment."""
+    """Let one part at a time into the block, which takes a moment."""
     files.make_folder(root / PARTS_NAME)
     with os.fdopen(files.locked(root / PARTS_NAME / _PARTS_LOCK)):
         yield

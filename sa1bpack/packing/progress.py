@@ -32,7 +32,7 @@ _REJECTS_NAMED = 10
 
 
 class Progress:
-    """Counts what happens in a run, draws its progress bar on a terminal, and limits its rejects.
+    """The counts of a run, its progress bar on a terminal, and the limit on its rejects.
 
     Attributes:
         images: number of samples that were decoded.

@@ -262,8 +262,10 @@ class _Repair:
         show_progress: bool | None,
         share: Share | None,
     ):
-        """Choose what to rebuild; what cannot be is in `result.left`. Of URLs, only those of the
-        sources that are needed are asked."""
+        """Choose what to rebuild; what cannot be is in `result.left`.
+
+        Of URLs, only those of the sources that are needed are asked.
+        """
         self._root = damage.root
         self._damage = damage
         self._workers = workers
@@ -288,7 +290,7 @@ class _Repair:
             self.result.left[OWN_FILES] = f"no part rewrites them; once all have ended: {call}"
 
     def _obstacle(self, name: str, source: str, unreadable: dict[str, SourceError]) -> str | None:
-        """Why a damaged shard cannot be rebuilt, as far as is known before its source is read."""
+        """The obstacle to rebuilding a damaged shard, as far as known before its source is read."""
         for problem in self._damage.problems:
             if problem.denied and problem.shard == name:
                 return f"{problem.what}; check its owner and mode (ls -ld): it need not be damaged"

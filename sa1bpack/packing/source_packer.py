@@ -1,4 +1,4 @@
-"""Packs sources: which pairs need work, which shard each belongs to, what failed.
+"""The packing of sources: which pairs need work, which shard each belongs to, what failed.
 
 A source is read by one thread, which has its pairs decoded and hands what becomes of them, as
 futures in the order of the tar, to the thread of their shard. That waits for each, writes it and
@@ -125,7 +125,7 @@ Made = tuple[Outcome, Callable[[], object]]
 
 
 class InlineDecoder:
-    """Makes samples in the thread of the run; `workers.Workers` does it in other processes."""
+    """A decoder in the thread of the run; `workers.Workers` decodes in other processes."""
 
     def __init__(self, run: PackRun):
         self._run = run
@@ -159,7 +159,7 @@ class InlineDecoder:
 
 
 class ShardBuilder:
-    """Builds the shard of one part of a source: of `samples_per_shard` pairs, the last of fewer.
+    """The builder of one part's shard: `samples_per_shard` pairs of a source, the last of fewer.
 
     Its thread takes outcomes in the order of the pairs. Writing begins with the first packed
     sample, so without one nothing is left on disk. Only that thread creates files: Ctrl-C is raised
@@ -331,7 +331,7 @@ class SourcePacker:
         )
 
     def _check_whole(self, pairs: int) -> None:
-        """The source was read to its end, `pairs` pairs in all: make its record.
+        """Make the record of the source, which was read to its end, `pairs` pairs in all.
 
         Raises SourceError unless it is the source that was packed, and that a list demands.
         """
@@ -380,7 +380,7 @@ class SourcePacker:
             self.finish()
 
     def finish(self, _: object = None) -> None:
-        """The source was read to its end, or given up; after its last shard, enter its record."""
+        """Enter the record of the source, read to its end or given up, after its last shard."""
         self._was_read = True
         if self.builders:
             return
@@ -400,7 +400,7 @@ class SourcePacker:
 
 
 def readers_of(request: Request) -> int:
-    """How many sources are read at once, if there are as many.
+    """The number of sources that are read at once, if there are as many.
 
     Of sources at URLs, as many as the request says; by default DOWNLOADS, but no more than there
     are workers, and at least as many as of files.

@@ -1,5 +1,4 @@
-"""Worker processes that make samples, the memory that they share with this one, and the threads
-here that serve them.
+"""Worker processes that make samples, the memory that they share, and the threads that serve them.
 
 They make the same samples by the same `attempt` as a run without workers does, so they produce the
 same bytes. A pair keeps its slot of the memory until the rows made of it are written. Slots and
@@ -147,8 +146,10 @@ class SharedSlots:
         return _row_offsets(self._layout, AxisLengths(1, masks, json_bytes))[1]
 
     def free(self, slot: int) -> None:
-        """Free a slot, whose pair and rows are no longer needed. Memory of each beyond KEPT_BYTES
-        is returned to the system."""
+        """Free a slot, whose pair and rows are no longer needed.
+
+        Memory of each beyond KEPT_BYTES is returned to the system.
+        """
         jpeg_bytes, json_bytes = self._lengths[slot]
         pair, rows = slot * self._slot_bytes, slot * self._slot_bytes + PAIR_BYTES
         most = {pair: jpeg_bytes + json_bytes, rows: self._most_row_bytes(json_bytes)}
@@ -194,14 +195,17 @@ class _Job:
 
 
 class Workers:
-    """Makes samples in worker processes.
+    """Worker processes that decode samples.
 
     Each process is served by a thread here, which sends it jobs and takes what it makes of them,
     and starts another one in place of a process that ends.
     """
 
     def __init__(self, run: "PackRun", readers: int):
-        """readers: how many threads call `decode`."""
+        """
+        Args:
+            readers: number of threads that call `decode`.
+        """
         self._run = run
         count = run.request.workers
         slots = count * (JOBS_PER_WORKER + SLOTS_AHEAD) + readers * READ_AHEAD
@@ -365,7 +369,7 @@ class _Worker:
             self.connection.send(message)
 
     def exit_text(self) -> tuple[str, bool]:
-        """How a process that closed its socket ended; and whether SIGKILL did it, as no crash."""
+        """The end of a process that closed its socket, in words; and True if SIGKILL ended it."""
         self.connection.close()
         code = self.process.wait()
         if code >= 0:

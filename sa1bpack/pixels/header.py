@@ -35,7 +35,7 @@ _MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]", re.DOTALL)
 
 
 def stored_size(height: int, width: int, image_size: int, fit: str) -> tuple[int, int]:
-    """Return (height, width) in pixels of the stored image, without any padding.
+    """(height, width) in pixels of the stored image, without any padding.
 
     `height` and `width` are those of the source image, `image_size` is S. The longer side of a
     `pad` or `native` image becomes exactly S, the shorter one at least 1; images smaller than S are

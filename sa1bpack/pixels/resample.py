@@ -26,8 +26,10 @@ _REST = (np.int64(1) << FRACTION) - 1
 
 
 class RowBand(NamedTuple):
-    """Rows start..stop of an output, of which the image covers this many rows and columns; all
-    others are 0."""
+    """Rows start..stop of an output, and how many rows and columns of it the image covers.
+
+    All others are 0.
+    """
 
     start: int
     stop: int
@@ -49,7 +51,7 @@ class Normal(NamedTuple):
 
 
 def normal(mean: np.ndarray, std: np.ndarray) -> Normal:
-    """From mean and std, float32 (3,)."""
+    """The Normal of a mean and a std, float32 (3,)."""
     values = np.arange(256, dtype=np.float32)
     return Normal(mean, std, (values - mean[:, None]) / std[:, None])
 
@@ -179,7 +181,11 @@ def _mix_columns(line, taps, columns, normal, out, i):
 
 @njit
 def _resample(flat, y, x, normal, band, line, out):
-    """A band of an output under any filters. flat: the image, (H, W * 3)."""
+    """A band of an output under any filters.
+
+    Args:
+        flat: the image, (H, W * 3).
+    """
     low, high = x.first[0], x.first[0]
     for j in range(band.kept_columns):
         low, high = min(low, x.first[j]), max(high, x.first[j])
@@ -265,7 +271,11 @@ def _narrow(image, x, y, height, width):
 
 @njit
 def _wide(image, x, y, height, width, support, weights):
-    """Red, green and blue at a position, by filters of any width. weights: scratch (2, n)."""
+    """Red, green and blue at a position, by filters of any width.
+
+    Args:
+        weights: scratch (2, n).
+    """
     left, across = _fill(np.float64(x) * _ONE, support[0], width, weights[0])
     top, down = _fill(np.float64(y) * _ONE, support[1], height, weights[1])
     red = green = blue = np.float32(0)

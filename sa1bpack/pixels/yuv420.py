@@ -171,6 +171,7 @@ def _convert(typingctx, light, cb, cr, target):
 @njit
 def _spread_chroma(near, far, count, sums, out):
     """One row of chroma per pixel, minus 128: 3/4 of the nearest row and column, 1/4 of the next.
+
     libjpeg rounds up by 8/16 in even columns and by 7/16 in odd ones.
 
     Args:

@@ -1,4 +1,4 @@
-"""Tars and folders read as they are, without a pack: what is sample i of a tar?
+"""Tars and folders read as they are, without a pack.
 
 ::
 

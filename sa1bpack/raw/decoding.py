@@ -78,7 +78,7 @@ keywords_of(RawKeywords, SampleOptions, max_masks=None)
 
 
 class Decoder:
-    """Makes samples by the options of `sa1bpack.pack` and of `sa1bpack.open`.
+    """A decoder of pairs, by the options of `sa1bpack.pack` and of `sa1bpack.open`.
 
     Args:
         pack_options: options of a pack of the pairs; None: the defaults of `pack`.

@@ -143,7 +143,7 @@ def _inflated(inflater, file: int, path: Path, at: int) -> Iterator[bytes]:
 
 
 def _empty_blocks() -> list[tuple[int, int]]:
-    """For 0 to 7 bits: empty deflate blocks that end so many bits after a byte's beginning.
+    """Empty deflate blocks for 0 to 7 bits: they end that many bits after a byte's beginning.
 
     zlib can begin in the middle of a byte (inflatePrime), but its bindings cannot; after such
     blocks the inflater expects the rest of the byte. (bits with the first one lowest, their number)

@@ -248,7 +248,7 @@ class IterableTarDataset(IterableDataset):
         return group.get_rank(), group.get_world_size()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes, which do not know the process group of their rank."""
+        """The state for worker processes, which do not know the process group of their rank."""
         rank, world_size = self._own_rank()
         return self.__dict__ | {"_rank": rank, "_world_size": world_size}
 

@@ -1,5 +1,6 @@
-"""Index of the pairs of a tar or folder, made in one pass and kept as a file that is mapped; their
-bytes, in any order.
+"""The index of the pairs of a tar or folder, made in one pass and kept as a file that is mapped.
+
+It finds their bytes, in any order.
 
 A file of an index has a line of JSON, zeros up to a multiple of 64 bytes, and then PAIR (n,),
 POINT (p,) and the windows, uint8 (w, 32768), of `seek_points`; all numbers little-endian.
@@ -205,7 +206,12 @@ def _bound(source: Source) -> tuple[int, int, str]:
 
 
 def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
-    """Raises FormatError if it is damaged or is not that of the tar as it is, OSError."""
+    """The index in a file.
+
+    Raises:
+        FormatError: the file is damaged, or is not the index of the tar as it is.
+        OSError: the file cannot be read.
+    """
     with path.open("rb") as file:
         line = file.readline(_HEAD_BYTES)
         size = os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""How often a request that failed is repeated, and after how long."""
+"""The repetition of requests that failed: how often, and after how long."""
 
 import random
 from collections.abc import Callable

@@ -199,7 +199,7 @@ class Bucket(Origin):
     def begin(
         self, path: str, first: int = 0, stop: int | None = None, version: str | None = None
     ) -> Future:
-        """See Origin. version: that the file must have; None: any."""
+        """See Origin. The file must have the `version`, unless that is None."""
 
         async def get(key: str) -> Any:
             if stop is not None and version is None:  # with one copy fewer

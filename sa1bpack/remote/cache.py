@@ -359,7 +359,7 @@ def _release() -> None:
 
 
 def _after_fork() -> None:
-    """The threads that fetch remained in the parent: their locks are not the child's to keep."""
+    """Close the locks of threads that fetch: these remained in the parent."""
     for lock in list(_exclusive):
         lock.close()
 

@@ -1,5 +1,7 @@
-"""The core's access to URLs, see `urls.scheme_of`: packs and features that are read through a
-cache, packs that are checked or uploaded, tars as streams, and the files that a pattern stands for.
+"""The core's access to URLs, see `urls.scheme_of`.
+
+Packs and features are read through a cache, checked or uploaded; tars are read as streams; and a
+pattern stands for files.
 
 A pack is a folder of the cache with its manifest, its index, and links to those of its shards that
 are here: an ordinary pack once all are. It is named after the digests of manifest and checksums, so

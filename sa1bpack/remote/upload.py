@@ -172,7 +172,7 @@ class UploadedState(PackState):
         _empty_large_files(folder, self.options.layout, entry.lengths)
 
     def _reopen(self) -> None:
-        """Before anything is added to a complete pack, it is published as not complete."""
+        """Publish a complete pack as not complete, before anything is added to it."""
         there, self._manifest_there = self._manifest_there, None
         if there is None or not (found := msgspec.json.decode(there))["complete"]:
             return

@@ -54,7 +54,7 @@ class Broken(Exception):
 
 
 class _Connections(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """Calls a function with each socket that is connected."""
+    """A handler that calls a function with each socket that is connected."""
 
     def __init__(self, connected: Callable[[socket.socket], None]):
         super().__init__()
@@ -73,7 +73,7 @@ class _Connections(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a few redirects; others are an answer of this status."""
+    """A handler that follows a few redirects; others are an answer of this status."""
 
     max_repeats = max_redirections = MAX_REDIRECTS
 

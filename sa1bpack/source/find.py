@@ -1,4 +1,4 @@
-"""Find the tars and folders that a pack is made from, and see what kind each one is.
+"""The tars and folders that a pack is made from, found by path or URL, and the kind of each.
 
 The file's first bytes decide, never its name: SA-1B's own `.tar` files are gzip streams. Tars at
 URLs are asked for size, version and kind with one short request each. Lists name tars at URLs, and
@@ -201,8 +201,9 @@ def kind_of(head: bytes, path: Path | Address) -> Kind:
 
 
 def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceError]]:
-    """The sources, with size and kind of those at URLs, in their order; and name → error of those
-    that cannot be read, which are left out.
+    """The sources, with size and kind of those at URLs, in their order; and errors.
+
+    Errors are name → error of those that cannot be read, which are left out.
 
     Raises OptionError and MissingPackage if an object store cannot be opened.
     """

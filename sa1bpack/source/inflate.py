@@ -1,4 +1,4 @@
-"""Read a tar's bytes in one sequential pass: the raw file or URL, its digests, and inflation.
+"""A tar's bytes in one sequential pass: the raw file or URL, its digests, and inflation.
 
 `open_stream` returns the bytes of the tar itself, whether the file is compressed or not. Memory is
 bounded whatever the file claims: one chunk of the file, at most `INFLATE_BYTES` of its output, and

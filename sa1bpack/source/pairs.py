@@ -1,4 +1,4 @@
-"""Pair the JPEGs and JSON records of a source.
+"""The JPEGs and JSON records of a source, in pairs.
 
 The members of an SA-1B tar are in random order: the two halves of a pair may be 11 GB apart, and
 at the peak about a quarter of the tar waits for its other half. Waiting halves are spooled.
@@ -62,7 +62,7 @@ class Reject:
     detail: str
 
     def as_json(self) -> dict[str, str]:
-        """Its line in rejects.jsonl, without the source."""
+        """The line in rejects.jsonl, without the source."""
         member = self.member.removeprefix("./")
         return {"member": member, "reason": self.code, "detail": self.detail}
 
@@ -125,7 +125,7 @@ class Spool:
         return blocks, len(data)
 
     def take(self, ticket: Ticket) -> bytes:
-        """Return data and forget it. Raises OSError if the temporary file cannot be read."""
+        """Take out data. Raises OSError if the temporary file cannot be read."""
         if isinstance(ticket, bytes):
             self.memory_used -= len(ticket)
             return ticket
@@ -204,7 +204,7 @@ class _Waiting:
 
 
 class PairReader(AbstractContextManager):
-    """Iterate once over the pairs of a source, in one sequential pass.
+    """The pairs of a source, to be iterated once, in one sequential pass.
 
     ::
 

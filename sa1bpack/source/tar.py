@@ -1,4 +1,4 @@
-"""Walk the members of a tar stream in one pass; members, and checks of their names.
+"""The members of a tar stream, walked in one pass, and checks of their names.
 
 Headers follow POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar
 (https://www.gnu.org/software/tar/manual/html_node/Standard.html). Only the data of regular files

@@ -46,7 +46,7 @@ def uses_compiled(device: torch.device) -> bool:
 
 
 def _without_triton(device: torch.device) -> str | None:
-    """Why no Triton kernel runs on a device, as a supplement; None if they do."""
+    """The reason why no Triton kernel runs on a device, as a supplement; None if they do."""
     if device.type not in TRITON_ON:
         return ""
     if os.environ.get(VARIABLE) == "0":
@@ -128,8 +128,11 @@ def run_jobs(jobs: Iterable[Job]) -> None:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:
-    """A context without autocast, which would round images to a 16-bit type, and counts of cells to
-    one that does not hold them."""
+    """A context without autocast.
+
+    Autocast would round images to a 16-bit type, and counts of cells to one that does not hold
+    them.
+    """
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

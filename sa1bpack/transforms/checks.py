@@ -1,5 +1,4 @@
-"""Checks of what users give to steps and pipelines, before any work: numbers, sizes and their
-schedules, and batches.
+"""Checks of arguments of steps and pipelines before any work: numbers, sizes, schedules, batches.
 
 The contents of tensors are checked only on a CPU, through numpy: nothing waits for a device.
 """
@@ -48,7 +47,7 @@ def as_range(
 
 
 def check_sides(name: str, size: Any, most: int) -> tuple[int, int]:
-    """Return (height, width) from an option that is one side, for both, or a pair.
+    """Check an option that is one side, for both, or a pair, and return (height, width).
 
     Raises OptionError, with the option's name, unless the sides are whole numbers from 1 to `most`.
     """
@@ -87,7 +86,7 @@ _REMEDY = "pass a batch as Loader, DataLoader and Collate make it"
 
 
 def check_dataset(ds: Any) -> Any:
-    """Return the dataset that describes the numbers of a batch: `ds`, or that of a torch Subset.
+    """The dataset that describes the numbers of a batch: `ds`, or that of a torch Subset.
 
     Raises OptionError if it does not describe them.
     """
@@ -167,7 +166,7 @@ def _refuse(name: str, value: Any, wanted: str) -> None:
 
 
 def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
-    """Return the epoch of a batch, or `epoch` for a batch without one.
+    """The epoch of a batch, or `epoch` for a batch without one.
 
     Raises OptionError if there is neither and one is needed, if both are given and differ, or for a
     value that is not a whole number from 0 to 2**64 - 1.
@@ -191,8 +190,10 @@ def _kind(value: Any) -> str:
 
 
 def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
-    """Raise OptionError if these are not the sizes (B, 4) of `samples`, or on a CPU if a stored
-    image does not fit the dataset's canvas by its fit."""
+    """Raise OptionError if these are not the sizes (B, 4) of `samples`.
+
+    On a CPU also if a stored image does not fit the dataset's canvas by its fit.
+    """
     if sizes.shape != (samples, 4):
         raise OptionError(
             f"sizes are {tuple(sizes.shape)} for {samples} images: pass {(samples, 4)}"

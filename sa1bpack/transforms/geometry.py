@@ -1,6 +1,7 @@
-"""The place of the image: affine maps, one per sample of a batch; the frame of the image, its boxes
-and its points on the canvas by them; and the steps that move it there: flip, scale jitter, crops,
-rotation and shear.
+"""The place of the image: affine maps, one per sample of a batch, and the steps that change it.
+
+The maps place the frame of the image, its boxes and its points on the canvas; flip, scale jitter,
+crops, rotation and shear move them there.
 
 A geometric step moves no pixels. It maps a `Frame` to the next one, and the pipeline moves images,
 masks, boxes and points with the map of the last frame, each exactly once.
@@ -41,7 +42,11 @@ class Maps:
     offset: torch.Tensor
 
     def of(self, owner: torch.Tensor) -> "Maps":
-        """The map of each of T masks. owner: int64 (T,), the sample of each mask."""
+        """The map of each of T masks.
+
+        Args:
+            owner: int64 (T,), sample of each mask.
+        """
         return type(self)(*(numbers[owner] for numbers in vars(self).values()))
 
     def matrix(self) -> torch.Tensor:
@@ -52,7 +57,7 @@ class Maps:
 @checks_options
 @dataclass(frozen=True)
 class AxisMaps(Maps):
-    """source = scale * output + offset, for x and y of each of B samples.
+    """Maps source = scale * output + offset, for x and y of each of B samples.
 
     Without rotation and shear: any number of such maps can be composed, and everything is resampled
     once, axis by axis.
@@ -84,7 +89,7 @@ class AxisMaps(Maps):
         return AxisMaps(self.scale * inner.scale, offset)
 
     def inverse(self) -> "AxisMaps":
-        """From source to output coordinates."""
+        """The maps from source to output coordinates."""
         return AxisMaps(1 / self.scale, -self.offset / self.scale)
 
     def apply(self, points: torch.Tensor) -> torch.Tensor:
@@ -106,7 +111,7 @@ class AxisMaps(Maps):
 @checks_options
 @dataclass(frozen=True)
 class AffineMaps(Maps):
-    """source = linear @ output + offset, for each of B samples: with rotation and shear.
+    """Maps source = linear @ output + offset, for each of B samples: with rotation and shear.
 
     Operations are sums and products of numbers, not products of matrices: they round in the same
     way on every device.
@@ -139,7 +144,7 @@ class AffineMaps(Maps):
         return moved[:, :, 0] + moved[:, :, 1] + self.offset
 
     def inverse(self) -> "AffineMaps":
-        """From source to output coordinates."""
+        """The maps from source to output coordinates."""
         (a, b), (c, d) = (row.unbind(1) for row in self.linear.unbind(1))
         rows = torch.stack([d, -b, -c, a], 1).view(-1, 2, 2) / (a * d - b * c)[:, None, None]
         back = AffineMaps(rows, torch.zeros_like(self.offset))
@@ -199,8 +204,10 @@ class Frame:
         return pair(width, height, self.extent.device)
 
     def covered(self, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """bool (B, width) and (B, height): the columns and rows of a grid over the canvas whose
-        centre the image covers; always the first ones."""
+        """bool (B, width) and (B, height): the columns and rows whose centre the image covers.
+
+        They are those of a grid over the canvas; always the first ones.
+        """
         sides = zip(grid[::-1], self.canvas[::-1], strict=True)
         return tuple(
             cell_centers(count, self.extent.device) * (side / count) < self.extent[:, axis, None]
@@ -213,10 +220,13 @@ class Frame:
         return torch.stack([rows.sum(1), columns.sum(1)], 1)
 
     def step(self, maps: Maps, extent: torch.Tensor) -> "Frame":
-        """The next frame. maps: from its canvas to this one's.
+        """The next frame.
 
         Raises OptionError if it is the second one that may rotate: what the first one left would
         not be a window of the stored image.
+
+        Args:
+            maps: maps from its canvas to the canvas of this frame.
         """
         window = self.window
         if isinstance(maps, AffineMaps):
@@ -227,8 +237,10 @@ class Frame:
         return Frame(self.maps.after(maps), extent, self.canvas, window)
 
     def visible(self, grid: tuple[int, int]) -> torch.Tensor:
-        """bool (B, height, width): the cells of a grid over the canvas whose centre shows the
-        image; for any frame."""
+        """bool (B, height, width): the cells of a grid whose centre shows the image.
+
+        The grid lies over the canvas. For any frame.
+        """
         columns, rows = self.covered(grid)
         shown = rows[:, :, None] & columns[:, None, :]
         if self.window is None:
@@ -283,8 +295,11 @@ def image_region(
 
 
 def places(frame: Frame, grid: tuple[int, int]) -> torch.Tensor:
-    """int64 (B, 12), of images that may be rotated: what tells where a cell of a grid over the
-    canvas is, and whether it shows the image, the frame's `kept`, `steps` and `edges`."""
+    """int64 (B, 12), of images that may be rotated: where cells are, and which show the image.
+
+    The cells are those of a grid over the canvas; the numbers are the frame's `kept`, `steps` and
+    `edges`.
+    """
     return torch.cat([frame.kept(grid), frame.steps(grid).flatten(1), frame.edges()], 1)
 
 
@@ -302,7 +317,11 @@ def fit_frame(sizes: torch.Tensor, canvas: tuple[int, int]) -> Frame:
 
 
 def stored_to_source(sizes: torch.Tensor) -> AxisMaps:
-    """From stored to source coordinates. sizes: see `fit_frame`."""
+    """The maps from stored to source coordinates.
+
+    Args:
+        sizes: see `fit_frame`.
+    """
     sizes = sizes.double()
     return scaling((sizes[:, :2] / sizes[:, 2:]).flip(1))
 
@@ -433,7 +452,7 @@ class GeometricStep:
         return call_text(self)
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
-        """Return the next frame.
+        """The next frame.
 
         uniform(n), to be called once, returns float64 (B, n) in [0, 1) that depend on the seed, the
         epoch, the image and the position of the step in the pipeline; on the device of the frame,
@@ -456,7 +475,13 @@ class RandomHorizontalFlip(GeometricStep):
     """
 
     def __init__(self, p: float = 0.5):
-        """p: probability per image. Raises OptionError unless it is from 0 to 1."""
+        """
+        Args:
+            p: probability per image.
+
+        Raises:
+            OptionError: `p` is not from 0 to 1.
+        """
         self.p = number("p", p, 0, 1)
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
@@ -580,7 +605,13 @@ class CenterCrop(GeometricStep):
     """
 
     def __init__(self, fraction: float = 1.0):
-        """fraction: of the sides of the largest part. Raises OptionError unless 0 < it <= 1."""
+        """
+        Args:
+            fraction: fraction of the sides of the largest part.
+
+        Raises:
+            OptionError: not 0 < fraction <= 1.
+        """
         self.fraction = number("fraction", fraction, LEAST, 1)
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:

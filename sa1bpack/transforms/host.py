@@ -33,8 +33,10 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def all_on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors on the CPU if all of them are known there; otherwise, and while a CUDA graph is
-    captured, which is replayed for other numbers, as they are."""
+    """The tensors on the CPU if all of them are known there; otherwise as they are.
+
+    They also stay as they are while a CUDA graph is captured, which is replayed for other numbers.
+    """
     found = {key: on_host(tensor) for key, tensor in tensors.items()}
     unknown = any(copy is None for copy in found.values())
     return dict(tensors) if unknown or captured(tensors.values()) else found

@@ -46,7 +46,7 @@ KEPT = 2  # unused blocks; a training loop holds one result while the next one i
 
 
 class Memory:
-    """Lends memory to tensors, and takes it back when the last of them is gone.
+    """Memory that is lent to tensors, and taken back when the last of them is gone.
 
     Without a lock: a deque is safe between threads, and in a forked child.
     """
@@ -81,7 +81,10 @@ class Table:
     """
 
     def __init__(self, values: np.ndarray):
-        """values: of any dtype and shape; not to be changed afterwards."""
+        """
+        Args:
+            values: array of any dtype and shape; not to be changed afterwards.
+        """
         self.values = values
         self._copies: dict[torch.device, torch.Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""The pipeline: turns a batch of a loader into training input, on the batch's device."""
+"""The pipeline from a batch of a loader to training input, on the batch's device."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -37,7 +37,7 @@ Step = GeometricStep | ColorJitter | MixStep
 
 @checks_options(mask_dtype="batch['masks'].to(dtype), of masks in bool")
 class Pipeline:
-    """Makes training input from batches of a dataset, as Loader, DataLoader and Collate make them.
+    """Make training input from batches of a dataset, as Loader, DataLoader and Collate make them.
 
     ::
 
@@ -301,8 +301,11 @@ class Pipeline:
         return done
 
     def _checked(self, batch: Mapping) -> dict[str, torch.Tensor]:
-        """Check a batch. Returns its numbers per image and mask, on the host if they are known
-        there: those of `_SMALL`, and of runs `mask_offset` and `source_sizes`."""
+        """Check a batch.
+
+        Returns its numbers per image and mask, on the host if they are known there: those of
+        `_SMALL`, and of runs `mask_offset` and `source_sizes`.
+        """
         needed = ("images", "sizes", "image_ids") if self.steps else ("images", "sizes")
         if self.max_valid is not None:
             needed += ("annotation_ids",)
@@ -321,8 +324,10 @@ class Pipeline:
     def _put_masks(
         self, done: Batch, batch: Mapping, small: Mapping, rows: Rows, frame: Frame, grid: Sides
     ) -> torch.Tensor | None:
-        """Move masks and relate them. Returns bool (T,), which of them are large enough and not
-        covered; None without masks."""
+        """Move masks and relate them.
+
+        Returns bool (T,), which of them are large enough and not covered; None without masks.
+        """
         if not {"runs", "masks"} & batch.keys():
             return None
         if "runs" in batch:

@@ -1,5 +1,6 @@
-"""Prompts for the masks of a batch as a model sees them, after crop and flip: as SAM's training
-makes them, and clicks that correct a prediction.
+"""Prompts for the masks of a batch as a model sees them, after crop and flip.
+
+They are made as in SAM's training; clicks correct a prediction.
 
 Points are pixel centres in pixels of the canvas, continuous, with pixel edges at whole numbers, as
 everywhere in `transforms`; SAM's prompt encoder adds 1/2 itself, so subtract it there. Labels are
@@ -36,7 +37,7 @@ PADDING = -1  # SAM's label of padding, in place of a point
 
 @checks_options
 class Prompts:
-    """Makes a prompt for each mask of the batches of a `Pipeline`: points, a box, or the mask.
+    """Make a prompt for each mask of the batches of a `Pipeline`: points, a box, or the mask.
 
     ::
 

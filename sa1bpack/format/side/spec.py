@@ -149,7 +149,7 @@ CHECKSUM = array_spec("checksum", "<u8", ("sample",))
 
 
 def side_name(name: Any) -> str:
-    """Return the name of a feature. Raises OptionError if it cannot be one."""
+    """The name of a feature. Raises OptionError if it cannot be one."""
     if not isinstance(name, str) or _NAME.match(name) is None:
         raise OptionError(
             f"name is {brief(name)}: choose a letter followed by at most 63 letters, digits and _"

@@ -103,7 +103,7 @@ class PartWriter:
             raise
 
     def _complete(self, counts: np.ndarray) -> int:
-        """How many samples, from the first on, have rows that agree with their checksums."""
+        """The number of samples, from the first on, whose rows agree with their checksums."""
         sample = first = 0
         row = np.empty(int(counts.max(initial=0)) * self.spec.row_bytes, np.uint8)
         stored = np.empty(1, CHECKSUM.dtype)

@@ -108,7 +108,7 @@ class MaskChoice:
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
 
     def counts(self, masks: np.ndarray) -> np.ndarray:
-        """How many masks are kept, of int64 (n,) mask counts: min(max_masks, masks)."""
+        """The masks that are kept of int64 (n,) mask counts: min(max_masks, masks)."""
         return masks if self.max_masks is None else np.minimum(masks, self.max_masks)
 
     def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""Puts bytes in their place in a batch: compiled, without the GIL.
+"""The placing of bytes in a batch: compiled, without the GIL.
 
 Copying past the processor's caches is for data next read by a device, or much later. An ordinary
 copy first reads the memory that it is about to overwrite, and fills the caches with a batch that is

@@ -1,4 +1,4 @@
-"""How the masks of a batch are laid out, where its arrays lie in one buffer, and what it lacks."""
+"""The layout of a batch's masks, the places of its arrays in one buffer, and what it lacks."""
 
 import logging
 from dataclasses import dataclass
@@ -43,8 +43,10 @@ class MaskLayout:
 
     @classmethod
     def of(cls, name: str, pad_to_max: bool = False) -> "MaskLayout":
-        """The layout with this public name. Raises OptionError for an unknown name, and for one
-        that is not padded with `pad_to_max`."""
+        """The layout with this public name.
+
+        Raises OptionError for an unknown name, and for one that is not padded with `pad_to_max`.
+        """
         padded = choice("mask_layout", name, LAYOUTS).startswith("padded")
         if pad_to_max and not padded:
             raise OptionError(f"pad_to_max needs a padded layout, but mask_layout is {name!r}")
@@ -114,8 +116,11 @@ class BatchSpec:
     def __init__(
         self, ds: Dataset, layout: MaskLayout, to_device: bool, relate: Relate | None = None
     ):
-        """Raises OptionError for packed masks, and for relations on a device, of a dataset that
-        yields runs."""
+        """Work out the layout.
+
+        Raises OptionError for packed masks, and for relations on a device, of a dataset that yields
+        runs.
+        """
         image, masks, with_runs = ds.spec.image, ds.spec.masks, ds.spec.masks.source == "runs"
         if with_runs and (layout.packed or (relate is not None and to_device)):
             what = f"mask_layout={layout.name!r}" if layout.packed else f"{relate!r} on a device"
@@ -181,8 +186,10 @@ class BatchSpec:
 
 
 def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
-    """The large regions, the small ones, and the bytes of the buffer that hold the small ones: it
-    begins with these."""
+    """The large regions, the small ones, and the bytes of the buffer that hold the small ones.
+
+    The buffer begins with these.
+    """
     large, small, end = {}, {}, 0
     for key, region in regions.items():
         (large if region.large else small)[key] = region

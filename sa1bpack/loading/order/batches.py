@@ -37,8 +37,10 @@ ENDED = (
 
 @dataclass(eq=False)
 class IterationState:
-    """An iteration, or the one to come. The iterator holds it, and has ended once there is another
-    one: so threads need no lock, and what a late one notes here is lost.
+    """An iteration, or the one to come.
+
+    The iterator holds it, and has ended once there is another one: so threads need no lock, and
+    what a late one notes here is lost.
 
     Attributes:
         batches: batches of the iteration.
@@ -54,7 +56,7 @@ class IterationState:
 
 @checks_options(buckets="bucket_by", last="drop_last=True or pad_last=True")
 class OrderedBatches:
-    """Yields one rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
+    """One rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
 
     Every iteration is an epoch. The first is epoch 0; once an iteration has yielded anything,
     complete or not, the next one is the next epoch, unless `set_epoch` or `load_state_dict` choose
@@ -185,8 +187,10 @@ class OrderedBatches:
 
     @property
     def current(self) -> EpochBatches:
-        """The batches of the latest iteration, of the rank that this process has now; before it has
-        begun, of the one to come."""
+        """The batches of the latest iteration, of the rank that this process has now.
+
+        Before it has begun, those of the one to come.
+        """
         batches, group = self._place.batches, process_group()
         if not self._by_group or group is None:
             return batches
@@ -196,7 +200,7 @@ class OrderedBatches:
         return replace(batches, rank=rank, world_size=world_size, cut=None)
 
     def __len__(self) -> int:
-        """Return the batches of the complete epoch of `current`, also if the rest of it is yielded.
+        """Batches of the complete epoch of `current`, also if the rest of it is yielded.
 
         If the batch size changes, other epochs have other lengths, see `first_step`.
         """
@@ -210,7 +214,7 @@ class OrderedBatches:
             yield indices
 
     def state_after(self, k: int) -> dict[str, Any]:
-        """Return the state to save when k batches of the latest iteration have been used.
+        """The state to save when k batches of the latest iteration have been used.
 
         Count the batches that came out of the loader: one that fetches ahead has taken more from
         here. Equal on all ranks; numbers and strings only.
@@ -286,7 +290,7 @@ class OrderedBatches:
         self._place = IterationState(batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the batch that came out last, equal on all ranks.
+        """The state after the batch that came out last, equal on all ranks.
 
         Right where batches are used as they come out: by hand or with `num_workers=0`. With
         workers, which fetch ahead, use `OrderedBatches.state_after`.
@@ -363,7 +367,7 @@ def announced_ranks() -> str | None:
 
 
 def process_group() -> ModuleType | None:
-    """Return torch.distributed if it is initialized; a program without torch has no group."""
+    """torch.distributed if it is initialized; a program without torch has no group."""
     found = sys.modules.get("torch.distributed")
     ready = found is not None and found.is_available() and found.is_initialized()
     return found if ready else None

@@ -1,5 +1,7 @@
-"""The batches of one epoch for one rank, where they begin, and the states to resume from; and
-batches of samples that are alike, so that padding them to one shape wastes less."""
+"""The batches of one epoch for one rank, where they begin, and the states to resume from.
+
+Samples that are alike can be put into one batch, so that padding them to one shape wastes less.
+"""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
@@ -328,8 +330,10 @@ class EpochBatches:
         return {"_first": first, "_moved": moved, "_full": last - first, "_count": count}
 
     def _global_sizes(self) -> Schedule:
-        """Samples per batch, all ranks together. The option that was given becomes a number, or a
-        Schedule whose functions have been called."""
+        """Samples per batch, all ranks together.
+
+        The option that was given becomes a number, or a Schedule whose functions have been called.
+        """
         name, value = "batch_size", self.batch_size
         if (value is None) == (self.global_batch_size is None):
             raise OptionError(
@@ -345,11 +349,11 @@ class EpochBatches:
         return sizes
 
     def __len__(self) -> int:
-        """Return the number of batches from `start` to the end of the epoch."""
+        """The number of batches from `start` to the end of the epoch."""
         return self._count
 
     def repeated(self, k: int) -> np.ndarray:
-        """Return bool (n,): which samples of this rank's part of batch k fill up the last batch.
+        """bool (n,): which samples of this rank's part of batch k fill up the last batch.
 
         Raises:
             IndexError: batch k does not exist.
@@ -361,7 +365,7 @@ class EpochBatches:
         return found[self._part(stop - first)]
 
     def number(self, k: int) -> int:
-        """Return the number of batch k, counted from the first sample of the epoch.
+        """The number of batch k, counted from the first sample of the epoch.
 
         That is the k of an epoch that was not interrupted, if it was resumed after a batch and with
         the same batch size. If the batch size was changed in mid-epoch, samples seen before count
@@ -370,14 +374,14 @@ class EpochBatches:
         return self._first + k
 
     def step(self, k: int) -> int:
-        """Return the step of batch k: `number(k)`, and the batches of all earlier epochs.
+        """The step of batch k: `number(k)`, and the batches of all earlier epochs.
 
         So a run that was interrupted counts as one that was not.
         """
         return self.cut.first_step(self.epoch) + self.number(k)
 
     def __getitem__(self, k: int) -> np.ndarray:
-        """Return int64 (n,), the samples of this rank's part of batch k.
+        """int64 (n,), the samples of this rank's part of batch k.
 
         Raises:
             IndexError: batch k does not exist.
@@ -395,13 +399,13 @@ class EpochBatches:
         )
 
     def part_of(self, size: int) -> int:
-        """Return the most samples that a rank has of a batch of this size."""
+        """The most samples that a rank has of a batch of this size."""
         if not self.pad_last:
             size = min(size, len(self.order))
         return -(-size // self.world_size)
 
     def global_batch(self, k: int) -> np.ndarray:
-        """Return int64 (n,), the samples of batch k of all ranks together, in order of rank.
+        """int64 (n,), the samples of batch k of all ranks together, in order of rank.
 
         Raises:
             IndexError: batch k does not exist.
@@ -419,7 +423,7 @@ class EpochBatches:
         return np.concatenate([self.order.arranged(samples[:own]), samples[own:]])
 
     def span(self, k: int) -> tuple[int, int]:
-        """Return the first position of batch k, and the one after its last.
+        """The first position of batch k, and the one after its last.
 
         Raises:
             IndexError: batch k does not exist.
@@ -439,7 +443,7 @@ class EpochBatches:
         return self.buckets.arranged(samples, int(self._key().words(LEFT_OVER, 0, 1)[0]))
 
     def _window(self, window: int) -> list[np.ndarray]:
-        """Return the full batches of a window, arranged, in the order in which they come."""
+        """The full batches of a window, arranged, in the order in which they come."""
         cut, epoch, width = self.cut, self.epoch, self.buckets.batches
         numbers = range(window * width, min((window + 1) * width, self._first + self._full))
         low, high = cut.position(epoch, numbers[0]), cut.position(epoch, numbers[-1] + 1)
@@ -456,7 +460,7 @@ class EpochBatches:
         return batches
 
     def _take(self, low: int, high: int) -> np.ndarray:
-        """Return the samples at these positions; past its end the epoch starts again."""
+        """The samples at these positions; past its end the epoch starts again."""
         size, parts = len(self.order), []
         while low < high:
             lap = low // size * size
@@ -466,7 +470,7 @@ class EpochBatches:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def after(self, k: int) -> "EpochBatches":
-        """Return what remains once the first k batches are done: the next epoch if k is all.
+        """The batches that remain once the first k are done: the next epoch if k is all.
 
         Raises:
             OptionError: there are fewer than k batches.
@@ -478,7 +482,7 @@ class EpochBatches:
         return replace(self, start=position)
 
     def state_after(self, k: int) -> dict[str, Any]:
-        """Return the state to save once batches 0 to k - 1 are done; see `OrderedBatches`.
+        """The state to save once batches 0 to k - 1 are done; see `OrderedBatches`.
 
         Raises:
             OptionError: there are fewer than k batches.
@@ -492,7 +496,7 @@ class EpochBatches:
         }
 
     def identity(self) -> dict[str, int | str]:
-        """Return what a state has to agree with: the order, schedules, and what these depend on.
+        """The facts that a state has to agree with: the order, schedules, and what these depend on.
 
         A batch size that does not change may be another one after each resume, unless something
         depends on the step, or batches exchange samples.

@@ -53,7 +53,7 @@ class Key:
     fingerprint: str
 
     def words(self, purpose: int, number: int, count: int, first: int = 0) -> np.ndarray:
-        """Return uint64 (count,), random words `first`... of the stream (purpose, number).
+        """uint64 (count,), random words `first`... of the stream (purpose, number).
 
         SeedSequence mixes the whole key, so neighbouring seeds and epochs have unrelated streams
         and (seed 1, epoch 0) is not (seed 0, epoch 1). Every part takes two 32-bit words, whatever
@@ -66,7 +66,7 @@ class Key:
 
 
 def permutation(words: np.ndarray) -> np.ndarray:
-    """Return uint32 (n,), a random permutation of range(n).
+    """uint32 (n,), a random permutation of range(n).
 
     The numbers are sorted by their random words. Each number replaces the low bits of its own word,
     so a plain sort of the words carries it along; that is several times faster than argsort, and
@@ -90,7 +90,7 @@ def permutation(words: np.ndarray) -> np.ndarray:
 def window_order(
     key: Key, bounds: np.ndarray, shards: np.ndarray, number: int, block: int
 ) -> np.ndarray:
-    """Return the samples of one window of shards, mixed.
+    """The samples of one window of shards, mixed.
 
     Each shard is cut into blocks of `block` neighbouring samples, and the blocks of all shards of
     the window are put in one random order; within a block the order stays. The positions of the
@@ -120,14 +120,14 @@ def window_order(
 
 
 def _ranges(first: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return int64 (sum of length,): first[i], first[i] + 1, ..., length[i] numbers for each i."""
+    """int64 (sum of length,): first[i], first[i] + 1, ..., length[i] numbers for each i."""
     numbers = np.repeat(first - (np.cumsum(length) - length), length)
     numbers += np.arange(len(numbers))
     return numbers
 
 
 def node_shuffle(key: Key, size: int, nodes: int) -> np.ndarray:
-    """Return uint32 (size,), the place of the sample at each position; each part is shuffled.
+    """uint32 (size,), the place of the sample at each position; each part is shuffled.
 
     The places 0 to size are divided into `nodes` parts in sequence, of which the first size % nodes
     have one place more. Position p is of part p % nodes, so every run of positions has equally many
@@ -148,7 +148,7 @@ def node_shuffle(key: Key, size: int, nodes: int) -> np.ndarray:
 
 
 def weighted_draws(key: Key, cumulative: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Return int64 (stop - start,), draws `start` to `stop` of an epoch, with replacement.
+    """int64 (stop - start,), draws `start` to `stop` of an epoch, with replacement.
 
     Draw i depends only on the key and i. The top 53 bits of random word i are u in [0, 1), and the
     draw is the first sample whose cumulative weight exceeds u times the total; u < 1 keeps the
@@ -175,7 +175,7 @@ class Ordered(Protocol):
     def __len__(self) -> int: ...
 
     def shard_bounds(self) -> np.ndarray:
-        """Return int64 (k + 1,); only orders that go by shards call it."""
+        """int64 (k + 1,); only orders that go by shards call it."""
 
 
 @checks_options
@@ -260,11 +260,11 @@ class Order(ABC):
         self._identity = {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
 
     def __len__(self) -> int:
-        """Return the number of samples per epoch."""
+        """The number of samples per epoch."""
         return self.size
 
     def take(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """Return int64 (stop - start,), the samples at these positions of an epoch.
+        """int64 (stop - start,), the samples at these positions of an epoch.
 
         Raises:
             OptionError: not 0 <= start <= stop <= len(self), or the epoch is out of range.
@@ -279,14 +279,14 @@ class Order(ABC):
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray: ...
 
     def arranged(self, batch: np.ndarray) -> np.ndarray:
-        """Return the samples of a global batch, int64 (n,), in the order in which ranks share them.
+        """The samples of a global batch, int64 (n,), in the order in which ranks share them.
 
         Most orders leave them as they are.
         """
         return batch
 
     def identity(self) -> dict[str, int | str]:
-        """Return everything that decides the order, as numbers and strings to save in a state."""
+        """Everything that decides the order, as numbers and strings to save in a state."""
         return dict(self._identity)
 
     def __repr__(self) -> str:
@@ -296,7 +296,7 @@ class Order(ABC):
 
 
 def described(dataset: Any) -> Ordered:
-    """Return the dataset, or the dataset of the samples that a torch Subset of one selects.
+    """The dataset, or the dataset of the samples that a torch Subset of one selects.
 
     Raises OptionError if it has no fingerprint.
     """
@@ -410,7 +410,7 @@ class LocalShuffleOrder(SeededOrder):
         self._latest_windows = Latest()
 
     def _windows(self, key: Key) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the order of the shards and its division into windows.
+        """The order of the shards and its division into windows.
 
         The shards are put in random order and cut into as few windows as possible of at most
         `window` shards. Windows differ by at most one shard: a small one at the end would be mixed
@@ -443,7 +443,7 @@ class LocalShuffleOrder(SeededOrder):
 
 
 def _shards_of(dataset: Ordered, size: int) -> tuple[np.ndarray, str]:
-    """Return int64 (k + 1,), the bounds of shards, and what identifies them in a state.
+    """int64 (k + 1,), the bounds of shards, and what identifies them in a state.
 
     Raises OptionError for what cannot be the bounds of `size` samples.
     """
@@ -519,7 +519,7 @@ class WeightedOrder(SeededOrder):
 
 
 def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
-    """Return float64 (size,), the cumulative sums of the weights."""
+    """float64 (size,), the cumulative sums of the weights."""
     weights = numbers_of("weights", weights, size, "sample", low=0).astype(np.float64)
     with np.errstate(over="ignore"):
         cumulative = np.cumsum(weights)
@@ -588,7 +588,7 @@ class NodeShuffleOrder(SeededOrder):
         return self._bounds[self._shards[at]] + (places - self._edges[at])
 
     def arranged(self, batch: np.ndarray) -> np.ndarray:
-        """Return the samples of a batch, int64 (n,), in the order in which nodes have them."""
+        """The samples of a batch, int64 (n,), in the order in which nodes have them."""
         shard = np.searchsorted(self._bounds, batch, side="right") - 1
         places = self._first_place[shard] + (batch - self._bounds[shard])
         return batch[np.argsort(places, kind="stable")]

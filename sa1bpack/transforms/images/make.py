@@ -1,5 +1,6 @@
-"""Images under maps: resampled, normalised and cast by what their device has, see
-`transforms.backends`.
+"""Images under maps: resampled, normalised and cast by what their device has.
+
+See `transforms.backends`.
 
 The result is that of PIL's `resize(box=..., resample=BILINEAR)` and of torch's `interpolate` with
 `antialias=True`, before rounding: a triangle filter, widened to the size of the output pixel if the
@@ -62,7 +63,7 @@ _UNCHANGED = Table(np.array([[0.0] * 3, [1.0] * 3], np.float32))  # a mean and s
 
 @dataclass(frozen=True)
 class ImageMaker:
-    """Makes the images of batches of a dataset: moved, normalised and cast.
+    """Make the images of batches of a dataset: moved, normalised and cast.
 
     Attributes:
         dtype: type of the results, a floating-point type.
@@ -263,8 +264,9 @@ def triangle_filter(
 
 
 def supports(maps: AffineMaps, most: float) -> torch.Tensor:
-    """float64 (B, 2): half the width of the filters along x and y, in source pixels, see
-    `sa1bpack.pixels.resample`. `most`: no map reduces an image by a larger factor.
+    """float64 (B, 2): half the width of the filters along x and y, in source pixels.
+
+    See `sa1bpack.pixels.resample`. No map reduces an image by a larger factor than `most`.
 
     Rounded to 2**-20 pixel, so that a rotation, whose sines and cosines are rounded, has exactly 1.
     """
@@ -324,8 +326,11 @@ def resample_affine(
 def _taps(
     position: torch.Tensor, support: torch.Tensor, length: torch.Tensor, taps: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The pixels under the filter at each position, and their weights: int64 and float32 (B, h, w)
-    for each of `taps`. Pixels beyond the filter have no weight."""
+    """The pixels under the filter at each position, and their weights.
+
+    They are int64 and float32 (B, h, w) for each of `taps`. Pixels beyond the filter have no
+    weight.
+    """
     at = position.double() * 2.0**-FRACTION
     support, length = support[:, None, None], length[:, None, None].long()
     low = (at - support - 0.5).ceil().clamp(-(2.0**30), 2.0**30).long()

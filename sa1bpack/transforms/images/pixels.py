@@ -61,9 +61,14 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 
 def _enlarge_chroma(chroma: torch.Tensor, halves: torch.Tensor) -> torch.Tensor:
-    """uint8 (B, 2, n, n) as int32 (B, 2, 2 n, 2 n): 3/4 of the nearest sample and 1/4 of the next
-    on both axes, rounded as in libjpeg. halves: integers (B, 2), rows and columns in use; whatever
-    they are, nothing outside is read: on a device an index error would lose the CUDA context."""
+    """uint8 (B, 2, n, n) as int32 (B, 2, 2 n, 2 n): chroma at the size of the image.
+
+    A pixel is 3/4 of the nearest sample and 1/4 of the next on both axes, rounded as in libjpeg.
+
+    Args:
+        halves: integers (B, 2), rows and columns in use; whatever they are, nothing outside is
+            read: on a device an index error would lose the CUDA context.
+    """
     near = chroma.int()
     for axis, (even, odd) in ((2, (0, 0)), (3, (8, 7))):
         steps = torch.arange(near.shape[axis], device=near.device)

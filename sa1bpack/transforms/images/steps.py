@@ -1,5 +1,6 @@
-"""Steps that change pixels: colour jitter, drawn per image, and Mixup and CutMix, which mix each
-image with another one of its batch.
+"""Steps that change pixels: colour jitter, drawn per image, and Mixup and CutMix.
+
+These two mix each image with another one of its batch.
 
 The operations on colours are those of torchvision's `ColorJitter`, on values of 0 to 255 without
 intermediate rounding. One thing differs: torchvision shuffles them per image; here they are applied
@@ -134,8 +135,9 @@ _KNOTS = 4097  # size of the table of quantiles
 
 
 class MixStep:
-    """A step that mixes every image with the next one of its batch (the last one with the first):
-    called with images (B, 3, H, W) and random numbers, it returns what changes in the batch.
+    """A step that mixes every image with the next one of its batch, the last one with the first.
+
+    Called with images (B, 3, H, W) and random numbers, it returns what changes in the batch.
 
     Partners are random where batches are shuffled. The weight lam is drawn per image from
     Beta(alpha, alpha): it depends on the image alone, but the partner on the batch, and thus on the
@@ -143,7 +145,13 @@ class MixStep:
     """
 
     def __init__(self, alpha: float):
-        """alpha: of the distribution. Raises OptionError unless it is from LEAST to 1 / LEAST."""
+        """
+        Args:
+            alpha: parameter of the distribution Beta(alpha, alpha).
+
+        Raises:
+            OptionError: `alpha` is not from LEAST to 1 / LEAST.
+        """
         self.alpha = number("alpha", alpha, LEAST, 1 / LEAST)
         self._table = Table(beta_quantiles(alpha))
 
@@ -163,8 +171,9 @@ class MixStep:
 
 @checks_options
 class Mixup(MixStep):
-    """Mix every image with its neighbour in the batch (Zhang et al., "mixup: Beyond Empirical Risk
-    Minimization", 2018).
+    """Mix every image with its neighbour in the batch.
+
+    As in Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018).
 
     images[b] becomes lam[b] * images[b] + (1 - lam[b]) * images[partner[b]]. The batch gets
     `mix_lambda`, float32 (B,), and `mix_partner`, int64 (B,).
@@ -184,9 +193,12 @@ class Mixup(MixStep):
     """
 
     def __init__(self, alpha: float = 0.2):
-        """alpha: of the distribution; small values mix little.
+        """
+        Args:
+            alpha: parameter of the distribution Beta(alpha, alpha); small values mix little.
 
-        Raises OptionError unless it is from 1e-6 to 1e6.
+        Raises:
+            OptionError: `alpha` is not from 1e-6 to 1e6.
         """
         super().__init__(alpha)
 
@@ -200,8 +212,10 @@ class Mixup(MixStep):
 
 @checks_options
 class CutMix(MixStep):
-    """Paste a rectangle of the neighbour in the batch into every image (Yun et al., "CutMix:
-    Regularization Strategy to Train Strong Classifiers with Localizable Features", 2019).
+    """Paste a rectangle of the neighbour in the batch into every image.
+
+    As in Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable
+    Features" (2019).
 
     The rectangle has the aspect ratio of the canvas and the share 1 - lam of its area, its middle
     is anywhere, and what lies outside the canvas is cut off. It comes from the same place of the
@@ -224,9 +238,12 @@ class CutMix(MixStep):
     """
 
     def __init__(self, alpha: float = 1.0):
-        """alpha: of the distribution; 1 for any area alike.
+        """
+        Args:
+            alpha: parameter of the distribution Beta(alpha, alpha); 1 for any area alike.
 
-        Raises OptionError unless it is from 1e-6 to 1e6.
+        Raises:
+            OptionError: `alpha` is not from 1e-6 to 1e6.
         """
         super().__init__(alpha)
 

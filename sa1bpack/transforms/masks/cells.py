@@ -1,5 +1,7 @@
-"""Masks of a batch in torch operations on its device: bits to bool, masks under the map of their
-image, from grids and from exact runs, and which of them larger ones do not cover.
+"""Masks of a batch in torch operations on its device.
+
+Bits become bool; masks are drawn under the map of their image, from grids and from exact runs; and
+those are found that larger ones do not cover.
 
 Here masks are concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each. Grids are
 sampled at the centres of the output cells, so masks remain true or false.
@@ -53,8 +55,9 @@ def count_cells(masks: torch.Tensor) -> torch.Tensor:
 
 
 def count_along(cells: torch.Tensor, dim: int) -> torch.Tensor:
-    """The true cells of bool (..., n) along the last dimension, -1, or the one before, -2, in
-    int64.
+    """The number of true cells of bool (..., n) along an axis, int64.
+
+    The axis is the last, -1, or the one before, -2.
 
     `sum` would convert every cell to a wider number first. Here whole words are added, eight cells
     at a time: as many as cannot overflow a byte.
@@ -164,8 +167,10 @@ Jumps = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class UprightAxis:
-    """One axis of the grids of all samples, in the units of `sa1bpack.masks.raster`, with
-    P = cells · UNIT."""
+    """One axis of the grids of all samples.
+
+    Units are those of `sa1bpack.masks.raster`, with P = cells · UNIT.
+    """
 
     def __init__(self, cells: int, scale: torch.Tensor, offset: torch.Tensor, center: bool):
         """scale, offset: float64 (B,), source coordinate of cell edge j = scale · j + offset."""
@@ -235,15 +240,21 @@ def _draw_upright(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
 
 
 def _add(grid: torch.Tensor, row: torch.Tensor, across: Jumps, weight: torch.Tensor) -> None:
-    """Add weight · R to rows of a grid (..., w + 2). row, weight: int64 (n,)."""
+    """Add weight · R to rows of a grid (..., w + 2).
+
+    Args:
+        row, weight: int64 (n,).
+    """
     width = grid.shape[-1]
     for column, part in across:
         grid.view(-1).index_add_(0, row * width + column, (weight * part).to(grid.dtype))
 
 
 def _draw_affine(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
-    """Some masks under maps that rotate or shear, bool (m, h, w): looks up sample points in the run
-    ends."""
+    """Some masks under maps that rotate or shear, bool (m, h, w).
+
+    Sample points are looked up in the run ends.
+    """
     (height, width), points = drawing.size, 1 << LEVELS[drawing.sampling]
     ends, mask, _ = runs.ends()
     # Ends are sorted within a mask and below 2**31, so that these are sorted throughout.
@@ -266,8 +277,10 @@ def _draw_affine(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
 
 
 def draw(drawing: Drawing) -> torch.Tensor:
-    """Masks drawn from their runs, bool (n, h, w): exactly under upright maps, at sample points
-    under affine ones, whatever these do."""
+    """Masks drawn from their runs, bool (n, h, w).
+
+    They are exact under upright maps, and at sample points under affine ones, whatever these do.
+    """
     runs, owner = drawing.runs, drawing.owner
     device = owner.device
     height, width = drawing.size

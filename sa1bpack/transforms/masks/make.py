@@ -69,7 +69,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskMaker:
-    """Makes the masks of batches of a dataset, on grids of (h, w) cells over the canvas.
+    """Make the masks of batches of a dataset, on grids of (h, w) cells over the canvas.
 
     Attributes:
         cells: side of the grid in the batch, in cells.
@@ -134,8 +134,10 @@ class MaskMaker:
 
 
 def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
-    """Draw masks from their runs by compiled kernels, as `masks.draw_window` does; in a frame that
-    may rotate, at the sample points of the maps, whatever these do."""
+    """Draw masks from their runs by compiled kernels, as `masks.draw_window` does.
+
+    In a frame that may rotate, they are drawn at the sample points of the maps, whatever these do.
+    """
     affine, size, frame = drawing.maps.matrix().numpy(), drawing.size, drawing.frame
     kept, visible = [size] * len(affine), None
     upright = window.check_maps(affine, size).tolist()

@@ -38,7 +38,7 @@ def _type(relation: Relation) -> torch.dtype:
 @checks_options
 @dataclass(frozen=True)
 class Relate:
-    """Computes relations of the masks of batches: `Relate(["ious", "parents"])(batch)`.
+    """Compute relations of the masks of batches: `Relate(["ious", "parents"])(batch)`.
 
     The result is a dict of tensors on the batch's device, with the names of
     `sa1bpack.masks.Relations`. "..." is (B, M) for padded masks and (T,) for concatenated ones; M
@@ -319,8 +319,10 @@ class _OfBatch(Derived):
 
 
 def _ends(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 (B, M) each: the first true of bool (B, M, n), and one past the last; 0 and n if there
-    is none."""
+    """int64 (B, M) each: the first true of bool (B, M, n), and one past the last.
+
+    They are 0 and n if there is none.
+    """
     flags = flags.to(torch.uint8)
     return flags.argmax(2), flags.shape[2] - flags.flip(2).argmax(2)
 

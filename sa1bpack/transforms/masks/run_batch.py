@@ -1,5 +1,8 @@
-"""The exact runs of the masks of a batch; and how masks are made on a grid over the canvas, from
-runs or from grids: the arguments of compiled kernels, Triton kernels and torch operations alike."""
+"""The exact runs of the masks of a batch; and arguments for making masks on a grid over the canvas.
+
+Masks are made from runs or from grids; compiled kernels, Triton kernels and torch operations take
+the same arguments.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -110,8 +113,7 @@ class RunBatch:
         )
 
     def ends(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The run ends of all masks: three int64 (R,), position, mask, and the index of the end
-        within its mask."""
+        """The run ends of all masks: int64 (R,) each, position, mask, and index within the mask."""
         total, device = int(self.host_offset[-1]), self.run_offset.device
         masks = torch.arange(self.masks, device=device)
         mask = masks.repeat_interleave(self.run_offset.diff(), output_size=total)

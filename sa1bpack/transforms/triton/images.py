@@ -55,8 +55,10 @@ def _block(count, BLOCK: tl.constexpr):
 
 @triton.jit
 def tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The image or mask of a program, int64, and the rows and columns of its tile, int32 (ROWS,)
-    and (COLUMNS,)."""
+    """The image or mask of a program, and the rows and columns of its tile.
+
+    They are int64, int32 (ROWS,) and int32 (COLUMNS,).
+    """
     across = tl.cdiv(width, COLUMNS)
     tiles = tl.cdiv(height, ROWS) * across
     own = tl.program_id(0) % tiles
@@ -135,7 +137,10 @@ def planes_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _store_channel(target, value, on_canvas, inside, normal):
-    """Write a channel, normalised; 0 outside. normal: address of its mean; its std is 3 further."""
+    """Write a channel, normalised; 0 outside.
+
+    `normal` is the address of its mean; its std is 3 further.
+    """
     mean, std = tl.load(normal).to(tl.float32), tl.load(normal + 3).to(tl.float32)
     value = tl.where(inside, tl.div_rn(value - mean, std), 0.0)
     tl.store(target, value.to(target.dtype.element_ty), mask=on_canvas)
@@ -218,8 +223,11 @@ def add_pixels(c, pixels, inside, r, g, b):
 
 @triton.jit
 def _taps_of(scale, taps):
-    """The number of pixels that filters of an axis can have: one where pixels are only copied or
-    mirrored. scale: its address, two before that of the offset."""
+    """The number of pixels that filters of an axis can have: one where pixels are only copied.
+
+    Copied pixels may be mirrored. `scale` is the address of the scale, two before that of the
+    offset.
+    """
     step, offset = tl.abs(tl.load(scale)), tl.load(scale + 2)
     most = tl.ceil(2 * tl.minimum(tl.maximum(step, 1.0), FAR)).to(tl.int32)
     return tl.where((step == 1) & (tl.floor(offset) == offset), 1, tl.minimum(most, taps))
@@ -269,8 +277,10 @@ def stepped(steps, row, column):
 
 @triton.jit
 def locate(place, i, j):
-    """x and y of cells in the stored image, int64, and whether they show it; by one row, at an
-    address, of `geometry.places`."""
+    """The x and y of cells in the stored image, int64, and whether they show it.
+
+    By one row, at an address, of `geometry.places`.
+    """
     x, y = stepped(place + 2, i.to(tl.int64)[:, None], j.to(tl.int64)[None, :])
     shown = (i < tl.load(place))[:, None] & (j < tl.load(place + 1))[None, :]
     shown &= (x >= tl.load(place + 8)) & (x < tl.load(place + 10))

@@ -314,8 +314,10 @@ def _launched(kernel: Callable, tile: Size, shape: tuple[int, ...], *given, **op
 
 
 def _drawn(kernel: Callable, tile: Size, drawing: Drawing, frames: torch.Tensor, **options):
-    """Masks drawn from their runs by a kernel. It takes the run ends; int64 (n, 3), first end,
-    number of ends and sample of each row of the result, no ends where there is no mask; `frames`.
+    """Masks drawn from their runs by a kernel.
+
+    It takes the run ends; int64 (n, 3), first end, number of ends and sample of each row of the
+    result, no ends where there is no mask; `frames`.
     """
     owner, runs = drawing.owner, drawing.runs
     run_offset = runs.host_offset if owner.device.type == "cpu" else runs.run_offset
