@@ -197,7 +197,7 @@ _CONDITION = re.compile(
 )
 
 # What a hash is used for, and the version of its rule: draws of other uses are other numbers. So a
-# fraction of a dataset is not by chance its validation part.
+# fraction of a dataset is independent of its validation part.
 SPLIT = int.from_bytes(b"split 1", "big")
 FRACTION = int.from_bytes(b"share 1", "big")
 

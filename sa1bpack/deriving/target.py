@@ -248,9 +248,9 @@ class Target:
         names = part_names(self.folder) if self.spec is not None else []
         missing = coverage(names, (shard.identity for shard in self.shards)).missing
         done = tuple(shard.identity.name for shard in made)
-        present = [shard.identity.name for shard in self.shards]
-        present = tuple(name for name in present if name not in {*done, *missing})
-        return DeriveResult(self.folder, done, present, missing)
+        existing = [shard.identity.name for shard in self.shards]
+        existing = tuple(name for name in existing if name not in {*done, *missing})
+        return DeriveResult(self.folder, done, existing, missing)
 
 
 keywords_of(RowKeywords, Target)

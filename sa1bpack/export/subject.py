@@ -192,10 +192,10 @@ def _bits(batch: Batch, row: int, part: Any, count: int) -> np.ndarray:
     runs = batch["runs"]
     ends, offset = _array(runs.run_ends), _array(runs.run_offset)
     first, last = _array(runs.mask_offset)[row : row + 2].tolist()
-    present = first + np.flatnonzero(np.diff(offset[first : last + 1]) > 0)
+    with_runs = first + np.flatnonzero(np.diff(offset[first : last + 1]) > 0)
     height, width = _array(runs.sizes)[row].tolist()
     fit = "squash" if str(batch.get("spec", "")).startswith("squash") else "pad"
-    return rasterize(ends, np.append(offset[present], offset[last]), height, width, _GRID, fit)
+    return rasterize(ends, np.append(offset[with_runs], offset[last]), height, width, _GRID, fit)
 
 
 def _boxes_and_points(

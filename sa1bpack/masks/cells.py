@@ -6,9 +6,9 @@ One bit per cell, row by row, lowest bit first: cell (i, j) is bit ``j % 8`` of 
 (numpy's ``bitorder="little"``), so that a device unpacks a byte with shifts of 0 to 7.
 
 `fill_cells`, `take_cells` and `take_affine` put masks straight into the place where they belong,
-counted on the way. Most rows of most masks are empty: a mask is cleared as a whole, and only rows
-with a bit are unpacked, eight cells at a time through a table. What lies beyond the image, `keep`,
-stays False.
+and count their cells. Most rows of most masks are empty: a mask is cleared as a whole, and only
+rows with a bit are unpacked, eight cells at a time through a table. What lies beyond the image,
+`keep`, stays False.
 """
 
 import numpy as np

@@ -354,9 +354,9 @@ def check_boxes(boxes: Any, extent: Any, ids: Any, kind: type = np.ndarray) -> N
     if not (np.asarray(extent) >= 0).all():
         raise OptionError(f"extent must be widths and heights of 0 or more, got {extent.min()}")
     boxes = np.asarray(boxes).reshape(-1, 4)
-    turned = np.flatnonzero(~(boxes[:, 2:] >= boxes[:, :2]).all(1))  # true for NaN as well
-    if len(turned):
+    wrong = np.flatnonzero(~(boxes[:, 2:] >= boxes[:, :2]).all(1))  # true for NaN as well
+    if len(wrong):
         raise OptionError(
-            f"box {turned[0]} of {len(boxes)} is {boxes[turned[0]].tolist()}: boxes are edges, x0, "
+            f"box {wrong[0]} of {len(boxes)} is {boxes[wrong[0]].tolist()}: boxes are edges, x0, "
             "y0, x1, y1, with x0 <= x1 and y0 <= y1; SA-1B's boxes are x, y, w, h"
         )

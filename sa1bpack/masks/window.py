@@ -101,8 +101,8 @@ def check_maps(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
             f"map {beyond[0]} of {len(maps)} places an output of {height}x{width} more than "
             f"{REACH} source pixels from the origin: {maps[beyond[0]].tolist()}"
         )
-    turns = np.stack([maps[:, 0, 1] * height, maps[:, 1, 0] * width], 1) * UNIT
-    return (np.rint(turns) == 0).all(1)
+    off_axis = np.stack([maps[:, 0, 1] * height, maps[:, 1, 0] * width], 1) * UNIT
+    return (np.rint(off_axis) == 0).all(1)
 
 
 def _axis(pixels: int, cells: int, scale: float, offset: float) -> Axis:

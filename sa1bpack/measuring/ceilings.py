@@ -45,7 +45,7 @@ def _in_threads(threads: int, work: Callable[[int], int]) -> tuple[float, list[i
 
 
 def memory_ceiling(threads: int, seconds: float) -> float:
-    """Bytes per second that threads copy past the processor's caches, the median of three turns."""
+    """Bytes per second that threads copy past the processor's caches, the median of rounds."""
     stream_copy(0, 0, 0)  # compiles it, or loads what is compiled
     pairs = [(np.zeros(_COPIED, np.uint8), np.ones(_COPIED, np.uint8)) for _ in range(threads)]
 
@@ -57,8 +57,8 @@ def memory_ceiling(threads: int, seconds: float) -> float:
             if time.perf_counter() >= limit:
                 return copies * _COPIED
 
-    turns = [_in_threads(threads, copy) for _ in range(_ROUNDS)]
-    return statistics.median(sum(copied) / taken for taken, copied in turns)
+    rounds = [_in_threads(threads, copy) for _ in range(_ROUNDS)]
+    return statistics.median(sum(copied) / taken for taken, copied in rounds)
 
 
 def device_ceiling(index: int, nbytes: int, seconds: float) -> float:

@@ -71,14 +71,14 @@ def shuffled(builder, first, second, indices):
     return builder.shuffle_vector(first, second, ir.Constant(vector(INT, len(indices)), indices))
 
 
-def in_turn(builder, *channels):
-    """A vector of one element of each channel in turn, two or three."""
+def interleaved(builder, *channels):
+    """A vector of the elements of two or three channels, interleaved."""
     both = range(2 * PIXELS)
     first = shuffled(builder, *channels[:2], both)
     last = shuffled(builder, channels[-1], channels[-1], both)
     order = range(len(channels))
-    turns = (channel * PIXELS + k for k in range(PIXELS) for channel in order)
-    return shuffled(builder, first, last, turns)
+    positions = (channel * PIXELS + k for k in range(PIXELS) for channel in order)
+    return shuffled(builder, first, last, positions)
 
 
 @njit
@@ -143,7 +143,7 @@ def _spread(typingctx, left, middle, right, target):
             total = builder.add(builder.add(nearest, following), every(SHORT, rounding))
             total = builder.lshr(total, every(SHORT, 4))
             columns.append(builder.sub(total, every(SHORT, 128)))
-        store(builder, in_turn(builder, *columns), target)
+        store(builder, interleaved(builder, *columns), target)
         return context.get_dummy_value()
 
     return types.void(WORD, WORD, WORD, WORD), generate
@@ -162,7 +162,7 @@ def _convert(typingctx, light, cb, cr, target):
         green = builder.sub(_green(builder, cb, cr), cr)
         blue = builder.add(builder.add(cb, cb), _part(builder, cb, -14942))
         channels = [_clamped(builder, builder.add(y, each)) for each in (red, green, blue)]
-        store(builder, in_turn(builder, *channels), target)
+        store(builder, interleaved(builder, *channels), target)
         return context.get_dummy_value()
 
     return types.void(WORD, WORD, WORD, WORD), generate

@@ -84,7 +84,7 @@ def _loop(process: int) -> EventLoop:
     loop = EventLoop()
 
     def end() -> None:
-        if process == os.getpid():  # before the interpreter ends, nothing is on its way any more
+        if process == os.getpid():  # before the interpreter ends, nothing is in progress any more
             asyncio.run_coroutine_threadsafe(loop.settle(), loop).result()
 
     threading.Thread(target=loop.run_forever, name="sa1bpack-cloud", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Origins of the files of a pack, and folders on their way from there.
+"""Origins of the files of a pack, and folders that are fetched from there.
 
 An origin is a folder on a slower file system, or one of a bucket (`bucket.Bucket`). Files are
 fetched in ranges, several at once, and compared with their digests.

@@ -334,7 +334,7 @@ class _Mirror(PackFiles):
     store as streams, each once.
     """
 
-    tries = 2  # the bytes may have been changed on the way
+    tries = 2  # the bytes may have been changed in transit
 
     def __init__(self, root: Path, url: str):
         """Fetch everything but the shards, of which only the checksum files.

@@ -65,7 +65,7 @@ class Source:
 def find_sources(
     patterns: Iterable[str | Path], *, links: Iterable[Address] | None = None
 ) -> list[Source]:
-    """Turn paths and globs into sources, sorted by name.
+    """Find the sources that paths and globs stand for, sorted by name.
 
     A pattern is a path, or a glob such as `/data/sa_*.tar`; `~` is expanded. A folder is one
     source and must hold `.jpg`, `.jpeg` or `.json` files at some depth; one that holds none, but

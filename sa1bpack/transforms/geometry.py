@@ -121,8 +121,8 @@ class AffineMaps(Maps):
         offset: float64 (B, 2), x and y in source pixels.
 
     Examples:
-        >>> turned = torch.tensor([[[0.0, -1.0], [1.0, 0.0]]], dtype=torch.float64)
-        >>> maps = T.AffineMaps(turned, torch.tensor([[100.0, 0.0]], dtype=torch.float64))
+        >>> rotated = torch.tensor([[[0.0, -1.0], [1.0, 0.0]]], dtype=torch.float64)
+        >>> maps = T.AffineMaps(rotated, torch.tensor([[100.0, 0.0]], dtype=torch.float64))
         >>> maps.linear.shape, maps.offset.shape
         (torch.Size([1, 2, 2]), torch.Size([1, 2]))
     """
@@ -669,5 +669,5 @@ class RandomAffine(GeometricStep):
         c, s, t = angle.cos(), angle.sin(), shear.tan()
         linear = torch.stack([c - t * s, s + t * c, -s, c], 1).view(-1, 2, 2)
         middle = frame.extent / 2
-        turned = AffineMaps(linear, torch.zeros_like(middle)).apply(middle)
-        return frame.step(AffineMaps(linear, middle - turned), frame.extent)
+        rotated = AffineMaps(linear, torch.zeros_like(middle)).apply(middle)
+        return frame.step(AffineMaps(linear, middle - rotated), frame.extent)

@@ -419,16 +419,16 @@ def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
 
     A shard without samples needs none.
     """
-    present = set(names)
+    existing = set(names)
     shards = list(shards)
-    bound = {name[: -_DIGITS - 1] for name in present}
+    bound = {name[: -_DIGITS - 1] for name in existing}
     missing = tuple(
-        shard.name for shard in shards if shard.lengths.samples and shard.part not in present
+        shard.name for shard in shards if shard.lengths.samples and shard.part not in existing
     )
     return Coverage(
         missing,
         tuple(name for name in missing if name in bound),
-        tuple(sorted(present - {shard.part for shard in shards})),
+        tuple(sorted(existing - {shard.part for shard in shards})),
     )
 
 

@@ -136,7 +136,7 @@ class MaskChoice:
         if self.mask_select == "random":
             order = np.argsort(words, kind="stable")
         elif self.mask_select == "balanced":
-            order = _in_turn(thirds_of(sample["areas"]), words)
+            order = _round_robin(thirds_of(sample["areas"]), words)
         else:
             order = _by_weight(self._weights(sample, image_id, masks, epoch), words)
         return np.sort(order[: self.max_masks])
@@ -197,13 +197,13 @@ def ranked(score: np.ndarray) -> np.ndarray:
     return len(score) - 1 - np.argsort(score[::-1], kind="stable")[::-1]
 
 
-def _in_turn(group: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """The masks in random order, one of each group in turn as long as they have any."""
+def _round_robin(group: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """The masks in random order, one of each group after the other, as long as they have any."""
     order = np.lexsort((words, group))
     sizes = np.bincount(group, minlength=1)
-    turn = np.empty(len(group), np.int64)  # the place of each mask in its group
-    turn[order] = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return np.lexsort((words, turn))
+    position = np.empty(len(group), np.int64)  # the place of each mask in its group
+    position[order] = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.lexsort((words, position))
 
 
 def _by_weight(weights: np.ndarray, words: np.ndarray) -> np.ndarray:

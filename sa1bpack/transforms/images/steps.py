@@ -52,7 +52,7 @@ class ColorJitter:
         Args:
             brightness, contrast, saturation: a value of 0 to 255, for a factor uniform from
                 max(0, 1 - value) to 1 + value; or a range (low, high) of 0 to 256.
-            hue: 0 to 0.5, for a shift uniform from -hue to hue as a fraction of a full turn; or a
+            hue: 0 to 0.5, for a shift uniform from -hue to hue as a fraction of 360 degrees; or a
                 range (low, high) of -0.5 to 0.5.
 
         Raises:
@@ -86,7 +86,7 @@ class ColorJitter:
             images = _blend(images, grey / cells, factors[:, 1])
         if saturation:  # with the greyscale image
             images = _blend(images, gray(images), factors[:, 2])
-        return _turn_hue(images, factors[:, 3]) if hue else images
+        return _shift_hue(images, factors[:, 3]) if hue else images
 
     @property
     def used(self) -> tuple[bool, bool, bool, bool]:
@@ -95,7 +95,7 @@ class ColorJitter:
         return (*(factor != (1, 1) for factor in factors), self.hue != (0, 0))
 
     def factors(self, uniform: Uniform) -> torch.Tensor:
-        """float32 (B, 4): the factors of the first three, and the shift of the hue, in turns."""
+        """float32 (B, 4): the first three factors, and the shift of the hue in 360 degrees."""
         drawn = uniform(4)
         limits = self.brightness, self.contrast, self.saturation, self.hue
         return torch.stack(
@@ -103,15 +103,15 @@ class ColorJitter:
         )
 
 
-def _turn_hue(images: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """Shift hues by fractions of a full turn, (B, 1, 1, 1), keeping saturation and value of HSV."""
+def _shift_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Shift hues by fractions of 360 degrees, (B, 1, 1, 1), keeping saturation and value of HSV."""
     value, largest = images.max(1, keepdim=True)
     chroma = value - images.amin(1, keepdim=True)
     red, green, blue = images.split(1, 1)
-    # Hue in sixths of a turn: 0 is red, 2 green, 4 blue. Without chroma it has no effect.
+    # Hue in units of 60 degrees: 0 is red, 2 green, 4 blue. Without chroma it has no effect.
     ahead = torch.where(largest == 1, blue - red, red - green)
     ahead = torch.where(largest == 0, green - blue, ahead)
-    hue = 2 * largest + ahead / chroma.clamp(min=1e-6) + 6 * turn
+    hue = 2 * largest + ahead / chroma.clamp(min=1e-6) + 6 * shift
     # https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative
     place = torch.arange(5, 0, -2, device=images.device).view(1, 3, 1, 1)
     k = (hue + place).remainder_(6)

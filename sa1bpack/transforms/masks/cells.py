@@ -216,8 +216,8 @@ def _draw_upright(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
     y = position - x * rows
     # Not background after the last foreground.
     paired = (number | 1) < runs.run_offset.diff()[mask]
-    turned = 1 - 2 * (x_axis.mirrored ^ y_axis.mirrored).long()
-    sign = (1 - 2 * (number & 1)) * paired * turned[sample]
+    orientation = 1 - 2 * (x_axis.mirrored ^ y_axis.mirrored).long()
+    sign = (1 - 2 * (number & 1)) * paired * orientation[sample]
 
     # Intermediate sums may overflow; the final one, the covered area, fits.
     dtype = torch.int32 if center else torch.int64

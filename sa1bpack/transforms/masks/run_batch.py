@@ -134,10 +134,10 @@ class RunBatch:
         """
         run_ends, run_offset = self.run_ends.numpy(), self.run_offset.numpy()
         places = np.arange(self.masks) if places is None else places.numpy()
-        present = np.diff(run_offset) > 0  # the others are padding
+        has_runs = np.diff(run_offset) > 0  # the others are padding
         sizes = self.sizes.tolist()
         for sample, (first, last) in enumerate(itertools.pairwise(self.mask_offset.tolist())):
-            masks = first + np.flatnonzero(present[first:last])
+            masks = first + np.flatnonzero(has_runs[first:last])
             offset = np.append(run_offset[masks], run_offset[last])
             yield sample, places[masks], (run_ends, offset, *sizes[sample])
 

@@ -423,7 +423,7 @@ def _sum_gray(images, inside, factors, sums, counts, plane):
 
 @triton.jit
 def _hued(base, value, chroma, place: tl.constexpr):
-    """One channel of a colour from its hue, in sixths of a turn."""
+    """One channel of a colour from its hue, in units of 60 degrees."""
     k = base + place
     k -= 6 * tl.floor(k / 6)
     return value - chroma * tl.minimum(tl.maximum(tl.minimum(k, 4 - k), 0.0), 1.0)
@@ -444,7 +444,7 @@ def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexp
     if HUE:
         value = tl.maximum(tl.maximum(red, green), blue)
         chroma = value - tl.minimum(tl.minimum(red, green), blue)
-        # Hue in sixths of a turn: 0 is red, 2 green, 4 blue. Without chroma it has no effect.
+        # Hue in units of 60 degrees: 0 is red, 2 green, 4 blue. Without chroma it has no effect.
         ahead = tl.where(green == value, blue - red, red - green)
         ahead = tl.where(red == value, green - blue, ahead)
         sector = tl.where(red == value, 0.0, tl.where(green == value, 2.0, 4.0))
@@ -471,7 +471,7 @@ def adjust_colors(
         images: float32 (B, 3, H, W), 0 to 255, contiguous; overwritten if `dtype` is float32.
         inside: bool (B, H, W), False for padding, which becomes 0.
         factors: float32 (B, 4), factors of brightness, contrast and saturation, and shift of the
-            hue as a fraction of a full circle.
+            hue as a fraction of 360 degrees.
         used: which of the four may change anything.
         normal: float32 (2, 3): mean and std of R, G, B; std above 0.
         dtype: type of the result, one of `backends.FLOATS`; float32 for any other.
