@@ -34,6 +34,7 @@ from sa1bpack.wording import brief
 MAX_WORD = 2**64 - 1
 
 # Seconds, 23 days: a queue between processes waits with poll(), whose milliseconds have 31 bits.
+LEAST_SECONDS = 1e-3
 MAX_SECONDS = min(2_000_000, threading.TIMEOUT_MAX)
 
 Item = TypeVar("Item")
@@ -136,18 +137,6 @@ def share_of(items: Sequence[Item], part: Share) -> Sequence[Item]:
     """The items of the K-th of N parts of a job: every N-th, from the K-th on."""
     number, count = part
     return items[number - 1 :: count]
-
-
-def seconds(name: str, value: Any) -> float:
-    """A time in seconds as a float.
-
-    Raises OptionError unless it is a finite number above 0 that every kind of wait can take.
-    """
-    if not is_number(value) or not 0 < value <= MAX_SECONDS:
-        raise OptionError(
-            f"{name} is {value!r}: choose a number of seconds above 0, at most {MAX_SECONDS}"
-        )
-    return float(value)
 
 
 _PREFIXES = ("", "K", "M", "G", "T", "P")

@@ -126,16 +126,13 @@ def _also(cls: type, base: type) -> type:
 
 # Options and methods that people look for, or that earlier releases had, and their names here.
 OTHER_NAMES = {
-    "check": "verify_checksums=True or False",
     "masks": "mask_format",
     "verify": "verify_checksums",
-    "side": "features",
     "embeddings": "features",
 }
 _METHODS = {
     "filter": "where",
     "info": "metadata",
-    "load_subset": "load_selection",
     "save": "save_selection",
     "select": "where, or an index array",
     "shard": "from_shards",

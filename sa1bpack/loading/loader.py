@@ -58,7 +58,6 @@ _OTHER_NAMES = OF_OTHER_LOADERS | {
     "num_workers": "threads",
     "workers": "threads",
     "prefetch_factor": "prefetch",
-    "ahead": "prefetch",
     "pin_memory": "device: buffers are pinned where it is 'cuda'",
 }
 

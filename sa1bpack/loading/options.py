@@ -6,10 +6,18 @@ from typing import TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, choice, flag, keywords_of, number, seconds
+from sa1bpack.arguments import (
+    LEAST_SECONDS,
+    MAX_SECONDS,
+    MAX_WORD,
+    Options,
+    checks_options,
+    keywords_of,
+    option,
+)
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
-from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout
+from sa1bpack.loading.batch.spec import LAYOUTS, ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import Buckets
 from sa1bpack.loading.order.orders import (
@@ -25,11 +33,8 @@ from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 
 ORDERS = {"local": LocalShuffleOrder, "by_node": NodeShuffleOrder}
-# Options of other loaders and of earlier releases, and their names here.
+# Options of other loaders, and their names here.
 OF_OTHER_LOADERS = {
-    "buckets": "bucket_by",
-    "choose": "mask_select",
-    "last": "drop_last=True or pad_last=True",
     "masks": "mask_layout",
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
@@ -66,20 +71,17 @@ class ReadingKeywords(TypedDict, total=False):
 
 
 @checks_options(**OF_OTHER_LOADERS)
-@dataclass(frozen=True)
-class ReadingOptions:
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions(Options):
     """Options that Loader and make_dataloader share.
 
     Attributes:
         global_batch_size: in place of `batch_size`: samples per batch of all ranks together, a
             multiple of their number; or a schedule of it. Batches are then the same for any number
             of ranks.
-        shuffle: shuffle the samples, again in every epoch. By default, they are in stored order.
         order: in place of `shuffle`: "local" (shuffle within a few shards at a time), "by_node"
             (shuffle, each node its own shards in every epoch; not with `bucket_by`), or an Order of
             this dataset.
-        mask_layout: how masks lie in a batch: "padded", "concat", "padded_bits" or "concat_bits",
-            as in `Collate`.
         max_masks: keep at most this many masks per sample; None keeps all, 0 none. It may change:
             `Steps`, `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function
             of the epoch.
@@ -87,32 +89,22 @@ class ReadingOptions:
             function, as in `Collate`; or an array with one weight per mask of the dataset, in the
             order of `ds.mask_column`, by which they are drawn. It may change: `Steps` of such
             values, or a list with one per epoch.
-        pad_to_max: padded arrays always have `max_masks` rows per sample: those of the batch's
-            epoch or step.
         bucket_by: batches of samples that are alike, so that padding wastes less: "mask_count",
             "aspect" (the shape of the image), an array with one number per sample, or `Buckets`.
             None: by the order.
         relations: names of relations of the masks of a batch, or a `transforms.Relate`: each is one
             more key.
-        seed: seed of the shuffle and of the random choice of masks. None: that of an Order, or 0.
-        drop_last: drop the samples at the end of an epoch that do not fill a batch. By default,
-            they are a short batch.
-        pad_last: fill the last batch with samples of the epoch that came before.
-            `batch["repeated"]`, bool (B,), marks them, so that an evaluation can leave them out.
-        rank, world_size: None: those of torch.distributed when an iteration begins, or 0 of 1 if it
-            is not initialized; that is refused if torchrun or srun started several.
-        on_error: how to treat samples that cannot be read. "raise": raise ReadError. "drop": drop
-            them, log a warning for the first one of each shard, and list them in `dropped` and in
-            the batch. A batch in which no sample remains is skipped; with several ranks, which must
-            all have the same number of batches, it is a LoaderError, and so is an epoch without any
-            batch.
-        max_dropped: the fraction of an epoch's samples on this rank that may be dropped, 0 to 1. It
-            is rounded down, but unless it is 0 one sample may always be dropped: 0.01 allows 1 of 3
-            samples, 1 of 199 and 2 of 200. Beyond it, LoaderError. An epoch that is resumed counts
-            those dropped since.
-        timeout: seconds after which a batch that has not arrived is an error.
         on_epoch_end: a function that is called with the `LoadingStats` of every epoch that was
             taken to its end: `print`, or one that logs them.
+
+    `rank` and `world_size` of torch.distributed are those when an iteration begins; 0 of 1 if it is
+    not initialized, which is refused if torchrun or srun started several processes.
+
+    With on_error="drop", a batch in which no sample remains is skipped; with several ranks, which
+    must all have the same number of batches, it is a LoaderError, and so is an epoch without any
+    batch. `max_dropped` is rounded down, but unless it is 0 one sample may always be dropped: 0.01
+    allows 1 of 3 samples, 1 of 199 and 2 of 200. An epoch that is resumed counts those dropped
+    since.
 
     Raises:
         OptionError: a value that cannot be used, or options that do not fit together.
@@ -124,34 +116,67 @@ class ReadingOptions:
     """
 
     global_batch_size: WholeNumbers | None = None
-    shuffle: bool = False
+    shuffle: bool = option(
+        False, "shuffle the samples, again in every epoch; without it they are in stored order"
+    )
     order: str | Order | None = None
-    mask_layout: str = "padded"
+    mask_layout: str = option(
+        "padded",
+        "padded, concat, padded_bits or concat_bits: how masks lie in a batch, as in `Collate`",
+        choices=LAYOUTS,
+    )
     max_masks: WholeNumbers | None = None
     mask_select: ScheduledSelect = "largest"
-    pad_to_max: bool = False
+    pad_to_max: bool = option(
+        False,
+        "padded arrays always have `max_masks` rows per sample: those of the batch's epoch or step",
+    )
     bucket_by: str | np.ndarray | Buckets | None = None
     relations: Relate | Sequence[str] = ()
-    seed: int | None = None
-    drop_last: bool = False
-    pad_last: bool = False
-    rank: int | None = None
-    world_size: int | None = None
-    on_error: str = "raise"
-    max_dropped: float = 0.01
-    timeout: float = 120.0
+    seed: int | None = option(
+        None,
+        "seed of the shuffle and of the random choice of masks",
+        low=0,
+        high=MAX_WORD,
+        none="that of an Order, or 0",
+    )
+    drop_last: bool = option(
+        False, "drop the samples at the end of an epoch that do not fill a batch"
+    )
+    pad_last: bool = option(
+        False,
+        "fill the last batch with samples of the epoch that came before; `batch['repeated']`, bool "
+        "(B,), marks them, so that an evaluation can leave them out",
+    )
+    rank: int | None = option(None, "number of this process", low=0, none="torch.distributed's")
+    world_size: int | None = option(None, "number of processes", low=1, none="torch.distributed's")
+    on_error: str = option(
+        "raise",
+        "raise: ReadError for a sample that cannot be read; drop: leave it out, log a warning for "
+        "the first one of each shard, and list it in `dropped` and in the batch",
+        choices=ON_ERROR,
+    )
+    max_dropped: float = option(
+        0.01,
+        "fraction of an epoch's samples on this rank that may be dropped; beyond it, LoaderError",
+        low=0,
+        high=1,
+    )
+    timeout: float = option(
+        120.0,
+        "seconds after which a batch that has not arrived is an error",
+        low=LEAST_SECONDS,
+        high=MAX_SECONDS,
+    )
     on_epoch_end: Callable[[LoadingStats], object] | None = None
 
     def __post_init__(self):
-        choice("on_error", self.on_error, ON_ERROR)
-        flag("pad_to_max", self.pad_to_max)
-        if flag("shuffle", self.shuffle) and self.order is not None:
+        super().__post_init__()
+        if self.shuffle and self.order is not None:
             raise OptionError(
                 "shuffle is True, and an order is given, which says itself how samples are "
                 "shuffled: choose one of them"
             )
-        number("max_dropped", self.max_dropped, 0, 1)
-        object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
         if self.on_epoch_end is not None and not callable(self.on_epoch_end):
             raise OptionError(
                 f"on_epoch_end is {self.on_epoch_end!r}: choose a function that takes the stats of "

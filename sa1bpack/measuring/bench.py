@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import checks_options, local_path, seconds, whole_number
+from sa1bpack.arguments import (
+    LEAST_SECONDS,
+    MAX_SECONDS,
+    checks_options,
+    local_path,
+    number,
+    whole_number,
+)
 from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY, direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.errors import OptionError
@@ -155,10 +162,10 @@ def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
     """
     found: dict[Setting, list[Speed]] = {setting: [] for setting in settings}
     errors: dict[Setting, Exception] = {}
-    for number in range(ROUNDS):
-        for setting in list(found)[:: -1 if number % 2 else 1]:
+    for k in range(ROUNDS):
+        for setting in list(found)[:: -1 if k % 2 else 1]:
             try:
-                found[setting].append(measure(setting, number))
+                found[setting].append(measure(setting, k))
             except Exception as error:  # of any kind: out of memory, of a device, of a worker
                 errors[setting] = error
                 del found[setting]
@@ -361,7 +368,7 @@ def bench(
     if path.is_file():  # of one pack, whose pages can be dropped
         raise OptionError(f"pack is {str(path)!r}, a file: name the folder of a pack")
     batch_size = whole_number("batch_size", batch_size, 1)
-    duration = seconds("duration", duration)
+    duration = number("duration", duration, LEAST_SECONDS, MAX_SECONDS)
     options: dict[str, Any] = {"mask_layout": mask_layout, "max_masks": max_masks}
     ReadingOptions(**options)  # checks them
     open_device(device)
@@ -376,11 +383,11 @@ def bench(
         name = f"DataLoader, {counted(workers, 'worker')}"
         settings[name] = Setting("DataLoader", batch_size, {"num_workers": workers})
     for kind, task in tasks.items():
-        for number, (name, setting) in enumerate(settings.items()):
+        for k, (name, setting) in enumerate(settings.items()):
             progress(f"{name}, {kind}")
-            if task.cold or number == 0:
+            if task.cold or k == 0:
                 task.prepare()
-            if task.cold and number == 0:
+            if task.cold and k == 0:
                 result.remaining_share = task.remaining_share()
             result.lines.setdefault(name, {})[kind] = measure(task, setting, duration)
     if sweep:

@@ -7,7 +7,7 @@ and examples become blocks, and all else stays as it is.
 import re
 from collections.abc import Iterator
 
-_SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Modules|Examples):")
+_SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Modules|Options|Examples):")
 _TITLES = {"Args": "Arguments"}
 _RULER = re.compile(r"=+( +=+)+")
 _ENTRY = re.compile(r"(\*{0,2}\w[\w., *]*): (.*)")  # name, name: text

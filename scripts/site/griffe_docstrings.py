@@ -1,5 +1,7 @@
 """Docstrings as Markdown for mkdocstrings, without internal members."""
 
+import inspect
+import pydoc
 import sys
 from pathlib import Path
 
@@ -15,7 +17,10 @@ class DocstringsAsMarkdown(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **others) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = markdown(obj.docstring.value)
+            text = obj.docstring.value
+            if obj.is_class and obj.name.endswith("Options"):  # whose declarations complete it
+                text = inspect.getdoc(pydoc.locate(obj.path))
+            obj.docstring.value = markdown(text)
 
     def on_class(self, *, cls: griffe.Class, **others) -> None:
         for name in INTERNAL.get(cls.name, ()):

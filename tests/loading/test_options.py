@@ -13,7 +13,6 @@ from sa1bpack import OptionError
 @pytest.mark.parametrize(
     ("option", "named"),
     [
-        ("generator", "use seed"), ("buckets", "use bucket_by"),
         ("sampler", "use order"), ("collate_fn", "use sa1bpack.Collate"), ("mask_transform", "use"),
         ("persistent_workers", "use it without this one: threads and workers"),
         ("maxmasks", "is max_masks meant\\? valid options: "), ("xyz", "; valid options: "),

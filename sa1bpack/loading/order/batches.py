@@ -54,7 +54,7 @@ class IterationState:
     ended: bool = False
 
 
-@checks_options(buckets="bucket_by", last="drop_last=True or pad_last=True")
+@checks_options
 class OrderedBatches:
     """One rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
 
@@ -133,7 +133,7 @@ class OrderedBatches:
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
         )
-        self.order, self._place = order, IterationState(batches)
+        self.order, self._state = order, IterationState(batches)
         self.current  # noqa: B018 - raises where they cannot be cut
 
     @property
@@ -191,7 +191,7 @@ class OrderedBatches:
 
         Before it has begun, those of the one to come.
         """
-        batches, group = self._place.batches, process_group()
+        batches, group = self._state.batches, process_group()
         if not self._by_group or group is None:
             return batches
         rank, world_size = group.get_rank(), group.get_world_size()
@@ -227,7 +227,7 @@ class OrderedBatches:
     @property
     def epoch(self) -> int:
         """The epoch of the latest iteration; before it has begun, of the one to come."""
-        return self._place.batches.epoch
+        return self._state.batches.epoch
 
     def begin(self) -> IterationState:
         """Begin an iteration.
@@ -247,14 +247,14 @@ class OrderedBatches:
                 "rank and world_size: 0 and 1 if each process is to have all samples"
             )
         batches = self.current
-        if self._place.done != 0:
+        if self._state.done != 0:
             batches = batches.after(len(batches))
-        self._place = place = IterationState(batches)
+        self._state = place = IterationState(batches)
         return place
 
     def check(self, place: IterationState) -> None:
         """Raise LoaderError if this iteration has ended."""
-        if place.ended or place is not self._place:
+        if place.ended or place is not self._state:
             raise LoaderError(ENDED)
 
     def took(self, place: IterationState, done: int | None) -> None:
@@ -271,7 +271,7 @@ class OrderedBatches:
 
     def end(self, place: IterationState | None = None) -> None:
         """End the running iteration, if there is one; with a place, only that iteration."""
-        (self._place if place is None else place).ended = True
+        (self._state if place is None else place).ended = True
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration this epoch, from its first batch; end the running iteration.
@@ -284,10 +284,10 @@ class OrderedBatches:
             OptionError: epoch is not a whole number of 0 or more.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
-        batches = self._place.batches
-        if self._place.done != 0 or batches.epoch != epoch:
+        batches = self._state.batches
+        if self._state.done != 0 or batches.epoch != epoch:
             batches = replace(batches, epoch=epoch, start=0)
-        self._place = IterationState(batches)
+        self._state = IterationState(batches)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch that came out last, equal on all ranks.
@@ -298,7 +298,7 @@ class OrderedBatches:
         Raises:
             LoaderError: another library takes the batches, so only it knows how many were used.
         """
-        place = self._place
+        place = self._state
         if place.done is None:
             raise LoaderError(
                 "the batches of this epoch are taken by another library through batch_sampler, so "
@@ -314,14 +314,14 @@ class OrderedBatches:
             OptionError: the state is damaged, has another version, or belongs to another order.
                 Nothing has changed then.
         """
-        batches = self._place.batches
+        batches = self._state.batches
         epoch, start = _checked_state(state, batches.identity(), len(batches.order))
         rest = replace(batches, epoch=epoch, start=start)
         # With drop_last and a larger batch_size than before, too few samples may remain.
-        self._place = IterationState(rest if len(rest) else rest.after(0))
+        self._state = IterationState(rest if len(rest) else rest.after(0))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_place": replace(self._place, ended=False)}
+        return vars(self) | {"_state": replace(self._state, ended=False)}
 
 
 def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:

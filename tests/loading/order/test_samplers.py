@@ -74,7 +74,6 @@ def test_an_order_with_impossible_values_is_refused(make, named):
         ({"global_batch_size": 6, "world_size": 4}, "size 6 .* multiple of world_size 4"),
         ({"batch_size": 6, "rank": 2, "world_size": 2}, "rank is 2: .* from 0 to 1"),
         ({"batch_size": 6, "world_size": 0}, "world_size is"),
-        ({"batch_size": 6, "last": "drop"}, "no option 'last': use drop_last=True"),
         ({"batch_size": 6, "drop_last": True, "pad_last": True}, "drop_last and pad_last are True"),
         ({"batch_size": 6, "drop_last": "yes"}, "drop_last is 'yes'"),
         ({"batch_size": 21, "drop_last": True}, "20 samples has no full batch of 21"),
