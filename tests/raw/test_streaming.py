@@ -4,6 +4,7 @@ import logging
 import pickle
 
 import pytest
+import torch
 from batches import same_samples
 from small_tars import SMALL, members, photo, write_tar
 from torch.utils.data import DataLoader
@@ -11,7 +12,6 @@ from torch.utils.data import DataLoader
 import sa1bpack
 from sa1bpack import IterableTarDataset, LoaderError, OptionError, ReadError
 from sa1bpack.errors import SourceTruncated
-from sa1bpack.raw import streaming
 
 OPTIONS = sa1bpack.PackOptions(**SMALL)
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
@@ -207,12 +207,10 @@ def test_a_rank_that_is_announced_but_not_known_is_refused(tars, monkeypatch):
 
 
 def test_rank_and_world_size_go_with_it_to_a_spawned_worker(tars, monkeypatch):
-    class Group:
-        get_rank, get_world_size = staticmethod(lambda: 1), staticmethod(lambda: 3)
-
     ds = IterableTarDataset(tars, options=OPTIONS)
     with monkeypatch.context() as patch:
-        patch.setattr(streaming, "process_group", lambda: Group)
+        for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 3)):
+            patch.setattr(torch.distributed, name, lambda value=value: value)
         assert sorted(ids(ds)) == ALL[5:10]
         sent = pickle.dumps(ds)
     assert sorted(ids(pickle.loads(sent))) == ALL[5:10] and sorted(ids(ds)) == ALL

@@ -7,9 +7,7 @@ import os
 import random
 import re
 import sys
-from dataclasses import replace
 
-import numpy as np
 import pytest
 from small_tars import SMALL, members, write_tar
 from system import without_privileges
@@ -17,73 +15,58 @@ from system import without_privileges
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import MissingPackage, SourceError, SourceTruncated
-from sa1bpack.raw import tar_index
 from sa1bpack.raw.seek_points import SeekPoints
-from sa1bpack.raw.tar_index import index_path, open_index
-from sa1bpack.source.find import open_source
 
 OPTIONS = sa1bpack.PackOptions(**SMALL)
 
 
-@pytest.fixture
-def opened(source):
-    """opened(kind) → (the source, its index, made)."""
-
-    def make(kind: str):
-        found = open_source(source(kind))
-        return found, open_index(found, None)
-
-    return make
+INDEX = ".sa_000007.tar.index"
 
 
-@pytest.mark.parametrize("kind", ["gzip-tar", "tar"])
-def test_it_leads_to_the_bytes_of_every_member(opened, found_members, kind):
-    _, index = opened(kind)
-    for row in range(len(index)):
-        name = index.file_name(row)
-        expected = found_members[f"./{name}"], found_members[f"./{name[:-4]}.json"]
-        assert (index.read(row, "jpeg"), index.read(row, "json")) == expected
-    assert len(index) == 8
+def opened(tar) -> list[str]:
+    """The names of the images, in the order of the index; one of them was read."""
+    ds = sa1bpack.TarDataset(tar, options=OPTIONS)
+    names = [ds.metadata(index).file_name for index in range(len(ds))]
+    good = names.index("sa_1.jpg")
+    assert ds[good]["image_id"] == 1
+    return names
 
 
-def test_it_is_made_once_and_mapped_after_that(opened, monkeypatch, caplog):
+def test_it_is_made_once_and_kept_beside_the_tar(source, caplog):
     caplog.set_level(logging.INFO, "sa1bpack")
-    source, first = opened("tar")
-    assert "indexed 8 pairs" in caplog.text
-    monkeypatch.setattr(tar_index, "write_index", lambda *_: pytest.fail("made again"))
-    again = open_index(source, None)
-    assert np.array_equal(again.pairs, first.pairs) and again.digest == first.digest
-    assert not again.pairs.flags.writeable and not again.pairs.flags.owndata
-    assert index_path(source, None).name == ".sa_000007.tar.index"
+    tar = source("tar")
+    first = opened(tar)
+    assert "indexed 8 pairs" in caplog.text and len(first) == 8
+    caplog.clear()
+    assert opened(tar) == first
+    assert caplog.text == "" and {path.name for path in tar.parent.iterdir()} == {tar.name, INDEX}
 
 
 @pytest.mark.parametrize("change", ["size", "time", "content"])
 def test_one_that_does_not_fit_its_tar_is_made_again_and_that_is_said(
-    opened, found_members, change, caplog
+    source, found_members, change, caplog
 ):
-    source, first = opened("tar")
-    status = source.path.stat()
+    tar = source("tar")
+    first, status = opened(tar), tar.stat()
     if change == "size":
-        write_tar(source.path, members([1, 2]), compress=False)
+        write_tar(tar, members([1, 2]), compress=False)
     elif change == "time":
-        os.utime(source.path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+        os.utime(tar, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     else:  # the same length and time
-        write_tar(source.path, found_members, compress=False, shuffle=3)
-        assert status.st_size == source.path.stat().st_size
-        os.utime(source.path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    again = open_index(open_source(source.path), None)
+        write_tar(tar, found_members, compress=False, shuffle=3)
+        assert status.st_size == tar.stat().st_size
+        os.utime(tar, ns=(status.st_atime_ns, status.st_mtime_ns))
+    again = opened(tar)
     how = r"from \d+ to \d+ bytes " if change == "size" else ""
     assert re.search(rf"is stale: .*changed {how}after it was indexed; it is made", caplog.text)
-    assert (again.digest == first.digest) == (change == "time")
-    assert again.read(0, "jpeg")
+    assert (again == first) == (change == "time")
     caplog.clear()
-    open_index(open_source(source.path), None)
-    assert not caplog.records
+    assert opened(tar) == again and not caplog.records
 
 
-def test_damage_to_its_file_is_found_and_repaired(opened, caplog):
-    source, first = opened("tar")
-    path = index_path(source, None)
+def test_damage_to_its_file_is_found_and_repaired(source, caplog):
+    tar = source("tar")
+    first, path = opened(tar), tar.with_name(INDEX)
     sound = path.read_bytes()
     rng = random.Random(0)
     pairs_at = -(-(sound.index(b"\n") + 1) // 64) * 64
@@ -91,12 +74,12 @@ def test_damage_to_its_file_is_found_and_repaired(opened, caplog):
     for place in places:
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 64]) + sound[place + 1 :])
         caplog.clear()
-        assert np.array_equal(open_index(source, None).pairs, first.pairs)
+        assert opened(tar) == first
         assert "made again" in caplog.text, place
         assert path.read_bytes() == sound
     for length in (0, 100, len(sound) - 1):
         path.write_bytes(sound[:length])
-        assert np.array_equal(open_index(source, None).pairs, first.pairs)
+        assert opened(tar) == first
 
 
 def test_it_lies_in_the_folder_that_is_named(source, tmp_path):
@@ -128,16 +111,14 @@ def test_a_truncated_tar_is_named_and_leaves_no_index(source):
     assert [path.name for path in tar.parent.iterdir()] == [tar.name]
 
 
-def test_a_tar_that_is_cut_short_later_says_so(opened):
-    source, index = opened("tar")
-    with source.path.open("r+b") as file:
+def test_a_tar_that_is_cut_short_later_says_so(source):
+    tar = source("tar")
+    ds = sa1bpack.TarDataset(tar, options=OPTIONS)
+    with tar.open("r+b") as file:
         file.truncate(3000)
-    last = int(np.argmax(index.pairs["jpeg_at"]))
-    with pytest.raises(SourceError, match=r"sa_000007\.tar: has changed since the dataset"):
-        index.read(last, "jpeg")
-    unnoticed = replace(index, stamp=(3000, source.path.stat().st_mtime_ns))
-    with pytest.raises(SourceTruncated, match=r"sa_000007\.tar: ends \d+ bytes before"):
-        unnoticed.read(last, "jpeg")
+    for index in range(8):
+        with pytest.raises(SourceError, match=r"sa_000007\.tar: has changed since the dataset"):
+            ds[index]
 
 
 def test_without_indexed_gzip_the_remedy_is_named(tmp_path, monkeypatch):
