@@ -26,14 +26,13 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 import torch
 import triton
-from made_batches import dataset, noisy_batch
+from made_batches import Layout, dataset, noisy_batch
 from triton.backends import compiler as backend
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction
 
 from sa1bpack import transforms as T
-from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import backends
 
 ASSEMBLERS = Path(triton.__file__).parent / "backends/nvidia/bin"

@@ -1,16 +1,29 @@
 """Synthetic batches with known contents, for the tests of transforms."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from mask_oracle import runs_of
 
 from sa1bpack import transforms as T
-from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import RunBatch, host
+from sa1bpack.transforms import RunBatch, backends, host
 
-LAYOUT = Layout(image_size=96, mask_size=96)
+
+class Layout(NamedTuple):
+    """What tests of transforms choose of a pack's layout."""
+
+    image_size: int = 96
+    mask_size: int = 96
+    fit: str = "pad"
+    pixels: str = "rgb"
+
+
+LAYOUT = Layout()
 # In images of 150 x 225 pixels: x0, y0, x1, y1.
 RECTANGLES = [(20, 30, 120, 100), (0, 0, 50, 40), (100, 60, 200, 141), (7, 11, 219, 149)]
 FLIP, CROP = T.RandomHorizontalFlip(), T.RandomResizedCrop()
@@ -33,6 +46,29 @@ FEW_STEPS = {
     "affine": [T.RandomAffine(20, 10), CROP, T.CutMix()],
     "any": [T.ScaleJitter(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.Mixup()],
 }
+# Relation → whether it is of pairs of masks, and its value where there is no mask; docs/masks.md.
+RELATIONS = dict.fromkeys(
+    ("intersections", "ious", "containments", "touching", "distances", "children"), (True, 0)
+) | {
+    "centroids": (False, 0), "mask_boxes": (False, 0), "parents": (False, -1),
+    "depths": (False, 0), "levels": (False, -1),
+}  # fmt: skip
+
+
+@contextmanager
+def made_by(compiled_on: tuple[str, ...] = (), triton_on: tuple[str, ...] = ()) -> Iterator[None]:
+    """Let compiled and Triton kernels make the batches of these types of devices alone; torch
+    operations do so on all others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "COMPILED_ON", compiled_on)
+        patch.setattr(backends, "TRITON_ON", triton_on)
+        yield
+
+
+def drawn(count: int, device="cpu"):
+    """A function of n: uniform numbers, float64 (count, n), of which more begin with the same."""
+    numbers = np.random.default_rng(0).random((64, count)).T
+    return lambda n: torch.from_numpy(numbers[:, :n]).to(device)
 
 
 def dataset(layout: Layout, coordinates: str = "source") -> SimpleNamespace:
@@ -49,6 +85,14 @@ def stored_size(height: int, width: int, layout: Layout) -> tuple[int, int]:
         return layout.image_size, layout.image_size
     ratio = layout.image_size / max(height, width)
     return int(height * ratio + 0.5), int(width * ratio + 0.5)
+
+
+def first_frame(sizes: torch.Tensor, canvas: tuple[int, int]) -> T.Frame:
+    """The first frame: complete images, as large as possible, in the top left corner."""
+    stored = sizes[:, 2:].double()
+    scale = (torch.tensor(canvas) / stored).amin(1, keepdim=True)
+    maps = T.AxisMaps((1 / scale).expand(-1, 2), torch.zeros(len(sizes), 2).double())
+    return T.Frame(maps, (stored * scale).flip(1), canvas)
 
 
 def rectangle_batch(layout: Layout, rectangles, source=(150, 225), coordinates="source") -> dict:

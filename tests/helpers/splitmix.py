@@ -1,5 +1,7 @@
 """SplitMix64 in Python's whole numbers: what random words of sa1bpack must be."""
 
+import torch
+
 WORD = 2**64
 GAMMA = 0x9E3779B97F4A7C15
 
@@ -18,3 +20,9 @@ def word(seed: int, epoch: int, number: int, draw: int, k: int) -> int:
         key = mixed((key + (part + 1) * GAMMA) % WORD)
     stream = mixed((key + number * GAMMA) % WORD)
     return mixed((stream + (k + 1) * GAMMA) % WORD)
+
+
+def uniform(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
+    """The uniform numbers of each id, float64 (k, n): the upper 53 bits of its first n words."""
+    words = [[word(seed, epoch, each, draw, k) for k in range(n)] for each in ids.tolist()]
+    return torch.tensor([[one >> 11 for one in row] for row in words], dtype=torch.float64) / 2**53

@@ -1,18 +1,18 @@
 """The available devices, and the ways in which they make batches."""
 
+import importlib.util
 import os
 
 import pytest
 import torch
-
-from sa1bpack.transforms import backends
+from made_batches import made_by
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 # tests/conftest.py has Triton's interpreter run the kernels, unless there is a CUDA device.
 INTERPRETED = pytest.param(
     "Triton kernels, interpreted",
     marks=pytest.mark.skipif(
-        os.environ["TRITON_INTERPRET"] != "1" or not backends.find_spec("triton"),
+        os.environ["TRITON_INTERPRET"] != "1" or not importlib.util.find_spec("triton"),
         reason="Triton is not installed, or compiles for the CUDA device",
     ),
 )
@@ -40,13 +40,12 @@ def _ways(*names):
     """A fixture of devices, and of ways in which one makes batches."""
 
     @pytest.fixture(params=names)
-    def way(request, monkeypatch) -> torch.device:
+    def way(request):
         if request.param in ("cpu", "cuda"):
-            return torch.device(request.param)
-        monkeypatch.setattr(backends, "COMPILED_ON", ())
-        if request.param.startswith("Triton"):
-            monkeypatch.setattr(backends, "TRITON_ON", ("cpu",))
-        return torch.device("cpu")
+            yield torch.device(request.param)
+            return
+        with made_by(triton_on=("cpu",) if request.param.startswith("Triton") else ()):
+            yield torch.device("cpu")
 
     return way
 

@@ -6,10 +6,9 @@ import warnings
 
 import pytest
 import torch
-from made_batches import dataset, noisy_batch
+from made_batches import Layout, dataset, noisy_batch
 
 from sa1bpack import transforms as T
-from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import backends
 
 CUDA = torch.device("cuda")

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from allocations import Peak
-from made_batches import dataset, moved, sent
+from made_batches import Layout, dataset, made_by, moved, sent
 from torch.utils._pytree import tree_leaves
 
 from sa1bpack import transforms as T
-from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import backends, memory
+from sa1bpack.transforms import memory
 
 META = torch.device("meta")
 SAMPLES, MASKS, SIDE, GRID = 8, 64, 1024, 256
@@ -61,9 +60,8 @@ def counted(monkeypatch):
 
             return run
 
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, made_by(("cpu",), ("meta",) if triton else ()):
             if triton:
-                patch.setattr(backends, "TRITON_ON", ("meta",))
                 runtime = pytest.importorskip("triton.runtime")
                 interpreter = import_module("triton.runtime.interpreter")
                 for kind in (runtime.JITFunction, interpreter.InterpretedFunction):

@@ -1,4 +1,4 @@
-"""What a device does to transforms: constants, autocast, default devices, and no data on the host.
+"""What a device does to transforms: autocast, default devices, and no data on the host.
 
 Meta tensors have shapes but no contents, and raise where an operation needs contents: what works on
 them never waits for a device.
@@ -6,13 +6,13 @@ them never waits for a device.
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from made_batches import (
     FEW_STEPS,
     LAYOUT,
     RECTANGLES,
+    RELATIONS,
     dataset,
     moved,
     ragged,
@@ -22,10 +22,7 @@ from made_batches import (
 )
 
 from sa1bpack import transforms as T
-from sa1bpack.masks import RELATIONS
 from sa1bpack.transforms import host
-from sa1bpack.transforms.masks import prompts
-from sa1bpack.transforms.memory import Table
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 
@@ -108,10 +105,10 @@ def test_no_prompt_depends_on_data(region):
     runs = rectangle_runs(RECTANGLES).to(META)
     ids = torch.arange(runs.masks, device=META)
     boxes = torch.zeros((runs.masks, 4), dtype=torch.int64, device=META)
-    points, valid = prompts.draw_points(runs, ids, 5, region, seed=1, epoch=2)
+    points, valid = T.draw_points(runs, ids, 5, region, seed=1, epoch=2)
     assert points.shape == (4, 5, 2) and valid.shape == (4,)
     edges, extent = boxes.double(), torch.ones((4, 2), dtype=torch.float64, device=META)
-    assert prompts.jitter_boxes(edges, extent, ids, seed=0, epoch=0).is_meta
+    assert T.jitter_boxes(edges, extent, ids, seed=0, epoch=0).is_meta
     maps = T.AxisMaps(extent, 0 * extent)
     assert T.draw_runs(runs, maps, (6, 7), "center").shape == (4, 6, 7)
 
@@ -134,18 +131,6 @@ def test_autocast_changes_neither_what_a_pipeline_makes_nor_relations(half, any_
     assert product.dtype == half  # of the caller, who is still in autocast
     for key, tensor in expected.items():
         assert torch.equal(found[key], tensor), key
-
-
-# ------------------------------------------------------------------------------------- constants
-
-
-def test_a_table_made_in_inference_mode_takes_part_in_training():
-    table = Table(np.ones(3))
-    with torch.inference_mode():
-        table.on(CPU)
-    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    (weight * table.on(CPU)).sum().backward()
-    assert weight.grad.tolist() == [1, 1, 1]
 
 
 # ------------------------------------------------------------------------- memory on other devices

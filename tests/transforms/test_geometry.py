@@ -3,13 +3,23 @@
 import numpy as np
 import pytest
 import torch
-from made_batches import LAYOUT, RECTANGLES, STEPS, dataset, moved, noisy_batch, rectangle_batch
+from made_batches import (
+    LAYOUT,
+    RECTANGLES,
+    STEPS,
+    Layout,
+    dataset,
+    drawn,
+    first_frame,
+    moved,
+    noisy_batch,
+    rectangle_batch,
+)
 from packs_with_features import with_features  # noqa: F401 - a fixture
 from PIL import Image
 
 import sa1bpack
 from sa1bpack import transforms as T
-from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import (
     AffineMaps,
     AxisMaps,
@@ -17,8 +27,6 @@ from sa1bpack.transforms import (
     RandomResizedCrop,
     ScaleJitter,
 )
-from sa1bpack.transforms.geometry import fit_frame
-from sa1bpack.transforms.random import uniform
 
 CANVAS = (80, 120)
 SIZES = torch.tensor(
@@ -29,10 +37,8 @@ SIZES = torch.tensor(
 
 def frames(step, many: int = 1):
     """The frames before and after a step: of all SIZES, `many` times with different numbers."""
-    sizes = SIZES.repeat(many, 1)
-    ids = torch.arange(len(sizes))
-    before = fit_frame(sizes, CANVAS)
-    return before, step(before, lambda n: uniform(0, 0, ids, 0, n))
+    before = first_frame(SIZES.repeat(many, 1), CANVAS)
+    return before, step(before, drawn(len(before.extent)))
 
 
 def corners(frame) -> torch.Tensor:
@@ -42,14 +48,17 @@ def corners(frame) -> torch.Tensor:
 
 
 def test_an_image_starts_as_large_as_possible_in_the_top_left_corner():
-    frame = fit_frame(SIZES, CANVAS)
+    batch = rectangle_batch(LAYOUT, RECTANGLES) | {"sizes": SIZES}
+    done = T.Pipeline(dataset(LAYOUT), size=CANVAS)(batch)
     scale = [80 / 64, 80 / 96, 80 / 96, 120 / 96]
     for k, factor in enumerate(scale):
-        height, width = SIZES[k, 2:].tolist()
-        assert frame.extent[k].tolist() == pytest.approx([width * factor, height * factor])
-        found = corners(frame)[k].flatten().tolist()
-        assert found == pytest.approx([0, 0, width, height])
-    assert (frame.extent <= frame.sides + 1e-9).all()
+        source_height, source_width, height, width = SIZES[k].tolist()
+        expected = [height * factor, width * factor]
+        assert done["input_sizes"][k].tolist() == pytest.approx(expected)
+        x, y = (done["input_to_source"][k] @ torch.tensor([*expected[::-1], 1]).double()).tolist()
+        assert (x, y) == pytest.approx((source_width, source_height))
+        assert done["input_to_source"][k, :, 2].tolist() == [0, 0]
+    assert (done["input_sizes"] <= torch.tensor(CANVAS) + 1e-9).all()
 
 
 def test_a_flip_mirrors_the_image_and_keeps_the_padding_in_place():
@@ -154,7 +163,7 @@ def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, device)
 
 @pytest.mark.parametrize(("fit", "height"), [("pad", 64), ("squash", 96)])
 def test_masks_and_points_move_and_boxes_hold_all_corners_of_the_rotated_box(device, fit, height):
-    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    layout = Layout(fit=fit)
     batch = moved(rectangle_batch(layout, RECTANGLES), device)
     done = moved(T.Pipeline(dataset(layout), [TURN])(batch, 1), torch.device("cpu"))
     shown = T.image_region(done)
@@ -194,9 +203,8 @@ def test_what_a_crop_cut_off_stays_hidden_after_a_rotation(device):
 
 def test_angles_are_drawn_from_their_ranges():
     sizes = torch.tensor([[150, 225, 64, 96]] * 400, dtype=torch.int32)
-    frame = fit_frame(sizes, (96, 96))
-    ids = torch.arange(400)
-    after = T.RandomAffine((-20, 40))(frame, lambda n: uniform(0, 0, ids, 0, n))
+    frame = first_frame(sizes, (96, 96))
+    after = T.RandomAffine((-20, 40))(frame, drawn(400))
     (c, s), (minus_s, _) = (row.unbind(1) for row in after.maps.linear.unbind(1))
     angles = torch.rad2deg(torch.atan2(-minus_s, c))
     torch.testing.assert_close(c * c + s * s, torch.ones(400).double())
@@ -204,7 +212,7 @@ def test_angles_are_drawn_from_their_ranges():
     # The middle of the image stays where it is.
     middle = frame.extent / 2
     torch.testing.assert_close(after.maps.apply(middle), frame.maps.apply(middle))
-    sheared = T.RandomAffine(0, (30, 30))(frame, lambda n: uniform(0, 0, ids, 0, n)).maps.linear
+    sheared = T.RandomAffine(0, (30, 30))(frame, drawn(400)).maps.linear
     expected = torch.tensor([[1, np.tan(np.pi / 6)], [0, 1]]).expand(400, 2, 2)
     torch.testing.assert_close(sheared, expected)
 
@@ -297,7 +305,7 @@ def white_batch(layout: Layout) -> dict:
 @pytest.mark.parametrize("fit", ["pad", "native", "squash"])
 @pytest.mark.parametrize("steps", CASES.values(), ids=CASES.keys())
 def test_the_region_is_where_the_images_have_pixels(steps, fit, device):
-    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    layout = Layout(fit=fit)
     for size in (None, (57, 75), 150):
         pipeline = T.Pipeline(dataset(layout), steps, size=size, **PLAIN)
         for epoch in range(3):

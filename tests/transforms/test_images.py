@@ -6,12 +6,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from made_batches import LAYOUT, dataset, drawn, moved, noisy_batch
 from PIL import Image, ImageEnhance
 
-from sa1bpack.pixels import yuv420
-from sa1bpack.transforms import SAM_MEAN, SAM_STD, ColorJitter, CutMix, Mixup, yuv420_to_rgb
-from sa1bpack.transforms.images.pixels import normalize
-from sa1bpack.transforms.random import uniform
+from sa1bpack.pixels import yuv420_to_rgb as reference
+from sa1bpack.transforms import (
+    SAM_MEAN,
+    SAM_STD,
+    ColorJitter,
+    CutMix,
+    Mixup,
+    Pipeline,
+    yuv420_to_rgb,
+)
 
 
 @pytest.mark.parametrize("side", [2, 16, 34])
@@ -27,7 +34,7 @@ def test_planes_convert_to_the_bytes_of_the_reference_and_zero_beyond(everywhere
         chroma = canvas[side:].reshape(2, half, half)
         rows, columns = (height + 1) // 2, (width + 1) // 2
         parts = canvas[:height, :width], *chroma[:, :rows, :columns]
-        assert np.array_equal(rgb[:height, :width], yuv420.yuv420_to_rgb(*parts))
+        assert np.array_equal(rgb[:height, :width], reference(*parts))
         assert not rgb[height:].any() and not rgb[:, width:].any()
 
 
@@ -41,17 +48,14 @@ def test_planes_of_damaged_sizes_read_nothing_outside(everywhere):
 
 
 def test_normalising_matches_sam_and_padding_is_zero(device):
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (2, 3, 4, 5), dtype=np.uint8)
-    inside = np.ones((2, 1, 4, 5), bool)
-    inside[1, :, 2:] = False
-    mean, std = torch.tensor(SAM_MEAN).to(device), torch.tensor(SAM_STD).to(device)
-    images = torch.from_numpy(pixels).to(device)
-    found = normalize(images, mean, std, torch.from_numpy(inside).to(device)).cpu().numpy()
-    expected = (pixels - np.reshape(SAM_MEAN, (3, 1, 1))) / np.reshape(SAM_STD, (3, 1, 1)) * inside
+    batch = noisy_batch(LAYOUT, "bits")
+    found = Pipeline(dataset(LAYOUT))(moved(batch, device))["images"].cpu().numpy()
+    expected = (batch["images"].numpy() - np.array(SAM_MEAN)) / SAM_STD
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert np.array_equal(images.cpu().numpy(), pixels)
+    np.testing.assert_allclose(
+        found[:, :, :64], expected.transpose(0, 3, 1, 2)[:, :, :64], atol=1e-6
+    )
+    assert not found[:, :, 64:].any()
 
 
 ALL = torch.ones((1, 1, 6, 7), dtype=torch.bool)
@@ -111,14 +115,14 @@ def test_padding_does_not_affect_contrast():
 def test_factors_are_drawn_per_image_and_applied_in_order(device):
     """An image in a batch is changed as by the four operations, one after another."""
     batch = torch.cat([planes(image(k)) for k in range(4)]).to(device)
-    drawn = uniform(0, 0, torch.arange(4, device=device), 0, 4)
+    numbers = drawn(4, device)
     inside = ALL.to(device).expand(4, -1, -1, -1)
     jitter = ColorJitter(0.4, 1.5, 0.2, 0.1)
-    factors = jitter.factors(lambda n: drawn[:, :n])
+    factors = jitter.factors(numbers)
     found = jitter(batch.clone(), inside, factors)
     limits = jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue
     for k, (low, high) in enumerate(limits):
-        torch.testing.assert_close(factors[:, k].double(), low + (high - low) * drawn[:, k])
+        torch.testing.assert_close(factors[:, k].double(), low + (high - low) * numbers(4)[:, k])
     for name in ("brightness", "contrast", "saturation", "hue"):
         batch = ColorJitter(**{name: 0.3})(batch, inside, factors)
     torch.testing.assert_close(found, batch, atol=5e-3, rtol=0)
@@ -166,7 +170,7 @@ def test_images_are_mixed_with_the_next_one_of_the_batch(device):
 def test_a_rectangle_of_the_next_image_is_pasted(device):
     """Compared with the rectangle from its definition, in Python."""
     images = torch.rand(64, 3, 20, 30).to(device)
-    numbers = uniform(0, 0, torch.arange(64, device=device), 0, 3)
+    numbers = drawn(64, device)(3)
     done = CutMix(1.0)(images, lambda n: numbers[:, :n])
     assert done["mix_partner"].tolist() == [*range(1, 64), 0]
     weights = CutMix(1.0).draw(numbers[:, 0]).tolist()

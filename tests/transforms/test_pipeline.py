@@ -9,7 +9,9 @@ from made_batches import (
     FEW_STEPS,
     LAYOUT,
     RECTANGLES,
+    RELATIONS,
     STEPS,
+    Layout,
     dataset,
     moved,
     ragged,
@@ -21,8 +23,6 @@ from sync_debug import waiting_is_an_error
 
 from sa1bpack import Linear, OptionError, Steps
 from sa1bpack import transforms as T
-from sa1bpack.format.layout import Layout
-from sa1bpack.masks import RELATIONS
 from sa1bpack.transforms import RunBatch
 
 GEOMETRIC = {
@@ -55,7 +55,7 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
     First the edges of the rectangles are edges of stored cells, then the masks are drawn from the
     runs, and last they are sampled from a grid that is itself off by up to half a cell.
     """
-    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    layout = Layout(fit=fit)
     on_cells = [(20, 30, 120, 102), (0, 0, 50, 42), (100, 60, 190, 138), (6, 12, 186, 132)]
     for source, rectangles, exact, off in (
         ((144, 192), on_cells, False, 0.0),

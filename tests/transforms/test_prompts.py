@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from made_batches import made_by
 
 import sa1bpack
 from sa1bpack import transforms as T
-from sa1bpack.transforms import backends, correction_clicks
-from sa1bpack.transforms.masks.cells import count_along
+from sa1bpack.transforms import correction_clicks
 
 STEPS = (T.RandomHorizontalFlip(), T.RandomResizedCrop())
 
@@ -129,10 +129,10 @@ KEY = {"seed": 3, "epoch": 1}
 
 
 @pytest.fixture(params=["compiled", "torch"])
-def made_by(request, monkeypatch):
+def way(request):
     """On a device torch operations find the most interior pixel; here they do so on the CPU."""
-    if request.param == "torch":
-        monkeypatch.setattr(backends, "COMPILED_ON", ())
+    with made_by(("cpu",) if request.param == "compiled" else ()):
+        yield
 
 
 def noisy(shape, seed: int, share: float = 0.5) -> torch.Tensor:
@@ -156,7 +156,7 @@ def expected_interior(predicted: np.ndarray, mask: np.ndarray) -> tuple[list[flo
 
 
 @pytest.mark.parametrize("shape", [(6, 9, 14), (2, 3, 20, 11)], ids=["concat", "padded"])
-def test_the_interior_click_is_the_one_of_a_distance_transform(made_by, shape):
+def test_the_interior_click_is_the_one_of_a_distance_transform(way, shape):
     masks, predicted = noisy(shape, 0, 0.8), noisy(shape, 1, 0.7)
     predicted[-1] = masks[-1]  # no error
     ids = torch.arange(masks[..., 0, 0].numel()).view(shape[:-2])
@@ -205,11 +205,3 @@ def test_points_are_in_pixels_of_the_canvas():
     masks[0, 1, 6] = True
     points, _ = correction_clicks(~masks & masks, masks, torch.tensor([1]), size=(16, 64), **KEY)
     assert points.tolist() == [[[52.0, 6.0]]]
-
-
-@pytest.mark.parametrize("width", [1, 7, 8, 256, 1020, 1024, 2040, 2048])
-def test_the_cells_of_rows_are_counted_exactly_at_any_width(width):
-    drawn = torch.rand(2, 3, width, generator=torch.Generator().manual_seed(width)) < 0.5
-    full, none = torch.ones(1, 3, width, dtype=torch.bool), torch.zeros(0, 3, width).bool()
-    for masks in (drawn, full, none, drawn.flip(0), drawn.transpose(0, 1)):
-        assert torch.equal(count_along(masks, -1), masks.sum(2))

@@ -12,19 +12,15 @@ from made_runs import random_sample
 import sa1bpack
 from sa1bpack import masks
 from sa1bpack import transforms as T
-from sa1bpack.masks import prompts as kernels
 from sa1bpack.transforms import RunBatch
-from sa1bpack.transforms.masks import prompts
+
+REGIONS = ("inside", "boundary", "outside")
 
 
-@pytest.mark.parametrize("region", masks.REGIONS)
+@pytest.mark.parametrize("region", REGIONS)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.integers(1, 3), st.booleans())
-def test_regions_and_points_equal_those_of_the_cpu(
-    any_way, monkeypatch, region, seed, count, in_boxes
-):
-    """Also where a device makes them in parts of a few masks."""
-    monkeypatch.setattr(prompts, "PART_ENDS", 100)
+def test_regions_and_points_equal_those_of_the_cpu(any_way, region, seed, count, in_boxes):
     random = np.random.default_rng(seed)
     samples = [random_sample(random, side=13, count=6) for _ in range(count)]
     runs = RunBatch.collate(samples).to(any_way)
@@ -40,7 +36,7 @@ def test_regions_and_points_equal_those_of_the_cpu(
         expected.append(drawn)
     ids = torch.from_numpy(ids).to(any_way)
     boxes = None if boxes is None else torch.from_numpy(boxes).to(any_way)
-    found = prompts.draw_points(runs, ids, 20, region, boxes=boxes, **key)
+    found = T.draw_points(runs, ids, 20, region, boxes=boxes, **key)
     for one, parts in zip(found, zip(*expected, strict=True), strict=True):
         assert one.device.type == any_way.type
         np.testing.assert_array_equal(one.cpu().numpy(), np.concatenate(parts), strict=True)
@@ -53,7 +49,7 @@ def test_box_noise_is_the_same_as_on_the_cpu(any_way):
     for extent in (np.array([800.0, 700]), random.uniform(600, 1000, (500, 2))):
         expected = masks.jitter_boxes(boxes, extent, ids, seed=5, epoch=6, draw=7)
         tensors = (torch.from_numpy(array).to(any_way) for array in (boxes, extent, ids))
-        found = prompts.jitter_boxes(*tensors, seed=5, epoch=6, draw=7)
+        found = T.jitter_boxes(*tensors, seed=5, epoch=6, draw=7)
         assert found.dtype == torch.float32
         np.testing.assert_array_equal(found.cpu().numpy(), expected)
 
@@ -96,31 +92,46 @@ def test_the_largest_images_do_not_overflow(any_way):
     """Many masks of nearly 2**31 pixels, whose keys are sorted together."""
     height, width = 65_535, 32_767
     one = np.array([height + 1, height * (width - 1) - 1, height * width], np.int32)
-    samples = [(one, np.array([0, 3]), height, width)] * 50
-    runs = RunBatch.collate(samples).to(any_way)
-    for region in masks.REGIONS:
-        numbers = np.tile([0, 2**30, 2**62], (50, 1))
-        count, pixels = kernels.find_pixels(samples[0], region, None, numbers[:1])
-        found = prompts.find_pixels(runs, region, None, torch.tensor(numbers).to(any_way))
-        assert (found[0].cpu().numpy() == count).all()
-        assert (found[1].cpu().numpy() == pixels).all()
+    same(any_way, [(one, np.array([0, 3]), height, width)] * 50)
+
+
+def test_masks_of_many_runs_are_made_in_parts(any_way):
+    """On a device at most 262,144 run ends at once: here there are twice as many."""
+    random = np.random.default_rng(0)
+    cuts = np.sort(random.integers(0, 400 * 600, (60, 9000), dtype=np.int32))
+    cuts[:, -1] = 400 * 600
+    same(any_way, [(ends, np.array([0, 9000]), 400, 600) for ends in cuts])
+
+
+def same(device, samples: list) -> None:
+    """Compare 20 points of each region of samples that have one mask each."""
+    runs, key = RunBatch.collate(samples).to(device), {"seed": 1, "epoch": 2}
+    ids = np.arange(len(samples))
+    for region in REGIONS:
+        found = T.draw_points(runs, torch.from_numpy(ids).to(device), 20, region, **key)
+        for n, sample in enumerate(samples):
+            points, valid = masks.draw_points(*sample, ids[n : n + 1], 20, region, **key)
+            assert np.array_equal(found[0][n].cpu().numpy(), points[0])
+            assert found[1][n].item() == valid[0]
 
 
 def test_padding_and_batches_without_masks_have_no_points(any_way):
     offset = torch.tensor([0, 0, 2, 2])
     ends, sizes = torch.tensor([0, 20], dtype=torch.int32), torch.tensor([[4, 5]])
     runs = RunBatch(ends, offset, torch.tensor([0, 3]), sizes, offset).to(any_way)
-    for region, pixels in zip(masks.REGIONS, (20, 14, 0), strict=True):
-        numbers = torch.zeros((3, 1), dtype=torch.int64, device=any_way)
-        assert prompts.find_pixels(runs, region, None, numbers)[0].tolist() == [0, pixels, 0]
+    ids = torch.arange(3, device=any_way)
+    for region, pixels in zip(REGIONS, (20, 14, 0), strict=True):
+        points, valid = T.draw_points(runs, ids, 500, region, seed=0, epoch=0)
+        assert valid.tolist() == [False, pixels > 0, False]
+        assert len(points[1].unique(dim=0)) == max(pixels, 1)
     none = RunBatch.collate([]).to(any_way)
     ids = torch.zeros(0, dtype=torch.int64, device=any_way)
-    for region in masks.REGIONS:
-        points, valid = prompts.draw_points(none, ids, 3, region, seed=0, epoch=0)
+    for region in REGIONS:
+        points, valid = T.draw_points(none, ids, 3, region, seed=0, epoch=0)
         assert points.shape == (0, 3, 2) and valid.shape == (0,)
     empty = torch.zeros(0, dtype=torch.int32)
     arrays = (torch.tensor(n) for n in ([0, 0], [0, 1], [[4, 5]], [0, 0]))
     padding = RunBatch(empty, *arrays).to(any_way)
     ids = torch.tensor([3], device=any_way)
-    points, valid = prompts.draw_points(padding, ids, 2, seed=0, epoch=0)
+    points, valid = T.draw_points(padding, ids, 2, seed=0, epoch=0)
     assert not points.any() and not valid.any()

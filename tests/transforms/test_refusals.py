@@ -4,12 +4,19 @@ dataset, are refused by name."""
 import numpy as np
 import pytest
 import torch
-from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
+from made_batches import (
+    LAYOUT,
+    RECTANGLES,
+    Layout,
+    dataset,
+    moved,
+    ragged,
+    rectangle_batch,
+    rectangle_runs,
+)
 
 from sa1bpack import OptionError, masks
 from sa1bpack import transforms as T
-from sa1bpack.format.layout import Layout
-from sa1bpack.transforms.random import words
 
 DS = dataset(LAYOUT)
 INF = float("inf")
@@ -96,9 +103,9 @@ REFUSED = [
     (lambda: drawn(torch.eye(3).double()[None, :2]), "there are 1 maps for 2 samples"),
     (lambda: drawn(size=(0, 5)), r"size\[0\] is 0: choose a whole number from 1 to 4096"),
     (lambda: drawn(sampling="nearest"), r"sampling is .*choose one of area, center"),
-    (lambda: words(-1, 0, IDS, 0, 1), "seed is -1: .* from 0 to 18446744073709551615"),
-    (lambda: words(0, 2**64, IDS, 0, 1), "epoch is 18446744073709551616: choose"),
-    (lambda: words(0, 0, IDS, 1.5, 1), "draw is 1.5: choose a whole number"),
+    (lambda: points(seed=-1), "seed is -1: .* from 0 to 18446744073709551615"),
+    (lambda: points(epoch=2**64), "epoch is 18446744073709551616: choose"),
+    (lambda: points(draw=1.5), "draw is 1.5: choose a whole number"),
     (lambda: T.Pipeline(DS, [TURN, FLIP, TURN])(BATCH, 0), "two steps rotate or shear: only one"),
     (lambda: T.Pipeline(DS, relations=["ious"])(NO_MASKS), "needs masks or runs"),
     (lambda: T.Prompts(where="stored")({}), "has no .*, point_coords, .*: give what a Pipeline"),
@@ -149,7 +156,7 @@ def test_anything_but_a_batch_of_tensors_is_refused_by_name():
     ],
 )
 def test_sizes_impossible_for_the_dataset_are_refused_by_name(fit, sizes, match):
-    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    layout = Layout(fit=fit)
     batch = rectangle_batch(layout, RECTANGLES)
     pipeline = T.Pipeline(dataset(layout))
     pipeline(batch)

@@ -8,14 +8,24 @@ from allocations import most as most_counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
+from made_batches import (
+    LAYOUT,
+    RECTANGLES,
+    RELATIONS,
+    dataset,
+    made_by,
+    moved,
+    ragged,
+    rectangle_batch,
+    rectangle_runs,
+)
 from mask_oracle import runs_of
 from torch.nn.utils.rnn import pad_sequence
 
 from sa1bpack import masks, transforms
-from sa1bpack.transforms import Relate, RunBatch, backends
+from sa1bpack.transforms import Relate, RunBatch
 
-NAMES = tuple(masks.RELATIONS)
+NAMES = tuple(RELATIONS)
 
 
 def batch_of(samples: list[np.ndarray], padded: bool) -> dict[str, torch.Tensor]:
@@ -30,8 +40,7 @@ def batch_of(samples: list[np.ndarray], padded: bool) -> dict[str, torch.Tensor]
 
 def by_torch(relate: Relate, batch: dict, padded: bool, most: int | None = None) -> dict:
     """The relations that a device without compiled kernels makes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "COMPILED_ON", ())
+    with made_by():
         return relate.of_masks(batch["masks"], batch["mask_counts"], padded, most)
 
 
@@ -41,21 +50,21 @@ def check(found: dict, samples: list[np.ndarray], padded: bool, **rule) -> None:
     most, first = max(map(len, samples)), 0
     for k, sample in enumerate(samples):
         expected = masks.relate_bits(sample, **rule)
-        for name, relation in masks.RELATIONS.items():
+        for name, (pairs, none) in RELATIONS.items():
             value = found[name][k] if padded else found[name][first : first + len(sample)]
             count = len(sample)
-            own = value[:count, :count] if relation.pairs else value[:count]
+            own = value[:count, :count] if pairs else value[:count]
             exact = getattr(expected, name)
             types = {"float64": "torch.float32"}
             assert str(own.dtype) == types.get(str(exact.dtype), f"torch.{exact.dtype}")
             np.testing.assert_array_equal(own.numpy(), exact.astype(own.numpy().dtype), name)
             rest = value.clone()
-            if relation.pairs:
-                rest[:count, :count] = relation.none
+            if pairs:
+                rest[:count, :count] = none
                 assert value.shape[1] == most
             else:
-                rest[:count] = relation.none
-            assert (rest == relation.none).all(), name
+                rest[:count] = none
+            assert (rest == none).all(), name
         first += len(sample)
 
 
@@ -124,6 +133,14 @@ def test_products_of_many_cells_and_long_chains_are_exact():
     assert deep["depths"][0].tolist() == list(range(31))
 
 
+@pytest.mark.parametrize("width", [1, 7, 8, 256, 1020, 1024, 2040, 2048])
+def test_cells_are_counted_exactly_at_any_width(width):
+    drawn = np.random.default_rng(width).random((2, 3, width)) < 0.5
+    samples = [drawn, np.ones((1, 3, width), bool), np.zeros((0, 3, width), bool)]
+    for turned in (samples, [sample.transpose(0, 2, 1) for sample in samples]):
+        check(by_torch(Relate(NAMES), batch_of(turned, True), True), turned, True)
+
+
 @pytest.mark.parametrize("padded", [True, False])
 def test_relations_of_runs_are_in_source_pixels(padded):
     samples = [nested(5, 40), np.zeros((0, 40, 40), bool), ~nested(2, 40)]
@@ -155,7 +172,7 @@ def test_a_pipeline_relates_what_is_left_in_the_picture(kind, any_way):
         expected = masks.relate_bits(plain["masks"][at].cpu().numpy(), share=0.6)
         for name in NAMES:
             value = found[name][at].cpu().numpy()
-            value = value[:, :count] if masks.RELATIONS[name].pairs else value
+            value = value[:, :count] if RELATIONS[name][0] else value
             np.testing.assert_allclose(value, getattr(expected, name), rtol=1e-6, err_msg=name)
         first, before, after = first + count, before + count, after + int(expected.areas.sum())
     assert 0 < after < before * 96 * 96

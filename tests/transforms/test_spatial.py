@@ -1,20 +1,19 @@
 """Spatial features move as an image of as many pixels as they have cells."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from made_batches import LAYOUT, dataset, first_frame, rectangle_batch
 from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from PIL import Image
+from splitmix import uniform
 
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack import transforms as T
-from sa1bpack.transforms import AxisMaps, Frame
-from sa1bpack.transforms.geometry import fit_frame
-from sa1bpack.transforms.images.make import ImageMaker
-from sa1bpack.transforms.random import uniform
 
 STEPS = [T.RandomHorizontalFlip(0.5), T.RandomResizedCrop()]
 NAMES = list(SPECS)
@@ -28,11 +27,6 @@ def ds(with_features):  # noqa: F811
 def batches(ds, size=4):
     with sa1bpack.Loader(ds, size, shuffle=True, seed=1) as loader:
         return list(loader)
-
-
-def frame_of(maps: AxisMaps) -> Frame:
-    """A frame whose image fills a canvas of 48 x 48."""
-    return Frame(maps, torch.full((len(maps.scale), 2), 48.0).double(), (48, 48))
 
 
 def by_pil(rows: torch.Tensor, maps: torch.Tensor, side: int, canvas: int, out: int) -> np.ndarray:
@@ -65,7 +59,7 @@ def test_rows_move_with_the_images(ds, steps):
     pipeline = T.Pipeline(ds, steps, seed=4)
     for batch in batches(ds):
         done = pipeline(batch)
-        frame = fit_frame(batch["sizes"], pipeline.canvas)
+        frame = first_frame(batch["sizes"], pipeline.canvas)
         for number, step in enumerate(steps):
             frame = step(frame, partial(uniform, 4, batch["epoch"], batch["image_ids"], number))
         columns, rows = (flags.numpy() for flags in frame.covered((32, 32)))
@@ -95,10 +89,12 @@ def test_types_and_sizes_of_the_result(ds):
     half = T.Pipeline(ds, size=(12, 24))(batch)["teacher"]
     assert half.dtype == torch.float16 and half.shape == (4, 4, 16, 32)
     rows = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
-    identity = AxisMaps(torch.ones(1, 2).double(), torch.zeros(1, 2).double())
-    for geometric in (False, True):
-        maker = ImageMaker(torch.float32, None, 48, geometric, 1.0)
-        found = maker.move_spatial(rows, frame_of(identity))
+    square = rectangle_batch(LAYOUT, [(0, 0, 9, 9)], source=(96, 96))
+    other = dataset(LAYOUT)
+    row = SimpleNamespace(name="bytes", row_shape=(1, 4, 4), spatial=True)
+    other.spec = SimpleNamespace(features=[row])
+    for steps in ([], [T.RandomHorizontalFlip(0)]):
+        found = T.Pipeline(other, steps)({**square, "bytes": rows}, 0)["bytes"]
         assert found.dtype == torch.float32
         assert torch.equal(found, rows.float())
 

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from made_batches import drawn
 
 from sa1bpack.transforms import ColorJitter, backends
-from sa1bpack.transforms.images.pixels import normalize
-from sa1bpack.transforms.random import uniform
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 JITTERS = {
@@ -16,10 +15,6 @@ JITTERS = {
     "hue": ColorJitter(0, 0, 0, (0.1, 0.5)),
     "nothing": ColorJitter(),
 }
-
-
-def drawn(n: int, device) -> torch.Tensor:
-    return uniform(1, 2, torch.arange(3, device=device), 0, n)
 
 
 def made_images(device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +31,7 @@ def made_images(device) -> tuple[torch.Tensor, torch.Tensor]:
 
 def adjusted(step, images, inside, device, dtype):
     normal = torch.tensor([MEAN, STD], dtype=torch.float32, device=device)
-    factors = step.factors(lambda n: drawn(n, device))
+    factors = step.factors(drawn(3, device))
     given = images, inside, factors, step.used, normal, dtype
     return backends.launch(device, "images.adjust_colors", *given)
 
@@ -45,10 +40,10 @@ def adjusted(step, images, inside, device, dtype):
 def test_colours_are_those_of_torch_operations(step, triton_device):
     images, inside = made_images(triton_device)
     found = adjusted(step, images.clone(), inside, triton_device, torch.float32)
-    factors = step.factors(lambda n: drawn(n, triton_device))
+    factors = step.factors(drawn(3, triton_device))
     expected = step(images.clone(), inside[:, None], factors)
-    mean, std = (torch.tensor(values, device=triton_device) for values in (MEAN, STD))
-    expected = normalize(expected, mean, std, inside[:, None])
+    mean, std = (torch.tensor(v, device=triton_device)[:, None, None] for v in (MEAN, STD))
+    expected = (expected - mean) / std * inside[:, None]
     # Saturation and hue divide by small differences of colours that sums have rounded.
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
     assert not found[2].any() and not found[1, :, 20:].any()

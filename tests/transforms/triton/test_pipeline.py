@@ -4,16 +4,13 @@ from importlib import import_module
 
 import pytest
 import torch
-from made_batches import KEYS, LAYOUT, STEPS, dataset, moved, noisy_batch, ragged
+from made_batches import KEYS, LAYOUT, STEPS, Layout, dataset, made_by, moved, noisy_batch, ragged
 
-from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import Pipeline, RandomHorizontalFlip, ScaleJitter, backends
+from sa1bpack.transforms import Pipeline, RandomHorizontalFlip, ScaleJitter
 
 
-def by_compiled(made: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
-    with monkeypatch.context() as patch:
-        patch.setattr(backends, "TRITON_ON", ())
-        patch.setattr(backends, "COMPILED_ON", ("cpu",))
+def by_compiled(made: Pipeline, batch: dict, epoch: int) -> dict:
+    with made_by(compiled_on=("cpu",)):
         return made(batch, epoch)
 
 
@@ -25,15 +22,13 @@ SIZES = [{}, {"size": (40, 32), "mask_size": 24}]
 
 
 @pytest.mark.parametrize(("name", "masks", "fit", "size"), CASES)
-def test_results_are_those_of_the_compiled_kernels(
-    triton_device, name, masks, fit, size, monkeypatch
-):
+def test_results_are_those_of_the_compiled_kernels(triton_device, name, masks, fit, size):
     pixels = "yuv420" if masks == "runs" else "rgb"
     layout = Layout(image_size=48, mask_size=48, fit=fit, pixels=pixels)
     batch = noisy_batch(layout, masks)
     made = Pipeline(dataset(layout), STEPS[name], **SIZES[size])
     found = moved(made(moved(batch, triton_device), 3), torch.device("cpu"))
-    expected = by_compiled(made, batch, 3, monkeypatch)
+    expected = by_compiled(made, batch, 3)
     assert found.keys() == expected.keys()
     # Elsewhere than on a CPU, powers and colours may be rounded in another way.
     exact = triton_device.type == "cpu" or name in ("none", "flip", "jitter")
@@ -49,15 +44,13 @@ def test_results_are_those_of_the_compiled_kernels(
 
 
 @pytest.mark.parametrize("layout", ["padded", "concat_bits", "runs"])
-def test_padding_and_flat_masks_are_those_of_the_compiled_kernels(
-    triton_device, layout, monkeypatch
-):
+def test_padding_and_flat_masks_are_those_of_the_compiled_kernels(triton_device, layout):
     batch = ragged(layout)
     made = Pipeline(
         dataset(LAYOUT), [RandomHorizontalFlip(), ScaleJitter(0.7, 1.5)], size=32, mask_size=24
     )
     found = moved(made(moved(batch, triton_device), 3), torch.device("cpu"))
-    expected = by_compiled(made, batch, 3, monkeypatch)
+    expected = by_compiled(made, batch, 3)
     assert found["masks"].flatten(-2).any(-1).sum() == 3
     for key in ("masks", "valid", "images"):
         assert torch.equal(found[key], expected[key]), key
