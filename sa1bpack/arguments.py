@@ -90,6 +90,8 @@ def number(
     """A number as a float.
 
     Args:
+        name: name of the argument, for the message.
+        value: its value.
         low, high: limits, None for none; there is no lower one without an upper one.
         why: the reason for a limit, for the message.
 

@@ -34,6 +34,7 @@ def call_text(value: Any, **shown: Any) -> str:
     Its arguments are the attributes of the same names; floats have four digits.
 
     Args:
+        value: the object.
         shown: values of arguments that have no attribute, or whose attribute differs.
     """
     names = inspect.signature(type(value)).parameters

@@ -118,6 +118,7 @@ class ReadError(FormatError):
     """A sample of a pack cannot be read.
 
     Args:
+        message: what is wrong.
         shard: name of the sample's shard.
         row: row of the sample in the pack, counted over all shards.
         image_id: image id, from the index of the pack.

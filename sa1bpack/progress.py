@@ -31,6 +31,7 @@ def _bar(show: bool | None = None, **options) -> Iterator[Callable[[int, int], N
 
     Args:
         show: show it. Default: if stderr is a terminal.
+        options: options of `tqdm`.
     """
     with _tqdm(show, **options) as bar:
 

@@ -285,6 +285,8 @@ def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
     one value that it always has.
 
     Args:
+        name: name of the option, for messages.
+        value: value of the option.
         functions: False: a function is a value, not a schedule.
 
     Raises:

@@ -70,6 +70,7 @@ def _mask_row(
     """Shape and dtype of one mask's row in the batch.
 
     Args:
+        field: the array of masks.
         value: a sample's array of masks, (m, ...).
         layout: layout of the masks in the batch.
         as_bool: the masks are known to be bool, so uint8 masks are not bits.
@@ -359,8 +360,11 @@ class Collate:
         """The chosen rows of one array of masks, padded with zeros or one after the other.
 
         Args:
+            field: the array of masks.
+            samples: samples of the batch.
             chosen: int64 rows of the kept masks, one array per sample; None for all.
             offsets: int64 (B + 1,): where the masks of each sample begin in concatenated arrays.
+            capacity: M, masks per sample in padded arrays.
 
         Raises:
             OptionError: an array differs in shape or type from that of the first sample.

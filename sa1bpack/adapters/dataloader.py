@@ -324,6 +324,7 @@ class OfBatch(list):
     """The indices of a batch, or its samples, with what a worker process needs to know of it.
 
     Args:
+        items: indices, or samples.
         epoch, step: numbers of the batch; its samples may be loaded long before it is used.
     """
 

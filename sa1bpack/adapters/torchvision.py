@@ -123,9 +123,11 @@ def _check_stored(
     """Raise OptionError for boxes that cannot be in stored coordinates, which were assumed.
 
     Args:
+        found: keys of the sample or batch.
         edges: float64 (..., 4), edges of the boxes in pixels of the image, if they are in stored
             coordinates.
         pixel: float64 (..., 2): extent of a source pixel in pixels of the image.
+        width, height: size of the image in pixels.
     """
     ends, extent = edges[..., 2:], (edges[..., 2:] - edges[..., :2]).prod(-1)
     limit = ends.new_tensor([width, height]) + 1
@@ -153,6 +155,7 @@ def _scales(
         found: the sample or batch; of a batch with concatenated masks, `mask_counts` is used.
         axes: number of axes of the boxes: 2 for those of a sample and of concatenated masks, 3 for
             padded ones.
+        coordinates: "source" or "stored".
 
     Returns:
         Two float64 tensors, (2,), (T, 2) or (B, 1, 2).

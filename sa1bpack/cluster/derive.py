@@ -43,6 +43,7 @@ def derive_on_ray(
     5 times; parts are published complete, and a call that was killed is repeated to resume.
 
     Args:
+        ds, name: as in `derive`.
         fn: a function of a module that every node has, or that is in the current folder on all of
             them; or of the program itself, which is sent.
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine

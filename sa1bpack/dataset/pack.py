@@ -481,6 +481,7 @@ class Pack:
         """All rows of a sample, copied, and compared with its checksum and with the index.
 
         Args:
+            row: row in the pack.
             out, direct: as in `format.shard_reader.read_sample_rows`.
 
         Raises:

@@ -60,7 +60,9 @@ class Columns:
     Masks that the dataset's rule leaves out are not among the m.
 
     Args:
+        pack: the open pack.
         positions: indices of the samples in the dataset: a slice, or int64 (k,).
+        options: options of the dataset.
     """
 
     def __init__(
@@ -311,6 +313,7 @@ def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
     """Those of the rows that a saved selection names, in its order.
 
     Args:
+        pack: the open pack.
         ids: image ids of the rows.
         path: file of the saved selection.
 

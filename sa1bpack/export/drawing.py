@@ -63,6 +63,7 @@ def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Ima
     first.
 
     Args:
+        subject: the sample.
         height, width: size of the picture in screen pixels.
         line: width of outlines in screen pixels; points grow with it.
     """

@@ -127,6 +127,7 @@ def draw_samples(
     """As `show`, but unreadable samples are returned, not logged.
 
     Args:
+        pack, samples, image_ids, rows, seed, large: as in `show`.
         rule: thresholds of masks, as `sa1bpack.open` takes them; not with a dataset.
     """
     given = [each for each in (samples, image_ids, rows) if each is not None]
@@ -244,6 +245,7 @@ def first_subjects(
     """The first pairs of a tar, decoded as for a pack; it is read only as far as they go.
 
     Args:
+        source: the tar or folder.
         samples: number of pairs.
         rule: thresholds, as in `sa1bpack.open`.
 

@@ -164,6 +164,7 @@ def check_version(
         path: file that the version is from, for messages.
         version: the version, as decoded JSON.
         reads: version of this release: later minor ones are accepted.
+        remedy: what to do, for the message.
 
     Raises:
         FormatError: the version is not [major, minor].

@@ -153,6 +153,7 @@ def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_
     NFS supports locks of files between machines, but not locks of folders.
 
     Args:
+        path: path of the file.
         lock, flags: as in `fcntl.flock` and `os.open`.
 
     Raises:

@@ -299,6 +299,7 @@ def find_duplicates(manifest: Manifest, index: Index | None) -> list[str]:
     trusted, so a damaged index causes no error.
 
     Args:
+        manifest: manifest of the pack.
         index: index of the pack; None for a pack without shards.
     """
     if index is None or not len(later := repeated_rows(index.image_id)[0]):
@@ -367,6 +368,7 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     shards are added to it. The same manifest and shards give the same bytes.
 
     Args:
+        root: folder of the pack.
         rebuild_index: write the index also if it exists: it may be damaged, and is replaced in one
             step.
 

@@ -89,6 +89,8 @@ def make_manifest(
     """A manifest of these shards, in this order, with totals and without an index.
 
     Args:
+        layout: layout of the pack.
+        sources: records of the sources.
         others: `complete`, `options` and `counts`, as in `Manifest`.
     """
     return Manifest(

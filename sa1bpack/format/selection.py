@@ -66,7 +66,9 @@ def write_selection(
 
     Args:
         image_ids: int64 (n,), in the order of the samples.
+        fingerprint: fingerprint of the selected samples.
         packs: folders, or URLs, in the order in which they were opened.
+        duplicates: choice of duplicates, as in `sa1bpack.open`.
 
     Raises:
         OptionError: the path of a folder is not UTF-8.

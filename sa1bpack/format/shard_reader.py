@@ -97,6 +97,7 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     length of every chunk file, and the first and last offset of every offset array.
 
     Args:
+        folder: folder of the shard.
         layout: the layout of the pack; a shard with another layout is refused.
         deep: False: read only the metadata of the group, which repeats that of all arrays. No
             memory map depends on the rest, and opening reads 1 small file instead of 19.
@@ -140,6 +141,8 @@ def rows_of_sample(
     """All rows of one sample by array name, (n, *row_shape) each; of an offset array n + 1 offsets.
 
     Args:
+        shard: the shard.
+        row: row of the sample in the shard.
         read: called as read(spec, first, stop) for rows of each array, in the order of the layout.
 
     Raises:
@@ -178,6 +181,7 @@ def read_sample_rows(
     belong to the caller.
 
     Args:
+        row: row of the sample in the shard.
         out: arrays to read into, by name, of exactly the dtype and shape of the rows; the others
             are allocated.
         direct: read what is large past the page cache, where that is possible.

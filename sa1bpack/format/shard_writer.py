@@ -267,7 +267,9 @@ class ShardWriter:
         """Create the working folder of a shard, with empty chunk files.
 
         Args:
+            shards_dir: folder of the shards.
             name: name of the shard, which must pass `check_shard_name`.
+            layout: layout of the pack.
 
         Raises:
             PackError: a shard of that name exists.

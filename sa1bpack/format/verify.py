@@ -176,6 +176,8 @@ def _check_side(
     """Check a feature.
 
     Args:
+        folder: folder of the feature.
+        quick: as in `verify`.
         share: (K, N): check every N-th part, from the K-th on; the first also what is not in parts.
         shards: shards of the pack that it belongs to: what is missing and what is stale is noted.
         index: index of that pack: needed to name damaged samples of arrays with a row per mask.

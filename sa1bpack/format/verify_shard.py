@@ -190,6 +190,9 @@ def check_shard(
     """Check a shard against its manifest entry.
 
     Args:
+        check: where problems are added.
+        folder: folder of the shard.
+        layout: layout of the pack.
         quick: skip what HEAVY_ARRAYS hold.
     """
     place, done = {"shard": entry.name}, check.done
@@ -283,6 +286,9 @@ def check_part(
     """Check a part of a feature.
 
     Args:
+        check: where problems are added.
+        spec: spec of the feature.
+        quick: as in `verify`.
         index, number: index of the pack, and number of its shard there: needed to name damaged
             samples of arrays with a row per mask.
 
@@ -319,7 +325,11 @@ def _check_rows(
     """Compare the rows of each sample with their checksum.
 
     Args:
+        check: where problems are added.
+        part: the part.
         counts: int64 (N,), rows of each sample.
+        place: fields of a problem that name the part.
+        streams: name of an array → the stream of its file.
     """
     stored, stream, first = part.checksum, streams[part.spec.values.name], 0
     for sample, stop in enumerate(np.cumsum(counts).tolist()):

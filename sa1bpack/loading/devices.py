@@ -242,6 +242,7 @@ def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
     """The most bytes that `batch_views` and `arrange` add to a batch on its device.
 
     Args:
+        spec: layout of the batches.
         samples, capacity, total: b, M, T: samples, masks of the fullest sample, masks in all.
 
     Returns:

@@ -131,9 +131,14 @@ class SampleReader:
     """
 
     def __init__(self, direct: bool, scratch: np.ndarray | None = None):
-        """`scratch`: memory of a reader that was closed; None: new memory. It grows as needed.
+        """
+        Args:
+            direct: read past the page cache.
+            scratch: uint8 (n,), memory of a reader that was closed; None: new memory. It grows as
+                needed.
 
-        Raises ResourceShortage or OSError if the system refuses a context.
+        Raises:
+            ResourceShortage, OSError: the system refuses a context.
         """
         self.direct = direct
         self._context: Context | None = CONTEXTS.take() if direct else None

@@ -60,7 +60,11 @@ class ShardPrefetcher:
     """
 
     def __init__(self, ds: Dataset, batches: Sequence[np.ndarray]):
-        """batches: int64 (B,) indices of the dataset each."""
+        """
+        Args:
+            ds: the dataset.
+            batches: int64 (B,) indices of the dataset for each batch.
+        """
         self._ds, self._batches = ds, batches
         self._window = min(WINDOW_BYTES, int(_SHARE_OF_ROOM * room(ds.pack)))
         self._asked: list[tuple[list[int], int]] = []  # of each batch, its shards, and new bytes

@@ -308,7 +308,12 @@ class EpochCounts:
     """
 
     def __init__(self, epoch: int, begun: float, clock: Callable[[], float] = time.perf_counter):
-        """`begun`: when the consumer asked for the first batch, by the clock."""
+        """
+        Args:
+            epoch: number of the epoch.
+            begun: when the consumer asked for the first batch, in seconds of the clock.
+            clock: returns seconds.
+        """
         self.clock, self._epoch, self.pid = clock, epoch, os.getpid()
         self._begun = self._last = begun  # `_last`: the end of the last wait
         self._ended: float | None = None
@@ -346,6 +351,7 @@ class EpochCounts:
         Args:
             samples: number of samples; 0 if none of the batch remained.
             nbytes: bytes of the batch.
+            dropped: number of samples that were dropped.
             ready: number of batches that were complete when it was asked for; None if that is not
                 known.
         """

@@ -76,6 +76,7 @@ def _unpack_row(line, columns, words, cells, out):
     """Unpack the first `columns` cells of a row of bits into `out`.
 
     Args:
+        line: uint8 (b,), the row of bits.
         words, cells: scratch for one row, uint64 and the same memory as uint8.
 
     Returns:

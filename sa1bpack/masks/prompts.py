@@ -114,9 +114,11 @@ def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, pixels):
     """Count the pixels of a region, and find some of them; see `find_pixels`.
 
     Args:
+        run_ends, run_offset: runs that `check_image_runs` has checked.
         size: (H, W).
         region: index in REGIONS.
         boxes: int64 (n, 4) or (0, 4) for the complete image.
+        numbers: int64 (n, k), as in `find_pixels`.
         pixels: int64 (n, k, 2), out: x and y.
 
     Returns:

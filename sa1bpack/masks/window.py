@@ -132,8 +132,12 @@ def _count_column(ends, height, box, at, step, level, hits):
     Adjacent points mostly lie in the same run, so the last run is remembered.
 
     Args:
+        ends: int32 (r,), run ends of the mask.
+        height: height of the source image.
+        box: x0, y0, x1, y1 around the foreground, in source pixels.
         at, step: x and y of the first point and the steps down the column, in units of 2**-FRACTION
             source pixels.
+        level: a cell has 2**level sample points along the column.
 
     Returns:
         The first cell that was examined, and the one after the last.

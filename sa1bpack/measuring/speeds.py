@@ -186,6 +186,7 @@ def some_samples(ds: Dataset, most: int, shards: int) -> np.ndarray:
     """Random samples of a pack, int64 (n,), without repetition, from a few random shards.
 
     Args:
+        ds: dataset of a pack.
         most: number of samples at most.
         shards: number of shards at most; their files are open at the same time.
     """

@@ -179,6 +179,7 @@ def check_room(request: Request, sources: list[Source], shards: int | None = Non
     size can hold. A source that cannot be read is left to the run.
 
     Args:
+        request: the run's request.
         sources: sources that are not complete in the pack; for a job in parts, those of all parts.
         shards: number of shards that are on the disk at once, if they go to an object store; None:
             all.

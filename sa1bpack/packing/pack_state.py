@@ -372,6 +372,8 @@ class PartState(PackState):
         """Prepare the folder, which is created if it does not exist, and read the state of sources.
 
         Args:
+            root: folder of the pack.
+            options: options of the pack.
             job: the one that the part belongs to.
             sources: names of the sources of the part.
 
@@ -550,6 +552,7 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
     The lock is on a file in the folder, which stays.
 
     Args:
+        root: the folder.
         shared: lock it together with others that do so; otherwise alone.
         flags: flags to open the lock's file with; by default it is created.
 

@@ -239,6 +239,8 @@ class SourcePacker:
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
         """
         Args:
+            run: what all packers of the run share.
+            source: the tar or folder.
             wanted: parts to pack; None: all that are not published.
         """
         self.source = source
@@ -420,6 +422,7 @@ def pack_sources(
     no process is left.
 
     Args:
+        todo: sources to pack.
         wanted: name of a source → parts to pack. Default: all that are not published.
 
     Returns:

@@ -204,6 +204,7 @@ class Workers:
     def __init__(self, run: "PackRun", readers: int):
         """
         Args:
+            run: what all packers of the run share.
             readers: number of threads that call `decode`.
         """
         self._run = run

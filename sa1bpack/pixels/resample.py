@@ -79,6 +79,8 @@ def _fill(at, support, length, weights):
     """The filter at a position in pixels: its first pixel, and how many weights it has.
 
     Args:
+        support: half the width of the filter in pixels.
+        length: input pixels of the axis.
         weights: float32 or float64 (k,), out: the weights.
     """
     low = max(np.int64(np.ceil(at - support - 0.5)), 0)
@@ -185,6 +187,9 @@ def _resample(flat, y, x, normal, band, line, out):
 
     Args:
         flat: the image, (H, W * 3).
+        y, x: filters of rows and columns.
+        normal, band, out: as in `resample_rows`.
+        line: float32, scratch for one row.
     """
     low, high = x.first[0], x.first[0]
     for j in range(band.kept_columns):
@@ -274,6 +279,10 @@ def _wide(image, x, y, height, width, support, weights):
     """Red, green and blue at a position, by filters of any width.
 
     Args:
+        image: uint8 (H, W, 3).
+        x, y: position in units of `AffinePlaces.steps`.
+        height, width: size of the image in pixels.
+        support: as in `AffinePlaces`.
         weights: scratch (2, n).
     """
     left, across = _fill(np.float64(x) * _ONE, support[0], width, weights[0])

@@ -303,6 +303,7 @@ class Cache:
         """Remove a folder that nobody uses or fetches.
 
         Args:
+            lock: lock of the folder.
             only_begun: remove it only if it is not complete.
 
         Returns:

@@ -40,9 +40,11 @@ _CREDENTIALS_FOR = timedelta(minutes=5)
 
 
 def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
-    """The obstore store of a bucket, "s3" or "gs".
+    """The obstore store of a bucket.
 
     Args:
+        scheme: "s3" or "gs".
+        bucket: name of the bucket.
         retries: number of times that the library repeats a request by itself: after 5xx, a refused
             connection, or a body that breaks off. 0: never.
 

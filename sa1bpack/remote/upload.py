@@ -192,6 +192,8 @@ def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
     in the bucket any more, are removed as well.
 
     Args:
+        root: the working folder.
+        bucket: the bucket's folder.
         fresh: nothing is in the working folder yet.
 
     Returns:

@@ -45,6 +45,7 @@ class Broken(Exception):
     """A request or its body failed in a way that may pass.
 
     Args:
+        why: what failed.
         wait: seconds after which the server asks to be asked again.
     """
 
@@ -110,6 +111,7 @@ class WebFile:
     ):
         """
         Args:
+            address: address of the file.
             digest: returns the hex XXH3-128 of all bytes that `read` has returned. Without it,
                 reading cannot continue from a server without ranges.
             stop: read no further than this byte.

@@ -221,19 +221,21 @@ class PairReader(AbstractContextManager):
     A pair is rejected once, not twice: the other half of a rejected member is dropped silently. Of
     two members with the same stem and kind, in whatever folders, the first counts.
 
-    Attributes, valid during and after iteration:
-
-    - `rejects`: list of Reject; orphans are added at the end of the source,
-    - `ignored`: Counter, by kind (foreign, link, special, sparse), of members that are not part of
-      a pair by name, and `ignored_names`, the first 20 of them,
-    - `members`: number of entries seen, `bytes_read`: bytes of the source consumed,
-    - `xxh128` and `md5`: hex XXH3-128 and md5 of the complete file as it is on disk; None for a
-      folder, and before the end. `md5` is None also unless the argument of that name is true.
-
     Iterating raises SourceTruncated, SourceCorrupt or SourceError, or OSError if the disk of
     `spool_dir` fails; pairs yielded before SourceTruncated are valid. Leaving the `with` block at
     any time closes everything. `on_wait` is called with a line for the user when the network keeps
-    a source waiting. Not safe for use by several threads at once, but for `cancel`.
+    a source waiting. Attributes are valid during and after iteration. Not safe for use by several
+    threads at once, but for `cancel`.
+
+    Attributes:
+        rejects: rejected members, as Reject; orphans are added at the end of the source.
+        ignored: numbers of members that are not part of a pair by name, by kind: foreign, link,
+            special, sparse.
+        ignored_names: names of the first 20 of these.
+        members: number of entries seen.
+        bytes_read: bytes of the source consumed.
+        xxh128, md5: hex XXH3-128 and md5 of the complete file as it is on disk; None for a folder,
+            and before the end. `md5` is None also unless the argument of that name is true.
     """
 
     def __init__(
@@ -247,6 +249,9 @@ class PairReader(AbstractContextManager):
     ):
         """
         Args:
+            source: the tar or folder.
+            spool_dir: folder for halves that do not fit into memory.
+            spool_memory: bytes of halves that are kept in memory.
             members: members of the source; None: opened with these `options`, `md5` and `on_wait`
                 of a ByteStream.
         """

@@ -222,11 +222,13 @@ class Frame:
     def step(self, maps: Maps, extent: torch.Tensor) -> "Frame":
         """The next frame.
 
-        Raises OptionError if it is the second one that may rotate: what the first one left would
-        not be a window of the stored image.
-
         Args:
             maps: maps from its canvas to the canvas of this frame.
+            extent: extent of the images in the next frame, see Frame.
+
+        Raises:
+            OptionError: it is the second step that may rotate: what the first one left would not be
+                a window of the stored image.
         """
         window = self.window
         if isinstance(maps, AffineMaps):
@@ -513,9 +515,12 @@ class ScaleJitter(GeometricStep):
     """
 
     def __init__(self, low: float = 0.1, high: float = 2.0):
-        """low, high: the range of the scale.
+        """
+        Args:
+            low, high: range of the scale.
 
-        Raises OptionError unless 1e-6 <= low <= high <= 1e6.
+        Raises:
+            OptionError: not 1e-6 <= low <= high <= 1e6.
         """
         self.low, self.high = as_range("(low, high)", (low, high), LEAST, 1 / LEAST)
         self.shrinks = max(1.0, 1 / self.low)

@@ -54,6 +54,7 @@ class PartWriter:
 
         Args:
             folder: folder of the feature, which exists.
+            spec: spec of the feature.
             origin: what decides the rows; None if nobody can know, and nothing is continued.
             counts: with `origin`, whole numbers (N,), the rows of each sample of the shard.
             step: samples per batch: only complete batches are kept, so that those to come are the

@@ -199,6 +199,7 @@ def _list_pieces(samples, dest, k, c, first_mask, pieces, n):
     """List the pieces of array c of sample k from piece n on; neighbours are one piece.
 
     Args:
+        dest: destination of the samples.
         first_mask: first mask of the samples that are loaded, at which `run_offset` begins.
 
     Returns:
@@ -256,6 +257,7 @@ def _list_requests(work, first, stop, files, straight, free, n):
     """List how the pieces of one array of a sample, not in memory, are read.
 
     Args:
+        work: out: the list of work.
         first, stop: pieces of the array; one that is read to its place past the page cache has no
             bytes left to copy.
         files: int64 (4,), row of the array in `Samples.files`.
@@ -315,6 +317,8 @@ def _list_work(state, samples, dest, first, stop, work):
     """List the work for samples `first` to `stop` of a batch.
 
     Args:
+        state: memory and counters of the thread.
+        dest: destination of the samples.
         work: out: the list of work.
 
     Returns:

@@ -45,7 +45,14 @@ class MaskWeights:
     """Weights of all masks of a dataset, as a function that weights those of a sample."""
 
     def __init__(self, ds: Dataset, weights: np.ndarray):
-        """weights: (T,), one number per mask, in the order of `ds.mask_column`."""
+        """
+        Args:
+            ds: the dataset.
+            weights: (T,), one number per mask, in the order of `ds.mask_column`.
+
+        Raises:
+            OptionError: `weights` cannot be used.
+        """
         self._ids, self._offsets = ds.ids, ds.mask_offsets
         total = int(self._offsets[-1])
         self._weights = numbers_of("mask_select", weights, total, "mask of the dataset", low=0)
@@ -147,9 +154,11 @@ class MaskChoice:
         """The masks of a sample to keep, of those in some rows of arrays.
 
         Args:
+            image_id: image id of the sample.
             arrays: name → array of a shard, or of this sample.
             rows: int64 (m,), rows of the sample's masks.
             scale: float64 (2,), factors of x and y.
+            epoch: epoch that the batch belongs to.
 
         Returns:
             int64 (min(max_masks, m),), the rows to keep.

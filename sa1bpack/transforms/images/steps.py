@@ -95,7 +95,7 @@ class ColorJitter:
         return (*(factor != (1, 1) for factor in factors), self.hue != (0, 0))
 
     def factors(self, uniform: Uniform) -> torch.Tensor:
-        """float32 (B, 4): the first three factors, and the shift of the hue in 360 degrees."""
+        """float32 (B, 4): three factors, and the shift of the hue as a fraction of 360 degrees."""
         drawn = uniform(4)
         limits = self.brightness, self.contrast, self.saturation, self.hue
         return torch.stack(

@@ -173,7 +173,12 @@ class UprightAxis:
     """
 
     def __init__(self, cells: int, scale: torch.Tensor, offset: torch.Tensor, center: bool):
-        """scale, offset: float64 (B,), source coordinate of cell edge j = scale · j + offset."""
+        """
+        Args:
+            cells: number of cells of the axis.
+            scale, offset: float64 (B,): the source coordinate of cell edge j is scale · j + offset.
+            center: sampling at the cells' centres, otherwise by area.
+        """
         self.cells, self.center = cells, center
         ends = torch.stack([offset, scale * cells + offset])
         # False for NaN as well. Maps that are not drawn get arbitrary numbers within the range.
@@ -243,7 +248,9 @@ def _add(grid: torch.Tensor, row: torch.Tensor, across: Jumps, weight: torch.Ten
     """Add weight · R to rows of a grid (..., w + 2).
 
     Args:
+        grid: out: the grid.
         row, weight: int64 (n,).
+        across: columns and parts, the jumps of R.
     """
     width = grid.shape[-1]
     for column, part in across:

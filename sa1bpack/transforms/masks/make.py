@@ -91,6 +91,7 @@ class MaskMaker:
 
         Args:
             small: `sizes` of the batch; `mask_offset` and `source_sizes` of the runs.
+            rows: rows of the masks in the batch.
             frame: frame of the images.
             grid: (h, w) of the result in cells.
         """

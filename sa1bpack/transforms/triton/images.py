@@ -193,6 +193,7 @@ def _fill_taps(numbers, filters, width, height, taps):
     """Write the first pixel and the weights of filters; axis 0 is x, axis 1 is y.
 
     Args:
+        numbers: address of float64 numbers, `NUMBERS` per sample.
         filters: float32 (B, 2, 1 + taps, max(width, height)), out: the first pixel, a whole number;
             weights.
     """

@@ -117,8 +117,11 @@ def _area(ends, first, last, i, column, frame, height, width):
     """The cells of which at least the least part is covered.
 
     Args:
+        ends: address of the run ends.
         first, last: int64, run ends that decide about each cell column.
         i, column: int32, cell rows and columns before mirroring.
+        frame: address of its row of `frames`.
+        height, width: rows and columns of the grid.
     """
     source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
     cell_x, pixel_x, pixel_y = tl.load(frame + 5), width * UNIT, height * UNIT
@@ -260,7 +263,15 @@ def _draw_affine(ends, rows, frames, out, counts, height, width, POINTS: tl.cons
 
 @triton.jit(do_not_specialize=["height", "side"])
 def _take(masks, owner, frames, out, counts, height, width, side):
-    """frames: int64 (B, 2 + h + w): rows and columns that are kept, then those of the grid."""
+    """Take rows and columns of masks from a grid of bools.
+
+    Args:
+        masks: uint8 (T, s, s / 8) bits, or bool (T, s, s).
+        owner: int64 (T,), sample of each mask.
+        frames: int64 (B, 2 + h + w): rows and columns that are kept, then those of the grid.
+        out, counts: out: the cells, and how many of each mask are set.
+        height, width, side: rows and columns of the result, side of the grid.
+    """
     PACKED: tl.constexpr = masks.dtype.element_ty == tl.uint8
     mask, i, j, on_grid, at = _mask_tile(height, width, TAKE_ROWS, TAKE_COLUMNS)
     frame = frames + tl.load(owner + mask) * (2 + height + width)
@@ -301,6 +312,7 @@ def _launched(kernel: Callable, tile: Size, shape: tuple[int, ...], *given, **op
         tile: rows and columns of a program.
         shape: (n, h, w).
         given: arguments before `out`; keyword arguments come last.
+        options: keyword arguments of the kernel.
 
     Returns:
         Cells, bool (n, h, w), and int32 (n,), how many of each mask are set.
