@@ -52,16 +52,33 @@ AVOIDED = {
 }
 
 
-def test_docstrings_list_arguments_and_attributes_in_sections():
-    """One form: no aligned columns but in tables, and no names on lines of their own."""
+SECTIONS = ["Args", "Attributes", "Returns", "Yields", "Raises", "Modules", "Examples"]
+
+
+def test_docstrings_have_one_form():
+    """A sentence on one line, prose, then sections in order; no aligned columns but in tables."""
     other = re.compile(r"^\w+(, \w+)*( {2,}\S.*|\n {4,}\S.*)$|^-+$", re.M)
     table = re.compile(r"^=+( +=+)+\n.*?^=+( +=+)+$(?!\n\S)", re.M | re.S)
+    head = re.compile(rf"^(?=(?:{'|'.join(SECTIONS)}):$)", re.M)
     found = []
     for path in sorted((REPOSITORY / "sa1bpack").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 text = table.sub("", ast.get_docstring(node) or "")
                 found += [f"{path}: {hit[0]}" for hit in other.finditer(text)]
+                if path.parts[-2] == "cli":
+                    continue  # docstrings of commands are their help
+                prose, *sections = head.split(text)
+                names = [section.partition(":")[0] for section in sections]
+                first = prose.strip().partition("\n\n")[0]
+                wrong = {
+                    "a first sentence of several lines": "\n" in first,
+                    "a first sentence that begins with Return": first.startswith("Return"),
+                    "sections in another order": names != sorted(names, key=SECTIONS.index),
+                    "prose after a section": re.search(r"^\S.*[^:]$", "".join(sections), re.M),
+                    "errors outside Raises": sections and re.search(r"\bRaises [A-Zw]", prose),
+                }
+                found += [f"{path}: {text[:60]!r} has {what}" for what in wrong if wrong[what]]
     assert found == []
 
 

@@ -75,6 +75,15 @@ class ReadingKeywords(TypedDict, total=False):
 class ReadingOptions(Options):
     """Options that Loader and make_dataloader share.
 
+    `rank` and `world_size` of torch.distributed are those when an iteration begins; 0 of 1 if it is
+    not initialized, which is refused if torchrun or srun started several processes.
+
+    With on_error="drop", a batch in which no sample remains is skipped; with several ranks, which
+    must all have the same number of batches, it is a LoaderError, and so is an epoch without any
+    batch. `max_dropped` is rounded down, but unless it is 0 one sample may always be dropped: 0.01
+    allows 1 of 3 samples, 1 of 199 and 2 of 200. An epoch that is resumed counts those dropped
+    since.
+
     Attributes:
         global_batch_size: in place of `batch_size`: samples per batch of all ranks together, a
             multiple of their number; or a schedule of it. Batches are then the same for any number
@@ -96,15 +105,6 @@ class ReadingOptions(Options):
             more key.
         on_epoch_end: a function that is called with the `LoadingStats` of every epoch that was
             taken to its end: `print`, or one that logs them.
-
-    `rank` and `world_size` of torch.distributed are those when an iteration begins; 0 of 1 if it is
-    not initialized, which is refused if torchrun or srun started several processes.
-
-    With on_error="drop", a batch in which no sample remains is skipped; with several ranks, which
-    must all have the same number of batches, it is a LoaderError, and so is an epoch without any
-    batch. `max_dropped` is rounded down, but unless it is 0 one sample may always be dropped: 0.01
-    allows 1 of 3 samples, 1 of 199 and 2 of 200. An epoch that is resumed counts those dropped
-    since.
 
     Raises:
         OptionError: a value that cannot be used, or options that do not fit together.
