@@ -294,7 +294,7 @@ PATIENCE = 1.0  # seconds of compiling a kernel, and those that it calls, before
 
 @cache
 def _say(kept: bool) -> None:
-    """Say on standard error, once per process, that kernels are compiled."""
+    """Print on standard error, once per process, that kernels are compiled."""
     how = "once" if kept else "in every process, since no folder can keep them"
     print(
         f"sa1bpack: compiling kernels for this processor, {how}; takes up to half a minute",

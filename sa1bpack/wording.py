@@ -14,7 +14,7 @@ def brief(value: object) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`counted(1, "shard")` is "1 shard", `counted(2000, "shard")` is "2,000 shards".
+    """A number and its noun: "1 shard" for `counted(1, "shard")`, "2,000 shards" for 2000.
 
     A noun in "ch" ends in "es": "2 batches".
     """

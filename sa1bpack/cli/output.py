@@ -32,5 +32,5 @@ def warn(text: object) -> None:
 
 
 def discard_output() -> None:
-    """Lose what standard output cannot take, so that the interpreter does not fail on it too."""
+    """Discard what standard output cannot take, so that the interpreter does not fail on it too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -172,7 +172,7 @@ def _remedy(result: "sa1bpack.FinalizeResult") -> str:
 
 
 def _say_totals(result: "sa1bpack.PackResult | sa1bpack.FinalizeResult", place: str | Path) -> None:
-    """Say what a pack holds now."""
+    """Print what a pack holds now."""
     images, annotations = counted(result.images, "image"), counted(result.annotations, "mask")
     nbytes = f"; {size_text(result.bytes)}" if result.images else ""
     say(f"{place}: {images}, {result.masks:,} of {annotations}{nbytes}")

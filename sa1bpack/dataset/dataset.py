@@ -378,7 +378,7 @@ class Dataset(MapStyle, Pictured):
         select.save_rows(self.pack, self._rows, local_path("path", path))
 
     def load_selection(self, path: str | os.PathLike[str]) -> "Dataset":
-        """Those samples that a saved selection names, in its order, wherever it was saved.
+        """The samples that a saved selection names, in its order, wherever it was saved.
 
         Raises OptionError if the dataset lacks one of them, FormatError if the file is no selection
         or is damaged, OSError if it cannot be read.

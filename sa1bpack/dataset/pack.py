@@ -117,14 +117,14 @@ class PackFolder:
         return True
 
     def open_shard(self, number: int) -> tuple[Shard, list[Lease]]:
-        """A shard, and what keeps it in place if it was brought here.
+        """A shard, and what keeps it in place if it was fetched.
 
         Everything that reading it relies on is checked: its metadata against the manifest, the
         exact length of all its files, that its offsets are non-decreasing, its sizes, and that ids
         and mask offsets are those of the index.
 
         Raises FormatError naming the file and what is wrong with it, OSError if one cannot be
-        opened, StoreError if it cannot be brought here.
+        opened, StoreError if it cannot be fetched.
         """
         entry, layout, leases = self.manifest.shards[number], self.layout, []
         if self.source is not None:
@@ -271,7 +271,7 @@ class Pack:
 
         Raises IndexError if there is none, FormatError naming the file and what is wrong with it,
         OSError if a file cannot be opened, ResourceShortage if the system refuses a map or a file
-        for lack of resources, StoreError if the shard cannot be brought here.
+        for lack of resources, StoreError if the shard cannot be fetched.
         """
         key = self._owner, number
         return CACHE.get(key) or CACHE.open(key, partial(self._opened, number))

@@ -268,7 +268,7 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     """One sample of a pack: a dict as `Dataset` describes it, or what `transform` returned for it.
 
     Raises ReadError with the sample's name if it cannot be read, ResourceShortage if the system
-    refuses a map or a file, StoreError if the shard cannot be brought here. An exception of the
+    refuses a map or a file, StoreError if the shard cannot be fetched. An exception of the
     transform passes with a note that names the sample.
     """
     number, local, first, stop = pack.locate(row)

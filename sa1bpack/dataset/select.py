@@ -205,7 +205,7 @@ FRACTION = int.from_bytes(b"share 1", "big")
 
 
 def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) -> Rows:
-    """Those of the rows that are in the shards whose entry has one of these names in a field.
+    """The rows that are in the shards whose entry has one of these names in a field.
 
     Raises UnknownName for a name that no shard has.
     """
@@ -310,7 +310,7 @@ def save_rows(pack: Pack, rows: Rows, path: Path) -> None:
 
 
 def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
-    """Those of the rows that a saved selection names, in its order.
+    """The rows that a saved selection names, in its order.
 
     Args:
         pack: the open pack.

@@ -197,7 +197,7 @@ class Target:
             )
 
     def missing(self, shards: Sequence[ShardToDo]) -> list[ShardToDo]:
-        """Those of the shards that have no part yet; the parts of the others are opened.
+        """The shards that have no part yet; the parts of the others are opened.
 
         Raises FormatError for a part that is not as docs/format.md demands.
         """

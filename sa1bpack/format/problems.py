@@ -108,7 +108,7 @@ class PackFiles:
 
     Attributes:
         root: the folder. Every file is there with its length. Its bytes are there as well, unless
-            `stream` and `digest` read them elsewhere, or the shard has not been brought yet.
+            `stream` and `digest` read them elsewhere, or the shard has not been fetched yet.
         tries: number of times that a shard is checked at most, as long as something is wrong with
             it.
     """

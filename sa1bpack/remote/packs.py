@@ -78,7 +78,7 @@ from sa1bpack.urls import (
     parse_address,
 )
 
-# A link to a part that has not been brought leads nowhere.
+# A link to a part that has not been fetched leads nowhere.
 _ABSENT = ".absent"
 
 
@@ -96,7 +96,7 @@ def open_origin(url: str) -> Origin:
 
 
 class _Brought:
-    """A folder of a cache with links to what was brought there from an origin, see ShardSource."""
+    """A folder of a cache with links to what was fetched from an origin, see ShardSource."""
 
     def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock):
         self.url, self.root = origin.url, cache.root / name

@@ -274,7 +274,7 @@ def list_folder(folder: Path) -> list[tuple[str, Member]]:
 
 
 def _pack_order(name: str) -> tuple:
-    """Sorts sa_5 before sa_10, in whatever folders they are; names without a number come last."""
+    """A key that sorts sa_5 before sa_10 in any folders; names without a number come last."""
     stem, _ = split_name(name)
     numbered = _NUMBERED.match(stem)
     if numbered is None:

@@ -56,7 +56,9 @@ class ByteStream:
     """
 
     def __init__(self, path: Path | Address, *, md5: bool = False, on_wait: OnWait = None):
-        """`on_wait` is called with a line for the user when the network does not answer.
+        """Open a path; the address of a URL is opened with the first read.
+
+        `on_wait` is called with a line for the user when the network does not answer.
 
         Raises SourceError if the file of a path cannot be opened.
         """

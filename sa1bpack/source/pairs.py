@@ -184,7 +184,7 @@ class FolderStream:
         return data
 
     def digests(self) -> tuple[None, None]:
-        """None: a folder has no bytes of its own."""
+        """None, as a folder has no bytes of its own."""
         return None, None
 
     def cancel(self) -> None:

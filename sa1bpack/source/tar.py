@@ -71,7 +71,7 @@ class Member:
 
 
 def split_name(name: str) -> tuple[str, Half | None]:
-    """`./sa_5.jpg` → ('sa_5', 'jpeg'); the half is None for a foreign member.
+    """The parts of a name: `./sa_5.jpg` → ('sa_5', 'jpeg'); the half is None for a foreign member.
 
     The extension may be in any case. Hidden files (`._sa_5.jpg` of macOS) are foreign.
     """

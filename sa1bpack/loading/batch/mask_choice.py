@@ -74,7 +74,7 @@ MaskSelect = str | Callable[[MaskColumns], np.ndarray]
 
 @dataclass(frozen=True)
 class MaskChoice:
-    """At most `max_masks` masks of a sample, in their original order.
+    """The choice of at most `max_masks` masks of a sample, in their original order.
 
     Attributes:
         max_masks: None keeps all.
