@@ -11,6 +11,9 @@ from sa1bpack import Loader, make_dataloader
 # What both loaders do.
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
+# The layouts of masks, as `mask_layout` names them.
+LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
+
 # What batches of a loader have and those of a plain Collate do not.
 OF_LOADERS = {"batch_idx", "epoch", "global_step", "spec"}
 

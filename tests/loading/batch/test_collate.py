@@ -4,12 +4,11 @@ before it becomes a wrong batch."""
 import numpy as np
 import pytest
 import torch
-from batches import same
+from batches import LAYOUTS, same
 from torch.utils.data import Subset
 
 from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError, make_dataloader
 from sa1bpack import open as open_pack
-from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.transforms import Pipeline
 
 

@@ -10,28 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_cache import drop, resident
 
-from sa1bpack.dataset.sample import RGB_ON_CANVAS
-from sa1bpack.disk.aio import CUT_SHORT, Context
-from sa1bpack.disk.direct import BLOCK, aligned, open_direct
-from sa1bpack.loading.batch.load_samples import (
-    AS_IT_IS,
-    BAD_SPANS,
-    IN_MEMORY,
-    MAP,
-    NO_FILE,
-    OPEN,
-    PAST,
-    RUNS,
-    TELLS,
-    UNPACKED,
-    Destination,
-    ReadState,
-    Samples,
-    load_samples,
-)
+from sa1bpack.disk.aio import Context
+from sa1bpack.loading.batch import load_samples as kernel
 
+BLOCK = 4096
 IMAGE_FILE, MASK_FILE = 40 * BLOCK + 77, 90 * BLOCK + 5  # bytes
 UNTOUCHED = 7  # what buffers hold before
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """New memory that begins at a block."""
+    memory = np.empty(nbytes + BLOCK, np.uint8)
+    return memory[-memory.ctypes.data % BLOCK :][:nbytes]
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +49,15 @@ def opened(paths):
     """
     copies = [np.fromfile(path, np.uint8) for path in paths]
     table = np.zeros((2, 4), np.int64)
-    table[:, MAP] = [found.ctypes.data for found in copies]
+    table[:, kernel.MAP] = [found.ctypes.data for found in copies]
     found = {how: table.copy() for how in ("past", "through", "memory")}
-    found["past"][:, OPEN] = [open_direct(str(path)) for path in paths]
-    found["past"][:, PAST] = 1
-    found["through"][:, OPEN] = [os.open(path, os.O_RDONLY) for path in paths]
-    found["memory"][:, OPEN] = IN_MEMORY
+    found["past"][:, kernel.OPEN] = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
+    found["past"][:, kernel.PAST] = 1
+    found["through"][:, kernel.OPEN] = [os.open(path, os.O_RDONLY) for path in paths]
+    found["memory"][:, kernel.OPEN] = kernel.IN_MEMORY
     yield found
     for how in ("past", "through"):
-        for file in found[how][:, OPEN].tolist():
+        for file in found[how][:, kernel.OPEN].tolist():
             os.close(file)
     del copies
 
@@ -78,13 +68,15 @@ class Batch:
     Its buffer has all images in `image_bytes` each, then the masks without padding.
     """
 
-    def __init__(self, images, masks, files, image_bytes=9 * BLOCK, mask_bytes=64, kind=AS_IT_IS):
+    def __init__(
+        self, images, masks, files, image_bytes=9 * BLOCK, mask_bytes=64, kind=kernel.AS_IT_IS
+    ):
         self.count, self.rows, self.kind = len(images), masks, kind
         self.image_bytes, self.mask_bytes = image_bytes, mask_bytes
-        self.out_bytes = 8 * mask_bytes if kind == UNPACKED else mask_bytes
+        self.out_bytes = 8 * mask_bytes if kind == kernel.UNPACKED else mask_bytes
         self.masks_at = -(-self.count * image_bytes // BLOCK) * BLOCK
         chosen = np.array([row for own in masks for row in own], np.int64)
-        self.samples = Samples(
+        self.samples = kernel.Samples(
             local=np.arange(self.count),
             spans=np.array(images, np.int64).reshape(-1, 2),
             offsets=np.cumsum([0, *map(len, masks)]),
@@ -102,22 +94,24 @@ class Batch:
 
     def load(self, context=0, first=0, stop=None, scratch=IMAGE_FILE + 20 * MASK_FILE) -> int:
         masks = (self.masks_at, self.mask_bytes, self.out_bytes, True, -1, self.kind)
-        width = self.mask_bytes // 4 if self.kind == RUNS else 0
-        place = Destination(
+        width = self.mask_bytes // 4 if self.kind == kernel.RUNS else 0
+        place = kernel.Destination(
             buffer=self.buffer,
-            how=RGB_ON_CANVAS,
+            how=0,
             side=8,
             stored_side=0,
-            arrays=np.array([(0, self.image_bytes, self.image_bytes, False, -1, AS_IT_IS), masks]),
+            arrays=np.array(
+                [(0, self.image_bytes, self.image_bytes, False, -1, kernel.AS_IT_IS), masks]
+            ),
             fields=np.zeros((0, 4), np.int64),
             capacity=-1,
             run_ends=self.run_ends,
             run_offset=np.arange(len(self.samples.mask_rows) + 1) * width,
             status=self.status,
         )
-        means = ReadState(context, aligned(scratch), self.counts, np.zeros(1, np.int64))
+        means = kernel.ReadState(context, aligned(scratch), self.counts, np.zeros(1, np.int64))
         stop = self.count if stop is None else stop
-        return load_samples(means, self.samples, place, first, stop)
+        return kernel.load_samples(means, self.samples, place, first, stop)
 
     def image(self, k: int) -> bytes:
         return self.buffer[k * self.image_bytes :][: self.samples.spans[k, 1]].tobytes()
@@ -125,7 +119,7 @@ class Batch:
     def masks(self, k: int) -> list[bytes]:
         width, first = self.out_bytes, int(self.samples.offsets[k])
         at = [self.masks_at + (first + n) * width for n in range(len(self.rows[k]))]
-        if self.kind == RUNS:
+        if self.kind == kernel.RUNS:
             runs, width = self.run_ends.tobytes(), self.mask_bytes
             return [runs[(first + n) * width :][:width] for n in range(len(self.rows[k]))]
         return [self.buffer[start : start + width].tobytes() for start in at]
@@ -139,7 +133,7 @@ class Batch:
             assert self.image(k) == images[begin : begin + count], k
             width = self.mask_bytes
             expected = [masks[n * width : (n + 1) * width] for n in self.rows[k]]
-            if self.kind == UNPACKED:
+            if self.kind == kernel.UNPACKED:
                 expected = [
                     np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").tobytes()
                     for bits in expected
@@ -160,7 +154,7 @@ def mask_rows(width: int):
 @given(st.data(), st.sampled_from([64, 512, BLOCK, 5 * BLOCK]))
 @settings(deadline=None, max_examples=25)
 def test_any_samples_are_those_that_pread_reads(context, paths, opened, data, width):
-    kind = data.draw(st.sampled_from([AS_IT_IS, UNPACKED, RUNS]))
+    kind = data.draw(st.sampled_from([kernel.AS_IT_IS, kernel.UNPACKED, kernel.RUNS]))
     how = data.draw(st.sampled_from(["past", "through", "memory"]))
     if how == "through" and data.draw(st.booleans()):
         drop(*paths)
@@ -200,11 +194,11 @@ def test_scratch_memory_that_is_too_small_is_asked_for_and_nothing_is_read(conte
 def test_an_error_is_the_status_of_its_sample_and_file(context, paths, opened, how):
     images = [(10, 20), (30, 40), (IMAGE_FILE - 5, 10), (50, 60)]
     batch = Batch(images, [[0], [1], [2], [MASK_FILE // 64]], opened[how])
-    batch.samples.files[[0, 1], [1, 0], OPEN] = 1 << 20
+    batch.samples.files[[0, 1], [1, 0], kernel.OPEN] = 1 << 20
     assert batch.load(context) == 0
     expected = np.zeros((4, 2), np.int64)
     expected[0, 1] = expected[1, 0] = errno.EBADF
-    expected[2, 0] = expected[3, 1] = CUT_SHORT
+    expected[2, 0] = expected[3, 1] = kernel.CUT_SHORT
     assert (batch.status == expected).all()
     content = paths[0].read_bytes()
     assert [batch.image(k) for k in (0, 3)] == [content[10:30], content[50:110]]
@@ -213,9 +207,9 @@ def test_an_error_is_the_status_of_its_sample_and_file(context, paths, opened, h
 def test_masks_whose_rows_are_unknown_and_files_that_are_not_open_are_errors(context, opened):
     batch = Batch([(0, 10), (0, 10), (0, 10)], [[1, 2], [3], []], opened["past"])
     batch.samples.mask_spans[1] = -1
-    batch.samples.files[1:, :, OPEN] = NO_FILE
+    batch.samples.files[1:, :, kernel.OPEN] = kernel.NO_FILE
     assert batch.load(context) == 0
-    errors = [[0, BAD_SPANS], [errno.EBADF, errno.EBADF], [errno.EBADF, 0]]
+    errors = [[0, kernel.BAD_SPANS], [errno.EBADF, errno.EBADF], [errno.EBADF, 0]]
     assert batch.status.tolist() == errors
 
 
@@ -233,7 +227,7 @@ def test_what_is_in_the_page_cache_is_copied_from_its_map(paths, opened):
         path.read_bytes()
     batch, other = Batch([(BLOCK, BLOCK)], [[3, 4]], opened["through"], BLOCK), aligned(MASK_FILE)
     other[:] = 9
-    batch.samples.files[:, :, MAP] = other.ctypes.data
+    batch.samples.files[:, :, kernel.MAP] = other.ctypes.data
     assert batch.load(scratch=0) == 0
     assert batch.counts.tolist() == [BLOCK + 2 * 64, 0, 0, 0]
     assert batch.image(0) == bytes([9]) * BLOCK and batch.masks(0) == [bytes([9]) * 64] * 2
@@ -242,8 +236,8 @@ def test_what_is_in_the_page_cache_is_copied_from_its_map(paths, opened):
 def test_what_is_not_in_memory_is_read_past_the_page_cache(context, paths, opened, mapped):
     drop(*paths)
     batch = Batch([(BLOCK, 5 * BLOCK), (0, 7)], [[3, 40], [999]], opened["past"], 5 * BLOCK)
-    batch.samples.files[:, :, MAP] = [found.ctypes.data for found in mapped]
-    batch.samples.files[:, :, TELLS] = 1
+    batch.samples.files[:, :, kernel.MAP] = [found.ctypes.data for found in mapped]
+    batch.samples.files[:, :, kernel.TELLS] = 1
     assert batch.load(context) == 0
     assert not any(resident(path).any() for path in paths)
     assert batch.counts[:3].tolist() == [0, 5 * BLOCK + 7 + 3 * 64, 0]
@@ -268,12 +262,15 @@ def test_a_span_beyond_the_end_of_a_file_is_not_taken_for_memory(context, direct
     mapped = np.memmap(path, np.uint8, "r")
     os.truncate(path, 1000)
     assert mapped[0] == 5 and resident(path).tolist() == [True]
-    for how, file in (("past", open_direct(str(path))), ("through", os.open(path, os.O_RDONLY))):
+    for how, file in (
+        ("past", os.open(path, os.O_RDONLY | os.O_DIRECT)),
+        ("through", os.open(path, os.O_RDONLY)),
+    ):
         batch = Batch([(0, 1000), (0, 1001)], [[], []], opened[how])
         batch.samples.files[:, 0] = mapped.ctypes.data, file, how == "past", 1
         assert batch.load(context) == 0
         os.close(file)
-        assert batch.status[:, 0].tolist() == [0, CUT_SHORT]
+        assert batch.status[:, 0].tolist() == [0, kernel.CUT_SHORT]
 
 
 def test_only_the_samples_that_were_asked_for_are_read(context, paths, opened):

@@ -5,39 +5,42 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack import OptionError
-from sa1bpack.dataset.fields import NUMBER_FIELDS
-from sa1bpack.loading.batch.mask_choice import CHOICES, MaskChoice
-from sa1bpack.masks.select import MaskRule, select_masks
+from sa1bpack import Collate, OptionError
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 ANY_INT64 = st.integers(-(2**63), 2**63 - 1)
+COUNTED = ("largest", "balanced", "random", lambda columns: columns["area"])  # by whole numbers
+MEASURED = ("iou", "stability", lambda columns: columns["predicted_iou"])
+
+
+def sample(count: int, image_id: int = 7, **columns) -> dict:
+    """A sample of so many masks, whose annotation ids are 0, 1, 2, ..."""
+    image = {"image": np.zeros((1, 1, 3), np.uint8), "image_id": image_id}
+    plain = {"areas": np.zeros(count, np.int64), "annotation_ids": np.arange(count)}
+    return image | plain | {key: np.asarray(values) for key, values in columns.items()}
+
+
+def chosen(samples: list[dict], max_masks, mask_select="largest", seed=0, epoch=0) -> list:
+    """The masks that a batch has of each sample, by their places in it."""
+    collate = Collate("concat", max_masks=max_masks, mask_select=mask_select, seed=seed)
+    collate.set_epoch(epoch)
+    batch = collate(samples)
+    return [ids.tolist() for ids in batch["annotation_ids"].split(batch["mask_counts"].tolist())]
 
 
 @settings(max_examples=40)
-@given(
-    st.one_of(
-        st.lists(ANY_FLOAT, max_size=12).map(lambda values: np.array(values, np.float64)),
-        st.lists(ANY_INT64, max_size=12).map(lambda values: np.array(values, np.int64)),
-    ),
-    st.integers(1, 14),
-    st.sampled_from([*sorted(CHOICES), lambda columns: columns["area"]]),
-)
+@given(st.data(), st.integers(1, 14), st.sampled_from([*COUNTED, *MEASURED]))
 def test_the_choice_returns_min_of_max_masks_and_masks_whatever_the_scores_are(
-    scores, max_masks, mask_select
+    data, max_masks, mask_select
 ):
-    choice = MaskChoice(max_masks, mask_select)
-    sample = dict.fromkeys((field.sample for field in NUMBER_FIELDS), scores) | {
-        "image_id": -(2**63)
-    }
-    rows = choice.rows(sample, len(scores), 0)
-    counted = int(choice.counts(np.array([len(scores)]))[0])
-    assert counted == min(max_masks, len(scores))
-    if rows is None:
-        assert counted == len(scores)
-    else:
-        assert rows.dtype == np.int64 and len(rows) == counted
-        assert (np.diff(rows) > 0).all() and 0 <= rows[0] <= rows[-1] < len(scores)
+    kind = ANY_INT64 if mask_select in COUNTED else ANY_FLOAT
+    scores = data.draw(st.lists(kind, max_size=12))
+    scores = np.array(scores, np.int64 if mask_select in COUNTED else np.float64)
+    keys = ("areas",) if mask_select in COUNTED else ("predicted_ious", "stability_scores")
+    given_sample = sample(len(scores), -(2**63), **dict.fromkeys(keys, scores))
+    [rows] = chosen([given_sample], max_masks, mask_select)
+    assert len(rows) == min(max_masks, len(scores))
+    assert rows == sorted(set(rows)) and set(rows) <= set(range(len(scores)))
 
 
 @settings(max_examples=40)
@@ -46,13 +49,10 @@ def test_the_choice_returns_min_of_max_masks_and_masks_whatever_the_scores_are(
     st.integers(1, 12),
 )
 def test_areas_are_chosen_as_a_pack_chooses_them(areas, max_masks):
-    """`sa1bpack pack --max-masks` has the rule that docs/packing.md states."""
-    scores = np.array(areas, np.int64)
-    rows = MaskChoice(max_masks).rows({"areas": scores}, len(scores), 0)
-    rule = MaskRule(max_masks=max_masks, mask_select="largest")
-    ones = np.ones(len(scores))
-    expected = select_masks(rule, scores, ones, ones, 10**6, 0)
-    assert (np.arange(len(scores)) if rows is None else rows).tolist() == expected.tolist()
+    """The largest, of equal ones the first, as docs/packing.md states it of `pack --max-masks`."""
+    by_size = sorted(range(len(areas)), key=lambda n: -areas[n])
+    [rows] = chosen([sample(len(areas), areas=areas)], max_masks)
+    assert rows == sorted(by_size[:max_masks])
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,14 @@ def test_areas_are_chosen_as_a_pack_chooses_them(areas, max_masks):
     ],
 )
 def test_negative_scores_count_and_nan_ranks_lowest(scores, kept):
-    rows = MaskChoice(2, "iou").rows({"predicted_ious": np.array(scores)}, len(scores), 0)
-    assert rows.tolist() == kept
+    assert chosen([sample(len(scores), predicted_ious=scores)], 2, "iou") == [kept]
 
 
-def drawn(mask_select, areas, count, draws=3000, **vary) -> np.ndarray:
-    """How often each mask is drawn, of all epochs."""
-    found = np.zeros(len(areas))
-    for epoch in range(draws):
-        sample = {"areas": np.array(areas), "image_id": 7} | vary
-        found[MaskChoice(count, mask_select, 1).rows(sample, len(areas), epoch)] += 1
-    return found / draws
+def drawn(mask_select, areas, count, draws=3000) -> np.ndarray:
+    """How often each mask is drawn, of so many images."""
+    samples = [sample(len(areas), image_id, areas=areas) for image_id in range(draws)]
+    found = chosen(samples, count, mask_select, seed=1)
+    return np.bincount(np.concatenate(found), minlength=len(areas)) / draws
 
 
 @pytest.mark.parametrize("count", [3, 6, 9])
@@ -83,8 +80,7 @@ def test_balanced_draws_equally_many_large_medium_and_small_masks(count):
     areas = np.random.default_rng(0).permutation(np.arange(12) * 100)
     thirds = np.argsort(np.argsort(-areas)) // 4
     for epoch in range(50):
-        sample = {"areas": areas, "image_id": 3}
-        rows = MaskChoice(count, "balanced").rows(sample, 12, epoch)
+        [rows] = chosen([sample(12, areas=areas)], count, "balanced", epoch=epoch)
         assert np.bincount(thirds[rows], minlength=3).tolist() == [count // 3] * 3
     share = drawn("balanced", areas, count)
     assert np.abs(share - count / 12).max() < 5 * np.sqrt(0.25 / 3000)  # within a third all alike
@@ -103,7 +99,7 @@ def test_weights_draw_without_replacement_from_those_that_are_left():
 
 def test_masks_without_a_weight_are_drawn_last_and_at_random():
     weights = np.array([0, np.nan, -3, np.inf, 1e-300, 5.0])
-    share = drawn(lambda columns: weights, np.zeros(6), 4)
+    share = drawn(lambda columns: weights, [0] * 6, 4)
     assert share[3:].tolist() == [1, 1, 1]
     assert np.abs(share[:3] - 1 / 3).max() < 5 * np.sqrt(2 / 9 / 3000)
 
@@ -123,8 +119,8 @@ def test_masks_without_a_weight_are_drawn_last_and_at_random():
 )
 def test_draws_are_pinned(mask_select, seed, epoch, image_id, rows):
     """They must be the same in every release, or a resumed training differs."""
-    sample = {"areas": np.arange(10) ** 2, "image_id": image_id}
-    assert MaskChoice(4, mask_select, seed).rows(sample, 10, epoch).tolist() == rows
+    given_sample = sample(10, image_id, areas=np.arange(10) ** 2)
+    assert chosen([given_sample], 4, mask_select, seed, epoch) == [rows]
 
 
 @pytest.mark.parametrize(
@@ -141,24 +137,24 @@ def test_draws_are_pinned(mask_select, seed, epoch, image_id, rows):
 )
 def test_a_function_that_returns_no_weights_is_refused(weights, text):
     with pytest.raises(OptionError, match=text):
-        MaskChoice(1, weights).rows({"areas": np.arange(3), "image_id": 9}, 3, 0)
+        chosen([sample(3, 9)], 1, weights)
 
 
 def test_an_error_of_the_function_names_the_image_and_an_unknown_column_the_others():
     with pytest.raises(KeyError, match="the columns are image_id, epoch, bbox, area") as caught:
-        MaskChoice(1, lambda c: c["areas"]).rows({"areas": np.arange(3), "image_id": 9}, 3, 0)
+        chosen([sample(3, 9)], 1, lambda columns: columns["areas"])
     assert "image_id 9" in caught.value.__notes__[0]
 
 
 def test_what_cannot_choose_is_refused():
     for wrong in ("best", None, 3, np.ones(3)):
         with pytest.raises(OptionError, match=r"mask_select is .*largest, iou, stability, random"):
-            MaskChoice(1, wrong)
+            Collate(max_masks=1, mask_select=wrong)
 
 
 def test_balanced_draws_what_remains_from_thirds_at_random():
     share = drawn("balanced", np.arange(9), 4)
     by_third = share.reshape(3, 3).sum(1)  # ascending areas: small, medium, large
     assert np.abs(by_third - 4 / 3).max() < 5 * np.sqrt(2 / 9 / 3000)
-    rows = MaskChoice(4, "balanced").rows({"areas": np.arange(5), "image_id": 1}, 5, 0)
+    [rows] = chosen([sample(5, areas=np.arange(5))], 4, "balanced")
     assert len(rows) == 4  # thirds of 2, 2 and 1

@@ -10,11 +10,16 @@ from guard_pages import guarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.dataset.sample import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
-from sa1bpack.loading.batch.put import LEAST, put_image, stream_copy, unpack_into
-from sa1bpack.pixels.yuv420 import half, yuv420_to_rgb
+from sa1bpack.dataset import sample as how_to
+from sa1bpack.loading.batch import put as kernel
+from sa1bpack.pixels import yuv420_to_rgb
 
 AROUND = 96  # bytes of the target's memory on either side of the canvas
+
+
+def half(side: int) -> int:
+    return (side + 1) // 2
+
 
 shapes = st.tuples(st.integers(1, 40), st.integers(1, 200))
 
@@ -32,7 +37,7 @@ def put(how, stored, shape, stride, rows, side, nbytes):
     height, width = shape
     memory = np.full(nbytes + 2 * AROUND, 7, np.uint8)
     at = stored.__array_interface__["data"][0]
-    put_image(how, at, height, width, stride, rows, side, memory[AROUND : AROUND + nbytes])
+    kernel.put_image(how, at, height, width, stride, rows, side, memory[AROUND : AROUND + nbytes])
     assert (memory[:AROUND] == 7).all() and (memory[AROUND + nbytes :] == 7).all()
     return memory[AROUND : AROUND + nbytes]
 
@@ -50,7 +55,7 @@ def test_native_rgb(guard, shape, extra, seed):
     side = max(shape) + extra
     image = np.random.default_rng(seed).integers(0, 256, (*shape, 3), np.uint8)
     stored = guarded(image.reshape(-1), guard)
-    found = put(RGB_ON_CANVAS, stored, shape, shape[1], shape[0], side, side * side * 3)
+    found = put(how_to.RGB_ON_CANVAS, stored, shape, shape[1], shape[0], side, side * side * 3)
     np.testing.assert_array_equal(found.reshape(side, side, 3), padded(image, side, side))
 
 
@@ -61,7 +66,7 @@ def test_native_planes(guard, shape, extra, seed):
     side = half(max(shape) + extra) * 2
     nbytes = shape[0] * shape[1] + 2 * half(shape[0]) * half(shape[1])
     stored = guarded(np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8), guard)
-    found = put(YUV_ON_CANVAS, stored, shape, shape[1], shape[0], side, side * side * 3 // 2)
+    found = put(how_to.YUV_ON_CANVAS, stored, shape, shape[1], shape[0], side, side * side * 3 // 2)
     for plane, expected in zip(split(found, side, side), split(stored, *shape), strict=True):
         np.testing.assert_array_equal(plane, padded(expected, *plane.shape))
 
@@ -77,7 +82,7 @@ def test_planes_to_rgb(guard, canvas, shape, extra, seed):
     rows, stride = (side, side) if canvas else shape
     nbytes = rows * stride + 2 * half(rows) * half(stride)
     stored = guarded(np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8), guard)
-    found = put(RGB_OF_YUV, stored, shape, stride, rows, side, side * side * 3)
+    found = put(how_to.RGB_OF_YUV, stored, shape, stride, rows, side, side * side * 3)
     y, cb, cr = split(stored, rows, stride)
     chroma = half(height), half(width)
     planes = y[:height, :width], cb[: chroma[0], : chroma[1]], cr[: chroma[0], : chroma[1]]
@@ -99,12 +104,14 @@ def test_unpacking_into_a_buffer_is_numpys_unpacking(count, rows, width, seed):
     picked = rng.integers(0, 5, count)
     complete = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
     out = np.empty((count, rows, 8 * width), bool)
-    unpack_into(bits, out, picked)
+    kernel.unpack_into(bits, out, picked)
     np.testing.assert_array_equal(out, complete[picked])
 
 
 # Of them those around the switch from a plain copy.
-COUNTS = st.sampled_from([LEAST - 1, LEAST, LEAST + 63, LEAST + 64]) | st.integers(0, 3 * LEAST)
+COUNTS = st.sampled_from(
+    [kernel.LEAST - 1, kernel.LEAST, kernel.LEAST + 63, kernel.LEAST + 64]
+) | st.integers(0, 3 * kernel.LEAST)
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,6 +119,6 @@ COUNTS = st.sampled_from([LEAST - 1, LEAST, LEAST + 63, LEAST + 64]) | st.intege
 def test_the_copy_is_exact_and_stays_within_its_bounds(ahead, skipped, count):
     source = np.random.default_rng(count).integers(1, 256, count + 131, dtype=np.uint8)
     target = np.zeros(count + 300, np.uint8)
-    stream_copy(target.ctypes.data + ahead, source.ctypes.data + skipped, count)
+    kernel.stream_copy(target.ctypes.data + ahead, source.ctypes.data + skipped, count)
     assert np.array_equal(target[ahead : ahead + count], source[skipped : skipped + count])
     assert not target[:ahead].any() and not target[ahead + count :].any()

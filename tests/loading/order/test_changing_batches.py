@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from sa1bpack import Extent, OptionError, OrderedBatches, ShuffleOrder, Steps, WeightedOrder
-from sa1bpack.loading.order.epoch import EpochBatches
 
 SIZE = 53
 EXTENT = Extent(SIZE, "0123456789abcdef")
@@ -24,16 +23,21 @@ SCHEDULES = {
 each = pytest.mark.parametrize("sizes", SCHEDULES.values(), ids=SCHEDULES)
 
 
+def size_at(sizes, epoch, step):
+    if isinstance(sizes, list):
+        return sizes[min(epoch, len(sizes) - 1)]
+    return sizes(step if isinstance(sizes, Steps) and sizes.by == "step" else epoch)
+
+
 def reference(sizes, last, epochs):
     """Batches of several epochs, cut one after the other, and the step of the first of each."""
     found, firsts, step = [], [], 0
-    sizes = EpochBatches(ORDER, sizes).cut.sizes
     for epoch in range(epochs):
         whole, batches = ORDER.take(epoch, 0, SIZE).tolist(), []
         firsts.append(step)
         position = 0
         while position < SIZE:
-            size = sizes.at(epoch, step)
+            size = size_at(sizes, epoch, step)
             batch = whole[position : position + size]
             position += size
             if len(batch) < size and "drop_last" in last:

@@ -10,29 +10,45 @@ import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sa1bpack import Extent, LocalShuffleOrder, NodeShuffleOrder, ShuffleOrder
-from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.order.orders import (
-    Key,
-    node_shuffle,
-    permutation,
-    weighted_draws,
-    window_order,
+from sa1bpack import (
+    Extent,
+    LocalShuffleOrder,
+    NodeShuffleOrder,
+    OrderedBatches,
+    ShuffleOrder,
+    WeightedOrder,
 )
+from sa1bpack.loading.order.orders import permutation, weighted_draws
 
 FINGERPRINT = "0123456789abcdef"
-KEY = Key(7, 3, FINGERPRINT)
+
+
+def words(seed: int, epoch: int, purpose: int, number: int, count: int) -> list[int]:
+    """The random words of a use: each number of the key as two 32-bit words, the low one first."""
+    parts = (seed, epoch, int(FINGERPRINT, 16), purpose, number)
+    entropy = [half for part in parts for half in (part & 0xFFFFFFFF, part >> 32)]
+    return np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count).tolist()
+
+
+def in_order(words: list[int]) -> list[int]:
+    """Numbers by their words, whose low bits do not count; of equal ones the lower first."""
+    shift = max(len(words) - 1, 0).bit_length()
+    return sorted(range(len(words)), key=lambda i: (words[i] >> shift, i))
 
 
 # ----------------------------------------------------------------------------------- pinned forever
 
 
 def test_random_words_are_pinned():
-    words = KEY.words(1, 2, 3).tolist()
-    assert words == [0x2C8FA624F80A0D96, 0x886C5301202D3398, 0x39DD4273CC254BC2]
-    # seed, epoch, fingerprint, purpose, number: each as two 32-bit words, the low one first
-    entropy = [7, 0, 3, 0, 0x89ABCDEF, 0x01234567, 1, 0, 2, 0]
-    assert np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(3).tolist() == words
+    found = [0x2C8FA624F80A0D96, 0x886C5301202D3398, 0x39DD4273CC254BC2]
+    assert words(7, 3, 1, 2, 3) == found
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(1, 70))
+@settings(max_examples=60, deadline=None)
+def test_a_shuffle_sorts_samples_by_their_words(seed, epoch, size):
+    order = ShuffleOrder(Extent(size, FINGERPRINT), seed=seed)
+    assert order.take(epoch, 0, size).tolist() == in_order(words(seed, epoch, 0, 0, size))
 
 
 def test_a_full_shuffle_of_all_of_sa_1b_is_pinned():
@@ -45,10 +61,9 @@ def test_a_full_shuffle_of_all_of_sa_1b_is_pinned():
 
 
 def test_blocks_stay_together_and_their_cuts_move_from_epoch_to_epoch():
-    bounds, block = np.array([0, 40, 80]), 8
-    cuts = set()
+    extent, block, cuts = Extent(80, FINGERPRINT, np.array([0, 40, 80])), 8, set()
     for epoch in range(40):
-        order = window_order(Key(0, epoch, FINGERPRINT), bounds, np.array([0, 1]), 0, block)
+        order = LocalShuffleOrder(extent, window=2, block=block).take(epoch, 0, 80)
         position = np.empty(80, int)
         position[order] = np.arange(80)
         apart = np.flatnonzero(np.diff(position) != 1) + 1  # sample i does not follow i - 1
@@ -68,12 +83,10 @@ def test_blocks_stay_together_and_their_cuts_move_from_epoch_to_epoch():
 @settings(max_examples=60, deadline=None)
 def test_draws_are_the_inverse_of_the_cumulative_weights(weights, seed):
     weights = [*weights, 1.0]
-    key = Key(seed, 0, FINGERPRINT)
-    cumulative = np.cumsum(weights)
-    draws = weighted_draws(key, cumulative, 0, 50).tolist()
-    words = [int(word) for word in key.words(3, 0, 50)]
-    sums = cumulative.tolist()
-    assert draws == [bisect_right(sums, (word >> 11) / 2**53 * sums[-1]) for word in words]
+    extent, sums = Extent(len(weights), FINGERPRINT), np.cumsum(weights).tolist()
+    draws = WeightedOrder(extent, weights, samples=50, seed=seed).take(0, 0, 50).tolist()
+    drawn = [(word >> 11) / 2**53 * sums[-1] for word in words(seed, 0, 3, 0, 50)]
+    assert draws == [bisect_right(sums, number) for number in drawn]
     assert all(weights[i] > 0 for i in draws)
 
 
@@ -92,9 +105,7 @@ def test_the_smallest_and_the_largest_word_draw_samples_of_positive_weight():
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=70))
 @settings(max_examples=60, deadline=None)
 def test_a_permutation_sorts_numbers_by_their_words_and_ties_by_number(words):
-    shift = max(len(words) - 1, 0).bit_length()
-    expected = sorted(range(len(words)), key=lambda i: (words[i] >> shift, i))
-    assert permutation(np.array(words, np.uint64)).tolist() == expected
+    assert permutation(np.array(words, np.uint64)).tolist() == in_order(words)
 
 
 @given(
@@ -147,7 +158,9 @@ def read_by(nodes, node, epoch=0, seed=0, fingerprint=FINGERPRINT):
     """The full batches of a node."""
     extent = Extent(int(BOUNDS[-1]), fingerprint, BOUNDS)
     order = NodeShuffleOrder(extent, nodes=PARTS, seed=seed)
-    batches = EpochBatches(order, BATCH // nodes, node, nodes, drop_last=True, epoch=epoch)
+    size = BATCH // nodes
+    batches = OrderedBatches(order, size, rank=node, world_size=nodes, drop_last=True)
+    batches.set_epoch(epoch)
     return np.stack(list(batches))
 
 
@@ -169,13 +182,15 @@ def test_a_node_opens_its_part_of_the_shards_and_two_more_at_most():
     bounds = np.arange(0, 4001, 20)  # 200 shards
     order = NodeShuffleOrder(Extent(4000, FINGERPRINT, bounds), nodes=8)
     for node in range(8):
-        samples = np.concatenate(list(EpochBatches(order, 5, node, 8)))
+        samples = np.concatenate(list(OrderedBatches(order, 5, rank=node, world_size=8)))
         assert len(np.unique(np.searchsorted(bounds, samples, side="right"))) <= 200 // 8 + 2
 
 
 def test_parts_are_shuffled_in_every_epoch_and_pinned():
-    found = node_shuffle(Key(7, 3, FINGERPRINT), 11, 3).tolist()
-    assert found == [1, 5, 8, 3, 4, 9, 0, 6, 10, 2, 7]
-    first, second = (node_shuffle(Key(0, epoch, FINGERPRINT), 1000, 4) for epoch in (0, 1))
+    """Of one shard: its samples are the places."""
+    small = NodeShuffleOrder(Extent(11, FINGERPRINT), nodes=3, seed=7)
+    assert small.take(3, 0, 11).tolist() == [1, 5, 8, 3, 4, 9, 0, 6, 10, 2, 7]
+    order = NodeShuffleOrder(Extent(1000, FINGERPRINT), nodes=4)
+    first, second = (order.take(epoch, 0, 1000) for epoch in (0, 1))
     assert np.mean(first == second) < 0.02
     assert all(np.array_equal(np.sort(first[k::4]), np.sort(second[k::4])) for k in range(4))

@@ -1,13 +1,12 @@
 """Rank and world size that nobody passed: those of torch.distributed when an iteration begins."""
 
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from sa1bpack import Extent, LoaderError, OptionError, OrderedBatches, ShuffleOrder
-from sa1bpack.environment import available_cpus
-from sa1bpack.loading.plans import cores
+from sa1bpack import Extent, LoaderError, OptionError, OrderedBatches, ShuffleOrder, make_dataloader
 
 # Of torchrun, and of srun.
 ANNOUNCED = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -49,9 +48,9 @@ def test_ranks_that_are_announced_but_have_no_process_group_are_refused(group, m
     assert batches.epoch == 0  # the refused beginning used up no epoch
 
 
-@pytest.mark.parametrize(("ranks", "share"), [("1", 1), ("2", 2), ("0", 1)])
-def test_the_ranks_of_a_node_share_its_cores(ranks, share, monkeypatch):
+@pytest.mark.parametrize(("ranks", "cores"), [("1", 6), ("2", 3), ("0", 6), ("1000000", 1)])
+def test_the_ranks_of_a_node_share_its_cores(ds, ranks, cores, monkeypatch):
+    """Of six that this process may use, each has a worker for transforms."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert cores() == max(1, available_cpus() // share)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
-    assert cores() == 1
+    assert make_dataloader(ds.with_options(transform=dict), 4).num_workers == cores

@@ -15,7 +15,6 @@ from sa1bpack import (
     ShuffleOrder,
     WeightedOrder,
 )
-from sa1bpack.loading.order.batches import EpochBatches
 
 EXTENT = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))
 
@@ -87,14 +86,14 @@ def test_batches_with_impossible_values_are_refused(options, named):
 
 @pytest.mark.parametrize(("size", "numbers"), [(8, [1, 2]), (6, [2, 3]), (12, [1]), (4, [2, 3, 4])])
 def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
-    state = EpochBatches(SequentialOrder(EXTENT), 8).state_after(1)
+    state = OrderedBatches(SequentialOrder(EXTENT), 8).state_after(1)
     resumed = OrderedBatches(SequentialOrder(EXTENT), size)
     resumed.load_state_dict(state)
     rest = resumed.current
     assert [rest.number(k) for k in range(len(rest))] == numbers
     with pytest.raises(IndexError, match=f"batch {len(rest)} of {len(rest)}"):
         rest[len(rest)]
-    whole = EpochBatches(SequentialOrder(EXTENT), size)
+    whole = OrderedBatches(SequentialOrder(EXTENT), size).current
     assert [whole.number(k) for k in range(len(whole))] == [*range(len(whole))]
 
 
