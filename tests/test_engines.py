@@ -4,19 +4,22 @@ That of `pack`: tests/packing/test_engines.py.
 """
 
 import shutil
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from commands import command  # noqa: F401 - a fixture
 from dying_tasks import ids, ids_but_one, ids_killed_once
 from edited_packs import flip
+from on_ray import on_ray
 from reading_packs import packed  # noqa: F401 - a fixture
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
 from sa1bpack import FormatError, OptionError
 from sa1bpack.errors import ClusterError, NotAPack
-from sa1bpack.format.problems import joined
 
 ENGINES = ["local", "parts", "ray"]
 PARTS = 3
@@ -28,32 +31,39 @@ def engine(request) -> str:
 
 
 @pytest.fixture
-def on_ray(engine, request) -> dict:
+def cluster(engine, request) -> dict:
     """The address of a cluster, for functions that are called on one."""
     return {"address": request.getfixturevalue("ray_address")} if engine == "ray" else {}
 
 
 @pytest.fixture
-def verify(engine, on_ray):
+def verify(engine, cluster):
     """verify(root): the report."""
     if engine == "ray":
-        from sa1bpack.cluster.pack import verify_on_ray
+        return partial(on_ray("verify"), **cluster)
+    return verify_in_parts if engine == "parts" else sa1bpack.verify
 
-        return lambda root, **options: verify_on_ray(root, **on_ray, **options)
-    if engine == "parts":
-        return lambda root, **options: joined(
-            [sa1bpack.verify(root, part=(k, PARTS), **options) for k in range(1, PARTS + 1)]
-        )
-    return sa1bpack.verify
+
+def verify_in_parts(root: Path):
+    """Verify in three parts: their reports as one."""
+    reports = [sa1bpack.verify(root, part=(k, PARTS)) for k in range(1, PARTS + 1)]
+    counts = Counter()
+    for report in reports:
+        counts.update(report.counts)
+    if "features" in counts:  # each part checks all of them
+        counts["features"] = reports[0].counts["features"]
+    found = {
+        name: tuple(dict.fromkeys(each for report in reports for each in getattr(report, name)))
+        for name in ("problems", "notes")
+    }
+    return replace(reports[0], counts=dict(counts), **found)
 
 
 @pytest.fixture
-def repair(engine, on_ray):
+def repair(engine, cluster):
     """repair(root, tars): the result; of parts, the last of those that are not sound."""
     if engine == "ray":
-        from sa1bpack.cluster.pack import repair_on_ray
-
-        return lambda root, tars: repair_on_ray(root, tars, **on_ray)
+        return partial(on_ray("repair"), **cluster)
     if engine == "parts":
         return repair_in_parts
     return lambda root, tars: sa1bpack.repair(root, tars, workers=1)
@@ -73,12 +83,10 @@ def repair_in_parts(root: Path, tars) -> sa1bpack.RepairResult:
 
 
 @pytest.fixture
-def derive(engine, on_ray):
+def derive(engine, cluster):
     """derive(ds, name, fn, **options): the result; of parts, that of the last."""
     if engine == "ray":
-        from sa1bpack.cluster.derive import derive_on_ray
-
-        return lambda *given, **options: derive_on_ray(*given, threads=1, **on_ray, **options)
+        return partial(on_ray("derive"), threads=1, **cluster)
     if engine == "parts":
         return lambda *given, **options: [
             sa1bpack.derive(*given, part=(k, PARTS), **options) for k in range(1, PARTS + 1)
@@ -145,11 +153,9 @@ def test_an_error_of_the_function_is_raised_and_a_repeated_call_completes(derive
 
 
 def test_a_part_whose_process_is_killed_is_made_again(ray_address, pack, tmp_path):
-    from sa1bpack.cluster.derive import derive_on_ray
-
     ds, options = sa1bpack.open(pack), {"marker": str(tmp_path / "killed")}
     steps = []
-    result = derive_on_ray(
+    result = on_ray("derive")(
         ds, "ids", ids_killed_once, options=options, address=ray_address, threads=1,
         progress=lambda *step: steps.append(step),
     )  # fmt: skip
@@ -240,10 +246,8 @@ def second_task_dies(monkeypatch):
 
 @pytest.mark.usefixtures("second_task_dies")
 def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(pack):
-    from sa1bpack.cluster.pack import verify_on_ray
-
     flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
-    report = verify_on_ray(pack)
+    report = on_ray("verify")(pack)
     unchecked = [problem for problem in report.problems if problem.denied]
     assert [problem.shard for problem in unchecked] == ["sa_000000-001"]
     assert "its task died 6 times, the last time with a signal" in str(unchecked[0])
@@ -252,23 +256,19 @@ def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(pack
 
 @pytest.mark.usefixtures("second_task_dies")
 def test_a_part_that_no_task_could_make_is_named_and_the_others_are_kept(pack):
-    from sa1bpack.cluster.derive import derive_on_ray
-
     ds = sa1bpack.open(pack)
     with pytest.raises(ClusterError, match=r"1 shard given up: sa_000001-000; .* died 6 times"):
-        derive_on_ray(ds, "ids", ids, threads=1)
+        on_ray("derive")(ds, "ids", ids, threads=1)
     result = sa1bpack.derive(ds, "ids", ids)
     assert (result.made, len(result.existing)) == (("sa_000001-000",), 3)
 
 
 @pytest.mark.usefixtures("second_task_dies")
 def test_shards_that_no_task_could_repair_are_named(sound, tars, tmp_path):
-    from sa1bpack.cluster.pack import repair_on_ray
-
     root = shutil.copytree(sound, tmp_path / "pack")
     for name in ("sa_0-001", "sa_1-000"):
         flip(root / "shards" / name / "image" / "c.0.0.0.0")
-    result = repair_on_ray(root, tars)
+    result = on_ray("repair")(root, tars)
     assert result.repaired == ["sa_0-001"] and list(result.left) == ["sa_1"]
     assert "not checked: its task died 6 times" in result.left["sa_1"]
     assert [p.what.split(":")[0] for p in result.problems if p.denied] == ["source sa_1"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from reading_packs import write_pack
 
+import sa1bpack
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.side import spec as specs
 from sa1bpack.format.side.spec import SideSpec
@@ -54,6 +55,17 @@ def write_side(root: Path, spec: SideSpec, shards=None, function="test") -> Path
                 writer.append(rows, np.array([len(rows)]))
             writer.publish()
     return folder
+
+
+def attach_score(
+    root: Path, shards=None, axis: str = "sample", dtype: str = "float16", **options
+) -> None:
+    """Attach the feature `score` to a pack, or to these shards of it: two numbers of each id."""
+    ds = sa1bpack.open(root)
+    ds = ds if shards is None else ds.from_shards(shards)
+    ids = ds.column("image_id") if axis == "sample" else ds.mask_column("annotation_id")
+    rows = np.stack([ids % 100, ids % 7], 1).astype(dtype)
+    sa1bpack.attach(ds, "score", rows, ids, axis=axis, **options)
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,11 @@ That of the other commands: tests/test_engines.py.
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from on_ray import on_ray
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
@@ -29,13 +31,11 @@ def engine(request) -> Callable:
     """engine(sources, root, **options) packs."""
     if request.param == "ray":
         address = request.getfixturevalue("ray_address")
-        from sa1bpack.cluster.pack import pack_on_ray
-
-        return lambda *given, **options: pack_on_ray(*given, address=address, workers=1, **options)
+        return partial(on_ray("pack"), address=address, workers=1)
     if request.param == "parts":
         return pack_in_parts
     workers = {"inline": 1, "processes": 2}[request.param]
-    return lambda *given, **options: sa1bpack.pack(*given, workers=workers, **options)
+    return partial(sa1bpack.pack, workers=workers)
 
 
 def test_the_bytes_are_those_of_one_process(engine, sources, undisturbed, tmp_path, monkeypatch):

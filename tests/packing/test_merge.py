@@ -7,18 +7,14 @@ import shutil
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
-import numpy as np
 import pytest
-from packs_with_features import write_side
+from packs_with_features import attach_score
 from small_tars import SMALL, contents, members, write_tar
 from system import failing
 
 import sa1bpack
 from sa1bpack import FormatError, OptionError
 from sa1bpack.errors import OptionsDiffer, OutputLocked, OutputRefused
-from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.packing.merge import Placing
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +44,9 @@ def linked_files(root: Path, others: list[Path]) -> int:
     return sum(path.stat().st_ino in inodes for path in root.rglob("*") if path.is_file())
 
 
-def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, tmp_path, undisturbed):
+def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(
+    machines, tmp_path, undisturbed, manifest_of
+):
     result = sa1bpack.merge(machines, tmp_path / "pack")
     assert contents(tmp_path / "pack") == undisturbed
     assert sa1bpack.verify(tmp_path / "pack").ok
@@ -56,9 +54,9 @@ def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, tmp_path
     # All but the metadata of the folder `shards`.
     assert result.linked == linked_files(tmp_path / "pack", machines) == len(shard_files) - 1
     assert (result.cloned, result.copied, result.before, result.repeated) == (0, 0, 0, 0)
-    manifest = read_manifest(tmp_path / "pack")
+    manifest = manifest_of(tmp_path / "pack")
     assert (result.images, result.masks, result.shards) == (
-        manifest.samples, manifest.masks, len(manifest.shards)
+        manifest["samples"], manifest["masks"], len(manifest["shards"])
     )  # fmt: skip
     assert result.complete and result.packs == 3
 
@@ -133,23 +131,16 @@ def test_packs_on_two_file_systems_are_linked_or_copied(machines, tmp_path, undi
 
 
 def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
+    tar = write_tar(tmp_path / "a.tar", members(range(3), size=lambda number: (30, 400)))
+    sa1bpack.pack(tar, tmp_path / "a", workers=1, image_size=400)
     monkeypatch.setattr(os, "link", failing(errno.EXDEV))
     monkeypatch.setattr(fcntl, "ioctl", failing(errno.EOPNOTSUPP))
-    rng = np.random.default_rng(0)
-    block = 1 << 16
-    for name, stretches in {
-        "holes": [(1, 2), (5, 3)], "end": [(0, 1)], "all": [(0, 400)], "none": [], "empty": None,
-    }.items():  # fmt: skip
-        with (tmp_path / name).open("wb") as file:
-            for first, count in stretches or ():
-                file.seek(first * block)
-                file.write(rng.bytes(count * block))
-            file.truncate(0 if stretches is None else 400 * block + 7)
-        placing = Placing([], None)
-        placing.place_file(tmp_path / name, tmp_path / f"{name} 2")
-        assert (placing.linked, placing.cloned, placing.copied) == (0, 0, 1)
-        assert (tmp_path / f"{name} 2").read_bytes() == (tmp_path / name).read_bytes()
-        assert (tmp_path / f"{name} 2").stat().st_blocks <= (tmp_path / name).stat().st_blocks
+    result = sa1bpack.merge([tmp_path / "a"], tmp_path / "pack")
+    assert result.copied > 30 and (result.linked, result.cloned) == (0, 0)
+    assert contents(tmp_path / "pack") == contents(tmp_path / "a")
+    for root in (tmp_path / "a", tmp_path / "pack"):  # the rows below the images
+        image = (root / "shards" / "a-000" / "image" / "c.0.0.0.0").stat()
+        assert image.st_size > 3 * 400 * 400 * 3 > 3 * 512 * image.st_blocks
 
 
 def test_a_repair_of_one_pack_leaves_the_other_as_it_is(machines, sources, tmp_path, copied):
@@ -240,21 +231,25 @@ def test_a_damaged_shard_is_refused_and_never_published(copied, tmp_path, damage
     assert list((tmp_path / "pack" / "shards").glob(".tmp-*")) == []
 
 
+def ids(batch):
+    """float16 (B, 2)."""
+    return batch["image_ids"][:, None].half().repeat(1, 2)
+
+
 @pytest.mark.parametrize("other", ["dtype", "provenance", "earlier merge"])
 def test_features_of_one_name_that_differ_are_refused_before_any_writing(copied, tmp_path, other):
     a, b = copied("ab")
-    spec = SideSpec("score", "sample", "float16", (2,))
-    write_side(a, spec)
+    attach_score(a)
     if other == "earlier merge":
         sa1bpack.merge([a], tmp_path / "pack")
         shutil.rmtree(a / "side")
     before = contents(tmp_path / "pack") if other == "earlier merge" else None
     difference = r"dtype is '\w+', not '\w+'"
     if other == "provenance":
-        write_side(b, spec, function="another")
+        sa1bpack.derive(sa1bpack.open(b), "score", ids)
         difference = "made with function"
     else:
-        write_side(b, SideSpec("score", "sample", "int8", (2,)))
+        attach_score(b, dtype="int8")
     with pytest.raises(OutputRefused, match=rf"/score and .*/score are .*, {difference}.* move"):
         sa1bpack.merge([a, b], tmp_path / "pack")
     assert (contents(tmp_path / "pack") if (tmp_path / "pack").exists() else None) == before
@@ -262,12 +257,12 @@ def test_features_of_one_name_that_differ_are_refused_before_any_writing(copied,
     assert sa1bpack.merge([a, b], tmp_path / "pack").complete
 
 
-@pytest.mark.parametrize("dtype", ["float16", "scaled_int8", "scaled_float8_e4m3fn"])
-def test_features_come_along(copied, tmp_path, dtype):
+@pytest.mark.parametrize("quantize", [None, "int8", "float8"])
+def test_features_come_along(copied, tmp_path, quantize):
     a, b = copied("ab")
-    spec = SideSpec("score", "mask", dtype, (2,))
-    write_side(a, spec)
-    write_side(b, spec, shards=("sa_000001-000",))
+    options = {"axis": "mask", "quantize": quantize}
+    attach_score(a, **options)
+    attach_score(b, shards="sa_000001-000", **options)
     given = {path.name: path for each in (a, b) for path in (each / "side" / "score").glob("sa_*")}
     out = tmp_path / "pack"
     result = sa1bpack.merge([a, b], out)
@@ -277,7 +272,7 @@ def test_features_come_along(copied, tmp_path, dtype):
     for name, part in given.items():
         assert contents(out / "side" / "score" / name) == contents(part)
     assert sa1bpack.verify(out).ok
-    write_side(b, spec)  # the parts that b lacked
+    attach_score(b, **options)  # the parts that b lacked
     again = sa1bpack.merge([b, a], out)
     assert again.features == {"score": []}
     assert result.linked + again.linked == linked_files(out, [a, b])
@@ -287,8 +282,7 @@ def test_features_come_along(copied, tmp_path, dtype):
 
 def test_what_a_killed_merge_left_of_a_feature_is_removed_and_nothing_else(copied, tmp_path):
     [a] = copied("a")
-    spec = SideSpec("score", "sample", "float16", (2,))
-    write_side(a, spec)
+    attach_score(a)
     [part, *_] = sorted((a / "side" / "score").glob("sa_*"))
     out = tmp_path / "pack" / "side" / "score"
     sa1bpack.merge([a], tmp_path / "pack")

@@ -2,20 +2,17 @@
 
 import re
 import shutil
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from fcntl import LOCK_EX, flock
 
 import pytest
+from commands import wait_until
+from fault_server import cut, stalled
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack import FormatError, PackOptions
+from sa1bpack import FormatError
 from sa1bpack.errors import OutputLocked, OutputRefused
-from sa1bpack.packing.options import Request
-from sa1bpack.packing.pack_state import Job, PackState, PartState
-from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.run import pack_sources, versions_in_force
-from sa1bpack.packing.source_packer import PackRun
-from sa1bpack.source.find import find_sources
 
 
 @pytest.fixture
@@ -29,26 +26,22 @@ def pack_part(sources, root):
 
 
 @pytest.fixture
-def opened(sources, root):
-    """opened(): the state of a part of all sources, as it is when the part begins."""
-    states = []
+def begun(sources, root, web):
+    """begun(tar): a part of all sources that has begun, and waits for the bytes of this tar, which
+    is in place of the source of its name, until `web.held`."""
+    with ThreadPoolExecutor(1) as pool:
 
-    def opened() -> PartState:
-        names = tuple(source.name for source in find_sources(sources))
-        states.append(PartState(root, PackOptions(**SMALL), Job(1, names), names))
-        return states[-1]
+        def begun(tar):
+            path = f"/{tar.name}"
+            web.files[path], web.faults[path] = tar.read_bytes(), [cut(512), stalled(900)]
+            given = [source for source in sources if source.name != tar.name]
+            given.append(f"{web.url}{path}")
+            part = pool.submit(sa1bpack.pack_part, given, root, (1, 1), workers=1, **SMALL)
+            wait_until(lambda: part.done() or len(web.requests) == 2)
+            return part
 
-    yield opened
-    for state in states:
-        state.close()
-
-
-def run_all(state: PartState, sources) -> None:
-    """What a part does with these sources after it began with this state."""
-    todo = [source for source in find_sources(sources) if source.name not in state.sources]
-    request = Request(sources=todo, output=state.root, options=state.options, workers=1)
-    progress = Progress(sum(source.nbytes for source in todo), show=False)
-    assert pack_sources(PackRun(state, request, progress, versions_in_force()), todo) == {}
+        yield begun
+        web.held.set()
 
 
 @pytest.mark.parametrize(
@@ -97,31 +90,34 @@ def test_a_repeated_part_decodes_nothing_and_another_cut_what_is_left(pack_part,
     assert images == len(sa1bpack.open(root))
 
 
-def test_of_two_that_pack_at_once_the_second_finds_it_published(opened, sources, root, undisturbed):
+def test_of_two_that_pack_at_once_the_second_finds_it_published(
+    begun, sources, root, web, undisturbed
+):
     """Both began when nothing was published, and the second is as far when the first has ended.
 
     What needs the folder for itself is kept off meanwhile, and the other way round.
     """
-    second, first = opened(), opened()
-    run_all(first, sources)
-    run_all(second, sources)
+    second = begun(sources[0])
+    first = sa1bpack.pack_part(sources, root, (1, 1), workers=1, **SMALL)
     for call in (sa1bpack.finalize, sa1bpack.repair):
         with pytest.raises(OutputLocked):
             call(root)
-    first.close(), second.close()
-    first.close = second.close = lambda: None
-    with closing(PackState(root, PackOptions(**SMALL))), pytest.raises(OutputLocked):
-        sa1bpack.pack_part(sources, root, (1, 2), workers=1, **SMALL)
+    web.held.set()
+    assert second.result().complete and first.complete
+    with (root / ".lock").open() as lock:
+        flock(lock, LOCK_EX)
+        with pytest.raises(OutputLocked):
+            sa1bpack.pack_part(sources, root, (1, 2), workers=1, **SMALL)
     assert sa1bpack.finalize(root).complete
     assert contents(root) == undisturbed
 
 
-def test_other_images_under_the_name_of_a_source_are_refused(opened, sources, root, tmp_path):
-    second = opened()
-    other = write_tar(tmp_path / "sa_000003.tar", members(range(500, 506)))
-    run_all(opened(), sources)
+def test_other_images_under_the_name_of_a_source_are_refused(begun, sources, root, web, tmp_path):
+    second = begun(write_tar(tmp_path / "sa_000003.tar", members(range(500, 506))))
+    sa1bpack.pack_part(sources, root, (1, 1), workers=1, **SMALL)
+    web.held.set()
     with pytest.raises(OutputRefused, match="from other images; give all"):
-        run_all(second, [other])
+        second.result()
 
 
 def test_finalize_names_sources_and_parts_left(sources, pack_part, root, manifest_of, undisturbed):

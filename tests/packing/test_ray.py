@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import finish, pack_command, start, temporaries, wait_until
+from on_ray import on_ray
 from preloads import after_import
 from small_tars import SMALL, contents
 
@@ -134,9 +135,8 @@ def test_what_is_killed_midway_is_completed(nodes, long_tars, long_pack, root, c
 
 
 def test_what_is_refused_is_refused_before_a_cluster_is_asked(long_tars, tmp_path):
-    from sa1bpack.cluster.pack import pack_on_ray
-
-    root, nowhere = tmp_path / "pack", {"address": "127.0.0.1:1"}
+    pack_on_ray, root = on_ray("pack"), tmp_path / "pack"
+    nowhere = {"address": "127.0.0.1:1"}
     with pytest.raises(OptionError, match="workers is 0"):
         pack_on_ray(long_tars, root, workers=0, **nowhere, **SMALL)
     sa1bpack.pack(long_tars[:1], root, workers=1, **SMALL)

@@ -11,6 +11,7 @@ import pytest
 from commands import finish, pack_command, start, wait_until
 from edited_packs import flip
 from fault_server import cut, dropped, flipped, stalled, status, together
+from on_ray import on_ray
 from s3_server import use_s3
 from small_tars import SMALL, contents
 
@@ -263,8 +264,7 @@ def test_urls_without_room_are_refused_before_all(web, long_tars, root, free, en
     free(1000)
     call = sa1bpack.pack if engine == "one run" else partial(sa1bpack.pack_part, part=(1, 2))
     if engine == "ray":
-        pytest.importorskip("ray", reason="ray is not installed: make ray")
-        from sa1bpack.cluster.pack import pack_on_ray as call
+        call = on_ray("pack")
     with pytest.raises(OutputRefused, match="continue with --ignore-space"):
         call(urls, root, workers=1, **SMALL)
     assert not root.exists()

@@ -1,31 +1,34 @@
 """The record of runs beside a pack."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.packing.progress import RUNS_NAME, read_runs
 
 
 def test_each_run_that_decodes_images_leaves_a_line_which_may_be_torn_or_impossible(root, tmp_path):
     tars = [write_tar(tmp_path / f"{n}.tar", members(range(5 * n, 5 * n + 5))) for n in (0, 1)]
-    assert read_runs(root) == []
     for sources in (tars[:1], tars, tars):  # the last run has nothing to do
         sa1bpack.pack(sources, root, workers=1, **SMALL)
-    runs = read_runs(root)
-    assert [run.images for run in runs] == [5, 5]
-    assert [run.source_bytes for run in runs] == [tar.stat().st_size for tar in tars]
-    for run in runs:
-        assert run.outcome == "finished" and run.workers == 1 and run.seconds > 0
-        assert run.sa1bpack == sa1bpack.__version__
-        assert timedelta(-2) < run.finished - datetime.now(UTC) <= timedelta(0)
+    log = root / ".runs.jsonl"
+    runs = [json.loads(line) for line in log.read_text().splitlines()]
+    for run, tar in zip(runs, tars, strict=True):
+        finished = datetime.fromisoformat(run.pop("finished"))
+        assert timedelta(-2) < finished - datetime.now(UTC) <= timedelta(0)
+        assert run.pop("seconds") > 0
+        assert run == {
+            "outcome": "finished", "images": 5, "source_bytes": tar.stat().st_size, "workers": 1,
+            "sa1bpack": sa1bpack.__version__,
+        }  # fmt: skip
     assert sa1bpack.verify(root).ok and not sa1bpack.verify(root).notes
-    line = (root / RUNS_NAME).read_bytes()
-    (root / RUNS_NAME).write_bytes(line + line[:40] + b"\n\xff\n" + line)  # torn
-    assert len(read_runs(root)) == 4
-    (root / RUNS_NAME).unlink()
-    (root / RUNS_NAME).mkdir()  # it cannot be written
+    lines = log.read_bytes()
+    log.write_bytes(lines + lines[:40] + b"\n\xff\n" + lines)  # torn
+    sa1bpack.report(root, tmp_path / "report.html", samples=1)
+    assert "20 images in 4 runs and" in (tmp_path / "report.html").read_text()
+    log.unlink()
+    log.mkdir()  # it cannot be written
     other = write_tar(tmp_path / "2.tar", members(range(10, 12)))
     result = sa1bpack.pack(other, root, workers=1, **SMALL)
     assert result.complete and result.images == 12
