@@ -2,8 +2,11 @@
 
 import errno
 import gc
+import json
+import os
 import resource
 import signal
+import subprocess
 import threading
 from pathlib import Path
 from textwrap import indent
@@ -14,26 +17,22 @@ from commands import finish, pack_command, run, start, temporaries, wait_until
 from forked import Forked
 from preloads import after_import
 from small_tars import SMALL, contents, members, rejects_of, write_tar
-from system import open_files
+from system import failing, open_files
 
 import sa1bpack
 from sa1bpack.errors import PackError
-from sa1bpack.packing import source_packer
-from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.source_packer import SourcePacker
-from sa1bpack.packing.workers import Workers
 
-# What a worker does differently with one picture, or at its start.
-WITH_SA_6 = """
+# What a worker does differently with each picture or with one, or at its start.
+WITH_ANY = """
 import os, signal
 
 make_sample = module.make_sample
 def changed(file_name, *arguments):
-    if file_name == "sa_6.jpg":
-        {action}
+    {action}
     return make_sample(file_name, *arguments)
 module.make_sample = changed
 """
+WITH_SA_6 = WITH_ANY.format(action='if file_name == "sa_6.jpg": {action}')
 DIES = "os.kill(os.getpid(), signal.{name})"
 DIES_ONCE = "os.path.exists({flag!r}) or os.mkdir({flag!r}) or os.kill(os.getpid(), signal.SIGKILL)"
 NEVER_STARTS = """
@@ -95,13 +94,17 @@ def _held() -> dict[str, set]:
     }
 
 
-@pytest.mark.parametrize(("owner", "name"), [(SourcePacker, "enter"), (Workers, "stop")])
+@pytest.mark.parametrize(("owner", "name"), [(os, "rename"), (subprocess.Popen, "wait")])
 def test_ctrl_c_leaves_nothing(tar, expected, tmp_path, monkeypatch, leaves_nothing, owner, name):
-    """Nor does the next run, which is not interrupted: no process, thread or descriptor."""
+    """Neither as the first shard gets its name, nor as the processes are ended, nor does the next
+    run, which is not interrupted: no process, thread or descriptor."""
 
-    def interrupt(self, *_):
+    call = getattr(owner, name)
+
+    def interrupt(*arguments, **options):
         monkeypatch.undo()
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+        return call(*arguments, **options)
 
     monkeypatch.setattr(owner, name, interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -154,22 +157,31 @@ def test_a_worker_that_cannot_start_ends_a_run(tar, tmp_path, workers_that, leav
     assert "no such library" in capfd.readouterr().err
 
 
-def test_an_error_of_writing_ends_the_run_before_its_shard(tmp_path, monkeypatch, leaves_nothing):
-    def fail(self, rows):
-        raise OSError(errno.EIO, "the disk is gone", str(self.folder))
-
-    decoded = []
-    done = Progress.done
-    monkeypatch.setattr(Progress, "done", lambda self, *a: (decoded.append(1), done(self, *a)))
-    monkeypatch.setattr(source_packer.ShardWriter, "append", fail)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_writing_ends_the_run_before_its_shard(
+    root, tmp_path, monkeypatch, leaves_nothing, workers
+):
     tar = write_tar(tmp_path / "a.tar", members(range(60)))
-    for workers in (1, 2):
-        decoded.clear()
-        with pytest.raises(OSError, match="the disk is gone"):
-            options = {**SMALL, "samples_per_shard": 60}
-            sa1bpack.pack(tar, tmp_path / f"pack{workers}", workers=workers, **options)
-        assert len(decoded) < 60
-        assert temporaries(tmp_path / f"pack{workers}") == []
+    pwrite, left = os.pwrite, iter(range(9))
+
+    def written(*arguments):
+        return failing(errno.EIO)() if next(left, None) is None else pwrite(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", written)
+    with pytest.raises(OSError, match="Input/output error"):
+        sa1bpack.pack(tar, root, workers=workers)
+    (line,) = (root / ".runs.jsonl").read_text().splitlines()
+    assert 0 < json.loads(line)["images"] < 60
+    assert temporaries(root) == []
+
+
+def test_samples_are_in_the_order_of_the_tar_whoever_was_faster(
+    sources, undisturbed, root, workers_that
+):
+    at_random = "import time, random; time.sleep(random.random() / 50)"
+    workers_that(WITH_ANY.format(action=at_random))
+    sa1bpack.pack(sources, root, workers=4, **SMALL)
+    assert contents(root) == undisturbed
 
 
 def test_a_lack_of_memory_is_not_the_samples_fault(tar, tmp_path, workers_that, leaves_nothing):
