@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from shard_files import parts_of
 from small_tars import contents
 
 import sa1bpack
 from sa1bpack import OptionError, verify
 from sa1bpack.errors import OutputRefused
-from sa1bpack.format.side.spec import SCALED_DTYPES, floats_of, part_names, scaled_of
+from sa1bpack.format.side.spec import floats_of, scaled_of
 from sa1bpack.loading.devices import floats_on_device
 
-KINDS = list(SCALED_DTYPES)
+DTYPES = {"int8": "scaled_int8", "float8": "scaled_float8_e4m3fn"}  # of docs/format.md
+KINDS = list(DTYPES)
 CHANNELS = 10.0 ** torch.linspace(-2, 2, 8)
 
 
@@ -61,7 +63,7 @@ def test_the_bytes_are_half_and_the_error_is_within_what_is_stated(ds, pack, kin
     # Of every channel, also of those that are small.
     assert cosines(a, b).min() > {"int8": 0.9999, "float8": 0.9994}[kind]
     assert verify(pack).ok
-    line = f"{kind}: {SCALED_DTYPES[kind]} (8, 16, 16) per image, spatial"
+    line = f"{kind}: {DTYPES[kind]} (8, 16, 16) per image, spatial"
     assert line in str(sa1bpack.info(pack))
 
 
@@ -91,7 +93,7 @@ def outliers(rng):
 def test_the_cosines_of_embeddings_of_sams_shape_are_those_of_the_page(kind, rows, image, position):
     sizes = 10.0 ** np.linspace(-1, 1, 256, dtype=np.float32)[:, None]
     given = rows(np.random.default_rng(0)) * sizes
-    stored = scaled_of(given, SCALED_DTYPES[kind])
+    stored = scaled_of(given, DTYPES[kind])
     assert stored.nbytes / len(given) == 1_049_600
     found = floats_of(stored, given.shape[1:])
     np.testing.assert_array_equal(found, reference(given, kind))
@@ -112,7 +114,7 @@ def test_float8_is_torchs_and_so_is_its_rounding():
     ties = (values[1:] + values[:-1]) / 2
     near = [np.nextafter(ties, np.float32(way)) for way in (-np.inf, np.inf)]
     row = np.concatenate([values, -values, ties, *near])
-    stored = scaled_of(row[None], SCALED_DTYPES["float8"])[0, 4:]
+    stored = scaled_of(row[None], DTYPES["float8"])[0, 4:]
     expected = torch.from_numpy(row).to(torch.float8_e4m3fn).view(torch.uint8)
     np.testing.assert_array_equal(stored, expected)
 
@@ -135,7 +137,7 @@ def test_rows_of_bfloat16_are_attached_and_others_refused(ds, tmp_path, kind):
     attach = partial(sa1bpack.attach, ds, "a", ids=ids, quantize=kind)
     one = attach(array=rows, output=tmp_path / "one").folder
     two = attach(array=rows.float(), output=tmp_path / "two").folder
-    for name in part_names(one):
+    for name in parts_of(one):
         assert contents(one / name) == contents(two / name)
     assert attach(array=rows, output=tmp_path / "one").made == ()
     with pytest.raises(OutputRefused, match="it has other rows for sample 0"):
@@ -147,7 +149,7 @@ def test_rows_of_bfloat16_are_attached_and_others_refused(ds, tmp_path, kind):
 @pytest.mark.parametrize("lead", [(), (1,), (4,), (2, 3), (0,)])
 def test_whatever_is_stored_numpy_and_torch_make_the_same_of_it(row_shape, lead, kind):
     rng = np.random.default_rng(0)
-    zeros = scaled_of(np.zeros((1, *row_shape)), SCALED_DTYPES[kind])
+    zeros = scaled_of(np.zeros((1, *row_shape)), DTYPES[kind])
     for _ in range(20):
         stored = rng.integers(0, 256, (*lead, *zeros.shape[1:]), np.uint8).view(zeros.dtype)
         found = floats_of(stored, row_shape)
@@ -160,7 +162,7 @@ def test_whatever_is_stored_numpy_and_torch_make_the_same_of_it(row_shape, lead,
 @pytest.mark.parametrize("kind", KINDS)
 def test_zeros_and_the_smallest_and_largest_numbers_stay_in_range(kind):
     rows = np.array([[0, 0], [1e-45, -1e-44], [65504, -65504], [3e-5, 0]], np.float32)
-    found = floats_of(scaled_of(rows, SCALED_DTYPES[kind]), (2,))
+    found = floats_of(scaled_of(rows, DTYPES[kind]), (2,))
     np.testing.assert_array_equal(found, rows.astype(np.float16))
 
 
@@ -169,7 +171,7 @@ def test_zarr_reads_it_as_the_page_of_the_format_says(ds, pack, kind):
     made = sa1bpack.derive(ds, "a", embed, quantize=kind)
     expected = sa1bpack.open(pack, features="a").column("a")
     found = []
-    for name in part_names(made.folder):
+    for name in parts_of(made.folder):
         array = zarr.open_group(made.folder / name, mode="r")["values"]
         assert array.metadata.dimension_names == ("sample", "channel", "scale_and_values")
         stored = array[:]
