@@ -1,9 +1,19 @@
 """Pictures, their JPEGs, and what PIL decodes of them."""
 
 import io
+from fractions import Fraction
+from math import floor
 
 import numpy as np
 from PIL import Image
+
+
+def stored_size(height: int, width: int, size: int, fit: str) -> tuple[int, int]:
+    """Stored height and width, by the rule of docs/format.md in exact fractions."""
+    if fit == "squash":
+        return size, size
+    r = Fraction(size, max(height, width))
+    return tuple(max(1, floor(side * r + Fraction(1, 2))) for side in (height, width))
 
 
 def picture(height: int, width: int, noise: float = 0) -> np.ndarray:
