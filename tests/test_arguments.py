@@ -9,26 +9,28 @@ from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
 from sa1bpack import OptionError
-from sa1bpack.arguments import choice, local_path, whole_number
+from sa1bpack.errors import NotAPack
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), torch.tensor(3)], ids=repr)
 def test_whole_numbers_of_every_kind_become_ints(value):
-    found = whole_number("threads", value, 1, 3)
+    found = sa1bpack.PackOptions(samples_per_shard=value).samples_per_shard
     assert found == 3 and type(found) is int
 
 
-@pytest.mark.parametrize("value", [True, np.True_, 3.0, "3", None, 0, 4, np.array([3])], ids=repr)
+@pytest.mark.parametrize(
+    "value", [True, np.True_, 3.0, "3", 0, (1 << 24) + 1, np.array([3])], ids=repr
+)
 def test_what_is_not_a_whole_number_within_the_limits_is_refused(value):
-    with pytest.raises(OptionError, match=r"^threads is .*: choose a whole number from 1 to 3$"):
-        whole_number("threads", value, 1, 3)
+    said = r"^samples_per_shard is .*: choose a whole number from 1 to 16777216$"
+    with pytest.raises(OptionError, match=said):
+        sa1bpack.PackOptions(samples_per_shard=value)
 
 
-@pytest.mark.parametrize("value", ["Pad", "", None, 1, ["pad"]], ids=repr)
+@pytest.mark.parametrize("value", ["Keep", "", None, 1, ["keep"]], ids=repr)
 def test_a_value_that_is_not_among_the_choices_is_refused(value):
-    assert choice("fit", "pad", ("pad", "squash")) == "pad"
-    with pytest.raises(OptionError, match=r"fit is .*: choose one of pad, squash"):
-        choice("fit", value, ("pad", "squash"))
+    with pytest.raises(OptionError, match=r"empty is .*: choose one of keep, drop"):
+        sa1bpack.PackOptions(empty=value)
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "5", float("inf"), float("nan"), 2_000_001])
@@ -45,12 +47,12 @@ def test_a_timeout_that_no_wait_can_take_is_refused(value):
         (Path("s3://packs/p"), "URLs are not supported"), ("X-y+z://a", "URLs are not supported"),
         ("https://me:SECRET@host/pack@1?sig=SECRET", "'https://host/pack@1': https URLs"),
         (b"packed", "give a path"), (3, "give a path"), ("a\0b", "without a NUL character"),
-        ("", "that of the current folder is '.'"),
+        ("", r"that of the current folder is '\.'"),
     ],
 )  # fmt: skip
 def test_what_is_not_a_path_of_this_machine_is_refused(value, message):
-    with pytest.raises(OptionError, match=f"^out is .*: .*{message}|{message}") as caught:
-        local_path("out", value)
+    with pytest.raises(OptionError, match=f"^root is .*{message}") as caught:
+        sa1bpack.info(value)
     assert "SECRET" not in str(caught.value)
 
 
@@ -93,6 +95,7 @@ def test_a_dataset_is_not_taken_for_its_samples(packed, tmp_path):  # noqa: F811
 
 def test_paths_of_this_machine_are_taken_and_a_tilde_is_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
-    assert local_path("out", "~/packed") == Path("/home/someone/packed")
-    for path in ("packed", "/a/s3:b", "c:/d", "a:b", "~nobody-of-this-name/pack"):
-        assert local_path("out", path) == Path(path)
+    for path in ("~/packed", "packed", "/a/s3:b", "c:/d", "a:b", "~nobody-of-this-name/pack"):
+        found = path.replace("~/", "/home/someone/")
+        with pytest.raises(NotAPack, match=f"^{found}: not a pack: the folder does not exist"):
+            sa1bpack.info(path)

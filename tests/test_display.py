@@ -11,7 +11,6 @@ from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
 from sa1bpack import transforms
-from sa1bpack.display import Batch, Sample
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +87,8 @@ def test_samples_and_batches_show_the_shape_and_type_of_each_array_and_no_number
     text = str(batch)
     assert "  masks             bool (2, 3, 16, 16)\n" in text and "tensor" not in text
     assert "  epoch             0\n" in text
-    added = Batch(batch, names=[np.zeros(3), np.ones(3)], note="long " * 100, meta=torch.empty(
-        2, device="meta"))  # fmt: skip
+    more = {"names": [np.zeros(3), np.ones(3)], "meta": torch.empty(2, device="meta")}
+    added = batch | more | {"note": "long " * 100}
     assert "names             list of 2, the first float64 (3,)" in repr(added)
     assert "meta              float32 (2,) meta" in repr(added)
     assert max(map(len, repr(added).splitlines())) < 100
@@ -98,11 +97,12 @@ def test_samples_and_batches_show_the_shape_and_type_of_each_array_and_no_number
     assert repr(runs) == "<RunBatch: 1 mask of 1 sample, 3 run ends on cpu>"
     pipeline = transforms.Pipeline(ds)
     assert "  images            float32 (2, 3, 24, 24)\n" in repr(pipeline(batch))
-    assert repr(Batch()) == "Batch of 0 keys"
+    assert repr(type(batch)()) == "Batch of 0 keys"
 
 
 def test_samples_and_batches_are_dicts_wherever_dicts_are_expected(ds, batch):
-    sample = ds[0]
+    sample, Batch = ds[0], type(batch)
+    Sample = type(sample)
     for made in (copy.copy(batch), batch.copy(), batch | {}, pickle.loads(pickle.dumps(batch))):
         assert type(made) is Batch and made.keys() == batch.keys()
         assert torch.equal(made["masks"], batch["masks"])
@@ -133,4 +133,4 @@ def test_a_compiled_function_takes_a_batch(batch):
 def test_a_saved_batch_is_loaded_by_torch_as_safe_data(batch, tmp_path):
     torch.save(batch, tmp_path / "batch.pt")
     found = torch.load(tmp_path / "batch.pt", weights_only=True)
-    assert type(found) is Batch and torch.equal(found["masks"], batch["masks"])
+    assert type(found) is type(batch) and torch.equal(found["masks"], batch["masks"])

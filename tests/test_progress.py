@@ -8,19 +8,16 @@ from small_tars import members, write_tar
 from tqdm import tqdm
 
 import sa1bpack
-from sa1bpack.packing.progress import Progress
-from sa1bpack.progress import byte_bar, image_steps
 
 
 @pytest.mark.parametrize("show", [False, True])
-def test_bars_start_no_thread_that_stays_in_the_program(monkeypatch, show):
+def test_bars_start_no_thread_that_stays_in_the_program(monkeypatch, tmp_path, show):
     """With one, every later fork, as of torch's workers, is one of a process with threads."""
     monkeypatch.setattr(tqdm, "monitor", None)  # none was started yet
+    tar, pack = write_tar(tmp_path / "sa_000000.tar", members(range(2))), tmp_path / "pack"
     before = set(threading.enumerate())
-    with byte_bar(show) as advance, image_steps(3, show) as step:
-        advance(1, 2)
-        step(1)
-    Progress(10, show=show).close()
+    sa1bpack.pack(tar, pack, workers=1, image_size=64, mask_size=16, progress=show)
+    assert sa1bpack.verify(pack, progress=show).ok
     assert set(threading.enumerate()) <= before
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import setup_pillow
-
-from sa1bpack.environment import Pil
+from setup_pillow import Pil
 
 ROOT = Path(__file__).parent.parent
 NOW = Pil("pillow-simd", "12.1.1.post0", "ab")
