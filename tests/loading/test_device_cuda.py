@@ -114,9 +114,10 @@ def test_a_forked_child_ends_well_and_is_refused_by_name_and_the_parent_reads_on
     """The child has the parent's buffers while that fills and copies them: a page that only one of
     the two had then would leave the device with the other's."""
     script = """
-import os, sys, warnings
+import logging, os, sys, warnings
 import sa1bpack
 warnings.simplefilter("ignore", DeprecationWarning)
+logging.disable()  # memory that cannot be pinned is a warning
 ds = sa1bpack.open(sys.argv[1])
 loader = sa1bpack.Loader(ds, 1, device="cuda", threads=1)
 batches = iter(loader)
