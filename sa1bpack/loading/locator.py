@@ -123,17 +123,26 @@ def look_up(table, local, first, stop, stored, sizes, spans, fine):
 
 
 @njit
-def read_ahead_rows(table, columns, first, stop):
-    """Begin to read rows of 8 bytes, `first` to `stop` of each sample's shard, of some arrays.
+def gather_rows(table, columns, first, stop, out):
+    """Copy rows of 8 bytes of some arrays of each sample's shard, one sample after the other.
+
+    Waits for the disk without the GIL.
 
     Args:
         table: int64 (n, c), as in `look_up`.
         columns: int64 (a,), columns of the table: the addresses of the arrays.
-        first, stop: int64 (n,).
+        first, stop: int64 (n,), the rows of each sample.
+        out: int64 (a, T), out: the bytes of all rows.
     """
-    for k in range(len(first)):
+    for k in range(len(first)):  # all of them are announced before the first is waited for
         for column in columns:
             read_ahead_map(table[k, column] + 8 * first[k], 8 * (stop[k] - first[k]))
+    for c, column in enumerate(columns):
+        target = out[c].ctypes.data
+        for k in range(len(first)):
+            nbytes = 8 * (stop[k] - first[k])
+            memcpy(target, table[k, column] + 8 * first[k], nbytes)
+            target += nbytes
 
 
 @njit
@@ -265,16 +274,11 @@ class Locator:
         passing, rule = stop - first, ds.options.rule
         mask_rows = expanded(first, offsets_of(passing))
         if rule is not None:
-            read_ahead_rows(table, self._scores, first, stop)
-        if rule is not None and found:
-            spans_of = list(zip(found, first.tolist(), stop.tolist(), strict=True))
-            scores = [
-                np.concatenate([shard.arrays[name][low:high] for shard, low, high in spans_of])
-                for name in SCORES
-            ]
+            scores = np.empty((len(SCORES), len(mask_rows)), np.int64)
+            gather_rows(table, self._scores, first, stop, scores)
             owner = np.repeat(np.arange(len(found)), passing)
             pixels = sizes[:, 0].astype(np.int64) * sizes[:, 1]
-            good = passes(rule, *scores, pixels[owner])
+            good = passes(rule, scores[0], *scores[1:].view(np.float64), pixels[owner])
             mask_rows, passing = mask_rows[good], np.bincount(owner[good], minlength=len(found))
         scales = np.ones((len(found), 2))
         if ds.options.coordinates == "stored":
