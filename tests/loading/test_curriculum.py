@@ -7,7 +7,6 @@ import pytest
 from batches import BOTH
 
 from sa1bpack import Linear, Loader, OptionError, Steps
-from sa1bpack.loading.devices import Host
 
 # Batches of 6, then 4 and 2; 1 mask, then 3 and 5; by size, then drawn.
 OPTIONS = {
@@ -111,14 +110,10 @@ def test_a_weight_may_depend_on_the_epoch(ds, make):
 # ------------------------------------------------------------------------------------------ buckets
 
 
-def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, monkeypatch):
-    allocated, allocate = [], Host.allocate
-    monkeypatch.setattr(
-        Host, "allocate", lambda self, nbytes: allocated.append(nbytes) or allocate(self, nbytes)
-    )
+def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, memory):
     with Loader(ds, [2, 4, 6], max_masks=[9, 3, 1], threads=1) as loader:
         planned = loader.plan()
         assert [len(batch["areas"]) for _ in range(3) for batch in loader] == [
             *([2] * 6), *([4] * 3), *([6] * 2)
         ]  # fmt: skip
-    assert allocated == [planned.batch_bytes] * planned.batches
+        assert [one().nbytes for one in memory] == [planned.batch_bytes] * planned.batches

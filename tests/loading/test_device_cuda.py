@@ -5,16 +5,15 @@ import threading
 import numpy as np
 import pytest
 import torch
-from batches import same, tensors_of
+from batches import LAYOUTS, same, tensors_of
 from commands import python
 from failing_training import failing_training
+from made_batches import RELATIONS
 from sync_debug import waiting_is_an_error
 
 from sa1bpack import Collate, Loader
 from sa1bpack import open as open_pack
-from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.devices import device_here, open_device
-from sa1bpack.masks import RELATIONS
 
 WITH_RELATIONS = pytest.mark.parametrize("relations", [(), tuple(RELATIONS)], ids=["", "relations"])
 

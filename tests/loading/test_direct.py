@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 from batches import clone, join_readers, readers, same, same_batches
 from forked import forked_child
+from loader_seams import after_reads
 from page_cache import drop, resident
 from system import open_files
 
 from sa1bpack import Collate, Loader, OptionError, ReadError
 from sa1bpack import open as open_pack
-from sa1bpack.disk import direct, reading_mode
+from sa1bpack.disk import direct
 from sa1bpack.disk.aio import CONTEXTS
-from sa1bpack.loading import plans
-from sa1bpack.loading.located_batch import SampleReader
 
 LARGE = ("image", "mask_bits", "run_ends")  # arrays that are read past the page cache
 
@@ -114,16 +113,14 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
     """EIO of sample 2; and on_error="drop" drops it alone."""
     ds = open_pack(root)
     expected = Collate("concat_bits")([ds[row] for row in (0, 1, 3)])
-    real = SampleReader.load
 
-    def failing(self, samples, place, first, stop):
-        real(self, samples, place, first, stop)
+    def failing(samples, place, first, stop):
         for k in range(first, stop):
             begin, nbytes = samples.spans[k]
             if begin == 2 * nbytes:  # the third image of the shard
                 place.status[k, array] = errno.EIO
 
-    monkeypatch.setattr(SampleReader, "load", failing)
+    after_reads(monkeypatch, failing)
     failure = pytest.raises(ReadError, match=r"Input/output error")
     with Loader(ds, 4, mask_layout="concat_bits", io="direct") as loader, failure as found:
         next(iter(loader))
@@ -143,22 +140,39 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
 def refuse(monkeypatch, what: str) -> str:
     """Make direct reading impossible; returns what the reason must name."""
 
-    def failing(*_):
-        code = errno.EINVAL if what == "files" else errno.EPERM
-        raise OSError(code, os.strerror(code))
-
-    if what == "files":
-        monkeypatch.setattr(reading_mode, "open_direct", failing)
-        return r"image/c\S* cannot be read with O_DIRECT \(Invalid argument\)"
     if what == "contexts":
+
+        def failing():
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
         monkeypatch.setattr(CONTEXTS, "take", failing)
         return r"the system refuses Linux AIO \(Operation not permitted\)"
-
-    def opened(path):  # a file system that refuses only when it is read
-        return os.open(path, os.O_WRONLY)
-
-    monkeypatch.setattr(reading_mode, "open_direct", opened)
+    if what == "files":
+        open_direct(monkeypatch)
+        return r"image/c\S* cannot be read with O_DIRECT \(Invalid argument\)"
+    open_direct(monkeypatch, os.O_WRONLY)  # a file system that refuses only when it is read
     return r"image/c\S* cannot be read with O_DIRECT \(Bad file descriptor\)"
+
+
+def open_direct(monkeypatch, flags: int | None = None, folder: str = "") -> None:
+    """Open files in a folder with these flags where O_DIRECT is asked for; None: refuse it, as file
+    systems do that cannot."""
+    real = os.open
+
+    def opened(path, given, *rest, **options):
+        if not given & os.O_DIRECT or not str(path).startswith(folder):
+            return real(path, given, *rest, **options)
+        if flags is None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", opened)
+
+
+def have_memory(monkeypatch, nbytes: int) -> None:
+    """A machine with so much memory."""
+    real, found = os.sysconf, {"SC_PHYS_PAGES": nbytes, "SC_PAGE_SIZE": 1}
+    monkeypatch.setattr(os, "sysconf", lambda name: found.get(name) or real(name))
 
 
 @pytest.mark.parametrize("what", ["files", "contexts", "reads"])
@@ -168,7 +182,7 @@ def test_where_it_is_impossible_it_is_refused_or_not_chosen(root, monkeypatch, w
     reason = refuse(monkeypatch, what)
     with pytest.raises(OptionError, match=f"io='direct' is not possible: .*{reason}; use io='cac"):
         Loader(ds, 2, io="direct")
-    monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 1000)
+    have_memory(monkeypatch, 1000)
     with Loader(ds, 2, io="auto") as loader:
         assert re.fullmatch(f"read through the page cache: .*{reason}", loader.plan().io)
         assert len([None for _ in loader]) == 3
@@ -177,13 +191,12 @@ def test_where_it_is_impossible_it_is_refused_or_not_chosen(root, monkeypatch, w
 
 def test_auto_reads_a_dataset_that_fits_in_memory_through_the_page_cache(root, monkeypatch):
     ds = open_pack(root)
-    nbytes = plans.dataset_bytes(ds)
-    assert nbytes == sum(shard.bytes for shard in ds.manifest.shards)
-    monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 2 * nbytes)
+    nbytes = sum(shard.bytes for shard in ds.manifest.shards)
+    have_memory(monkeypatch, 2 * nbytes)
     with Loader(ds, 2) as loader:
         assert "through the page cache: the dataset's" in loader.plan().io
         assert "fit in 50%" in str(loader.plan())
-    monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 2 * nbytes - 2)
+    have_memory(monkeypatch, 2 * nbytes - 2)
     with Loader(ds, 2) as loader:
         assert "past the page cache: the dataset's" in loader.plan().io
         assert "exceed 50%" in str(loader.plan())
@@ -216,14 +229,7 @@ def test_a_shard_whose_file_system_cannot_is_read_through_the_page_cache_with_on
 ):
     """The second of two shards, twice: the file system is named once."""
     second = str(files_of(root, "image")[1].parents[1])
-    real = direct.open_direct
-
-    def opened(path):
-        if path.startswith(second):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
-        return real(path)
-
-    monkeypatch.setattr(direct, "open_direct", opened)
+    open_direct(monkeypatch, folder=second)
     monkeypatch.setattr(direct, "warned", set())
     caplog.set_level(logging.WARNING, "sa1bpack")
     found = batches_of(root, {}, io="direct", mask_layout="concat_bits")

@@ -7,12 +7,11 @@ import threading
 import pytest
 import torch
 from batches import BOTH, readers, rows_of
+from loader_seams import refuse_memory
 from torch._dynamo.utils import counters
 
 import sa1bpack
 from sa1bpack import Loader, LoaderError, OrderedBatches, ReadError, SequentialOrder, ShuffleOrder
-from sa1bpack.disk.direct import aligned
-from sa1bpack.loading import devices
 
 
 @BOTH
@@ -118,14 +117,7 @@ def test_missing_memory_for_more_runs_than_planned_is_the_same_error(
     sa1bpack.pack(sample_tar, tmp_path / "packed", workers=1)
     ds = sa1bpack.open(tmp_path / "packed", mask_format="runs")
     with Loader(ds, 1, max_masks=1) as loader:  # the largest, which has more runs than most
-        planned = loader.plan().batch_bytes
-
-        def refused(nbytes):
-            if nbytes > planned:
-                raise MemoryError(f"{nbytes} bytes")
-            return aligned(nbytes)
-
-        monkeypatch.setattr(devices, "aligned", refused)
+        refuse_memory(monkeypatch, loader.plan().batch_bytes)
         with pytest.raises(LoaderError, match=r"no memory for 4 batches .*lower batch_size"):
             list(loader)
 

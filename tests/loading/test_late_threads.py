@@ -5,12 +5,12 @@ from contextlib import contextmanager
 
 import pytest
 from batches import clone, join_readers, rows_of, same_batches
+from loader_seams import before_copies, ends_within
 from page_cache import drop, why_not_direct
 from reading_packs import write_pack
 
 from sa1bpack import Loader
 from sa1bpack import open as open_pack
-from sa1bpack.loading.located_batch import LocatedBatch
 
 
 @pytest.fixture
@@ -42,14 +42,9 @@ class Gate:
 @contextmanager
 def slow_copies(monkeypatch):
     """Every copy but the first one hangs, before it writes, until the end of this block."""
-    gate, copy = Gate(), LocatedBatch.copy
-
-    def slow(self, *arguments):
-        gate.pass_through()
-        copy(self, *arguments)
-
-    monkeypatch.setattr("sa1bpack.loading.iteration.END_SECONDS", 0.0)
-    monkeypatch.setattr(LocatedBatch, "copy", slow)
+    gate = Gate()
+    ends_within(monkeypatch, 0.0)
+    before_copies(monkeypatch, lambda _: gate.pass_through())
     try:
         yield gate
     finally:

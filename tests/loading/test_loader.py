@@ -8,14 +8,12 @@ from small_tars import SMALL, members, write_tar
 import sa1bpack
 from sa1bpack import Loader, OptionError
 from sa1bpack import open as open_pack
-from sa1bpack.loading.devices import Host
-from sa1bpack.wording import size_text
 
 
-def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
+def test_the_plan_states_the_memory_before_any_is_allocated(ds, memory):
     loader = Loader(ds, 4, prefetch=3, threads=2, mask_layout="padded_bits")
-    monkeypatch.setattr(Host, "allocate", lambda self, nbytes: pytest.fail("allocated"))
     plan = loader.plan()
+    assert memory == []
     pixels, masks = 24 * 24 * 3, 12 * 16 * 2
     assert (plan.samples, plan.most_masks, plan.batches, plan.threads) == (4, 12, 5, 2)
     assert plan.host_bytes == 5 * plan.batch_bytes and plan.pinned_bytes == plan.device_bytes == 0
@@ -37,7 +35,7 @@ def test_the_plan_says_what_a_batch_without_a_cap_takes(tmp_path):
         capped = Loader(ds, 2, max_masks=64).plan()
         assert capped.uncapped == "" and capped.batch_bytes < plan.batch_bytes / 3
         assert "max_masks=64 takes" in str(plan)
-    assert size_text(capped.batch_bytes) in Loader(ds, 2).plan().uncapped
+    assert f"max_masks=64 takes {capped.batch_bytes / 1e3:.3g} kB" in Loader(ds, 2).plan().uncapped
     assert Loader(ds, 2, max_masks=[4, 8]).plan().uncapped == ""
 
 

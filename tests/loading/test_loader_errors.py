@@ -8,13 +8,11 @@ import threading
 import numpy as np
 import pytest
 from batches import BOTH, clone, join_readers, readers, same
+from loader_seams import around_takes, before_copies, ends_within
 
 from sa1bpack import Collate, Loader, LoaderError, OptionError
 from sa1bpack import open as open_pack
 from sa1bpack.errors import LoaderTimeout
-from sa1bpack.loading.batch_queue import BatchQueue
-from sa1bpack.loading.iteration import most_dropped
-from sa1bpack.loading.located_batch import LocatedBatch
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
 
@@ -109,13 +107,21 @@ def test_more_dropped_samples_than_the_share_allows_are_an_error(root, make, sha
             next(batches)
 
 
-def test_the_share_is_rounded_down_as_it_is_written():
+@pytest.mark.parametrize(
+    ("share", "samples", "allowed"),
+    [(0.29, 100, 29), (np.float32(0.02), 100, 2), (0.01, 199, 1), (0.01, 200, 2), (0.01, 3, 1)],
+)
+def test_the_share_is_rounded_down_as_it_is_written(damaged, share, samples, allowed):
     """Not as floating point has it: 0.29 * 100 is 28.999999999999996."""
-    for share, samples, allowed in (
-        (0.29, 100, 29), (np.float32(0.02), 100, 2), (0.01, 199, 1), (0.01, 200, 2), (0.01, 3, 1),
-        (0.01, 11_185_362, 111_853),
-    ):  # fmt: skip
-        assert most_dropped(share, samples) == allowed
+    rows = np.zeros(samples, int)
+    for rows[:allowed], sound in ((4, True), (4, False)):  # sample 4 cannot be read
+        rows[allowed] = 0 if sound else 4
+        with Loader(damaged[rows], 50, max_dropped=share, **DROPS) as loader:
+            if sound:
+                assert sum(len(batch["images"]) for batch in loader) == samples - allowed
+                continue
+            with pytest.raises(LoaderError, match=f"allows at most {allowed};"):
+                list(loader)
 
 
 @BOTH
@@ -141,10 +147,10 @@ def test_an_invalid_share_is_refused(packed, share):
 
 
 def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatch):
-    def failing(self, *_):
+    def failing(_):
         raise MemoryError("no memory for sa_1.jpg")
 
-    monkeypatch.setattr(LocatedBatch, "copy", failing)
+    before_copies(monkeypatch, failing)
     with Loader(open_pack(packed.root), 4, threads=2) as loader:
         with pytest.raises(MemoryError, match=r"sa_1\.jpg"):
             next(iter(loader))
@@ -155,24 +161,22 @@ def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatc
 
 def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed, monkeypatch):
     begun, release = threading.Event(), threading.Event()
-    copy, take = LocatedBatch.copy, BatchQueue.take
 
-    def hanging(self, *arguments):
+    def hanging(_):
         begun.set()
         assert release.wait(60)
-        copy(self, *arguments)
 
-    def impatient(self, timeout, doing):
+    def impatient(take, timeout, doing):
         assert begun.wait(60)
-        return take(self, 0.01, doing)
+        return take(0.01, doing)
 
-    monkeypatch.setattr("sa1bpack.loading.iteration.END_SECONDS", 0.0)
+    ends_within(monkeypatch, 0.0)
     ds = open_pack(packed.root)
     loader = Loader(ds, 3, threads=1)
     ids = ds.column("image_id")[:3].tolist()
     with monkeypatch.context() as patch:
-        patch.setattr(LocatedBatch, "copy", hanging)
-        patch.setattr(BatchQueue, "take", impatient)
+        before_copies(patch, hanging)
+        around_takes(patch, impatient)
         with pytest.raises(LoaderTimeout, match="sa1bpack-reader-0 has been copying") as found:
             next(iter(loader))
         assert str(ids) in str(found.value) and "raise `timeout`" in str(found.value)

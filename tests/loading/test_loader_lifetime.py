@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,12 @@ import pytest
 from batches import readers
 from commands import python
 from failing_training import failing_training
+from loader_seams import around_takes, before_copies
 from reading_packs import write_pack
 from system import open_files
 
 from sa1bpack import Loader, LoaderError, ReadError
 from sa1bpack import open as open_pack
-from sa1bpack.loading.batch_queue import BatchQueue, BufferPool
-from sa1bpack.loading.located_batch import LocatedBatch
-from sa1bpack.wording import size_text
 
 
 def run(script: str, root: Path) -> str:
@@ -65,16 +62,15 @@ def test_an_interrupt_while_a_batch_changes_hands_costs_the_next_epochs_no_buffe
     ds, monkeypatch, pools
 ):
     """A pool that lost one at each Ctrl-C would soon have none."""
-    take = BatchQueue.take
 
-    def interrupted(self, *arguments):
-        take(self, *arguments)
+    def interrupted(take, *arguments):
+        take(*arguments)
         raise KeyboardInterrupt
 
     with Loader(ds, 1, threads=1, timeout=30) as loader:
         for _ in range(8):
             with monkeypatch.context() as patch:
-                patch.setattr(BatchQueue, "take", interrupted)
+                around_takes(patch, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     next(iter(loader))
         assert sum(1 for _ in loader) == len(ds)
@@ -92,26 +88,13 @@ def test_batches_that_are_kept_never_change_however_many_they_are(ds, caplog):
             assert np.array_equal(batch["images"][0].numpy(), ds[row]["image"])
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "hold all 4 buffers" in record.message and "clone()" in record.message
-    size = size_text(plan.batch_bytes)
+    size = f"{plan.batch_bytes / 1e3:.3g} kB"
     assert size in record.message and f"{size} for each further batch that you keep" in str(plan)
 
 
 def open_files_of(root: Path) -> list[str]:
     """The files under a folder that this process has open."""
     return [path for _, path in open_files() if path.startswith(str(root))]
-
-
-@pytest.fixture
-def pools(monkeypatch) -> list[BufferPool]:
-    """The pools of buffers that loaders make."""
-    made = []
-
-    def noted(*arguments):
-        made.append(BufferPool(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr("sa1bpack.loading.loader.BufferPool", noted)
-    return made
 
 
 @pytest.fixture
@@ -125,18 +108,17 @@ def no_collection():
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_leaving_early_releases_buffers_and_files_without_a_garbage_collection(
-    packed, no_collection, pools, closed
+    packed, no_collection, memory, closed
 ):
     ds = open_pack(packed.root)
     for _ in range(5):
         loader = Loader(ds, 1, threads=3)
         for batch in loader:  # noqa: B007
             break
-        pool = weakref.ref(pools.pop())
         if closed:
             loader.close()
         del loader, batch
-        assert pool() is None
+        assert memory and not any(one() is not None for one in memory)
     assert 0 < len(open_files_of(packed.root)) <= 2 * len(ds.shards)  # they stay with the shards
     del ds
     assert open_files_of(packed.root) == []
@@ -144,30 +126,27 @@ def test_leaving_early_releases_buffers_and_files_without_a_garbage_collection(
 
 @pytest.mark.parametrize("kind", ["cut", "unopened"])
 def test_a_read_error_that_is_kept_keeps_no_buffers(
-    tmp_path, no_collection, pools, monkeypatch, kind
+    tmp_path, no_collection, memory, monkeypatch, kind
 ):
     write_pack(tmp_path / "pack")
     loader = Loader(open_pack(tmp_path / "pack"), 1, threads=1)
-    copy = LocatedBatch.copy
 
-    def cut_and_copy(batch, *arguments):
+    def cut(batch):
         """Cut the files by the only thread that reads them: within a copy it would be a SIGBUS."""
         if batch.indices[0] == 1:
             for image in (tmp_path / "pack").rglob("image/c.*"):
                 os.truncate(image, 0)
-        copy(batch, *arguments)
 
     if kind == "unopened":
         os.truncate(tmp_path / "pack/shards/sa_000001-000/image/c.0.0.0.0", 100)
     else:
-        monkeypatch.setattr(LocatedBatch, "copy", cut_and_copy)
+        before_copies(monkeypatch, cut)
     iterator = iter(loader)
     next(iterator)
-    pool = weakref.ref(pools.pop())
     with pytest.raises(ReadError) as found:
         list(iterator)
     loader.close()
-    assert found.value.row >= 1 and pool() is None
+    assert found.value.row >= 1 and memory and not any(one() is not None for one in memory)
 
 
 def test_the_interpreter_ends_with_iterations_that_were_begun(packed):

@@ -4,16 +4,16 @@ hold; and their relations."""
 import numpy as np
 import pytest
 from batches import BOTH, clone, same
+from loader_seams import before_copies
 from reading_packs import overwrite_scores
 
 import sa1bpack
 from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError, make_dataloader
 from sa1bpack import open as open_pack
-from sa1bpack.dataset.fields import MASK_FIELDS
-from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.transforms import Pipeline, RandomHorizontalFlip
 
-MASKS = {field.sample for field in MASK_FIELDS}
+MASKS = {"masks", "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords"}
+MASKS |= {"crop_boxes", "annotation_ids"}
 RANDOM = np.random.default_rng(1)
 DAMAGED = {
     "mixed": lambda values: RANDOM.permutation(np.linspace(-3, 3, len(values))),
@@ -117,14 +117,12 @@ def test_a_count_that_differs_from_the_plan_is_an_error_of_the_sample(root, monk
     """What was read to plan with is damaged, and what was read to copy is sound."""
     sound = {path: path.read_bytes() for path in root.glob("shards/*/area/c.0*")}
     overwrite_scores(root, "area", np.zeros_like)
-    copy = LocatedBatch.copy
 
-    def repaired(self, *arguments):
+    def repaired(_):
         for path, data in sound.items():
             path.write_bytes(data)
-        copy(self, *arguments)
 
-    monkeypatch.setattr(LocatedBatch, "copy", repaired)
+    before_copies(monkeypatch, repaired)
     ds = open_pack(root, verify_checksums=True, min_area=1)
     with Loader(ds, 12) as loader, pytest.raises(ReadError) as caught:
         list(loader)

@@ -7,15 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 from batches import same
+from loader_seams import before_fills, noted_pools
 from simulated_cuda import SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled, simulate
 
 from sa1bpack import Collate, Loader, LoaderError
 from sa1bpack.errors import LoaderTimeout
-from sa1bpack.loading import loader
-from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.devices import Cuda
-from sa1bpack.loading.located_batch import LocatedBatch
 
 SEEDS = 12  # of each kind
 CACHED = {"io": "cached", "mask_layout": "concat_bits", "prefetch": 1}
@@ -24,15 +22,10 @@ CACHED = {"io": "cached", "mask_layout": "concat_bits", "prefetch": 1}
 def run_epochs(ds, monkeypatch, seed: int, **options) -> SimpleNamespace:
     """Epochs on device 1, the first of them left early; returns what there was to see."""
     schedule, cuda = scheduled(monkeypatch, seed)
-    consumer, pools = Consumer(ds, cuda, schedule), []
+    consumer, pools = Consumer(ds, cuda, schedule), noted_pools(monkeypatch)
     if seed % 4 == 3:  # then torch pins memory
         cuda.fail["pin"] = RuntimeError("CUDA error: operation not supported")
 
-    def noted(*arguments):
-        pools.append(BufferPool(*arguments))
-        return pools[-1]
-
-    monkeypatch.setattr(loader, "BufferPool", noted)
     made = {"threads": 1 + seed % 4, "prefetch": 1 + seed % 2, "seed": seed, "io": "cached"}
     rows = []
 
@@ -197,16 +190,14 @@ def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
     copies have ended lie idle."""
     cuda, filled = Lagging(), []
     simulate(monkeypatch, cuda)
-    begin = LocatedBatch.begin
 
-    def noted(self, data):
+    def noted(batch, data):
         address = data.ctypes.data
         assert not cuda.copying[address]
-        if len(self):  # else only the kernels are compiled
+        if len(batch):  # else only the kernels are compiled
             filled.append(address)
-        begin(self, data)
 
-    monkeypatch.setattr(LocatedBatch, "begin", noted)
+    before_fills(monkeypatch, noted)
     options = {"threads": 1, "prefetch": prefetch}
     with Loader(ds, 1, device="cuda", **CACHED | options) as batches:
         for _ in range(2):

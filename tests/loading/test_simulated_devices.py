@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from batches import same, tensors_of
+from batches import LAYOUTS, same, tensors_of
 from forked import forked_child
 from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from simulated_cuda import SimulatedCuda
@@ -17,7 +17,6 @@ from simulated_loading import LATE, simulate
 from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError
 from sa1bpack import open as open_pack
 from sa1bpack.loading import devices
-from sa1bpack.loading.batch.spec import LAYOUTS
 
 # ------------------------------------------------------------------------------------ which device
 

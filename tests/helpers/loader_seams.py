@@ -1,0 +1,104 @@
+"""Where tests hold a Loader up, refuse it what it needs, and watch its buffers.
+
+Faults of a disk, of memory and of threads that no test can cause from outside; nothing else in
+tests knows these inner parts of a Loader.
+"""
+
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from sa1bpack.loading import devices, iteration, loader
+from sa1bpack.loading.batch_queue import BatchQueue, BufferPool
+from sa1bpack.loading.located_batch import LocatedBatch, SampleReader
+
+
+def ends_within(monkeypatch, seconds: float) -> None:
+    """An epoch that ends waits so long for its threads."""
+    monkeypatch.setattr(iteration, "END_SECONDS", seconds)
+
+
+def before_copies(monkeypatch, call: Callable[[LocatedBatch], object]) -> None:
+    """A thread that has begun to copy samples of a batch, and is about to read, calls this."""
+    copy = LocatedBatch.copy
+
+    def copied(batch, *arguments):
+        call(batch)
+        return copy(batch, *arguments)
+
+    monkeypatch.setattr(LocatedBatch, "copy", copied)
+
+
+def before_fills(monkeypatch, call: Callable[[LocatedBatch, np.ndarray], object]) -> None:
+    """A thread that is about to fill a buffer, uint8 (n,), calls this."""
+    begin = LocatedBatch.begin
+
+    def begun(batch, data):
+        call(batch, data)
+        begin(batch, data)
+
+    monkeypatch.setattr(LocatedBatch, "begin", begun)
+
+
+def after_reads(monkeypatch, call: Callable[..., object]) -> None:
+    """A thread that has read samples calls this with them, the destination, first and last."""
+    load = SampleReader.load
+
+    def loaded(reader, *arguments):
+        found = load(reader, *arguments)
+        call(*arguments)
+        return found
+
+    monkeypatch.setattr(SampleReader, "load", loaded)
+
+
+def around_takes(monkeypatch, call: Callable[..., object]) -> None:
+    """A consumer calls this in place of taking the next batch: take, timeout, what threads do."""
+    take = BatchQueue.take
+    monkeypatch.setattr(BatchQueue, "take", lambda queue, *given: call(take.__get__(queue), *given))
+
+
+@pytest.fixture
+def pools(monkeypatch) -> list[BufferPool]:
+    """See `noted_pools`."""
+    return noted_pools(monkeypatch)
+
+
+def noted_pools(monkeypatch) -> list[BufferPool]:
+    """The pools of buffers that loaders make from now on."""
+    made = []
+
+    def noted(*arguments):
+        made.append(BufferPool(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(loader, "BufferPool", noted)
+    return made
+
+
+@pytest.fixture
+def memory(monkeypatch) -> list[weakref.ref]:
+    """The memory of the buffers that loaders make, uint8 (n,) each."""
+    made, allocate = [], devices.aligned
+
+    def noted(nbytes):
+        memory = allocate(nbytes)
+        made.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(devices, "aligned", noted)
+    return made
+
+
+def refuse_memory(monkeypatch, most: int) -> None:
+    """Refuse buffers of more bytes than that."""
+    allocate = devices.aligned
+
+    def refused(nbytes):
+        if nbytes > most:
+            raise MemoryError(f"{nbytes} bytes")
+        return allocate(nbytes)
+
+    monkeypatch.setattr(devices, "aligned", refused)
