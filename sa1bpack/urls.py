@@ -32,7 +32,7 @@ class Counts:
     """Counts of what this process has read from one place.
 
     Attributes:
-        hits: number of shards, and parts of features, that were on this machine when they were
+        hits: number of shards, and feature shards, that were on this machine when they were
             opened.
         misses: number of those that were fetched.
         requests: number of requests that were made.
@@ -59,17 +59,17 @@ class Lease(Protocol):
 
 
 class SideSource(Protocol):
-    """The place that the parts of a feature come from.
+    """The place that feature shards come from.
 
     Attributes:
-        root: the folder that has the manifest of the feature, the names of all its parts, and those
-            that were fetched.
+        root: the folder that has the manifest of the feature, the names of all its feature shards,
+            and those that were fetched.
     """
 
     root: Path
 
     def bring(self, spec: Any, shard: Any) -> Lease:
-        """Bring the part for a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
+        """Bring the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
 
 
 class ShardSource(Protocol):

@@ -136,10 +136,10 @@ class Check:
             shard = root / "shards" / name
             self.folder(shard, self.tried(checksums, shard / CHECKSUMS))
         for side in entries(root / "side"):
-            parts = {path.name for path in entries(side) if path.is_dir()}
-            self.folder(side, self.tried(checksums, side / CHECKSUMS), parts)
-            for part in sorted(parts):
-                self.folder(side / part, self.tried(checksums, side / part / CHECKSUMS))
+            inside = {path.name for path in entries(side) if path.is_dir()}
+            self.folder(side, self.tried(checksums, side / CHECKSUMS), inside)
+            for name in sorted(inside):
+                self.folder(side / name, self.tried(checksums, side / name / CHECKSUMS))
         return len(names)
 
     def folder(

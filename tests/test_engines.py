@@ -171,7 +171,7 @@ def test_a_part_whose_process_is_killed_is_made_again(ray_address, pack, tmp_pat
 def test_the_commands_work_on_a_cluster(ray_address, pack, command):  # noqa: F811
     flags = ("--engine", "ray", "--address", ray_address)
     code, out, _ = command("derive", pack, "ids", "--fn", "dying_tasks:ids", *flags)
-    assert (code, out) == (0, f"{pack}/side/ids: 4 parts made, 0 existing, complete\n")
+    assert (code, out) == (0, f"{pack}/side/ids: 4 shards made, 0 existing, complete\n")
     flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
     code, on_ray, _ = command("verify", pack, *flags)
     assert code == 1 and "DAMAGED: " in on_ray and "sa_000001-000" in on_ray

@@ -224,7 +224,7 @@ def merge(packs: list[str], *, output: str) -> int:
         say(f"{counted(result.repeated, 'shard')} in several packs, taken once")
     for name, shards in result.features.items():
         if shards:
-            say(f"feature {name}: {counted(len(shards), 'shard')} without a part")
+            say(f"feature {name}: {counted(len(shards), 'shard')} without rows")
     if not result.complete:
         warn("not complete: one of the packs is not; repeat its pack command, and merge again")
     return exits.OK if result.complete else exits.FAILED
@@ -318,8 +318,8 @@ def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:
     elif empty or report.complete is False:
         code = exits.INCOMPLETE
     depth = "quick check" if quick else "every byte read"
-    if "parts" in counts:
-        return code, f"feature, {verdict}; {counted(counts['parts'], 'part')}, {depth}"
+    if "feature_shards" in counts:
+        return code, f"feature, {verdict}; {counted(counts['feature_shards'], 'shard')}, {depth}"
     if report.complete is None:
         return code, f"{verdict}; without its manifest nothing else can be checked"
     if denied := [problem for problem in report.problems if problem.denied]:
@@ -345,7 +345,7 @@ def advice(pack: str, problems: Iterable[Problem]) -> list[str]:
     damaged = [problem for problem in problems if not (problem.extra or problem.denied)]
     if any(problem.feature is not None for problem in damaged):
         lines.append(
-            "to make a damaged part of a feature again: remove its folder, and repeat "
+            "to make a damaged feature shard again: remove its folder, and repeat "
             "sa1bpack derive or sa1bpack.attach"
         )
     if any(problem.feature is None for problem in damaged):

@@ -462,7 +462,7 @@ def derive(
 
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     function = function_of(fn)
-    # A part has a row for every sample of its shard.
+    # A feature shard has a row for every sample of its shard.
     ds = sa1bpack.open(one_or_several([pack]), mask_format=mask_format, duplicates="all")
     made = function_of(pipeline, "pipeline")(ds) if pipeline else None
     with image_bar() as show:

@@ -1,4 +1,4 @@
-"""`derive_on_ray`: the parts of a feature as tasks of a Ray cluster."""
+"""`derive_on_ray`: the shards of a feature as tasks of a Ray cluster."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,8 @@ from sa1bpack.cluster.tasks import Needs, once_unlocked, run_parts
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.run import (
     DeriveKeywords,
+    FeatureShardMaker,
     Function,
-    PartMaker,
     derive,
     function_name,
     function_of,
@@ -39,8 +39,8 @@ def derive_on_ray(
 ) -> DeriveResult:
     """Compute a feature on a Ray cluster, whose nodes see the pack under the same path.
 
-    Each shard whose part is missing is a task. One whose process or node dies is run again, up to
-    5 times; parts are published complete, and a call that was killed is repeated to resume.
+    Each shard without rows is a task. One whose process or node dies is run again, up to 5 times;
+    feature shards are published complete, and a call that was killed is repeated to resume.
 
     Args:
         ds, name: as in `derive`.
@@ -55,7 +55,7 @@ def derive_on_ray(
     Raises:
         OptionError: as in `derive`, and if ray is initialized in this process already.
         ClusterError: no cluster can be reached, or tasks died each time they were run: their
-            shards are named, and have no part.
+            shards are named, and have no rows.
         MissingPackage: without ray.
         Whatever else `derive` raises.
     """
@@ -63,7 +63,7 @@ def derive_on_ray(
     cores = call["threads"] = call.get("threads") or THREADS
     if (output := call.pop("output", None)) is not None:
         call["output"] = Path(output).absolute()
-    maker = PartMaker(ds, name, fn, **call)
+    maker = FeatureShardMaker(ds, name, fn, **call)
     shards = [shard.identity.name for shard in maker.target.shards]
     todo = maker.target.missing(maker.target.shards)
     died = {}
@@ -78,13 +78,13 @@ def derive_on_ray(
         first = min(died)
         raise ClusterError(
             f"{counted(len(died), 'shard')} given up: {', '.join(sorted(died))}; {first}: "
-            f"{died[first]}; the parts of all others are kept: repeat the call to make the rest"
+            f"{died[first]}; the rows of all others are kept: repeat the call to make the rest"
         )
-    return PartMaker(ds, name, fn, **call).target.result(todo)
+    return FeatureShardMaker(ds, name, fn, **call).target.result(todo)
 
 
 def _make(folder: str, fn: str | Function, **call) -> None:
-    """Make one part: the task."""
+    """Make one feature shard: the task."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
     named = function_of(fn) if isinstance(fn, str) else fn

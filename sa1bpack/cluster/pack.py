@@ -18,7 +18,7 @@ from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, SourceError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import Problem, Report, joined
-from sa1bpack.format.side.spec import is_side, part_names, side_folders
+from sa1bpack.format.side.spec import feature_shard_names, is_side, side_folders
 from sa1bpack.format.verify import verify
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
@@ -154,7 +154,7 @@ def verify_on_ray(
         root, quick, io: as in `verify`.
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
             alone.
-        progress: called as progress(shards done, shards in all); for a feature, with its parts.
+        progress: called as progress(shards done, shards in all); for a feature, feature shards.
 
     Raises:
         MissingPackage: ray is not installed.
@@ -164,7 +164,7 @@ def verify_on_ray(
     """
     root = local_path("root", root).absolute()
     choice("io", io, IO)
-    names = _parts_to_check(root)
+    names = _names_to_check(root)
     call = {"root": root, "quick": quick, "io": io}
     reports, died = run_parts(address, verify, names, call, VERIFY_NEEDS, progress)
     for name, why in died.items():
@@ -173,17 +173,17 @@ def verify_on_ray(
     return joined([reports[name] for name in names])
 
 
-def _parts_to_check(root: Path) -> list[str]:
-    """A name for each part that is a task: of shards, or of parts of a feature."""
+def _names_to_check(root: Path) -> list[str]:
+    """A name for each part of the check, a task: of shards, or of feature shards."""
     if is_side(root):
-        return part_names(root) or [root.name]
+        return feature_shard_names(root) or [root.name]
     try:
         names = [shard.name for shard in read_manifest(root).shards]
     except FormatError:
         return [root.name]  # reported, or raised, by its only part
-    sides = [len(part_names(folder)) for folder in side_folders(root) if is_side(folder)]
+    sides = [len(feature_shard_names(folder)) for folder in side_folders(root) if is_side(folder)]
     more = range(len(names), max(sides, default=0))
-    return [*names, *(f"parts of features, {number}" for number in more)] or [root.name]
+    return [*names, *(f"feature shards, {number}" for number in more)] or [root.name]
 
 
 @checks_options

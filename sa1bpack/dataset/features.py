@@ -1,4 +1,4 @@
-"""The features of a dataset: which folder has the part of each shard."""
+"""The features of a dataset: which folder has the rows of each shard."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,11 @@ from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.side.spec import (
     AGAIN,
     SIDES_NAME,
+    FeatureShard,
     ShardIdentity,
-    SidePart,
     SideSpec,
     coverage,
-    open_part,
-    part_names,
+    feature_shard_names,
     read_side_manifest,
 )
 from sa1bpack.urls import Lease, SideSource, is_pack_url, pack_url
@@ -35,8 +34,8 @@ class Feature:
     Attributes:
         spec: the spec of its rows.
         shards: the shards of the Pack.
-        folders: for each shard the folder that has its part; None: there is none.
-        sources: where the parts come from that are not in these folders.
+        folders: for each shard the folder that has its feature shard; None: there is none.
+        sources: where the feature shards come from that are not in these folders.
     """
 
     spec: SideSpec
@@ -44,24 +43,24 @@ class Feature:
     folders: Sequence[Path | None]
     sources: Mapping[Path, SideSource]
 
-    def open(self, number: int, leases: list[Lease]) -> SidePart:
-        """The part for a shard, by its number; what keeps it in place is added to the leases.
+    def open(self, number: int, leases: list[Lease]) -> FeatureShard:
+        """The rows of a shard, by its number; what keeps them in place is added to the leases.
 
-        Raises FormatError if it is missing or damaged, OSError, and what bringing it raises, see
-        `urls.SideSource`.
+        Raises FormatError if they are missing or damaged, OSError, and what bringing them raises,
+        see `urls.SideSource`.
         """
         shard, folder = self.shards[number], self.folders[number]
         if folder is None:
             if shard.lengths.samples:
                 raise FormatError(
-                    f"feature {self.spec.name} has no part for shard {shard.name}; run "
+                    f"feature {self.spec.name} has no rows for shard {shard.name}; run "
                     "`sa1bpack derive` again"
                 )
             empty = np.empty((0, *self.spec.stored_shape), self.spec.stored)
-            return SidePart(Path(), self.spec, empty, 0)
+            return FeatureShard(Path(), self.spec, empty, 0)
         if folder in self.sources:
             leases.append(self.sources[folder].bring(self.spec, shard))
-        return open_part(folder, self.spec, shard)
+        return FeatureShard.open(folder, self.spec, shard)
 
 
 def feature_paths(value: Any) -> tuple[str, ...]:
@@ -81,11 +80,11 @@ def with_features(pack: "Pack", rows: Rows, named: Sequence[str]) -> "Pack":
     """The pack with these features.
 
     Args:
-        rows: rows of the dataset: every shard that they are in must have a part.
+        rows: rows of the dataset: every shard that they are in must have a feature shard.
         named: names in the pack's own folder, or paths.
 
     Raises:
-        OptionError: a shard lacks its part, or two features have one name.
+        OptionError: a shard lacks its feature shard, or two features have one name.
         NotAPack, FormatError, VersionError: what is named is not a feature, or is damaged.
         OSError: a file cannot be read.
     """
@@ -124,19 +123,19 @@ def _feature(pack: "Pack", name: str, needed: set[int]) -> Feature:
             f"with `sa1bpack derive`, or give the path of its folder, such as ./{name}"
         )
     spec = read_side_manifest(folders[0]).spec
-    parts: dict[str, Path] = {}
+    found: dict[str, Path] = {}
     for folder in folders:
         if (other := read_side_manifest(folder).spec) != spec:
             raise OptionError(
                 f"feature {name!r} is {spec.to_text()} in {folders[0]}, but {other.to_text()} in "
                 f"{folder}"
             )
-        parts |= dict.fromkeys(part_names(folder), folder)
-    found = coverage(parts, (pack.identities[number] for number in sorted(needed)))
-    if found.missing:
+        found |= dict.fromkeys(feature_shard_names(folder), folder)
+    covered = coverage(found, (pack.identities[number] for number in sorted(needed)))
+    if covered.missing:
         raise OptionError(
-            f"feature {name!r} does not fit: {found}; {AGAIN}, or select what it has and add it "
+            f"feature {name!r} does not fit: {covered}; {AGAIN}, or select what it has and add it "
             "with ds.with_options(features=...)"
         )
-    folders = [parts.get(shard.part) for shard in pack.identities]
+    folders = [found.get(shard.feature_shard) for shard in pack.identities]
     return Feature(spec, pack.identities, folders, sources)

@@ -86,7 +86,7 @@ def open(
             a FormatError. `ds.shards` remains unchecked memory maps.
         features: arrays that were computed after packing, see docs/features.md: names of those in
             PACK/side, or paths of others. Each is a key of samples and batches. Every shard must
-            have its part.
+            have its rows.
         min_area, max_area_frac, min_iou, min_stability: samples have only masks of at least
             `min_area` source pixels, which cover at most the fraction `max_area_frac` of the image,
             with a predicted IoU of at least `min_iou` and a stability score of at least
@@ -99,8 +99,8 @@ def open(
         VersionError: a newer major version of the format.
         OptionError: a value that is not one of the choices, a URL without `cache_dir`, a pattern
             that matches nothing, packs that differ in their layout, image ids that occur more than
-            once (see `duplicates`), or a feature that lacks the part of a shard, or has it for
-            other bytes.
+            once (see `duplicates`), or a feature that lacks the rows of a shard, or has them
+            for other bytes.
         ResourceShortage: the system refuses memory or an open file.
         StoreError: an object store cannot be reached, or refuses.
         MissingPackage: the packages for object stores are not installed: obstore, botocore.

@@ -43,7 +43,7 @@ from sa1bpack.format.index import (
 from sa1bpack.format.layout import image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest, completeness_of, make_manifest
 from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard, read_sample_rows
-from sa1bpack.format.side.spec import ShardIdentity, SidePart, shard_identities
+from sa1bpack.format.side.spec import FeatureShard, ShardIdentity, shard_identities
 from sa1bpack.masks import MaskRule
 from sa1bpack.urls import Counts, Lease, ShardSource
 from sa1bpack.wording import brief, counted
@@ -183,7 +183,7 @@ class Pack:
         places: where each shard is: the folder of its pack, and its number there.
         first_row: first row of each shard, and the number of all rows.
         duplicates: what becomes of image ids that several samples have, see `sa1bpack.open`.
-        features: the features, whose parts are opened with the shards, see
+        features: the features, whose feature shards are opened with the shards, see
             `features.with_features`.
     """
 
@@ -281,8 +281,8 @@ class Pack:
             raise IndexError(f"shard {number} of a dataset which has {len(self)}")
         folder, own = self.places[number]
         shard, leases = folder.open_shard(own)
-        parts = [feature.open(number, leases) for feature in self.features]
-        return OpenShard(shard, parts, leases)
+        features = [feature.open(number, leases) for feature in self.features]
+        return OpenShard(shard, features, leases)
 
     def open_many(
         self, numbers: Iterable[int]
@@ -507,15 +507,15 @@ class Pack:
 
         By name, (*stored_shape) or (m, *stored_shape), read-only. Raises as `read_rows` does.
         """
-        parts = self.open(self.locate(row)[0]).features
-        return {part.spec.name: self.read_feature(part, row, direct) for part in parts}
+        opened = self.open(self.locate(row)[0]).features
+        return {each.spec.name: self.read_feature(each, row, direct) for each in opened}
 
-    def read_feature(self, part: SidePart, row: int, direct: bool = False) -> np.ndarray:
-        """As `read_features`, of one part."""
+    def read_feature(self, opened: FeatureShard, row: int, direct: bool = False) -> np.ndarray:
+        """As `read_features`, of one feature shard."""
         _, local, first, stop = self.locate(row)
-        of_sample = part.spec.axis == "sample"
+        of_sample = opened.spec.axis == "sample"
         span = (local, local + 1) if of_sample else (first, stop)
-        rows = CACHE.with_resources(partial(part.read, local, *span, direct=direct))
+        rows = CACHE.with_resources(partial(opened.read, local, *span, direct=direct))
         rows.flags.writeable = False
         return rows[0] if of_sample else rows
 

@@ -278,7 +278,7 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
         else:
             opened = pack.open(number)
             rows = _views(opened, local, first, stop, spec)
-            stored = {part.spec.name: part.rows(local, first, stop) for part in opened.features}
+            stored = {each.spec.name: each.rows(local, first, stop) for each in opened.features}
         sample = sample_of_rows(rows, spec)
         sample |= {each.name: each.read(stored[each.name]) for each in spec.features}
         convert(sample, pack.layout, options.rule, spec)

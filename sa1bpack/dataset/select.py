@@ -31,7 +31,7 @@ from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import is_selection, read_selection, write_selection
 from sa1bpack.format.shard_reader import Shard, read_array_rows
-from sa1bpack.format.side.spec import SidePart
+from sa1bpack.format.side.spec import FeatureShard
 from sa1bpack.masks import passes
 from sa1bpack.masks.random import words
 from sa1bpack.wording import counted, span_text
@@ -112,20 +112,20 @@ class Columns:
             return self["size"][:, SIZE_COLUMNS[name]]
         if name == "file_name":
             return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
-        for part in self._opened.features:
-            if part.spec.name == name:
-                return part.spec.read(self._feature_rows(part))
+        for feature in self._opened.features:
+            if feature.spec.name == name:
+                return feature.spec.read(self._feature_rows(feature))
         if name in SAMPLE_COLUMNS:
             return self._array(name)[self._local]
         check_column(name, "mask", self._pack)
         return self._array(name)[self._masks]
 
-    def _feature_rows(self, part: SidePart) -> np.ndarray:
+    def _feature_rows(self, feature: FeatureShard) -> np.ndarray:
         """The stored rows of a feature, compared with their checksums if that is asked."""
-        of_samples = part.spec.axis == "sample"
+        of_samples = feature.spec.axis == "sample"
         if not self._verified:
-            return part.values[self._local if of_samples else self._masks]
-        rows = [self._pack.read_feature(part, row) for row in row_array(self._rows).tolist()]
+            return feature.values[self._local if of_samples else self._masks]
+        rows = [self._pack.read_feature(feature, row) for row in row_array(self._rows).tolist()]
         return np.stack(rows) if of_samples else np.concatenate(rows)[self._kept]
 
     def _array(self, name: str) -> np.ndarray:

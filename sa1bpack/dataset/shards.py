@@ -19,7 +19,7 @@ import numpy as np
 
 from sa1bpack.errors import ResourceShortage
 from sa1bpack.format.shard_reader import Shard
-from sa1bpack.format.side.spec import SidePart
+from sa1bpack.format.side.spec import FeatureShard
 from sa1bpack.urls import Lease
 
 _T = TypeVar("_T")
@@ -49,7 +49,7 @@ class OpenShard:
         table: int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that of
             the first byte of an array in this process, 0 if it is not mapped.
         mappings: memory maps that the shard has once all its arrays are in use.
-        features: parts of the dataset's features for this shard.
+        features: feature shards of the dataset's features for this shard.
         leases: what keeps the fetched files in place, see `urls.ShardSource`.
         used: the number of its latest use; the cache counts the uses of all shards together.
     """
@@ -57,7 +57,7 @@ class OpenShard:
     used = 0
 
     def __init__(
-        self, shard: Shard, features: Sequence[SidePart] = (), leases: Sequence[Lease] = ()
+        self, shard: Shard, features: Sequence[FeatureShard] = (), leases: Sequence[Lease] = ()
     ):
         """Map the arrays of a shard. Raises FormatError or OSError if one cannot be mapped."""
         self.shard, self.features, self.leases = shard, features, leases

@@ -1,6 +1,6 @@
 """Features made: by a function, shard by shard through the Loader, or from an existing array.
 
 Modules:
-    target: which parts there are to make, and where.
+    target: which feature shards there are to make, and where.
     run: `sa1bpack.derive` and `attach`.
 """

@@ -19,8 +19,8 @@ from sa1bpack.deriving.target import DeriveResult, RowKeywords, ShardToDo, Targe
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.problems import Progress
-from sa1bpack.format.side.spec import SIDE_DTYPES, open_part
-from sa1bpack.format.side.writer import PartWriter
+from sa1bpack.format.side.spec import SIDE_DTYPES, FeatureShard
+from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms.geometry import GeometricStep
@@ -63,11 +63,11 @@ def derive(
 ) -> DeriveResult:
     """Compute a feature: one row per image or per mask, by a function of batches.
 
-    One part per shard, each published when it is complete. Parts that exist are kept, and so are
-    the complete batches of one that is not, as long as the file of the function is the same. So a
-    call that was killed is repeated to resume, and a shard that was packed again is the only one
-    that is computed again. Any number of processes may work on one feature at once, each on the
-    shards of its `part`.
+    The rows of each shard, a feature shard, are published when they are complete. Feature shards
+    that exist are kept, and so are the complete batches of one that is not, as long as the file of
+    the function is the same. So a call that was killed is repeated to resume, and a shard that was
+    packed again is the only one that is computed again. Any number of processes may work on one
+    feature at once, each on the shards of its `part`.
 
     Args:
         ds: a dataset of complete shards, without a transform: of a pack, `ds.from_sources(...)`, or
@@ -81,7 +81,7 @@ def derive(
         part: (K, N): make every N-th shard, from the K-th (from 1) on. None: by the rank in
             torch.distributed, or by RANK and WORLD_SIZE of the environment; otherwise all.
         progress: called as progress(images done, images in all) after each batch, and after the
-            rows that a killed call left behind; images of parts that exist are not counted.
+            rows that a killed call left behind; images whose rows exist are not counted.
         batch_size: images per batch; default: 32.
         device: device of the batches: "cpu" (default), "cuda" or "cuda:1".
         pipeline: a `transforms.Pipeline` of the dataset: `fn` is given its output in place of the
@@ -105,9 +105,9 @@ def derive(
             expected, or a row with NaN or an infinity, whose image is named.
         OutputRefused: the folder holds something else, such as an array of another function, of
             other options, or of a dataset that was opened with other options.
-        ReadError: a sample cannot be read; its part is not published.
-        FormatError: a part that exists is damaged.
-        OutputLocked: another process makes the same part.
+        ReadError: a sample cannot be read; the rows of its shard are not published.
+        FormatError: a feature shard that exists is damaged.
+        OutputLocked: another process makes the same feature shard.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -118,7 +118,7 @@ def derive(
         >>> ds[0]["mean_grey"].shape, ds[0]["mean_grey"].dtype
         ((), dtype('float32'))
     """
-    maker = PartMaker(ds, name, fn, **call)
+    maker = FeatureShardMaker(ds, name, fn, **call)
     todo = maker.target.missing(share(maker.target.shards, part))
     total = sum(shard.identity.lengths.samples for shard in todo)
     done = 0
@@ -155,12 +155,12 @@ def _named(fn: Function) -> Any:
     return fn if hasattr(fn, "__qualname__") else type(fn)
 
 
-class PartMaker:
-    """The maker of a feature's parts, as a call of `derive` with these arguments asks for.
+class FeatureShardMaker:
+    """The maker of feature shards, as a call of `derive` with these arguments asks for.
 
     Attributes:
         target: the feature.
-        made: names of the shards whose parts this call published.
+        made: the shards whose rows this call published.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class PartMaker:
         return Loader(shard.samples, self._batch_size, **self._loading)
 
     def make(self, shard: ShardToDo) -> Iterator[int]:
-        """Make the part of a shard; yields the number of images of each batch that is done."""
+        """Make the rows of a shard; yields the number of images of each batch that is done."""
         counts = shard.row_counts(self.target.axis)
         with self.loader(shard) as loader:
             writer = None if self.target.spec is None else self._writer(shard, counts)
@@ -235,7 +235,7 @@ class PartMaker:
                 if writer is not None:
                     writer.leave()
 
-    def _writer(self, shard: ShardToDo, counts: np.ndarray) -> PartWriter:
+    def _writer(self, shard: ShardToDo, counts: np.ndarray) -> FeatureShardWriter:
         target, origin = self.target, None
         try:  # what the function is written in, too
             source = inspect.getsourcefile(inspect.unwrap(_named(self._fn)))
@@ -245,7 +245,7 @@ class PartMaker:
         except (TypeError, OSError):  # another language, or by another program
             pass
         given = {"origin": origin, "counts": counts, "step": self._batch_size}
-        return PartWriter(target.folder, target.spec, shard.identity, **given)
+        return FeatureShardWriter(target.folder, target.spec, shard.identity, **given)
 
     def _rows(self, shard: ShardToDo, batch, counts: np.ndarray, first: int) -> np.ndarray:
         """The rows that the function returns for a batch, as they are stored."""
@@ -256,7 +256,7 @@ class PartMaker:
             with torch.no_grad():
                 found = self._fn(batch, **self._options)
         except Exception as error:
-            error.add_note(f"raised by {name} {place}; the parts before it are kept")
+            error.add_note(f"raised by {name} {place}; the shards before it are kept")
             raise
         (rows, dtype), expected = stored_rows(found), int(counts.sum())
         if rows.ndim < 1 or len(rows) != expected:
@@ -293,7 +293,7 @@ def function_of(name: str, option: str = "fn") -> Callable:
     An error of the module itself passes.
     """
     module, colon, attribute = name.partition(":")
-    if not (colon and all(part.isidentifier() for part in f"{module}.{attribute}".split("."))):
+    if not (colon and all(word.isidentifier() for word in f"{module}.{attribute}".split("."))):
         raise OptionError(f"{option} is {name!r}: choose MODULE:FUNCTION, such as my_teacher:embed")
     try:
         found = resolve_name(name)
@@ -322,7 +322,8 @@ def attach(
 ) -> DeriveResult:
     """Make a feature of rows that exist, matched by id, whatever their order.
 
-    Parts that exist are compared with the rows, so a call that was killed is repeated to resume.
+    Feature shards that exist are compared with the rows: a call that was killed is repeated to
+    resume.
 
     Args:
         ds: a dataset of complete shards, or a torch Subset of one; all its images, or masks, must
@@ -340,8 +341,8 @@ def attach(
         OptionError: a value that cannot be used, an id that occurs twice, samples without a row, or
             a row with NaN or an infinity.
         OutputRefused: the folder holds something else, or other rows.
-        FormatError: a shard cannot be read, or a part that exists is damaged.
-        OutputLocked: another process makes the same part.
+        FormatError: a shard cannot be read, or a feature shard that exists is damaged.
+        OutputLocked: another process makes the same feature shard.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -358,14 +359,14 @@ def attach(
     for shard in target.shards:  # before anything is written
         lookup.positions(shard, target.axis)
     target.use(kind, array.shape[1:])
-    todo_parts = {shard.identity.part for shard in target.missing(target.shards)}
+    todo = {shard.identity.feature_shard for shard in target.missing(target.shards)}
     total = sum(shard.identity.lengths.samples for shard in target.shards)
     done, made = 0, []
     for shard in target.shards:
         positions, counts = lookup.positions(shard, target.axis), shard.row_counts(target.axis)
         pieces = _pieces(target, shard, array, positions, counts)
-        if shard.identity.part in todo_parts:
-            with PartWriter(target.folder, target.spec, shard.identity) as writer:
+        if shard.identity.feature_shard in todo:
+            with FeatureShardWriter(target.folder, target.spec, shard.identity) as writer:
                 for piece in pieces:
                     writer.append(*piece)
                 if writer.publish():
@@ -418,14 +419,14 @@ def _pieces(
 
 
 def _compare(target: Target, shard: ShardToDo, pieces: Iterable) -> None:
-    """Raise OutputRefused unless a part that exists has these rows."""
-    part, sample = open_part(target.folder, target.spec, shard.identity), 0
-    stored = part.checksum
+    """Raise OutputRefused unless the feature shard that exists has these rows."""
+    existing, sample = FeatureShard.open(target.folder, target.spec, shard.identity), 0
+    stored = existing.checksum
     for rows, counts in pieces:
         data, first = byte_view(rows), 0
         for count in counts.tolist():
             end = first + count * target.spec.row_bytes
             if xxhash.xxh3_64_intdigest(data[first:end]) != int(stored[sample]):
-                where = f"{part.folder}: it has other rows for sample {sample}"
+                where = f"{existing.folder}: it has other rows for sample {sample}"
                 raise OutputRefused(f"{where}; remove that folder, or choose another one")
             first, sample = end, sample + 1

@@ -1,4 +1,4 @@
-"""The parts of a feature that a dataset needs: which exist, and which this process makes."""
+"""The feature shards that a dataset needs: which exist, and which this process makes."""
 
 import os
 from collections.abc import Sequence
@@ -28,15 +28,15 @@ from sa1bpack.format.side.spec import (
     SCALED_DTYPES,
     SIDE_AXES,
     SIDES_NAME,
+    FeatureShard,
     ShardIdentity,
     SideManifest,
     SideSpec,
     coverage,
     create_side,
+    feature_shard_names,
     is_side,
     is_unused,
-    open_part,
-    part_names,
     read_side_manifest,
     remove_unused,
     scaled_of,
@@ -52,9 +52,9 @@ class DeriveResult:
 
     Attributes:
         folder: folder of the feature.
-        made: names of the shards whose parts this call made.
-        existing: names of the shards whose parts were there before.
-        missing: names of the shards that have no part yet: those of other ranks or parts of a job.
+        made: names of the shards whose rows this call made.
+        existing: names of the shards whose rows were there before.
+        missing: names of the shards without rows yet: those of other ranks or parts of a job.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -69,9 +69,9 @@ class DeriveResult:
     missing: tuple[str, ...]
 
     def __str__(self) -> str:
-        state = f"{counted(len(self.missing), 'shard')} missing" if self.missing else "complete"
-        made, existing = len(self.made), len(self.existing)
-        return f"{self.folder}: {counted(made, 'part')} made, {existing:,} existing, {state}"
+        state = f"{len(self.missing):,} missing" if self.missing else "complete"
+        made, existing = counted(len(self.made), "shard"), len(self.existing)
+        return f"{self.folder}: {made} made, {existing:,} existing, {state}"
 
 
 class RowKeywords(TypedDict, total=False):
@@ -86,7 +86,7 @@ class RowKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ShardToDo:
-    """A shard that needs a part: its identity, and its samples."""
+    """A shard that needs rows: its identity, and its samples."""
 
     identity: ShardIdentity
     samples: Dataset
@@ -172,7 +172,7 @@ class Target:
     def use(self, dtype: str, shape: Sequence[int]) -> None:
         """Make the folder for rows of this type and shape, or check that it is for such rows.
 
-        A folder without parts, which a call that failed has left, is replaced.
+        A folder without feature shards, which a call that failed has left, is replaced.
         """
         self._given = dtype
         if self._scaled:
@@ -197,17 +197,17 @@ class Target:
             )
 
     def missing(self, shards: Sequence[ShardToDo]) -> list[ShardToDo]:
-        """The shards that have no part yet; the parts of the others are opened.
+        """The shards that have no rows yet; the feature shards of the others are opened.
 
-        Raises FormatError for a part that is not as docs/format.md demands.
+        Raises FormatError for one that is not as docs/format.md demands.
         """
         if self.spec is None:
             return list(shards)
-        names = set(part_names(self.folder))
+        names = set(feature_shard_names(self.folder))
         for shard in shards:
-            if shard.identity.part in names:
-                open_part(self.folder, self.spec, shard.identity, deep=True)
-        return [shard for shard in shards if shard.identity.part not in names]
+            if shard.identity.feature_shard in names:
+                FeatureShard.open(self.folder, self.spec, shard.identity, deep=True)
+        return [shard for shard in shards if shard.identity.feature_shard not in names]
 
     def stored(self, shard: ShardToDo, rows: np.ndarray, counts, first: int) -> np.ndarray:
         """Rows as they are stored.
@@ -245,7 +245,7 @@ class Target:
 
     def result(self, made: Sequence[ShardToDo]) -> DeriveResult:
         """The state of the array, if this call made these."""
-        names = part_names(self.folder) if self.spec is not None else []
+        names = feature_shard_names(self.folder) if self.spec is not None else []
         missing = coverage(names, (shard.identity for shard in self.shards)).missing
         done = tuple(shard.identity.name for shard in made)
         existing = [shard.identity.name for shard in self.shards]
@@ -261,7 +261,7 @@ def _outside(name: str, output: str | os.PathLike[str]) -> Path:
     folder = local_path("output", output)
     check_can_be_folder(folder.parent, "choose another folder")
     found = folder.resolve()
-    root = pack_above(found / "part")
+    root = pack_above(found / "shard")
     if root is not None and found.parent != root / SIDES_NAME:
         raise OptionError(
             f"output is {str(output)!r}: this is in the pack {root}, whose features are in "
@@ -282,8 +282,8 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
         if not np.array_equal(local[positions], np.arange(identity.lengths.samples)):
             raise OptionError(
                 f"ds has {counted(len(positions), 'sample')} of the "
-                f"{identity.lengths.samples:,} of shard {identity.name}: a part of a feature is "
-                "for a complete shard; compute it for the pack, or select with "
+                f"{identity.lengths.samples:,} of shard {identity.name}: a feature shard "
+                "is for a complete shard; compute it for the pack, or select with "
                 "ds.from_sources(...) or ds.from_shards(...)"
             )
         found.append(ShardToDo(identity, ds[positions]))

@@ -36,7 +36,7 @@ from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
     coverage,
-    part_names,
+    feature_shard_names,
     read_side_manifest,
     shard_identities,
     side_folders,
@@ -287,12 +287,12 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
     for folder in folders:
         try:
             side = read_side_manifest(folder)
-            names = part_names(folder)
+            names = feature_shard_names(folder)
         except FormatError as error:
             yield folder.name, str(error)
             continue
         there = coverage(names, shards)
-        made = [side.spec.arrays(shard.lengths) for shard in shards if shard.part in names]
+        made = [side.spec.arrays(shard.lengths) for shard in shards if shard.feature_shard in names]
         size = sum(map(group_bytes, made))
         function = side.provenance.get("function")
         by = f", by {brief(function)}" if function is not None else ""

@@ -14,7 +14,7 @@ memory-mapped as they are.
     index           where each sample of a pack is, and what identifies its shards; image ids held
                     repeatedly; the crash-safe publication of index, manifest and checksums
     problems        a check under way: the files that it reads, and what it finds
-    verify_shard    every byte of a shard, or of a part of a feature
+    verify_shard    every byte of a shard, or of a feature shard
     verify          every byte of a pack, and every rule of the format
     selection       the file of a selection
     side            arrays that were computed after packing

@@ -25,7 +25,7 @@ class Problem:
     Attributes:
         what: what was found and what is expected.
         feature: name of the feature; None for the pack itself. Its remedy is to derive it again.
-        shard: name of the shard, or of the part of a feature; None for the pack's own files.
+        shard: name of the shard, or of the feature shard; None for the pack's own files.
         array: name of the array, if the problem is in one.
         sample: row of the sample in its shard, if the problem is in one.
         image_id: image id of the sample, as far as it can be read.
@@ -48,7 +48,7 @@ class Problem:
     def __str__(self) -> str:
         place = [f"feature {self.feature}"] if self.feature is not None else []
         if self.shard is not None:
-            place.append(f"{'shard' if self.feature is None else 'part'} {self.shard}")
+            place.append(f"shard {self.shard}")
         if self.array is not None:
             place.append(f"array {self.array}")
         if self.sample is not None:
@@ -63,7 +63,7 @@ class Report:
     Attributes:
         counts: shards, samples, masks, files (whose digest was compared), bytes (of all chunk
             files) and, if there are any, features, including complete shards that the manifest does
-            not list yet; of a feature alone parts, files and bytes.
+            not list yet; of a feature alone feature_shards, files and bytes.
         notes: findings that are not damage: what a packer that is running or was killed left
             behind, which its next run settles; image ids that the pack holds more than once.
         complete: every source was packed to its end, by the manifest; None if the manifest is

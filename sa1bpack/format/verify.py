@@ -42,7 +42,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side import spec as side
-from sa1bpack.format.verify_shard import check_listed, check_part, check_shard, compare_files
+from sa1bpack.format.verify_shard import check_feature_shard, check_list, check_shard, compare_files
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 from sa1bpack.wording import counted
 
@@ -56,7 +56,7 @@ class Scope:
     Attributes:
         quick: check quickly, as in `verify`.
         own_files: check the pack's own files, too.
-        share: (K, N): check every N-th shard, and part of a feature, from the K-th on.
+        share: (K, N): check every N-th shard, and feature shard, from the K-th on.
         full: names of shards to read in full even if the check is quick.
         sources: names of the sources whose shards are checked; None: all.
         features: check features in PACK/side, too.
@@ -95,7 +95,7 @@ def verify(
         progress: called as progress(bytes done, total bytes), after each sample or shard.
         io: how samples are read: "direct" past the page cache, "cached" through it, "auto" past it
             if the pack takes more than half of the memory, and its file system can do that.
-        part: (K, N): check every N-th shard, and part of a feature, from the K-th on; the first of
+        part: (K, N): check every N-th shard, and feature shard, from the K-th on; the first of
             the N parts also checks the pack's own files. The pack is sound if all parts are.
 
     Raises:
@@ -132,8 +132,8 @@ def check_files(
     if side.is_side(root):  # named itself, without its pack
         files.choose_mode(_side_bytes(root))
         check.total = _side_bytes(root, share)
-        parts = _check_side(check, root, quick, share)
-        return check.report({"parts": parts, "bytes": check.total})
+        checked = _check_side(check, root, quick, share)
+        return check.report({"feature_shards": checked, "bytes": check.total})
     try:
         manifest = read_manifest(root)
     except FormatError as error:
@@ -178,12 +178,13 @@ def _check_side(
     Args:
         folder: folder of the feature.
         quick: as in `verify`.
-        share: (K, N): check every N-th part, from the K-th on; the first also what is not in parts.
+        share: (K, N): check every N-th feature shard, from the K-th on; the first also the files
+            above them.
         shards: shards of the pack that it belongs to: what is missing and what is stale is noted.
         index: index of that pack: needed to name damaged samples of arrays with a row per mask.
 
     Returns:
-        Number of parts that were checked.
+        Number of feature shards that were checked.
     """
     names: Sequence[str] = ()
     with check.collecting(feature=folder.name):
@@ -192,12 +193,12 @@ def _check_side(
         except NotAPack as error:
             check.add(f"{error}, or remove it", feature=folder.name, extra=True)
             return 0
-        names = side.part_names(folder)
+        names = side.feature_shard_names(folder)
         if share[0] == 1:
             with check.collecting(feature=spec.name):
                 listed = read_checksums(folder / CHECKSUMS_NAME)
                 with check.collecting(feature=spec.name):
-                    check_listed(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
+                    check_list(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
                 for path, digest in listed.items():
                     check.digest(folder / path, digest, feature=spec.name)
                 arrays.check_metadata(folder / arrays.METADATA_NAME, side.SIDE_ROOT_METADATA)
@@ -206,22 +207,22 @@ def _check_side(
                 check.notes.append(f"{folder}: {found}; to make them, {side.AGAIN}")
             if found.others and shards is not None:
                 check.notes.append(
-                    f"{folder}: {counted(len(found.others), 'part')} for no shard of this pack, "
+                    f"{folder}: rows for {counted(len(found.others), 'shard')} not of this pack, "
                     f"such as {found.others[0]}: remove what is for no shard of another pack either"
                 )
-        numbers = {shard.part: number for number, shard in enumerate(shards or ())}
+        numbers = {shard.feature_shard: number for number, shard in enumerate(shards or ())}
         names = share_of(names, share)
         for name in names:
             with check.collecting(feature=spec.name, shard=name):
-                check_part(check, folder / name, spec, quick, index, numbers.get(name))
+                check_feature_shard(check, folder / name, spec, quick, index, numbers.get(name))
     return len(names)
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
-    """Bytes of the chunk files of a feature's parts, or a share of them; 0 if it is unreadable."""
+    """Bytes of the chunk files of feature shards, or a share of them; 0 if it is unreadable."""
     try:
-        parts = [folder / name for name in share_of(side.part_names(folder), share)]
-        return sum(path.stat().st_size for part in parts for path in part.glob("*/c.*"))
+        names = share_of(side.feature_shard_names(folder), share)
+        return sum(c.stat().st_size for name in names for c in (folder / name).glob("*/c.*"))
     except OSError:
         return 0
 
@@ -322,7 +323,7 @@ def _check_digests(
         stale = expected ^ set(listed)
     else:
         with check.collecting():
-            check_listed(root, expected, listed)
+            check_list(root, expected, listed)
     for name, digest in listed.items():
         if manifest.complete or name not in (MANIFEST_NAME, REJECTS_NAME):
             first, *inner = name.split("/")

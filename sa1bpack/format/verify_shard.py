@@ -1,4 +1,4 @@
-"""Checking a shard, or a part of a feature: its files, their digests and, sample by sample, it all.
+"""Checking a shard, or a feature shard: its files, their digests and, sample by sample, it all.
 
 A full check reads every file once, front to back, and computes the digest of the file and the
 checksums of samples from the same bytes. It reads with `preadv`, not through a memory map: a disk
@@ -30,7 +30,7 @@ from sa1bpack.format.layout import ArraySpec, AxisLengths, Layout, image_nbytes,
 from sa1bpack.format.manifest import Count, ShardEntry
 from sa1bpack.format.problems import Check, PackFiles
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
-from sa1bpack.format.side.spec import REMAKE, ShardIdentity, SidePart, SideSpec, open_part
+from sa1bpack.format.side.spec import REMAKE, FeatureShard, ShardIdentity, SideSpec
 
 # Nine tenths and more of a pack: a quick check skips their digests.
 HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
@@ -111,7 +111,7 @@ def _listed_files(check: Check, folder: Path, files: set[str], **place) -> dict[
     listed: dict[str, str] = {}
     with check.collecting(**place):
         listed = read_checksums(folder / CHECKSUMS_NAME)
-        check_listed(folder, files, listed)
+        check_list(folder, files, listed)
     return listed
 
 
@@ -147,7 +147,7 @@ def _check_digests(
             check.digest(folder / path, expected, array=_array_of(path), **place)
 
 
-def check_listed(folder: Path, files: Set[str], listed: dict[str, str]) -> None:
+def check_list(folder: Path, files: Set[str], listed: dict[str, str]) -> None:
     """Raise FormatError unless the checksum file of a folder covers exactly its files."""
     if different := files ^ set(listed):
         raise FormatError(
@@ -268,11 +268,11 @@ def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
     return None
 
 
-# ------------------------------------------------------------------------------ parts of features
+# ---------------------------------------------------------------------------------- feature shards
 
 
-class _PartAttributes(msgspec.Struct, kw_only=True):
-    """The attributes of a part that say which shard it is bound to."""
+class _Binding(msgspec.Struct, kw_only=True):
+    """The attributes of a feature shard that say which shard it is bound to."""
 
     shard: str
     digest: str
@@ -280,32 +280,34 @@ class _PartAttributes(msgspec.Struct, kw_only=True):
     masks: Count
 
 
-def check_part(
-    check: Check, part: Path, spec: SideSpec, quick: bool, index: Index | None, number: int | None
+def check_feature_shard(
+    check: Check, folder: Path, spec: SideSpec, quick: bool, index: Index | None, number: int | None
 ) -> None:
-    """Check a part of a feature.
+    """Check a feature shard.
 
     Args:
         check: where problems are added.
+        folder: folder of the feature shard.
         spec: spec of the feature.
         quick: as in `verify`.
         index, number: index of the pack, and number of its shard there: needed to name damaged
             samples of arrays with a row per mask.
 
     Raises:
-        FormatError, OSError: the part does not say which shard it is for.
+        FormatError, OSError: it does not say which shard it is for.
     """
-    place = {"feature": spec.name, "shard": part.name}
-    if not part.is_dir():
-        check.add(f"{part}: not a part of the feature; remove it", extra=True, **place)
+    place = {"feature": spec.name, "shard": folder.name}
+    if not folder.is_dir():
+        check.add(f"{folder}: not a feature shard; remove it", extra=True, **place)
         return
-    identity = _read_identity(part)
+    identity = _read_identity(folder)
     arrays = spec.arrays(identity.lengths)
     check.advance(group_bytes(arrays))
-    listed = _listed_files(check, part, group_files(arrays), **place)
+    listed = _listed_files(check, folder, group_files(arrays), **place)
     compared = {spec.values.chunk_path} if quick else set()
     with check.collecting(**place):
-        opened, counts = open_part(part.parent, spec, identity, deep=True), np.empty(0, np.int64)
+        opened = FeatureShard.open(folder.parent, spec, identity, deep=True)
+        counts = np.empty(0, np.int64)
         if spec.axis == "sample":
             counts = np.ones(opened.samples, np.int64)
         elif number is not None and index is not None:
@@ -314,24 +316,24 @@ def check_part(
         if not quick and counts.sum() == len(opened.values):
             values = {spec.values: len(opened.values)}
             check_samples = partial(_check_rows, check, opened, counts, place)
-            _check_streams(check, part, values, listed, check_samples, **place)
+            _check_streams(check, folder, values, listed, check_samples, **place)
             compared = {spec.values.chunk_path}
-    _check_digests(check, part, listed, compared, **place)
+    _check_digests(check, folder, listed, compared, **place)
 
 
 def _check_rows(
-    check: Check, part: SidePart, counts: np.ndarray, place: dict[str, str], streams: _Streams
+    check: Check, opened: FeatureShard, counts: np.ndarray, place: dict[str, str], streams: _Streams
 ) -> None:
     """Compare the rows of each sample with their checksum.
 
     Args:
         check: where problems are added.
-        part: the part.
+        opened: the feature shard.
         counts: int64 (N,), rows of each sample.
-        place: fields of a problem that name the part.
+        place: fields of a problem that name it.
         streams: name of an array → the stream of its file.
     """
-    stored, stream, first = part.checksum, streams[part.spec.values.name], 0
+    stored, stream, first = opened.checksum, streams[opened.spec.values.name], 0
     for sample, stop in enumerate(np.cumsum(counts).tolist()):
         found = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))
         first = stop
@@ -343,15 +345,15 @@ def _check_rows(
             )
 
 
-def _read_identity(part: Path) -> ShardIdentity:
-    """The shard that a part says it is bound to. Raises FormatError, OSError."""
-    path = part / METADATA_NAME
+def _read_identity(folder: Path) -> ShardIdentity:
+    """The shard that a feature shard says it is bound to. Raises FormatError, OSError."""
+    path = folder / METADATA_NAME
     try:
-        found = msgspec.convert(read_json(path)["attributes"]["sa1bpack"], _PartAttributes)
+        found = msgspec.convert(read_json(path)["attributes"]["sa1bpack"], _Binding)
     except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise FormatError(f"{path}: not the attributes of a part ({error}); {REMAKE}") from None
+        raise FormatError(f"{path}: not a feature shard's attributes ({error}); {REMAKE}") from None
     lengths = AxisLengths(samples=found.samples, masks=found.masks)
     identity = ShardIdentity(found.shard, found.digest, lengths)
-    if identity.part != part.name:
-        raise FormatError(f"{path}: it is the part {identity.part}, not {part.name}; {REMAKE}")
+    if (name := identity.feature_shard) != folder.name:
+        raise FormatError(f"{path}: the feature shard is {name}, not {folder.name}; {REMAKE}")
     return identity

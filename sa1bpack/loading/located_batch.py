@@ -110,7 +110,7 @@ def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardF
         _files.move_to_end(key)  # it was used last
         return _files[key][1]
     found = [(shard.path(name), len(shard.arrays[name])) for name in names]
-    found += [(part.path, len(part.values)) for part in shard.features]
+    found += [(each.path, len(each.values)) for each in shard.features]
     files = CACHE.with_resources(partial(ShardFiles, found, direct))
     reference = weakref.ref(shard, lambda _: _files.pop(key, None))
     _files[key] = (reference, files)

@@ -220,12 +220,12 @@ class Locator:
             # Positions among those that can be copied.
             own = slice(*np.searchsorted(found.place, (low, high)).tolist())
             masks = slice(samples.offsets[own.start], samples.offsets[own.stop])
-            part = Samples(*map(itemgetter(own), samples))._replace(
+            own_samples = Samples(*map(itemgetter(own), samples))._replace(
                 offsets=samples.offsets[own.start : own.stop + 1] - masks.start,
                 mask_rows=samples.mask_rows[masks],
                 mask_spans=samples.mask_spans[masks],
             )
-            given = found.of(own), opened[own], part, choose, capacity
+            given = found.of(own), opened[own], own_samples, choose, capacity
             located = LocatedBatch(ds, self.spec, *given)
             made.append((located, [errors[k] for k in range(low, high) if k in errors]))
             low = high
@@ -300,7 +300,7 @@ class Locator:
         files = np.full((len(found), 2 + len(self.spec.features), 4), NO_FILE)
         files[:, :2, MAP] = table[:, FIRST_ADDRESS : FIRST_ADDRESS + 2]
         for shard, own in zip(found, files, strict=True):
-            own[2:, MAP] = [address(part.values) for part in shard.features]
+            own[2:, MAP] = [address(each.values) for each in shard.features]
         fields = np.ascontiguousarray(table[:, FIRST_ADDRESS + 2 :])
         return where, Samples(
             local, spans, offsets, mask_rows, mask_spans, sizes, scales, fields, files

@@ -69,10 +69,10 @@ class LoadingStats:
             over `disk_seconds`; an upper bound, because requests made together count until the last
             of them is done.
         ready: number of batches that were complete when the consumer asked for one, on average.
-        cache_hits: number of shards, and parts of features, that were in the cache when they were
+        cache_hits: number of shards, and feature shards, that were in the cache when they were
             opened, of a pack that is read through one. These four count what this process does with
             the pack meanwhile, other readers of it included.
-        cache_misses: number of shards, and parts of features, that had to be fetched.
+        cache_misses: number of shards, and feature shards, that had to be fetched.
         fetched_bytes: bytes that were fetched.
         requests: number of requests to the object store, which it may charge for.
         fetch_seconds: time that the next batch waited for its shards to be fetched or opened.

@@ -63,7 +63,7 @@ class MergeResult:
         repeated: number of shards that several packs have, which are in the new pack once.
         linked, cloned, copied: number of files of shards and features that are hard links, clones,
             and copies.
-        features: name of a feature → shards without a part of it.
+        features: name of a feature → shards for which it has no rows.
         complete: every pack was complete.
         seconds: wall time.
 
@@ -139,9 +139,9 @@ def merge(
     with closing(PackState(root, union.options)) as state:
         missing = union.missing(state)
         before = len(state.shards)
-        parts = union.find_parts()
+        feature_shards = union.find_feature_shards()
         state.write_first_manifest()
-        placing = Placing([*(taken.folder for taken in missing), *parts], progress)
+        placing = Placing([*(taken.folder for taken in missing), *feature_shards], progress)
         state.publish(complete=False)
         with ExitStack() as held:  # as several merges may hold them, and no packer or repair
             for pack in roots:
@@ -159,11 +159,11 @@ def merge(
                 placing.publish(taken.folder, files.temporary_beside(final), final, taken.digest)
                 state.add_shard(shard)
         union.create_sides()
-        for part, final in parts.items():
+        for found, final in feature_shards.items():
             interrupts.check()
             # A name that tells it from those at which `derive` is working.
             working = files.temporary_beside(final.with_name(_WORKING + final.name))
-            placing.publish(part, working, final)
+            placing.publish(found, working, final)
         interrupts.check()
         state.sources.update(union.sources)
         manifest = state.publish(complete=union.complete)
@@ -178,7 +178,7 @@ def merge(
         placing.linked,
         placing.cloned,
         placing.copied,
-        union.without_part,
+        union.without_rows,
         union.complete,
         time.perf_counter() - started,
     )
@@ -208,7 +208,7 @@ class _Union:
         repeated: shards that several packs have, with the same bytes.
         complete: every pack is complete.
         features: name of a feature in PACK/side → the folders of that name.
-        without_part: name → shards with samples, but without a part in any of the packs.
+        without_rows: name → shards with samples, for which none of the packs has rows of it.
     """
 
     def __init__(self, root: Path, packs: Sequence[Path]):
@@ -236,7 +236,7 @@ class _Union:
         for pack, manifest in manifests.items():
             self._take(pack, manifest)
         self.features: dict[str, list[Path]] = {}
-        self.without_part: dict[str, list[str]] = {}
+        self.without_rows: dict[str, list[str]] = {}
         for pack in packs:
             for folder in sorted((pack / SIDES_NAME).glob("[!.]*")):
                 if not (is_side(folder) and is_unused(folder)):  # what a failed call left
@@ -286,22 +286,22 @@ class _Union:
             )
         return [taken for key, taken in self.shards.items() if key not in state.shards]
 
-    def find_parts(self) -> dict[Path, Path]:
-        """The parts of features that the merged pack lacks: where each is → where it goes.
+    def find_feature_shards(self) -> dict[Path, Path]:
+        """The feature shards that the merged pack lacks: where each is → where it goes.
 
-        A part is bound to the bytes of its shard, so it fits them under the same name in any pack.
+        Each is bound to the bytes of its shard, so it fits them under the same name in any pack.
         """
-        parts: dict[Path, Path] = {}
+        found: dict[Path, Path] = {}
         for name, folders in self.features.items():
-            out, self.without_part[name] = self.root / SIDES_NAME / name, []
+            out, self.without_rows[name] = self.root / SIDES_NAME / name, []
             for _, taken in sorted(self.shards.items()):
                 shard = ShardIdentity(taken.entry.name, taken.digest, taken.entry.lengths)
-                there = [each for each in (out, *folders) if (each / shard.part).is_dir()]
+                there = [each for each in (out, *folders) if (each / shard.feature_shard).is_dir()]
                 if not there and shard.lengths.samples:
-                    self.without_part[name].append(shard.name)
+                    self.without_rows[name].append(shard.name)
                 elif there and there[0] != out:
-                    parts[there[0] / shard.part] = out / shard.part
-        return parts
+                    found[there[0] / shard.feature_shard] = out / shard.feature_shard
+        return found
 
     def create_sides(self) -> None:
         """Make the folders of the features, with their manifests, where they are not there yet.

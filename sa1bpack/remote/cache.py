@@ -5,7 +5,7 @@
     CACHE/
       limit                in bytes
       room.lock            locked while room is taken
-      shards/NAME/         a shard, or a part of a feature, complete and checked
+      shards/NAME/         a shard, or a feature shard, complete and checked
       packs/NAME/          manifest and index of a pack, and links to its shards that are here
       .../NAME.lock        locked shared by who uses NAME, exclusively by who fetches or removes it
       .../.NAME.part/      NAME while it is fetched

@@ -136,7 +136,7 @@ def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:
 def fetch_group(
     origin: Origin, path: str, digest: str, arrays: Mapping[ArraySpec, int], folder: Path
 ) -> None:
-    """Fetch a shard, or a part of a feature, into a folder that is being made.
+    """Fetch a shard, or a feature shard, into a folder that is being made.
 
     Args:
         path: path in the origin.

@@ -78,7 +78,7 @@ from sa1bpack.urls import (
     parse_address,
 )
 
-# A link to a part that has not been fetched leads nowhere.
+# A link to a feature shard that has not been fetched leads nowhere.
 _ABSENT = ".absent"
 
 
@@ -108,7 +108,7 @@ class _Brought:
         return self._origin.counts
 
     def _bring(self, path: str, name: str, digest: str, arrays, link: str) -> Lock:
-        """A shard or a part, in use, with a link to it; fetched by `fetch_group` if need be.
+        """A shard or feature shard, in use, with a link to it; fetched by `fetch_group` if need be.
 
         Args:
             path, digest, arrays: as in `fetch_group`.
@@ -165,7 +165,7 @@ class RemoteSide(_Brought):
 
     def bring(self, spec: SideSpec, shard: ShardIdentity) -> Lock:
         """See SideSource."""
-        path = f"{self._prefix}{shard.part}"
+        path = f"{self._prefix}{shard.feature_shard}"
         manifest = f"{self._prefix}{MANIFEST_NAME}"
         if is_replaced(self._origin, manifest, self._digest):  # by another feature
             raise changed(self._origin, manifest)
@@ -174,10 +174,10 @@ class RemoteSide(_Brought):
         except FileNotFoundError:
             why = "run `sa1bpack derive` again, and upload what it makes"
             raise FormatError(
-                f"{self._origin.url}/{path}: no part for {shard.name}; {why}"
+                f"{self._origin.url}/{path}: no rows for {shard.name}; {why}"
             ) from None
-        name, arrays = f"{spec.name}-{shard.part}", spec.arrays(shard.lengths)
-        return self._bring(path, name, digest, arrays, shard.part)
+        name, arrays = f"{spec.name}-{shard.feature_shard}", spec.arrays(shard.lengths)
+        return self._bring(path, name, digest, arrays, shard.feature_shard)
 
 
 def _link(link: Path, folder: Path) -> None:
@@ -275,7 +275,7 @@ def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:
 
 
 def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
-    """A feature as it is now: its manifest, and a link for each of its parts.
+    """A feature as it is now: its manifest, and a link for each feature shard.
 
     None if there is none.
     """
@@ -284,14 +284,14 @@ def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
     except FileNotFoundError:
         return None
     path = prefix.rstrip("/")
-    parts = [name for name in origin.folders(prefix) if not name.startswith(".")]
-    name = _name("packs/side-", f"{origin.url}/{path}".rstrip("/"), repr((heads, parts)).encode())
+    links = [name for name in origin.folders(prefix) if not name.startswith(".")]
+    name = _name("packs/side-", f"{origin.url}/{path}".rstrip("/"), repr((heads, links)).encode())
 
     def fetch(target: Path) -> None:
         for each, data in heads.items():
             (target / each).write_bytes(data)
-        for part in parts:
-            (target / part).symlink_to(_ABSENT)
+        for link in links:
+            (target / link).symlink_to(_ABSENT)
 
     nbytes = sum(map(len, heads.values())) + folder_bytes({})
     lease = cache.hold(name, nbytes, fetch, lambda _: False)

@@ -68,14 +68,14 @@ def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path
         "-o", out, "--batch-size", 2,
     )  # fmt: skip
     assert (code, error) == (0, "")
-    assert printed == f"{out}: 4 parts made, 0 existing, complete\n"
+    assert printed == f"{out}: 4 shards made, 0 existing, complete\n"
     provenance = json.loads((out / "manifest.json").read_text())["provenance"]
     assert provenance["options"] == {"scale": 3, "name": "a b"}
     assert provenance["function"] == "made:ids"
     np.testing.assert_array_equal(stored(out, pack), 3 * sa1bpack.open(pack).column("image_id"))
     assert not (pack / "side").exists()
     code, printed, _ = in_folder("verify", out)
-    assert (code, printed) == (0, f"{out}: feature, sound; 4 parts, every byte read\n")
+    assert (code, printed) == (0, f"{out}: feature, sound; 4 shards, every byte read\n")
 
 
 def test_a_pipeline_is_made_of_the_dataset_by_a_function_that_is_named(pack, in_folder):
@@ -86,17 +86,17 @@ def test_a_pipeline_is_made_of_the_dataset_by_a_function_that_is_named(pack, in_
         made = np.concatenate([Pipeline(ds)(batch)["images"].mean(1) for batch in loader])
     np.testing.assert_array_equal(stored(pack / "side/inputs", pack)[:, 0], made)
     command = (*command, "sa1bpack.transforms:Pipeline", "--quantize")
-    for kind, part in (("int8", 225), ("float8", 27)):
+    for kind, share in (("int8", 225), ("float8", 27)):
         assert in_folder(*command, kind, "-o", kind)[0] == 0
         small = sa1bpack.open(pack, features=f"./{kind}").column("inputs")
-        np.testing.assert_allclose(small[:, 0], made, atol=np.abs(made).max() / part)
+        np.testing.assert_allclose(small[:, 0], made, atol=np.abs(made).max() / share)
     for name, message in (("made:wrong", "of type int"), ("made:none", "is 0: choose a")):
         code, _, error = in_folder("derive", pack, "other", "--fn", "made:ids", "--pipeline", name)
         assert code == 2 and "--pipeline is " in error and message in error
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_a_killed_command_keeps_complete_parts_and_batches_and_resumes_after_them(
+def test_a_killed_command_keeps_complete_shards_and_batches_and_resumes_after_them(
     pack, tmp_path, in_folder, number, code
 ):
     command = ("derive", pack, "ids", "--fn", "made:slow", "--batch-size", 1)
@@ -114,7 +114,7 @@ def test_a_killed_command_keeps_complete_parts_and_batches_and_resumes_after_the
     assert verify(pack).ok  # what is missing is a note
     (tmp_path / "go").touch()
     code, printed, error = in_folder(*command)
-    assert (code, error) == (0, "") and ": 3 parts made, 1 existing, complete" in printed
+    assert (code, error) == (0, "") and ": 3 shards made, 1 existing, complete" in printed
     assert {path: path.stat().st_ino for path in before} == before
     assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
     assert verify(pack).ok and verify(pack).notes == ()
@@ -162,7 +162,7 @@ def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa
         "derive", pack, "extents", "--axis", "mask", "--fn", "sa1bpack.transforms:relation",
         "--option", "name=mask_boxes", "--mask-format", "runs", "-o", "extents",
     )  # fmt: skip
-    assert code == 0 and printed == "extents: 2 parts made, 0 existing, complete\n"
+    assert code == 0 and printed == "extents: 2 shards made, 0 existing, complete\n"
     ds = sa1bpack.open(pack, mask_format="runs", features="./extents")
     for sample in ds:
         np.testing.assert_array_equal(sample["extents"], sa1bpack.masks.relate(sample).mask_boxes)
@@ -172,6 +172,6 @@ def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa
 def test_parts_of_a_job_array_complete_the_array(pack, in_folder):
     command = ("derive", pack, "ids", "--fn", "made:ids", "--part")
     code, printed, _ = in_folder(*command, "1/2")
-    assert code == 0 and printed.endswith(": 2 parts made, 0 existing, 2 shards missing\n")
+    assert code == 0 and printed.endswith(": 2 shards made, 0 existing, 2 missing\n")
     code, printed, _ = in_folder(*command, "2/2")
-    assert code == 0 and printed.endswith(": 2 parts made, 2 existing, complete\n")
+    assert code == 0 and printed.endswith(": 2 shards made, 2 existing, complete\n")

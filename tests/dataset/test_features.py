@@ -53,7 +53,7 @@ def test_a_pickled_dataset_has_its_features_again(pack, tmp_path, monkeypatch):
             np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_several_packs_have_the_parts_of_all(with_features, tmp_path):  # noqa: F811
+def test_several_packs_have_the_rows_of_all(with_features, tmp_path):  # noqa: F811
     write_pack(tmp_path / "b", {"sa_000009-000": (2, 3)}, first_id=100)
     for spec in SPECS.values():
         write_side(tmp_path / "b", spec)
@@ -64,10 +64,10 @@ def test_several_packs_have_the_parts_of_all(with_features, tmp_path):  # noqa: 
         sa1bpack.open([with_features.root, tmp_path / "b"], features=["odd"])
 
 
-def test_a_missing_or_stale_part_is_named_when_the_dataset_is_opened(pack):
+def test_missing_or_stale_rows_are_named_when_the_dataset_is_opened(pack):
     folder = pack / "side" / "odd"
-    [part] = folder.glob("sa_000001-000-*")
-    stale = part.rename(f"{str(part)[:-8]}00000000")
+    [rows] = folder.glob("sa_000001-000-*")
+    stale = rows.rename(f"{str(rows)[:-8]}00000000")
     with pytest.raises(OptionError, match=r"1 shard missing \(1 stale\): sa_000001-000; repeat"):
         sa1bpack.open(pack, features=["odd"])
     ds = sa1bpack.open(pack)
@@ -75,7 +75,7 @@ def test_a_missing_or_stale_part_is_named_when_the_dataset_is_opened(pack):
     np.testing.assert_array_equal(check[0]["odd"], expected_rows("odd", check[0]["image_id"], 0))
     with pytest.raises(OptionError, match="1 stale"):
         ds.from_sources("sa_000001").with_options(features=["odd"])
-    stale.rename(part)
+    stale.rename(rows)
     assert len(sa1bpack.open(pack, features=["odd"])) == len(ds)
 
 
@@ -94,7 +94,7 @@ def test_what_is_not_a_feature_is_refused(pack, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["teacher", "features", "level"])
-def test_a_part_that_was_damaged_before_it_is_opened_is_a_read_error(pack, name):
+def test_rows_that_were_damaged_before_they_are_opened_are_a_read_error(pack, name):
     ds = sa1bpack.open(pack, features=[name])
     [path] = (pack / "side" / name).glob("sa_000001-000-*/values/c*")
     os.truncate(path, path.stat().st_size // 2)

@@ -1,4 +1,4 @@
-"""derive: rows are those of the function, for every type; parts are kept, shared out and remade."""
+"""derive: rows are those of the function, for every type; they are kept, shared out and remade."""
 
 import functools
 import importlib
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from packs_with_features import stored
-from shard_files import arrays_of, parts_of
+from shard_files import arrays_of, feature_shards_of
 from small_tars import contents
 
 import sa1bpack
@@ -60,7 +60,7 @@ class Returning:
 def test_rows_are_those_that_the_function_returns_in_the_order_of_the_pack(ds, pack):
     result = sa1bpack.derive(ds, "teacher", embed, batch_size=3, spatial=True)
     assert result.folder == pack / "side" / "teacher" and result.missing == result.existing == ()
-    assert str(result) == f"{result.folder}: 4 parts made, 0 existing, complete"
+    assert str(result) == f"{result.folder}: 4 shards made, 0 existing, complete"
     images = np.stack([sample["image"] for sample in ds]).astype(np.float32).mean(3)
     means = images.reshape(-1, 4, 6, 4, 6).mean((2, 4))
     found = stored(result.folder, pack)
@@ -149,7 +149,7 @@ def test_every_type_is_stored_with_its_bits(ds, pack, dtype):
     assert manifest_of(result.folder)["dtype"] == dtype
 
 
-def test_parts_that_another_call_published_meanwhile_are_not_said_to_be_made(ds):
+def test_rows_that_another_call_published_meanwhile_are_not_said_to_be_made(ds):
     def ids(batch):
         if not others:
             others.append(None)  # as another process would, which began a little later
@@ -185,7 +185,7 @@ def test_an_array_that_is_complete_is_not_taken_for_one_of_another_kind(ds, pack
 @pytest.mark.parametrize(
     ("axis", "kind"), [("sample", None), ("mask", None), ("mask", "int8"), ("sample", "float8")]
 )
-def test_complete_batches_of_an_unfinished_part_are_not_computed_again(
+def test_complete_batches_of_an_unfinished_shard_are_not_computed_again(
     ds, pack, tmp_path, axis, kind
 ):
     """As long as nothing has changed that decides the rows, and the rows are whole."""
@@ -205,20 +205,20 @@ def test_complete_batches_of_an_unfinished_part_are_not_computed_again(
 
     stop_at = -1
     whole = made(output=tmp_path / "whole").folder
-    part, *_ = parts_of(whole)
+    first, *_ = feature_shards_of(whole)
     numbers, folder = seen.copy(), pack / "side" / "a"
     rows = ds.column("mask_count") if axis == "mask" else np.ones(len(ds), int)
     # The first sample after the first one that has rows; it may have no masks itself.
     changed = int(np.searchsorted(np.cumsum(rows), rows[0], "right"))
-    [place] = (whole / part / "values").glob("c.*")
-    values = folder / f".tmp-{part}" / "values" / place.name
+    [place] = (whole / first / "values").glob("c.*")
+    values = folder / f".tmp-{first}" / "values" / place.name
 
     def nothing():
-        assert parts_of(folder) == [] and verify(pack).ok
+        assert feature_shards_of(folder) == [] and verify(pack).ok
 
     def changed_row():
         data = bytearray(values.read_bytes())
-        data[arrays_of(whole / part)["values"][: rows[0]].nbytes] ^= 1
+        data[arrays_of(whole / first)["values"][: rows[0]].nbytes] ^= 1
         values.write_bytes(data)
 
     for damage, kept in ((nothing, 3), (changed_row, changed)):
@@ -226,12 +226,12 @@ def test_complete_batches_of_an_unfinished_part_are_not_computed_again(
         stop_at = numbers[3][1]
         with pytest.raises(KeyboardInterrupt):
             made()
-        assert [path.name for path in folder.glob(".*")] == [f".tmp-{part}"] and len(seen) == 3
+        assert [path.name for path in folder.glob(".*")] == [f".tmp-{first}"] and len(seen) == 3
         damage()
         stop_at, steps = -1, []
         made(progress=lambda *step, steps=steps: steps.append(step))
         assert seen == numbers[kept:] and steps[-1] == (len(numbers), len(numbers))
-        assert contents(folder / part) == contents(whole / part)
+        assert contents(folder / first) == contents(whole / first)
         assert list(folder.glob(".*")) == []
 
 
@@ -274,7 +274,7 @@ def test_nan_and_infinities_are_refused_with_the_name_of_the_image(ds, pack, axi
         place = f"mask {int(ds.column('mask_count')[-1]) - 1} of {place}"
     with pytest.raises(OptionError, match=f"a of {place}, has NaN or an infinity: .*allow_nonfin"):
         derive(ds, "a", damaged, axis=axis, batch_size=2)
-    assert len(parts_of(pack / "side" / "a")) == 3
+    assert len(feature_shards_of(pack / "side" / "a")) == 3
     result = derive(ds, "a", damaged, axis=axis, batch_size=2, allow_nonfinite=True)
     assert result.missing == () and len(result.made) == 1 and verify(pack).ok
 
@@ -326,14 +326,14 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"fn": functools.partial(embed, scale=2)}, "partial, which does not tell"),
     ],
 )
-def test_what_cannot_be_used_is_refused_and_leaves_no_part(ds, pack, change, message):
+def test_what_cannot_be_used_is_refused_and_leaves_no_rows(ds, pack, change, message):
     arguments = {"name": "a", "fn": embed, "batch_size": 3} | change
     with pytest.raises(OptionError, match=message):
         derive(ds, arguments.pop("name"), arguments.pop("fn"), **arguments)
     assert not list((pack / "side").glob("*/sa_*"))
 
 
-def test_a_call_that_failed_before_its_first_part_does_not_block_the_name(ds, pack):
+def test_a_call_that_failed_before_its_first_rows_does_not_block_the_name(ds, pack):
     for function, axis in ((embed, "sample"), (depth, "mask")):
         shapes = iter([1, 2])
 
@@ -348,7 +348,7 @@ def test_a_call_that_failed_before_its_first_part_does_not_block_the_name(ds, pa
     assert verify(pack).ok and verify(pack).notes == ()
 
 
-def test_parts_of_a_dataset_that_was_opened_otherwise_are_refused(layout_packs, tmp_path):
+def test_rows_of_a_dataset_that_was_opened_otherwise_are_refused(layout_packs, tmp_path):
     pack, relation = layout_packs("pad", "rgb", "bits+runs"), sa1bpack.transforms.relation
     arguments = {"axis": "mask", "options": {"name": "mask_boxes"}, "output": tmp_path / "made"}
     derive(sa1bpack.open(pack), "extents", relation, part=(1, 2), **arguments)
@@ -373,21 +373,21 @@ def test_a_part_of_a_shard_is_refused_and_a_source_is_taken(ds):
     assert result.made == ("sa_000001-000", "sa_000001-001") and result.missing == ()
 
 
-def test_a_sample_that_cannot_be_read_ends_the_call_and_its_part_is_not_published(ds, pack):
+def test_a_sample_that_cannot_be_read_ends_the_call_and_its_rows_are_not_published(ds, pack):
     path = pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ReadError, match="sa_000001-000"):
         derive(ds, "a", embed)
-    assert [name[:13] for name in parts_of(pack / "side" / "a")] == ["sa_000000-000"]
+    assert [name[:13] for name in feature_shards_of(pack / "side" / "a")] == ["sa_000000-000"]
 
 
-def test_a_damaged_part_is_named_and_made_again_once_removed(ds, pack):
+def test_a_damaged_feature_shard_is_named_and_made_again_once_removed(ds, pack):
     folder = derive(ds, "a", embed).folder
-    part = folder / parts_of(folder)[0]
-    (part / "values" / "c.0.0.0.0").write_bytes(b"")
+    first = folder / feature_shards_of(folder)[0]
+    (first / "values" / "c.0.0.0.0").write_bytes(b"")
     with pytest.raises(FormatError, match="remove that folder"):
         derive(ds, "a", embed)
-    shutil.rmtree(part)
+    shutil.rmtree(first)
     assert derive(ds, "a", embed).made == ("sa_000000-000",)
     assert verify(pack).ok
 

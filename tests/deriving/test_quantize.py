@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from shard_files import parts_of
+from shard_files import feature_shards_of
 from small_tars import contents
 
 import sa1bpack
@@ -137,7 +137,7 @@ def test_rows_of_bfloat16_are_attached_and_others_refused(ds, tmp_path, kind):
     attach = partial(sa1bpack.attach, ds, "a", ids=ids, quantize=kind)
     one = attach(array=rows, output=tmp_path / "one").folder
     two = attach(array=rows.float(), output=tmp_path / "two").folder
-    for name in parts_of(one):
+    for name in feature_shards_of(one):
         assert contents(one / name) == contents(two / name)
     assert attach(array=rows, output=tmp_path / "one").made == ()
     with pytest.raises(OutputRefused, match="it has other rows for sample 0"):
@@ -171,7 +171,7 @@ def test_zarr_reads_it_as_the_page_of_the_format_says(ds, pack, kind):
     made = sa1bpack.derive(ds, "a", embed, quantize=kind)
     expected = sa1bpack.open(pack, features="a").column("a")
     found = []
-    for name in parts_of(made.folder):
+    for name in feature_shards_of(made.folder):
         array = zarr.open_group(made.folder / name, mode="r")["values"]
         assert array.metadata.dimension_names == ("sample", "channel", "scale_and_values")
         stored = array[:]

@@ -11,7 +11,7 @@ import sa1bpack
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.side import spec as specs
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.format.side.writer import PartWriter
+from sa1bpack.format.side.writer import FeatureShardWriter
 
 SPECS = {
     spec.name: spec
@@ -39,7 +39,7 @@ def side_rows(spec: SideSpec, image_id: int, masks: int) -> np.ndarray:
 
 
 def write_side(root: Path, spec: SideSpec, shards=None, function="test") -> Path:
-    """Write the parts of a feature for a pack's shards, or for those of these names."""
+    """Write the rows of a feature for a pack's shards, or for those of these names."""
     manifest, index = open_manifest_and_index(root)
     folder = root / "side" / spec.name
     specs.create_side(folder, specs.SideManifest(spec, {"function": function}))
@@ -49,7 +49,7 @@ def write_side(root: Path, spec: SideSpec, shards=None, function="test") -> Path
             continue
         ids = index.image_id[edges[number] : edges[number + 1]].tolist()
         masks = np.diff(index.mask_offset[edges[number] : edges[number + 1] + 1]).tolist()
-        with PartWriter(folder, spec, shard) as writer:
+        with FeatureShardWriter(folder, spec, shard) as writer:
             for image_id, count in zip(ids, masks, strict=True):
                 rows = side_rows(spec, image_id, count)
                 writer.append(rows, np.array([len(rows)]))
@@ -89,5 +89,5 @@ def stored(folder: Path, pack: Path) -> np.ndarray:
     spec = specs.read_side_manifest(folder).spec
     shards = specs.shard_identities(pack, open_manifest_and_index(pack)[0])
     found = [shard for shard in shards if shard.lengths.samples]
-    parts = [specs.open_part(folder, spec, shard).values for shard in found]
-    return np.concatenate(parts)
+    rows = [specs.FeatureShard.open(folder, spec, shard).values for shard in found]
+    return np.concatenate(rows)

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def arrays_of(folder: Path) -> dict[str, np.ndarray]:
-    """Every array of a shard, of the index or of a part of a feature, by its name."""
+    """Every array of a shard, of the index or of a feature shard, by its name."""
     found = {}
     for path in sorted(folder.glob("*/zarr.json")):
         described = json.loads(path.read_text())
@@ -19,6 +19,6 @@ def arrays_of(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def parts_of(folder: Path) -> list[str]:
-    """The names of the published parts of a feature, in order."""
+def feature_shards_of(folder: Path) -> list[str]:
+    """The names of the published feature shards, in order."""
     return sorted(path.name for path in folder.glob("[!.]*/"))

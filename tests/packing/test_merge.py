@@ -269,10 +269,10 @@ def test_features_come_along(copied, tmp_path, quantize):
     assert {path.name for path in (out / "side" / "score").glob("sa_*")} == given.keys()
     assert "sa_000001-000" not in result.features["score"] and len(result.features["score"]) > 0
     assert result.copied == 0 and result.linked == linked_files(out, [a, b])
-    for name, part in given.items():
-        assert contents(out / "side" / "score" / name) == contents(part)
+    for name, rows in given.items():
+        assert contents(out / "side" / "score" / name) == contents(rows)
     assert sa1bpack.verify(out).ok
-    attach_score(b, **options)  # the parts that b lacked
+    attach_score(b, **options)  # the rows that b lacked
     again = sa1bpack.merge([b, a], out)
     assert again.features == {"score": []}
     assert result.linked + again.linked == linked_files(out, [a, b])
@@ -283,13 +283,13 @@ def test_features_come_along(copied, tmp_path, quantize):
 def test_what_a_killed_merge_left_of_a_feature_is_removed_and_nothing_else(copied, tmp_path):
     [a] = copied("a")
     attach_score(a)
-    [part, *_] = sorted((a / "side" / "score").glob("sa_*"))
+    [rows, *_] = sorted((a / "side" / "score").glob("sa_*"))
     out = tmp_path / "pack" / "side" / "score"
     sa1bpack.merge([a], tmp_path / "pack")
-    kept = [out / f".tmp-{part.name}-01234567", out.parent / ".tmp-score-01234567"]  # of derive
+    kept = [out / f".tmp-{rows.name}-01234567", out.parent / ".tmp-score-01234567"]  # of derive
     for path in (
-        *kept, out / f".tmp-merge-{part.name}-01234567", out.parent / ".tmp-merge-score-01234567"
+        *kept, out / f".tmp-merge-{rows.name}-01234567", out.parent / ".tmp-merge-score-01234567"
     ):  # fmt: skip
-        shutil.copytree(part, path)
+        shutil.copytree(rows, path)
     sa1bpack.merge([a], tmp_path / "pack")
     assert sorted(out.parent.rglob(".tmp-*")) == sorted(kept)

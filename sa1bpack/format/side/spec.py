@@ -1,4 +1,4 @@
-"""The rows of a feature; its manifest, which is written once, before the first part; its parts."""
+"""The rows of a feature; its manifest, written once, before all rows; its feature shards."""
 
 import re
 import shutil
@@ -42,7 +42,7 @@ _STORED = {"bfloat16": "uint16", "scaled_int8": "int8", "scaled_float8_e4m3fn": 
 MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
-# The keys of the provenance in which all parts of a feature must agree: they decide its rows.
+# The keys of the provenance in which all feature shards must agree: they decide the rows.
 MADE_WITH = ("function", "options", "pipeline", "samples")
 _TOP_FILES = {MANIFEST_NAME, arrays.METADATA_NAME, files.CHECKSUMS_NAME}
 
@@ -135,7 +135,7 @@ class SideSpec:
         return array_spec("values", self.stored.str, (self.axis, *inner), self.stored_shape)
 
     def arrays(self, lengths: AxisLengths) -> dict[ArraySpec, int]:
-        """The arrays of a part of a shard of these lengths → their number of rows."""
+        """The arrays of the feature shard for a shard of these lengths → their number of rows."""
         return {spec: spec.rows(lengths) for spec in (self.values, CHECKSUM)}
 
     def to_text(self) -> str:
@@ -207,7 +207,7 @@ def read_side_manifest(folder: Path) -> SideManifest:
 
 
 def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
-    """Make the folder of a feature, complete but for its parts, unless it exists.
+    """Make the folder of a feature, complete but for its feature shards, unless it exists.
 
     Any number of processes may do so at once: the first one wins.
 
@@ -255,7 +255,7 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
 
 
 def first_difference(one: SideManifest, other: SideManifest) -> str | None:
-    """The difference that forbids parts of two features in one folder; None if there is none."""
+    """The difference that forbids rows of two features in one folder; None if there is none."""
     for key, found in asdict(one.spec).items():
         if found != (wanted := getattr(other.spec, key)):
             return f"{key} is {found!r}, not {wanted!r}"
@@ -267,15 +267,15 @@ def first_difference(one: SideManifest, other: SideManifest) -> str | None:
 
 
 def is_unused(folder: Path) -> bool:
-    """True if a feature has no part, and no process that makes one or that was killed."""
+    """True if a feature has no feature shard, and no process that makes one or that was killed."""
     return {path.name for path in Path(folder).iterdir()} <= _TOP_FILES
 
 
 def remove_unused(folder: Path) -> None:
     """Remove a feature unless it is in use, see `is_unused`, or comes into use meanwhile.
 
-    It is renamed before it is looked into, and a `PartWriter` reads the manifest after it has made
-    its lock file there: one of the two notices the other.
+    It is renamed before it is looked into, and a `FeatureShardWriter` reads the manifest after it
+    has made its lock file there: one of the two notices the other.
     """
     aside = files.temporary_beside(folder)
     folder.rename(aside)
@@ -343,9 +343,9 @@ def floats_of(stored: np.ndarray, row_shape: tuple[int, ...]) -> np.ndarray:
     return values.reshape(*stored.shape[: stored.ndim - len(scaled_shape(row_shape))], *row_shape)
 
 
-# ------------------------------------------------------------------------------------------ parts
-# A part has the digest of its shard's checksum file, hence of all its bytes, in its name and in its
-# attributes. So a part fits a shard with the same bytes in any pack, and no other.
+# ---------------------------------------------------------------------------------- feature shards
+# A feature shard has the digest of its shard's checksum file, hence of all bytes of the shard, in
+# its name and in its attributes. So it fits a shard with the same bytes in any pack, and no other.
 
 _DIGITS = 8
 
@@ -365,8 +365,8 @@ class ShardIdentity:
     lengths: AxisLengths
 
     @property
-    def part(self) -> str:
-        """Name of the folder of its part: the shard's name, and 8 digits of the digest."""
+    def feature_shard(self) -> str:
+        """Name of the folder of its feature shard: its own name, and 8 digits of the digest."""
         return f"{self.name}-{self.digest[:_DIGITS]}"
 
 
@@ -387,10 +387,11 @@ class Coverage:
     """The coverage of a pack's shards by a feature.
 
     Attributes:
-        missing: shards without a part.
-        stale: those of the missing shards for which there is a part for other bytes: they were
-            packed again, or repaired to other bytes.
-        others: parts for shards that are not among those asked for, or have other bytes by now.
+        missing: shards without a feature shard.
+        stale: those of the missing shards for which there is a feature shard for other bytes: they
+            were packed again, or repaired to other bytes.
+        others: feature shards for shards that are not among those asked for, or have other bytes by
+            now.
     """
 
     missing: tuple[str, ...]
@@ -408,32 +409,30 @@ def side_folders(root: Path) -> list[Path]:
     return sorted((root / SIDES_NAME).glob("[!.]*"))
 
 
-def part_names(folder: Path) -> list[str]:
-    """Names of the published parts of a feature, sorted. Raises OSError."""
+def feature_shard_names(folder: Path) -> list[str]:
+    """Names of the published feature shards of a feature, sorted. Raises OSError."""
     names = {path.name for path in Path(folder).iterdir()} - _TOP_FILES
     return sorted(name for name in names if not name.startswith("."))
 
 
 def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
-    """The coverage of these shards by the parts among these names of folders.
+    """The coverage of these shards by the feature shards among these names of folders.
 
     A shard without samples needs none.
     """
     existing = set(names)
     shards = list(shards)
     bound = {name[: -_DIGITS - 1] for name in existing}
-    missing = tuple(
-        shard.name for shard in shards if shard.lengths.samples and shard.part not in existing
-    )
+    missing = tuple(s.name for s in shards if s.lengths.samples and s.feature_shard not in existing)
     return Coverage(
         missing,
         tuple(name for name in missing if name in bound),
-        tuple(sorted(existing - {shard.part for shard in shards})),
+        tuple(sorted(existing - {shard.feature_shard for shard in shards})),
     )
 
 
-def part_attributes(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
-    """The attributes of the part for a shard."""
+def feature_shard_attributes(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
+    """The attributes of the feature shard for a shard."""
     return {
         "format": list(SIDE_FORMAT_VERSION),
         "side": spec.name,
@@ -445,11 +444,11 @@ def part_attributes(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class SidePart:
-    """A part that has been checked.
+class FeatureShard:
+    """The rows of a feature for one shard, which have been checked.
 
     Attributes:
-        folder: folder of the part.
+        folder: folder of the feature shard.
         spec: spec of the feature.
         values: (rows, *stored_shape), read-only memory map: a row per sample or mask of the shard.
         samples: n, number of samples of the shard.
@@ -459,6 +458,32 @@ class SidePart:
     spec: SideSpec
     values: np.ndarray
     samples: int
+
+    @classmethod
+    def open(cls, folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False):
+        """Open the feature shard for a shard, with all checks that need none of its data.
+
+        Args:
+            folder: folder of the feature.
+            spec: spec of the feature.
+            shard: the shard that it must be for.
+            deep: check also the metadata of each array, on which no memory map depends.
+
+        Raises:
+            FormatError: it is damaged; the message names the file, what was found and what is
+                expected.
+            OSError: a file cannot be read.
+        """
+        opened = Path(folder) / shard.feature_shard
+        if not opened.is_dir():
+            raise FormatError(f"{opened}: there are no rows for shard {shard.name}; {AGAIN}")
+        try:
+            attributes = feature_shard_attributes(spec, shard)
+            arrays.check_group(opened, attributes, spec.arrays(shard.lengths), deep)
+        except FormatError as error:
+            raise FormatError(f"{str(error).partition('; restore')[0]}; {REMAKE}") from None
+        values = arrays.map_array(opened, spec.values, spec.values.rows(shard.lengths))
+        return cls(opened, spec, values, shard.lengths.samples)
 
     @property
     def checksum(self) -> np.ndarray:
@@ -505,28 +530,3 @@ class SidePart:
                 f"written; {REMAKE}"
             )
         return rows
-
-
-def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False):
-    """Open the part for a shard, checking everything that can be checked without reading its data.
-
-    Args:
-        folder: folder of the feature.
-        spec: spec of the feature.
-        shard: the shard that the part must be for.
-        deep: check also the metadata of each array, on which no memory map depends.
-
-    Raises:
-        FormatError: the part is damaged; the message names the file, what was found and what is
-            expected.
-        OSError: a file cannot be read.
-    """
-    part = Path(folder) / shard.part
-    if not part.is_dir():
-        raise FormatError(f"{folder}: no part for shard {shard.name} ({shard.part}); {AGAIN}")
-    try:
-        arrays.check_group(part, part_attributes(spec, shard), spec.arrays(shard.lengths), deep)
-    except FormatError as error:
-        raise FormatError(f"{str(error).partition('; restore')[0]}; {REMAKE}") from None
-    values = arrays.map_array(part, spec.values, spec.values.rows(shard.lengths))
-    return SidePart(part, spec, values, shard.lengths.samples)

@@ -1,4 +1,4 @@
-"""Writing a part of a feature: rows are appended in the order of the shard, then published."""
+"""Writing a feature shard: rows are appended in the order of the shard, then published."""
 
 import fcntl
 import os
@@ -17,27 +17,27 @@ from sa1bpack.format.side.spec import (
     CHECKSUM,
     ShardIdentity,
     SideSpec,
-    part_attributes,
+    feature_shard_attributes,
     read_side_manifest,
 )
 
 _LOCK_SUFFIX = ".lock"
-# In the working folder of a part that may be continued: what its rows are made by.
+# In the working folder of one that may be continued: what its rows are made by.
 _ORIGIN_NAME = "origin"
 
 
-class PartWriter:
-    """An unpublished part: rows are appended to it, then it is published or discarded.
+class FeatureShardWriter:
+    """An unpublished feature shard: rows are appended to it, then it is published or discarded.
 
     While it is unfinished it has a working name, `.tmp-` and its own, which a process owns that
     holds the lock beside it. Rows are in the files when `append` returns, first the rows, then
     their checksums. So the samples of a killed process whose rows agree with their checksums are
     complete, and if the rows are made by the same `origin`, the next writer continues after them.
 
-    A context manager that discards the part unless it was published. For one thread at a time.
+    A context manager that discards it unless it was published. For one thread at a time.
 
     Attributes:
-        samples: number of samples whose rows are in the part.
+        samples: number of samples whose rows it has.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PartWriter:
         counts: np.ndarray | None = None,
         step: int = 1,
     ):
-        """Continue the part that another process has left, if that is possible, or begin it.
+        """Continue what another process has left, if that is possible, or begin.
 
         Args:
             folder: folder of the feature, which exists.
@@ -61,14 +61,14 @@ class PartWriter:
                 same.
 
         Raises:
-            OutputLocked: another process makes the same part.
+            OutputLocked: another process makes the same feature shard.
             OutputRefused: the feature has other rows.
             NotAPack, FormatError, OSError: the manifest of the feature cannot be read.
         """
         self.spec, self.shard = spec, shard
         self.samples = rows = 0
-        self._final = Path(folder) / shard.part
-        self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.part)
+        self._final = Path(folder) / shard.feature_shard
+        self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.feature_shard)
         self._lock_path = self._folder.with_name(self._folder.name + _LOCK_SUFFIX)
         self._files: dict[ArraySpec, AppendFile] = {}
         self._origin = origin
@@ -148,13 +148,13 @@ class PartWriter:
         self.samples += len(counts)
 
     def publish(self) -> bool:
-        """Complete the part, flush it and give it its name.
+        """Complete the feature shard, flush it and give it its name.
 
         Every sample has its rows. Returns False if another process has published it meanwhile: this
-        one is discarded. Raises OSError if writing fails; the part then does not exist.
+        one is discarded. Raises OSError if writing fails; none exists then.
         """
-        rows = self.spec.arrays(self.shard.lengths)
-        complete_group(self._folder, part_attributes(self.spec, self.shard), self._files, rows)
+        attributes = feature_shard_attributes(self.spec, self.shard)
+        complete_group(self._folder, attributes, self._files, self.spec.arrays(self.shard.lengths))
         if self._origin is not None:
             (self._folder / _ORIGIN_NAME).unlink()
             files.flush_folder(self._folder)
@@ -171,7 +171,7 @@ class PartWriter:
         self.leave()
 
     def leave(self) -> None:
-        """Leave an unfinished part to another writer; there is nothing to leave without samples."""
+        """Leave what is unfinished to another writer; there is nothing to leave without samples."""
         for file in self._files.values():
             file.close()
         if self._lock >= 0:
@@ -181,7 +181,7 @@ class PartWriter:
             lock, self._lock = self._lock, -1
             os.close(lock)
 
-    def __enter__(self) -> "PartWriter":
+    def __enter__(self) -> "FeatureShardWriter":
         return self
 
     def __exit__(self, *_) -> None:
@@ -189,15 +189,15 @@ class PartWriter:
 
 
 def _locked(path: Path, final: Path) -> int:
-    """Lock the lock file of a part, which exists from then on; returns its descriptor."""
+    """Lock the lock file of a feature shard, which then exists; returns its descriptor."""
     while True:
         try:
             with files.naming(path):
                 lock = files.locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputLocked(
-                f"{final}: another process makes this part; wait for it, or give each process "
-                "parts of its own (--part K/N)"
+                f"{final}: another process makes this feature shard; wait for it, or give each "
+                "process shards of its own (--part K/N)"
             ) from None
         with suppress(FileNotFoundError):  # the owner before has removed it in between
             if os.path.samestat(os.fstat(lock), path.stat()):

@@ -12,7 +12,7 @@ from verify_script import SCRIPT, script_finds
 from sa1bpack import FormatError, verify
 from sa1bpack.errors import VersionError
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.spec import SideSpec, open_part, read_side_manifest, shard_identities
+from sa1bpack.format.side.spec import FeatureShard, SideSpec, read_side_manifest, shard_identities
 
 SPEC = SideSpec("teacher", "mask", "float32", (3, 2))
 MANIFESTS = {
@@ -33,7 +33,7 @@ def side(pack):
     return write_side(pack, SPEC)
 
 
-def first_part(pack):
+def first_shard(pack):
     return shard_identities(pack, read_manifest(pack))[0]
 
 
@@ -70,60 +70,60 @@ def grow(path):
     os.truncate(path, path.stat().st_size + 1)
 
 
-def edit_attributes(part, **changes):
-    edit(part / "zarr.json", lambda data: data["attributes"]["sa1bpack"].update(changes))
+def edit_attributes(rows, **changes):
+    edit(rows / "zarr.json", lambda data: data["attributes"]["sa1bpack"].update(changes))
 
 
 DAMAGE = {
-    "values cut short": lambda part: cut(part / "values" / "c.0.0.0"),
-    "values too long": lambda part: grow(part / "values" / "c.0.0.0"),
-    "values lost": lambda part: (part / "values" / "c.0.0.0").unlink(),
-    "checksums cut short": lambda part: cut(part / "checksum" / "c.0"),
-    "metadata lost": lambda part: (part / "zarr.json").unlink(),
-    "another extent": lambda part: edit_attributes(part, masks=9),
-    "another shard": lambda part: edit_attributes(part, digest="f" * 32),
+    "values cut short": lambda rows: cut(rows / "values" / "c.0.0.0"),
+    "values too long": lambda rows: grow(rows / "values" / "c.0.0.0"),
+    "values lost": lambda rows: (rows / "values" / "c.0.0.0").unlink(),
+    "checksums cut short": lambda rows: cut(rows / "checksum" / "c.0"),
+    "metadata lost": lambda rows: (rows / "zarr.json").unlink(),
+    "another extent": lambda rows: edit_attributes(rows, masks=9),
+    "another shard": lambda rows: edit_attributes(rows, digest="f" * 32),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_part_that_does_not_fit_is_refused_before_it_is_mapped(pack, side, kind):
-    shard = first_part(pack)
-    DAMAGE[kind](side / shard.part)
+def test_rows_that_do_not_fit_are_refused_before_they_are_mapped(pack, side, kind):
+    shard = first_shard(pack)
+    DAMAGE[kind](side / shard.feature_shard)
     with pytest.raises(FormatError, match="remove that folder"):
-        open_part(side, SPEC, shard)
+        FeatureShard.open(side, SPEC, shard)
     report = verify(pack, quick=True)
     assert {problem.feature for problem in report.problems} == {"teacher"}
-    assert {problem.shard for problem in report.problems} == {shard.part}
+    assert {problem.shard for problem in report.problems} == {shard.feature_shard}
 
 
 def test_a_flipped_bit_is_found_and_its_sample_named(pack, side):
     row = 24  # bytes; samples have 2, 0, 5 and 1 masks
-    flip(side / first_part(pack).part / "values" / "c.0.0.0", 3 * row)
+    flip(side / first_shard(pack).feature_shard / "values" / "c.0.0.0", 3 * row)
     texts = [str(problem) for problem in verify(pack).problems]
     assert len(texts) == 2 and "checksum of sample 2 is" in texts[0]
     assert verify(pack, quick=True).problems == () and script_finds(pack)[0] == 1
-    part = open_part(side, SPEC, first_part(pack))
-    assert part.read(0, 0, 2).shape == (2, 3, 2)
+    opened = FeatureShard.open(side, SPEC, first_shard(pack))
+    assert opened.read(0, 0, 2).shape == (2, 3, 2)
     with pytest.raises(FormatError, match=r"checksum of sample 2 is .* was written"):
-        part.read(2, 2, 7)
+        opened.read(2, 2, 7)
 
 
 def test_the_rows_of_a_truncated_file_are_a_named_error(pack, side):
-    part = open_part(side, SPEC, first_part(pack))
-    os.truncate(part.path, 24)
+    opened = FeatureShard.open(side, SPEC, first_shard(pack))
+    os.truncate(opened.path, 24)
     with pytest.raises(FormatError, match="cut short"):
-        part.read(2, 2, 7, np.empty((5, 3, 2), np.float32))
+        opened.read(2, 2, 7, np.empty((5, 3, 2), np.float32))
 
 
 def test_both_checkers_find_foreign_missing_and_changed_files(pack, side):
-    part = side / first_part(pack).part
+    rows = side / first_shard(pack).feature_shard
     assert verify(pack).ok and script_finds(pack)[0] == 0
-    (part / "foreign").touch()
+    (rows / "foreign").touch()
     assert not verify(pack).ok and script_finds(pack)[0] == 1
-    (part / "foreign").unlink()
-    (part / "checksum" / "zarr.json").unlink()
+    (rows / "foreign").unlink()
+    (rows / "checksum" / "zarr.json").unlink()
     assert not verify(pack).ok and script_finds(pack)[0] == 1
-    shutil.rmtree(part)  # never made: said, and not damage
+    shutil.rmtree(rows)  # never made: said, and not damage
     report = verify(pack)
     assert report.ok and any("1 shard missing" in note for note in report.notes)
     (side / "notes.txt").touch()
@@ -132,6 +132,6 @@ def test_both_checkers_find_foreign_missing_and_changed_files(pack, side):
 
 
 def test_a_feature_alone_is_verified_by_naming_its_folder(pack, side):
-    assert verify(side).ok and verify(side).counts["parts"] == 3
-    flip(side / first_part(pack).part / "values" / "c.0.0.0", 3)
+    assert verify(side).ok and verify(side).counts["feature_shards"] == 3
+    flip(side / first_shard(pack).feature_shard / "values" / "c.0.0.0", 3)
     assert "XXH3-128" in str(verify(side).problems[0])

@@ -27,19 +27,19 @@ from sa1bpack.format.side.spec import (
     SIDE_DTYPES,
     SIDE_FORMAT_NAME,
     SIDE_FORMAT_VERSION,
+    FeatureShard,
     SideManifest,
     SideSpec,
     coverage,
     create_side,
+    feature_shard_names,
     is_side,
     is_unused,
-    open_part,
-    part_names,
     read_side_manifest,
     remove_unused,
     shard_identities,
 )
-from sa1bpack.format.side.writer import PartWriter
+from sa1bpack.format.side.writer import FeatureShardWriter
 
 DOCS = Path(__file__).parents[3] / "docs" / "format.md"
 IMAGE = SideSpec("teacher", "sample", "float16", (4, 3, 3), spatial=True)
@@ -72,11 +72,11 @@ def test_a_chunk_file_is_a_memory_map_and_a_zarr_array_of_the_documented_form(pa
     for number, shard in enumerate(manifest.shards):
         listed = pack / "shards" / shard.name / "checksums.xxh128"
         digest = xxhash.xxh3_128_hexdigest(listed.read_bytes())
-        part = folder / f"{shard.name}-{digest[:8]}"
+        made = folder / f"{shard.name}-{digest[:8]}"
         span = range(edges[number], edges[number + 1])
         each = [side_rows(spec, ids[k], masks[k]) for k in span]
         expected = np.concatenate([np.empty((0, *spec.row_shape), spec.stored), *each])
-        group = zarr.open_group(part, mode="r")
+        group = zarr.open_group(made, mode="r")
         assert group.attrs["sa1bpack"] == {
             "format": [1, 0], "side": spec.name, "shard": shard.name, "digest": digest,
             "samples": shard.samples, "masks": shard.masks,
@@ -88,7 +88,7 @@ def test_a_chunk_file_is_a_memory_map_and_a_zarr_array_of_the_documented_form(pa
         inner = ("channel", "y", "x") if spec.spatial else ("axis_1",) * len(spec.row_shape)
         assert names == (spec.axis, *inner)
         if len(expected):
-            path = part / "values" / ("c" + ".0" * expected.ndim)
+            path = made / "values" / ("c" + ".0" * expected.ndim)
             mapped = np.memmap(path, spec.stored, "r", shape=expected.shape)
             np.testing.assert_array_equal(mapped, expected)
     found = read_side_manifest(folder)
@@ -121,17 +121,17 @@ def test_a_spec_that_cannot_be_stored_is_refused(change, message):
         SideSpec(**{**good, **change})
 
 
-def test_a_changed_shard_makes_exactly_its_part_stale(pack):
+def test_a_changed_shard_makes_exactly_its_rows_stale(pack):
     folder = write_side(pack, IMAGE)
     shards = shard_identities(pack, read_manifest(pack))
-    assert coverage(part_names(folder), shards).missing == ()
+    assert coverage(feature_shard_names(folder), shards).missing == ()
     changed = [*shards[:2], dataclasses.replace(shards[2], digest="0" * 32)]
-    found = coverage(part_names(folder), changed)
+    found = coverage(feature_shard_names(folder), changed)
     assert found.missing == found.stale == (shards[2].name,)
-    assert found.others == (shards[2].part,)
+    assert found.others == (shards[2].feature_shard,)
     assert "1 shard missing (1 stale)" in str(found)
-    with pytest.raises(FormatError, match="no part for shard"):
-        open_part(folder, IMAGE, changed[2])
+    with pytest.raises(FormatError, match="no rows for shard"):
+        FeatureShard.open(folder, IMAGE, changed[2])
     never = coverage([], shards)
     assert never.stale == () and "2 shards missing: " in str(never)
 
@@ -153,17 +153,17 @@ def test_another_array_under_the_same_name_is_refused(tmp_path):
     assert is_side(tmp_path / "a") and not is_side(tmp_path / "b")
 
 
-def test_a_part_is_published_whole_or_not_at_all(pack):
+def test_a_feature_shard_is_published_whole_or_not_at_all(pack):
     shard = shard_identities(pack, read_manifest(pack))[0]
     create_side(pack / "side" / "teacher", SideManifest(IMAGE, {}))
     rows = np.zeros((1, 4, 3, 3), np.float16)
-    with PartWriter(pack / "side" / "teacher", IMAGE, shard) as writer:
+    with FeatureShardWriter(pack / "side" / "teacher", IMAGE, shard) as writer:
         writer.append(rows, np.array([1]))
-    assert part_names(pack / "side" / "teacher") == []
+    assert feature_shard_names(pack / "side" / "teacher") == []
     assert list((pack / "side" / "teacher").glob(".tmp-*")) == []
 
 
-def test_two_writers_of_one_part_exclude_each_other_and_a_killed_one_leaves_nothing(pack):
+def test_two_writers_of_one_feature_shard_exclude_each_other_and_a_killed_one_leaves_nothing(pack):
     folder = pack / "side" / "teacher"
     shard = shard_identities(pack, read_manifest(pack))[0]
     create_side(folder, SideManifest(IMAGE, {}))
@@ -172,10 +172,10 @@ def test_two_writers_of_one_part_exclude_each_other_and_a_killed_one_leaves_noth
         "from pathlib import Path\n"
         "from sa1bpack.format.manifest import read_manifest\n"
         "from sa1bpack.format.side.spec import read_side_manifest, shard_identities\n"
-        "from sa1bpack.format.side.writer import PartWriter\n"
+        "from sa1bpack.format.side.writer import FeatureShardWriter\n"
         "pack, folder = map(Path, sys.argv[1:])\n"
         "shard = shard_identities(pack, read_manifest(pack))[0]\n"
-        "writer = PartWriter(folder, read_side_manifest(folder).spec, shard)\n"
+        "writer = FeatureShardWriter(folder, read_side_manifest(folder).spec, shard)\n"
         "print('made', flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -185,27 +185,29 @@ def test_two_writers_of_one_part_exclude_each_other_and_a_killed_one_leaves_noth
     )  # fmt: skip
     with child:
         assert child.stdout.readline() == "made\n"
-        with pytest.raises(OutputLocked, match="another process makes this part"):
-            PartWriter(folder, IMAGE, shard)
+        with pytest.raises(OutputLocked, match="another process makes this feature shard"):
+            FeatureShardWriter(folder, IMAGE, shard)
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
     assert len(list(folder.glob(".tmp-*"))) == 2  # a folder and its lock
-    with PartWriter(folder, IMAGE, shard) as writer:
+    with FeatureShardWriter(folder, IMAGE, shard) as writer:
         writer.append(np.ones((4, 4, 3, 3), np.float16), np.ones(4, int))
         writer.publish()
-    assert part_names(folder) == [shard.part] and list(folder.glob(".tmp-*")) == []
+    assert (
+        feature_shard_names(folder) == [shard.feature_shard] and list(folder.glob(".tmp-*")) == []
+    )
 
 
 def test_a_feature_in_use_is_not_removed_and_a_writer_notices_that_it_is_another(pack):
     folder, shard = pack / "side" / "teacher", shard_identities(pack, read_manifest(pack))[0]
     create_side(folder, SideManifest(IMAGE, {}))
-    with PartWriter(folder, IMAGE, shard):
+    with FeatureShardWriter(folder, IMAGE, shard):
         assert not is_unused(folder)
         remove_unused(folder)
         assert read_side_manifest(folder).spec == IMAGE
     assert is_unused(folder)
     with pytest.raises(OutputRefused, match=r"rows are .*, not "):
-        PartWriter(folder, MASK, shard)
+        FeatureShardWriter(folder, MASK, shard)
     assert is_unused(folder)
     remove_unused(folder)
     assert list(folder.parent.iterdir()) == []
