@@ -15,8 +15,6 @@ from typing import Any
 from small_tars import as_jpeg, entry, members, photo, pixels_of, record, tar_bytes
 from targets import SHARD, pristine
 
-from sa1bpack.source.tar import BLOCK
-
 SEEDS = Path(__file__).parent / "seeds"
 
 
@@ -32,7 +30,7 @@ def _tars() -> list[bytes]:
     kinds = tarfile.GNU_FORMAT, tarfile.PAX_FORMAT
     found = [tar_bytes([*small, long], kind, link) for kind in kinds]
     found.append(tar_bytes(small, tarfile.USTAR_FORMAT, link))
-    return [data[: -8 * BLOCK] for data in found]  # two blocks of zeros suffice
+    return [data[: -8 * 512] for data in found]  # two blocks of zeros suffice
 
 
 def _gzips() -> list[bytes]:

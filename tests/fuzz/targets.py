@@ -24,20 +24,19 @@ from small_tars import SMALL, members, write_tar
 import sa1bpack
 from sa1bpack import PackOptions, errors
 from sa1bpack.format.files import read_checksums
-from sa1bpack.format.index import open_index
-from sa1bpack.format.manifest import manifest_bytes, read_manifest
-from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.pixels.decode import decode_into
-from sa1bpack.pixels.header import read_header, stored_size
+from sa1bpack.pixels.header import read_header
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import open_source, read_md5sums
-from sa1bpack.source.inflate import INFLATE_BYTES, open_stream
+from sa1bpack.source.inflate import open_stream
 from sa1bpack.source.pairs import PairReader
-from sa1bpack.source.tar import BLOCK, MAX_PATH_BYTES, TarStream
+from sa1bpack.source.tar import TarStream
 
 MAX_MESSAGE = 4000  # characters, including the path of the file
+MAX_PATH_BYTES = 512  # of a member with its folders; longer paths are shortened
+INFLATE_BYTES = 1 << 18  # of one step, which bounds a gzip bomb
 MAX_INFLATION = 1032  # deflate's largest ratio, https://www.zlib.net/zlib_tech.html
 SHARD = "shards/sa_000000-000"
 
@@ -73,7 +72,7 @@ def tar(data: bytes) -> None:
     stream = TarStream(open_stream(_file(data), gzip=False))
     with contextlib.closing(stream.stream), _refusing(errors.SourceError):
         for number, member in enumerate(stream):
-            assert number <= len(data) // BLOCK
+            assert number <= len(data) // 512
             assert len(member.name) <= 4 * MAX_PATH_BYTES
             assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in member.name)
             if member.kind == "file" and number % 2:
@@ -156,8 +155,10 @@ def jpeg(data: bytes) -> None:
         header = read_header(data)
         if header.height * header.width <= 1 << 16:
             out = np.empty((64, 64, 3), np.uint8)
-            size = stored_size(header.height, header.width, 64, "pad")
-            decode_into(data, (header.height, header.width), size, (out,))
+            source = header.height, header.width
+            most = max(source)
+            size = tuple(max(1, (128 * side + most) // (2 * most)) for side in source)
+            decode_into(data, source, size, (out,))
             assert not out[size[0] :].any() and not out[:, size[1] :].any()
 
 
@@ -218,13 +219,11 @@ def manifest(data: bytes) -> None:
     """manifest.json."""
     with _pack_with("manifest.json", data) as root:
         with _refusing(errors.FormatError):
-            found = read_manifest(root)
+            found = sa1bpack.info(root).manifest
             for shard in found.shards:
                 assert (root / "shards" / shard.name).resolve().parent == root.resolve() / "shards"
             if found.index is not None:
                 assert (root / found.index).resolve().parent == root.resolve()
-                open_index(root, found)
-            assert json.loads(manifest_bytes(found))
         _use(root)
 
 
@@ -232,7 +231,7 @@ def shard_metadata(data: bytes) -> None:
     """zarr.json of a shard, with the attributes that describe the shard."""
     with _pack_with(f"{SHARD}/zarr.json", data) as root:
         with _refusing(errors.FormatError):
-            shard = open_shard(root / SHARD)
+            shard = sa1bpack.open(root).shards[0]
             for spec in shard.layout.arrays:
                 assert shard[spec.name].nbytes <= (root / SHARD / spec.chunk_path).stat().st_size
         _use(root)
@@ -244,8 +243,6 @@ def array_metadata(data: bytes) -> None:
     names = (f"{SHARD}/area/zarr.json", index, "zarr.json")
     with _pack_with(names[len(data) % len(names)], data) as root:
         _use(root)
-        with _refusing(errors.FormatError):
-            open_shard(root / SHARD)
 
 
 def index(data: bytes) -> None:
