@@ -8,9 +8,11 @@ import pytest
 from small_tars import SMALL
 
 from sa1bpack import PackOptions, interrupts
-from sa1bpack.cli import exits
-from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing import sample
+
+
+class Terminated(BaseException):
+    """What a handler raises."""
 
 
 def interrupt_in_a_callback(number: int = signal.SIGINT) -> None:
@@ -20,12 +22,12 @@ def interrupt_in_a_callback(number: int = signal.SIGINT) -> None:
 
 @pytest.mark.parametrize(
     ("number", "error"),
-    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, exits.Terminated)],
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)],
     ids=["ctrl-c", "sigterm"],
 )
 def test_a_signal_while_kernels_load_ends_the_run_when_they_are_loaded(monkeypatch, number, error):
     def terminate(*_):
-        raise exits.Terminated
+        raise Terminated
 
     def load(*_):
         interrupt_in_a_callback(number)
@@ -41,7 +43,7 @@ def test_a_signal_while_kernels_load_ends_the_run_when_they_are_loaded(monkeypat
 
 def test_handlers_are_as_they_were_also_after_an_error():
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt) as caught, interrupts_held():
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts.interrupts_held():
         signal.raise_signal(signal.SIGINT)
         raise ValueError
     assert isinstance(caught.value.__context__, ValueError)

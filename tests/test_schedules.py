@@ -4,9 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
+from reading_packs import ds, packed  # noqa: F401 - fixtures
 
-from sa1bpack import Cosine, Function, Linear, OptionError, Steps
-from sa1bpack.schedules import as_schedule, whole_numbers
+from sa1bpack import Cosine, Function, Linear, Loader, OptionError, Steps
 
 
 def values(schedule, count):
@@ -22,9 +22,6 @@ def values(schedule, count):
         (Linear(512, 1024, epochs=4, multiple=256), [512, 768, 768, 1024, 1024, 1024]),
         (Cosine(0, 100, epochs=4), [0, 15, 50, 85, 100, 100]),
         (Function(lambda n: n * n, epochs=4), [0, 1, 4, 9, 9, 9]),
-        (as_schedule("x", [3, 1, 2]), [3, 1, 2, 2, 2]),
-        (as_schedule("x", lambda epoch: max(8 - epoch // 5, 2)), [8] * 5 + [7] * 5 + [6]),
-        (as_schedule("x", 7), [7, 7, 7]),
     ],
 )
 def test_values_are_those_of_the_epochs(schedule, expected):
@@ -46,8 +43,8 @@ def test_a_schedule_by_step_has_the_value_of_the_step():
 
 def test_equal_schedules_are_equal_however_they_were_written():
     one = Steps(20, {1: 30, 2: 40})
-    for other in (as_schedule("x", [20, 30, 40, 40]), Linear(20, 40, epochs=2)):
-        assert other == one and other.text == "Steps(20, {1: 30, 2: 40})"
+    other = Linear(20, 40, epochs=2)
+    assert other == one and other.text == "Steps(20, {1: 30, 2: 40})"
     assert repr(Linear(20, 40, epochs=2)) == "Linear(20, 40, epochs=2)"
     assert Steps(20, {1: 30, 2: 40}, by="step") != one
     long, longer = Linear(0, 50, steps=50), Linear(0, 51, steps=51)
@@ -70,15 +67,37 @@ def test_equal_schedules_are_equal_however_they_were_written():
         (lambda: Steps(1, {1: 2}, by="batch"), "by is 'batch': choose one of epoch, step"),
         (lambda: Function(3, epochs=1), "function is 3"),
         (lambda: Function([3, 4].__getitem__, steps=9), r"in step 2: IndexError: .*steps=2\)"),
-        (lambda: as_schedule("m", [2, 3, 4].__getitem__), r"epoch 3: .*Function\(f, epochs=3\)"),
-        (lambda: as_schedule("m", lambda: 20), r"epoch 0: TypeError.*with each epoch from 0"),
-        (lambda: as_schedule("max_masks", []), "max_masks is an empty list"),
-        (lambda: as_schedule("x", lambda n: n % 2), r"still changes in epoch 999.*Function\("),
-        (lambda: whole_numbers("x", [4, 0], 1), "from epoch 1 on, x is 0: choose a whole number"),
-        (lambda: whole_numbers("x", [4, 2.5], 1), "from epoch 1 on, x is 2.5"),
-        (lambda: whole_numbers("x", 0, 1), "^x is 0: choose"),
     ],
 )
 def test_what_cannot_be_used_is_named(make, named):
     with pytest.raises(OptionError, match=named):
         make()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ([3, 1, 2], "Steps(3, {1: 1, 2: 2})"), ([20, 30, 40, 40], "Steps(20, {1: 30, 2: 40})"),
+        (lambda epoch: max(8 - epoch // 5, 6), "Steps(8, {5: 7, 10: 6})"), (7, "7"),
+    ],
+)  # fmt: skip
+def test_an_option_may_be_a_list_or_a_function_of_the_epoch(ds, value, shown):  # noqa: F811
+    with Loader(ds, 2, max_masks=value) as loader:
+        assert f" max_masks {shown} padded" in repr(loader)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ([2, 3, 4].__getitem__, r"epoch 3: .*Function\(f, epochs=3\)"),
+        (lambda: 20, r"epoch 0: TypeError.*with each epoch from 0"),
+        ([], "batch_size is an empty list"),
+        (lambda n: 1 + n % 2, r"still changes in epoch 999.*Function\("),
+        ([4, 0], "from epoch 1 on, batch_size is 0: choose a whole number"),
+        ([4, 2.5], "from epoch 1 on, batch_size is 2.5"),
+        (0, "^batch_size is 0: choose"),
+    ],
+)
+def test_an_option_that_no_schedule_can_be_made_of_is_named(ds, value, named):  # noqa: F811
+    with pytest.raises(OptionError, match=named):
+        Loader(ds, value)

@@ -1,13 +1,13 @@
 """Without the folders of all extras, packs of this machine work, a URL is a clear error, and a
 notebook shows text."""
 
+import os
 import shutil
 from pathlib import Path
 
 from commands import python
 
 import sa1bpack
-from sa1bpack.kernels import kernel_folder
 
 EXTRAS = "remote", "cluster", "raw", "deriving", "export", "measuring", "adapters", "cli"
 # Packs, verifies, reads and loads in a copy of the package; then names URLs.
@@ -45,9 +45,9 @@ for call in calls:
 
 def test_without_extras_packs_of_this_machine_work_and_a_url_is_a_clear_error(sample_tar, tmp_path):
     ignored = shutil.ignore_patterns(*EXTRAS, "__pycache__")
-    copy = shutil.copytree(
-        Path(sa1bpack.__file__).parent, tmp_path / "src/sa1bpack", ignore=ignored
-    )
-    environment = {"PYTHONPATH": str(copy.parent), "NUMBA_CACHE_DIR": str(kernel_folder())}
+    package = Path(sa1bpack.__file__).parent
+    copy = shutil.copytree(package, tmp_path / "src/sa1bpack", ignore=ignored)
+    kernels = os.environ.get("NUMBA_CACHE_DIR", str(package / "__pycache__"))
+    environment = {"PYTHONPATH": str(copy.parent), "NUMBA_CACHE_DIR": kernels}
     words = copy.parent, sample_tar, tmp_path / "pack"
     python("-c", PROGRAM, *words, cwd=copy.parent, env=environment)

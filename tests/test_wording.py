@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sa1bpack.wording import brief, counted, printable, size_text, span_text
+from sa1bpack.wording import brief, printable, size_text, span_text
 
 
 def test_numbers_sizes_names_and_values_are_shown_briefly():
-    assert [counted(n, "shard") for n in (0, 1, 2)] == ["0 shards", "1 shard", "2 shards"]
-    assert [counted(n, "batch") for n in (1, 12345)] == ["1 batch", "12,345 batches"]
     assert [size_text(n) for n in (0, 999, 1000, 999_600)] == ["0 B", "999 B", "1 kB", "1 MB"]
     assert [size_text(n) for n in (43_912_345, 3.67e12)] == ["43.9 MB", "3.67 TB"]
     assert [brief(value) for value in (1.5, "a", [1, 2])] == ["1.5", "'a'", "[1, 2]"]
