@@ -1,55 +1,53 @@
 """Image ids that a pack holds more than once."""
 
-import dataclasses
+from format_files import manifest_of, publish, write_shard
+from narrow_packs import NARROW, sample_of
+from shard_files import writable_array
 
-import numpy as np
-from reading_packs import manifest_of
-
-from sa1bpack.format.index import Index, find_duplicates
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import ShardEntry
+from sa1bpack import verify
 
 REMEDY = "; open with duplicates='first' to leave the later ones out, or 'all' to keep them"
 
-LAYOUT = Layout(image_size=16, mask_size=8)
+
+def pack_of(root, shards: list[tuple[str, list[int]]]):
+    """A pack of shards of these sources and image ids."""
+    for number, (source, ids) in enumerate(shards):
+        samples = [sample_of(image_id, 0) for image_id in ids]
+        write_shard(root / "shards", f"{source}-{number:03d}", samples, NARROW)
+    names = [f"{source}-{number:03d}" for number, (source, _) in enumerate(shards)]
+    publish(root, names, layout=NARROW)
+    return root
 
 
-def pack_of(shards: list[tuple[str, list[int]]]):
-    """The manifest and the index of a pack: (source, image ids) of each shard."""
-    entries = [
-        ShardEntry(
-            name=f"{source}-{number:03d}", source=source, part=number, samples=len(ids), masks=0,
-            runs=0, image_bytes=0, annotations=0, bytes=0,
-        )
-        for number, (source, ids) in enumerate(shards)
-    ]  # fmt: skip
-    manifest = manifest_of(LAYOUT, entries)
-    image_id = np.array([i for _, ids in shards for i in ids], np.int64)
-    edges = np.cumsum([0, *(len(ids) for _, ids in shards)])
-    order = np.argsort(image_id, kind="stable")
-    return manifest, Index(edges, image_id, order, np.zeros(len(image_id) + 1, np.int64))
+def found_in(root) -> list[str]:
+    """What a check notes, without the place."""
+    report = verify(root)
+    return [note.removeprefix(f"{root}: ") for note in report.notes]
 
 
-def test_a_pack_without_repetitions_or_without_shards_has_no_findings():
-    assert find_duplicates(*pack_of([("a", [3, 1]), ("b", [2])])) == []
-    assert find_duplicates(pack_of([])[0], None) == []
+def test_a_pack_without_repetitions_or_without_shards_has_no_findings(tmp_path):
+    assert found_in(pack_of(tmp_path / "one", [("a", [3, 1]), ("b", [2])])) == []
+    assert found_in(pack_of(tmp_path / "none", [])) == []
 
 
-def test_an_id_in_two_sources_names_both_also_across_empty_shards():
-    found = find_duplicates(*pack_of([("a", [5, 9]), ("hollow", []), ("b", [7, 9]), ("c", [5])]))
-    assert found == ["2 image ids occur more than once: 5 in a and c, also 9" + REMEDY]
+def test_an_id_in_two_sources_names_both_also_across_empty_shards(tmp_path):
+    shards = [("a", [5, 9]), ("hollow", []), ("b", [7, 9]), ("c", [5])]
+    expected = "2 image ids occur more than once: 5 in a and c, also 9"
+    assert found_in(pack_of(tmp_path, shards)) == [expected + REMEDY]
 
 
-def test_an_id_that_a_source_holds_twice_is_counted_once_and_said_so():
-    manifest, index = pack_of([("a", [5, 5, 1]), ("b", [5, 2])])
-    index = dataclasses.replace(index, id_order=np.array([9, -9, 1 << 60]))  # which is not trusted
-    found = find_duplicates(manifest, index)
-    assert found == ["1 image id occurs more than once: 5 in a (2 times) and b" + REMEDY]
+def test_an_id_that_a_source_holds_twice_is_counted_once_and_said_so(tmp_path):
+    root = pack_of(tmp_path, [("a", [5, 5, 1]), ("b", [5, 2])])
+    order = writable_array(root / manifest_of(root)["index"], "id_order")
+    order[:3] = 9, -9, 1 << 60  # which is not trusted
+    order.flush()
+    expected = "1 image id occurs more than once: 5 in a (2 times) and b"
+    assert found_in(root) == [expected + REMEDY]
 
 
-def test_of_many_ids_and_sources_the_first_are_named():
-    found = find_duplicates(*pack_of([(name, [*range(8)]) for name in "abcdefg"]))
+def test_of_many_ids_and_sources_the_first_are_named(tmp_path):
     text = (
         "8 image ids occur more than once: 0 in a, b, c, d and 3 more, also 1, 2, 3, 4 and 3 more"
     )
-    assert found == [text + REMEDY]
+    root = pack_of(tmp_path, [(name, [*range(8)]) for name in "abcdefg"])
+    assert found_in(root) == [text + REMEDY]

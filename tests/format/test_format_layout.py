@@ -1,94 +1,113 @@
-"""The arithmetic and tables of the format, compared with Zarr itself and with docs/format.md."""
+"""Packs of the packer are, byte for byte, what docs/format.md makes of their samples."""
 
+import json
 import re
-from dataclasses import asdict
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
 import zarr
+from edited_packs import edit
+from format_files import (
+    DOCS,
+    SUMS,
+    array_table,
+    as_json,
+    checksums,
+    digest_of,
+    documented,
+    layout_of,
+    manifest_of,
+    publish,
+    sample_views,
+    write_group,
+    write_shard,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layout_packs import LAYOUTS, layout_packs  # noqa: F401 - a fixture
+from shard_files import arrays_of
+from small_tars import SMALL, changed, contents, members, write_tar
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
+import sa1bpack
 from sa1bpack import FormatError
-from sa1bpack.format.arrays import MAX_INNER_BYTES, ChunkFile
-from sa1bpack.format.index import INDEX_ARRAYS
-from sa1bpack.format.layout import FITS, NUMBER_TYPE_BITS, PIXELS, ArraySpec, Layout, array_spec
 
-DOCS = Path(__file__).parents[2] / "docs" / "format.md"
-LENGTHS = {"sample": "N", "mask": "M", "run": "R", "image_byte": "P"}
+NUMBERS = ("bbox", "area", "predicted_iou", "point_coords", "crop_box", "stability_score")
 
 
-def documented(heading: str) -> list[list[str]]:
-    """The cells of the first table under a heading of docs/format.md."""
-    section = DOCS.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    return [[cell.strip(" `") for cell in row.strip("|").split(" | ")] for row in rows]
+def check_documented(root, tmp_path) -> None:
+    """Write all of a pack again, from its samples alone; but for the packer's own records."""
+    manifest = manifest_of(root)
+    assert sa1bpack.verify(root).ok
+    for entry in manifest["shards"]:
+        folder, made = root / "shards" / entry["name"], tmp_path / "shards" / entry["name"]
+        samples = [sample_views(folder, row) for row in range(entry["samples"])]
+        write_shard(made.parent, made.name, samples, manifest["layout"])
+        group = json.loads((made / "zarr.json").read_text())
+        own = json.loads((folder / "zarr.json").read_text())["attributes"]["sa1bpack"]
+        group["attributes"]["sa1bpack"] = own | group["attributes"]["sa1bpack"]
+        (made / "zarr.json").write_bytes(as_json(group))
+        (made / SUMS).unlink()
+        digests = {name: digest_of(made / name) for name, data in contents(made).items() if data}
+        (made / SUMS).write_bytes(checksums(digests))
+        assert contents(made) == contents(folder)
+    again = shutil.copytree(root, tmp_path / "again")
+    shutil.rmtree(again / manifest["index"])
+    for path in (SUMS, "zarr.json", "shards/zarr.json"):
+        (again / path).unlink()
+    publish(again, [entry["name"] for entry in manifest["shards"]])
+    assert contents(again) == contents(root)
 
 
-def as_documented(spec: ArraySpec, length: str, row: tuple[str, ...]) -> list[str]:
-    """Name, dtype, shape and dimension names of an array, written as in the table."""
-    first = f"{length} + 1" if spec.offsets else length
-    shape = f"({first},)" if not row else f"({', '.join((first, *row))})"
-    return [spec.name, spec.dtype.name, shape, ", ".join(spec.dims)]
+@pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
+def test_every_file_of_a_pack_is_the_documented_one(layout_packs, layout, tmp_path):  # noqa: F811
+    check_documented(layout_packs(*layout), tmp_path)
 
 
-def shard_array(spec: ArraySpec) -> list[str]:
-    """An array of a layout with image_size 1000 and mask_size 200, written as in the tables."""
-    symbols = {1000: "S", 1500: "S \u00d7 3 / 2", 200: "Sm", 25: "Sm / 8"}
-    row = tuple(symbols.get(length, str(length)) for length in spec.row_shape)
-    return as_documented(spec, LENGTHS[spec.axis], row)
+@pytest.mark.parametrize("fit", ["pad", "native"])
+def test_so_are_arrays_of_many_chunks_and_ids_that_occur_again(tmp_path, fit):
+    tars = [
+        write_tar(tmp_path / f"sa_00000{k}.tar", members(range(7), 300 if k else 2))
+        for k in range(2)
+    ]
+    sa1bpack.pack(tars, tmp_path / "pack", workers=1, image_size=200, mask_size=96, fit=fit)
+    check_documented(tmp_path / "pack", tmp_path)
+    [path] = (tmp_path / "pack").glob("shards/sa_000001-000/mask_bits/zarr.json")
+    assert json.loads(path.read_text())["codecs"][0]["configuration"]["chunk_shape"][0] == 128
 
 
-def test_documented_shard_arrays_match_the_code_in_order():
-    layout = Layout(image_size=1000, mask_size=200, fit="native")
-    expected = [shard_array(spec) for spec in layout.arrays]
-    pixels = [row[0] for row in expected].index("image")
-    expected[pixels][2:] = ["see [Pixels](#pixels)"] * 2
-    assert [row[:4] for row in documented("Arrays of a shard")] == expected
-    for without in ({"bits": False}, {"runs": False}, {"fit": "pad"}):
-        fewer = Layout(**{**asdict(layout), **without})
-        names = [row[0] for row in expected if row[0] in {spec.name for spec in fewer.arrays}]
-        assert [spec.name for spec in fewer.arrays] == names
+def numbers_as(value, kind: type):
+    """A number, or a list of them, as whole numbers or as floats."""
+    return [numbers_as(each, kind) for each in value] if isinstance(value, list) else kind(value)
 
 
-def test_documented_shapes_of_images_match_the_code():
-    rows = documented("Pixels")
-    assert {(fit.strip("`"), row[1]) for row in rows for fit in row[0].split(", ")} == {
-        (fit, pixels) for fit in FITS for pixels in PIXELS
-    }
-    for fits, pixels, shape, dims in rows:
-        for fit in fits.split(", "):
-            layout = Layout(image_size=1000, fit=fit.strip("`"), pixels=pixels)
-            assert shard_array(layout.array("image")) == ["image", "uint8", shape, dims]
-
-
-def test_documented_index_arrays_match_the_code():
-    lengths = ["K", "N", "N", "N"]
-    expected = [as_documented(s, n, ()) for s, n in zip(INDEX_ARRAYS, lengths, strict=True)]
-    assert [row[:4] for row in documented("Arrays of the index")] == expected
-
-
-def test_documented_number_type_bits_match_the_code():
+def test_the_bits_of_number_types_are_the_documented_ones(tmp_path):
+    """Of each record, the numbers under one key are whole."""
+    found = members(range(len(NUMBERS)), 1)
+    for number, name in enumerate(NUMBERS):
+        changed(found, number, lambda record, name=name: record["annotations"][0].update({
+            key: numbers_as(record["annotations"][0][key], int if key == name else float)
+            for key in NUMBERS
+        }))  # fmt: skip
+    tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None)
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    folders = sorted((tmp_path / "pack/shards").glob("sa_*"))
+    bits = np.concatenate([arrays_of(folder)["number_types"] for folder in folders]).tolist()
     text = DOCS.read_text()
-    for name, bits in NUMBER_TYPE_BITS.items():
-        if name != "counts_not_canonical":
-            span = str(bits[0]) if len(bits) == 1 else f"{bits[0]}\u2013{bits[-1]}"
-            assert re.search(rf"\b{span}\s+`{name}`", text), name
-    assert NUMBER_TYPE_BITS["counts_not_canonical"] == (15,) and "Bit 15" in text
-    every = [bit for bits in NUMBER_TYPE_BITS.values() for bit in bits]
-    assert len(set(every)) == len(every)
+    for name, number in zip(NUMBERS, bits, strict=True):
+        first, last = re.search(rf"\b(\d+)(?:\u2013(\d+))?\s+`{name}`", text).groups()
+        assert number == sum(1 << bit for bit in range(int(first), int(last or first) + 1)), name
 
 
 @pytest.mark.parametrize(
     ("fit", "samples_per_shard", "shards"), [("pad", 6144, 2), ("native", 12_288, 1)]
 )
 def test_all_of_sa1b_stays_below_the_documented_number_of_files(fit, samples_per_shard, shards):
-    arrays = len(Layout(fit=fit).arrays)
+    arrays, of_index = len(array_table(layout_of(fit=fit))), len(documented("Arrays of the index"))
     shard = (2 + 2 * arrays) + (1 + arrays)
     assert -(-11_186 // samples_per_shard) == shards
-    index = 1 + 2 * len(INDEX_ARRAYS) + 1 + len(INDEX_ARRAYS)
+    index = 1 + 2 * of_index + 1 + of_index
     top = len(["shards/", "shards/zarr.json", "zarr.json", "manifest.json", "checksums.xxh128",
                "rejects.jsonl"])  # fmt: skip
     total = 1000 * shards * shard + index + top
@@ -104,59 +123,47 @@ def test_all_of_sa1b_stays_below_the_documented_number_of_files(fit, samples_per
     row_shape=st.lists(st.sampled_from([1, 3, 64, 700]), max_size=2),
     dtype=st.sampled_from(["|u1", "<u2", "<i4", "<i8", "<u8", "<f8"]),
 )
-def test_chunk_file_is_byte_for_byte_what_zarr_writes(tmp_path_factory, rows, row_shape, dtype):
-    spec = array_spec("a", dtype, ("n", "y", "x")[: 1 + len(row_shape)], row_shape)
-    file = ChunkFile(spec, rows)
+def test_a_chunk_file_as_documented_is_what_zarr_writes(tmp_path_factory, rows, row_shape, dtype):
     values = np.arange(1, rows * int(np.prod(row_shape, dtype=int)) + 1).astype(dtype)
     values = values.reshape(rows, *row_shape)
-    tmp = tmp_path_factory.mktemp("zarr")
+    tmp, dims = tmp_path_factory.mktemp("zarr"), ("n", "y", "x")[: values.ndim]
+    write_group(tmp / "ours", {"a": (values, dims)})
+    ours = zarr.open_group(tmp / "ours", mode="r")["a"]
     sharding = ShardingCodec(
-        chunk_shape=(file.inner_rows, *row_shape), codecs=[BytesCodec()],
+        chunk_shape=ours.chunks, codecs=[BytesCodec()],
         index_codecs=[BytesCodec(), Crc32cCodec()], index_location="end",
     )  # fmt: skip
     array = zarr.create(
-        store=tmp / spec.name, shape=values.shape, dtype=spec.dtype, fill_value=0,
-        chunks=(file.outer_rows, *row_shape), codecs=[sharding], zarr_format=3,
-        dimension_names=spec.dims, chunk_key_encoding={"name": "default", "separator": "."},
+        store=tmp / "a", shape=values.shape, dtype=values.dtype, fill_value=0,
+        chunks=ours.shards, codecs=[sharding], zarr_format=3,
+        dimension_names=dims, chunk_key_encoding={"name": "default", "separator": "."},
         config={"write_empty_chunks": True},
     )  # fmt: skip
     array[...] = values
-    written = (tmp / spec.chunk_path).read_bytes()
-    assert written == values.tobytes() + file.tail()
-    assert len(written) == file.file_bytes
+    assert contents(tmp / "a").keys() == contents(tmp / "ours" / "a").keys()
+    [path] = (tmp / "a").glob("c.*")
+    assert path.read_bytes() == (tmp / "ours" / "a" / path.name).read_bytes()
 
 
-@given(rows=st.integers(0, 1 << 34), row_bytes=st.integers(1, 1 << 24))
-@settings(max_examples=100, deadline=None)
-def test_inner_chunk_is_the_largest_power_of_two_that_fits(rows, row_bytes):
-    file = ChunkFile(array_spec("a", "|u1", ("n", "b"), (row_bytes,)), rows)
-    inner = file.inner_rows
-    assert inner == max(1, rows) or (inner & (inner - 1) == 0 and inner < rows)
-    assert inner == 1 or inner * row_bytes <= MAX_INNER_BYTES
-    assert inner in (max(1, rows), 1) or 2 * inner * row_bytes > MAX_INNER_BYTES
-    assert file.outer_rows % inner == 0 and 0 <= file.outer_rows - max(1, rows) < inner
-
-
-def test_layout_survives_json():
-    for layout in (
-        Layout(), Layout(image_size=512, mask_size=64, fit="squash", runs=False),
-        Layout(image_size=511, fit="native", pixels="yuv420", bits=False),
-    ):  # fmt: skip
-        assert Layout.from_json(asdict(layout)) == layout
-
-
-@pytest.mark.parametrize("change", [
-    {"image_size": 0}, {"image_size": 1.5}, {"image_size": True}, {"mask_size": 12},
-    {"mask_size": 0}, {"fit": "crop"}, {"pixels": "yuv444"}, {"runs": 1}, {"bits": None},
-    {"bits": False, "runs": False}, {"image_size": 1023, "pixels": "yuv420"},
-    {"image_size": 1023, "pixels": "yuv420", "fit": "squash"},
+@pytest.mark.parametrize("change, message", [
+    *(({key: value}, rf"{key}.*newer sa1bpack") for key, value in [
+        ("image_size", 0), ("image_size", 1.5), ("image_size", True), ("image_size", 16385),
+        ("mask_size", 12), ("mask_size", 0), ("mask_size", 16392), ("fit", "crop"),
+        ("pixels", "yuv444"), ("runs", 1), ("bits", None),
+    ]),
+    ({"bits": False, "runs": False}, "bits.*newer sa1bpack"),
+    ({"image_size": 1023, "pixels": "yuv420"}, "image_size.*newer sa1bpack"),
+    ({"image_size": 1023, "pixels": "yuv420", "fit": "squash"}, "image_size.*newer sa1bpack"),
+    ({"depth": 1}, "keys"),
 ])  # fmt: skip
-def test_layout_refuses_what_cannot_be_stored(change):
-    with pytest.raises(FormatError, match=rf"{next(iter(change))}.*newer sa1bpack"):
-        Layout.from_json({**asdict(Layout()), **change})
+def test_a_layout_that_cannot_be_stored_is_refused(pack, change, message):
+    edit(pack / "manifest.json", lambda manifest: manifest["layout"].update(change))
+    with pytest.raises(FormatError, match=message):
+        sa1bpack.open(pack)
 
 
-@pytest.mark.parametrize("data", [None, [], {}, {**asdict(Layout()), "depth": 1}])
-def test_layout_refuses_missing_and_unknown_keys(data):
+@pytest.mark.parametrize("layout", [None, [], {}])
+def test_a_layout_without_its_keys_is_refused(pack, layout):
+    edit(pack / "manifest.json", lambda manifest: manifest.update(layout=layout))
     with pytest.raises(FormatError, match="keys"):
-        Layout.from_json(data)
+        sa1bpack.open(pack)

@@ -3,20 +3,20 @@
 import gc
 import json
 import os
-import weakref
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from edited_packs import edit
+from edited_packs import edit, rewrite_checksums
+from format_files import layout_of
 from narrow_packs import pack_of
+from shard_files import writable_array
 from system import open_files
 
-from sa1bpack import FormatError
-from sa1bpack.errors import VersionError
-from sa1bpack.format.files import map_bytes
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.shard_reader import open_shard
+from sa1bpack import ReadError, verify
+from sa1bpack import open as open_pack
 
 SHARD = "sa_000000-000"
 
@@ -24,6 +24,15 @@ SHARD = "sa_000000-000"
 @pytest.fixture
 def folder(pack) -> Path:
     return pack / "shards" / SHARD
+
+
+def check_named(pack: Path, message: str, row: int | None = 0) -> None:
+    """A quick check finds it; reading a sample, unless row is None, is refused for it."""
+    text = "\n".join(str(problem) for problem in verify(pack, quick=True).problems)
+    assert re.search(message, text), text
+    if row is not None:
+        with pytest.raises(ReadError, match=message):
+            open_pack(pack)[row]
 
 
 def own(key, value):
@@ -43,10 +52,8 @@ def resize(more):
      "too long: 1 bytes, but must have 0"),
 ])  # fmt: skip
 def test_a_file_of_another_length_is_named(pack, name, damage, message):
-    path = pack / "shards" / name
-    damage(path)
-    with pytest.raises(FormatError, match=f"{name}: {message}"):
-        open_shard(path.parents[1])
+    damage(pack / "shards" / name)
+    check_named(pack, f"{name}: {message}", 0 if name.startswith(SHARD) else None)
 
 
 @pytest.mark.parametrize("change, message", [
@@ -59,17 +66,19 @@ def test_a_file_of_another_length_is_named(pack, name, damage, message):
     (lambda d: d["codecs"][0]["configuration"].update(index_location="start"),
      r"codecs\[0\].configuration.index_location is 'start', but must be 'end'"),
 ])  # fmt: skip
-def test_metadata_that_describes_another_array_is_named(folder, change, message):
+def test_metadata_that_describes_another_array_is_named(pack, folder, change, message):
+    """No memory map depends on it."""
     edit(folder / "image" / "zarr.json", change)
-    with pytest.raises(FormatError, match=f"image/zarr.json: {message}"):
-        open_shard(folder)
+    check_named(pack, f"image/zarr.json: {message}", None)
+    assert open_pack(pack)[0]["image_id"] == 99
 
 
-def test_metadata_in_other_spacing_and_order_is_accepted(folder):
-    for path in folder.rglob("zarr.json"):
+def test_metadata_in_other_spacing_and_order_is_accepted(pack):
+    for path in pack.rglob("zarr.json"):
         data = json.loads(path.read_text())
         path.write_text(json.dumps(dict(reversed(data.items())), indent=3))
-    assert len(open_shard(folder)) == 4
+    rewrite_checksums(pack)
+    assert verify(pack).ok and open_pack(pack)[0]["image_id"] == 99
 
 
 @pytest.mark.parametrize("change, message", [
@@ -84,80 +93,50 @@ def test_metadata_in_other_spacing_and_order_is_accepted(folder):
     (lambda d: d.pop("consolidated_metadata"), "consolidated_metadata is missing"),
     (lambda d: d.update(zarr_format=2), "zarr_format is 2, but must be 3"),
 ])  # fmt: skip
-def test_an_impossible_group_is_named(folder, change, message):
+def test_an_impossible_group_is_named(pack, folder, change, message):
     edit(folder / "zarr.json", change)
-    with pytest.raises(FormatError, match=f"{SHARD}/zarr.json: {message}"):
-        open_shard(folder)
+    check_named(pack, f"{SHARD}/zarr.json: {message}")
 
 
-def test_another_major_version_names_the_release_to_install(folder):
-    edit(folder / "zarr.json", own("format", [2, 0]))
-    with pytest.raises(VersionError, match=r"2.0.*install"):
-        open_shard(folder)
-
-
-def test_a_shard_with_another_layout_is_refused(folder):
-    with pytest.raises(FormatError, match="but the pack's is"):
-        open_shard(folder, Layout())
+@pytest.mark.parametrize("key, value, message", [
+    ("format", [2, 0], r"2.0.*install"),
+    ("layout", layout_of(), "layout is .*, but the pack's is"),
+])  # fmt: skip
+def test_a_shard_of_another_version_or_layout_is_refused(pack, folder, key, value, message):
+    edit(folder / "zarr.json", own(key, value))
+    check_named(pack, message)
 
 
 @pytest.mark.parametrize("name, row, value, message", [
     ("mask_offset", 0, 1, "run from 1 to 8"), ("mask_offset", 4, 9, "run from 0 to 9"),
     ("run_offset", 8, -3, "run from 0 to -3"),
 ])  # fmt: skip
-def test_offsets_with_wrong_ends_are_named(folder, name, row, value, message):
-    offsets = np.memmap(folder / name / "c.0", "<i8", "r+", shape=row + 1)
-    offsets[row] = value
-    offsets.flush()
-    with pytest.raises(FormatError, match=f"{name}: offsets {message}"):
-        open_shard(folder)
+def test_offsets_with_wrong_ends_are_named(pack, folder, name, row, value, message):
+    writable_array(folder, name)[row] = value
+    check_named(pack, f"{name}: offsets {message}")
 
 
 def test_runs_without_a_layout_of_runs_are_named(tmp_path):
-    pack_of(tmp_path, Layout(image_size=16, mask_size=8, runs=False))
-    folder = tmp_path / "shards" / SHARD
-    edit(folder / "zarr.json", own("runs", 4))
-    with pytest.raises(FormatError, match="runs is 4, but the layout stores no runs"):
-        open_shard(folder)
+    pack_of(tmp_path, layout_of(image_size=16, mask_size=8, runs=False))
+    edit(tmp_path / "shards" / SHARD / "zarr.json", own("runs", 4))
+    check_named(tmp_path, "runs is 4, but the layout stores no runs")
 
 
-def test_arrays_are_read_only_maps_made_once(folder):
-    shard = open_shard(folder)
-    image = shard["image"]
-    assert shard["image"] is image and not image.flags.writeable and not image.flags.owndata
+def test_samples_are_read_only_views_of_maps_that_keep_no_file_open(pack):
+    ds, before = open_pack(pack), len(open_files())
+    samples = [ds[row] for row in range(len(ds))]
+    assert len(open_files()) == before
+    image = samples[0]["image"]
+    assert not image.flags.owndata and ds[0]["image"].ctypes.data == image.ctypes.data
     with pytest.raises(ValueError, match="read-only"):
-        image[0, 0, 0, 0] = 1
-    with pytest.raises(KeyError, match="the arrays are image, "):
-        shard["nothing"]
+        image[0, 0, 0] = 1
 
 
-def test_mapped_shard_keeps_no_file_open(folder):
-    before = len(open_files())
-    shard = open_shard(folder)
-    arrays = [shard[spec.name] for spec in shard.layout.arrays]
-    assert len(arrays) == 18 and len(open_files()) == before
-
-
-def test_map_never_reaches_past_the_end_of_a_file(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"abc")
-    assert map_bytes(path, 3).tobytes() == b"abc"
-    with pytest.raises(FormatError, match="3 bytes, but 4 are to be mapped"):
-        map_bytes(path, 4)
-
-
-def test_views_outlive_the_shard_and_the_map_does_not_outlive_the_views(folder):
-    shard = open_shard(folder)
-    expected = np.array(shard["bbox"][1:3])
-    view = shard["bbox"][1:3]
-    holder = view
-    while isinstance(holder.base, np.ndarray):
-        holder = holder.base
-    mapping = weakref.ref(holder.base)
-    del shard, holder
+def test_views_outlive_the_dataset_and_the_files(pack, folder):
+    ds = open_pack(pack)
+    view = ds[2]["image"]
+    expected = np.array(view)
+    shutil.rmtree(folder)
+    del ds
     gc.collect()
     np.testing.assert_array_equal(view, expected)
-    assert mapping() is not None
-    del view
-    gc.collect()
-    assert mapping() is None

@@ -1,14 +1,14 @@
 """A check in parts, and past the page cache, finds what a whole one through it finds."""
 
+import os
 import shutil
 
 import pytest
 from edited_packs import flip
+from format_files import manifest_of
 from page_cache import direct_folder, drop, resident  # noqa: F401 - a fixture
 
 from sa1bpack import OptionError, verify
-from sa1bpack.disk import direct, reading_mode
-from sa1bpack.format.manifest import read_manifest
 
 
 def parts_of(pack, count: int) -> list:
@@ -27,7 +27,7 @@ def test_parts_read_every_shard_once(pack, count):
                                     lambda shard: (shard / "zarr.json").unlink()])  # fmt: skip
 @pytest.mark.parametrize("row", [0, 2])  # the other has no sample
 def test_a_damaged_shard_is_found_by_its_part_alone(pack, row, damage):
-    damage(pack / "shards" / read_manifest(pack).shards[row].name)
+    damage(pack / "shards" / manifest_of(pack)["shards"][row]["name"])
     parts = parts_of(pack, 3)
     assert [part.ok for part in parts] == [number != row for number in range(3)]
     assert parts[row].problems == verify(pack).problems
@@ -69,23 +69,31 @@ def test_direct_leaves_the_images_out_of_the_page_cache_and_cached_reads_them_in
         assert all(resident(path).all() == found for path in paths)
 
 
+def has_memory(monkeypatch, nbytes: int) -> None:
+    """A machine with so many bytes of memory."""
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": nbytes, "SC_PAGE_SIZE": 1}.__getitem__)
+
+
 def test_auto_goes_past_the_page_cache_from_half_of_the_memory_on(cold_pack, monkeypatch):
     paths = [path for path in images(cold_pack) if path.is_file()]
-    nbytes = sum(shard.bytes for shard in read_manifest(cold_pack).shards)
+    nbytes = sum(shard["bytes"] for shard in manifest_of(cold_pack)["shards"])
     for memory, found in ((2 * nbytes, True), (2 * nbytes - 2, False)):
         drop(*paths)
-        monkeypatch.setattr(reading_mode, "memory_bytes", lambda memory=memory: memory)
+        has_memory(monkeypatch, memory)
         assert verify(cold_pack).ok
         assert all(resident(path).all() == found for path in paths)
 
 
 def test_where_it_is_impossible_direct_is_refused_and_auto_reads_cached(cold_pack, monkeypatch):
-    def refused(path):
-        raise OSError(22, "Invalid argument", path)
+    real = os.open
 
-    for module in (reading_mode, direct):
-        monkeypatch.setattr(module, "open_direct", refused)
-    monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 1)
+    def refusing(path, flags, *mode, **options):
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument", path)
+        return real(path, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    has_memory(monkeypatch, 1)
     with pytest.raises(OptionError, match=r"manifest.json cannot be read with O_DIRECT"):
         verify(cold_pack, io="direct")
     assert verify(cold_pack).ok

@@ -2,19 +2,16 @@
 
 import os
 import shutil
+import signal
 
-import msgspec
 import pytest
-from narrow_packs import shard_of
-from reading_packs import manifest_of
+from format_files import as_json, manifest_of, publish, replace
+from narrow_packs import NARROW, shard_of
+from scenarios import Case, Stage
 from verify_script import script_finds
 
+import sa1bpack
 from sa1bpack import verify
-from sa1bpack.format import index as index_module
-from sa1bpack.format.index import open_index, publish, remove_stale
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import read_manifest, shard_folders, write_manifest
-from sa1bpack.format.shard_reader import open_shard
 
 SHARD = "sa_000002-000"
 
@@ -30,28 +27,25 @@ def check(root, quick=False):
     return report
 
 
-def reopen(root):
-    """Publish a pack as not complete, as a packer does before it changes one."""
-    return publish(root, msgspec.structs.replace(read_manifest(root), complete=False))
-
-
 @pytest.fixture
 def unfinished(pack):
     """A pack with a complete shard that the manifest does not list yet."""
-    reopen(pack)
+    publish(pack, complete=False)
     shard_of(pack / "shards", SHARD, (2, 1), 7)
     return pack
 
 
 def test_pack_without_a_shard_is_sound_but_not_complete(tmp_path):
-    empty = manifest_of(Layout(), [], complete=False)
-    write_manifest(tmp_path, empty)
+    publish(tmp_path, [], layout=NARROW, complete=False)
+    report = check(tmp_path)
+    assert report.ok and not report.complete and report.notes == ()
+    for path in tmp_path.rglob("*"):
+        if path.name != "manifest.json" and path.is_file():
+            path.unlink()
+    (tmp_path / "shards").rmdir()
     (tmp_path / ".lock").write_text("")
     report = check(tmp_path)
     assert report.ok and not report.complete and "nothing is published yet" in report.notes[0]
-    publish(tmp_path, empty)
-    report = check(tmp_path)
-    assert report.ok and not report.complete and report.notes == ()
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -84,11 +78,10 @@ def test_what_is_not_a_shard_is_a_problem_in_an_unfinished_pack(unfinished, name
 
 
 def test_stale_checksums_are_a_note_only_while_the_pack_is_unfinished(pack):
-    manifest = read_manifest(pack)
-    changed = msgspec.structs.replace(manifest, counts={"rejects": 1})
-    write_manifest(pack, changed)
+    changed = manifest_of(pack) | {"counts": {"rejects": 1}}
+    replace(pack / "manifest.json", as_json(changed))
     assert not check(pack).ok
-    write_manifest(pack, msgspec.structs.replace(changed, complete=False))
+    replace(pack / "manifest.json", as_json(changed | {"complete": False}))
     (pack / "rejects.jsonl").write_text("{}\n")
     report = check(pack)
     assert report.ok and "not up to date for manifest.json, rejects.jsonl" in report.notes[0]
@@ -117,101 +110,54 @@ def test_index_that_the_manifest_does_not_name_is_a_note(pack):
     assert not check(pack).ok
 
 
-def all_shards(root, complete):
-    """A manifest of all published shards."""
-    entries = [open_shard(folder).entry for folder in shard_folders(root)]
-    return manifest_of(read_manifest(root).layout, entries, complete=complete)
+def publish_all(root, **keys) -> None:
+    """Publish all shards that there are."""
+    publish(root, sorted(path.name for path in (root / "shards").glob("sa_*")), **keys)
 
 
 def test_an_index_replaced_during_a_long_check_is_not_damage(unfinished):
-    manifest = read_manifest(unfinished)
-    grown = all_shards(unfinished, complete=False)
-    published = []
-
-    def publish_meanwhile(done, total):
-        if not published:
-            published.append(publish(unfinished, grown))
-
-    report = verify(unfinished, progress=publish_meanwhile)
-    assert published and published[0].index != manifest.index
+    before = manifest_of(unfinished)["index"]
+    report = verify(unfinished, progress=lambda done, total: publish_all(unfinished))
+    assert manifest_of(unfinished)["index"] != before
     assert report.ok, report.problems
 
 
 def test_an_index_replaced_between_manifest_and_index_is_not_damage(unfinished, monkeypatch):
     """The check starts again with the newly published state."""
-    manifest = read_manifest(unfinished)
-    grown = all_shards(unfinished, complete=True)
-    real, opened = index_module.open_index, []
+    before, real, opened = manifest_of(unfinished)["index"], os.open, []
 
-    def open_late(root, manifest):
-        if not opened:
-            publish(unfinished, grown)
-        opened.append(manifest.index)
-        return real(root, manifest)
+    def open_late(path, *arguments, **options):
+        if str(path).endswith(f"{before}/zarr.json"):
+            publish_all(unfinished, complete=True)
+            opened.append(path)
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr(index_module, "open_index", open_late)
+    monkeypatch.setattr(os, "open", open_late)
     report = verify(unfinished)
     assert report.ok and report.complete, report.problems
-    assert opened == [manifest.index, read_manifest(unfinished).index]
+    assert len(opened) == 1 and manifest_of(unfinished)["index"] != before
 
 
-class Killed(Exception):
-    """Stands for the end of the process."""
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory) -> Stage:
+    """Tars, and undisturbed packs of them, which no test changes."""
+    return Stage(tmp_path_factory.mktemp("stage"))
 
 
-def killed_after(step: str, survivors: int):
-    """In place of `os.step`: each call raises Killed, except the first `survivors`, and opening a
-    file for reading."""
-    real, left = getattr(os, step), iter(range(survivors))
-
-    def call(*arguments, **options):
-        counts = step != "open" or arguments[1] & (os.O_CREAT | os.O_DIRECTORY)
-        if counts and next(left, None) is None:
-            raise Killed
-        return real(*arguments, **options)
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("step", "stride", "complete"),
-    [("rename", 1, True), ("rename", 1, False), ("unlink", 1, True), ("open", 5, False),
-     ("fsync", 5, True)],
-)  # fmt: skip
-def test_a_kill_is_no_damage(pristine_pack, tmp_path, monkeypatch, step, stride, complete):
-    """Fail every call, or every fifth, of a run that reopens a pack and adds a shard."""
-    kills = 0
-    for survivors in range(0, 1000, stride):
-        root = shutil.copytree(pristine_pack, tmp_path / str(survivors))
-        old = read_manifest(root)
-        call = killed_after(step, survivors)
-        try:
-            with monkeypatch.context() as patch:
-                patch.setattr(os, step, call)
-                reopen(root)
-            entry = shard_of(root / "shards", SHARD, (1,), 7)
-            new = manifest_of(old.layout, [*old.shards, entry], complete=complete)
-            with monkeypatch.context() as patch:
-                patch.setattr(os, step, call)
-                publish(root, new)
-            break
-        except Killed:
-            kills += 1
-            report = check(root, quick=True)
-            assert report.ok, (survivors, report.problems)
-            found = read_manifest(root)
-            assert report.complete == found.complete
-            assert (
-                found.samples in (7, 8) and len(open_index(root, found).image_id) == found.samples
-            )
-            if found.samples == 7 and (root / "shards" / SHARD).exists():
-                remove_stale(root)
-                publish(root, new)
-                assert check(root, quick=True).ok
-            shutil.rmtree(root)
-    assert kills > 1
-    report = check(root)
-    assert report.ok and report.notes == () and report.complete == complete
+@pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
+@pytest.mark.parametrize("scenario", ["added", "withdrawn"])
+def test_a_kill_is_no_damage(stage, tmp_path, scenario, call):
+    """Of a run that adds to a complete pack, and of one that takes back what it has added."""
+    case, whole = Case(stage, tmp_path / "case", scenario), len(sa1bpack.open(stage.begun))
+    total = case.calls(calls=(call,))
+    for at in range(0, total, 1 if call == "rename" else 4):
+        case.begin()
+        code, said = case.run(case.plan("kill", at=at, calls=(call,)).apply)
+        assert code == -signal.SIGKILL, said
+        report = check(case.root, quick=True)
+        assert report.ok, (at, report.problems)
+        assert len(sa1bpack.open(case.root)) >= whole
+        assert report.complete == manifest_of(case.root)["complete"]
 
 
 def test_unlisted_shard_of_a_complete_pack_is_a_problem(pack):

@@ -1,25 +1,22 @@
 """Other programs read from a pack what was written, and what the memory maps show."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
+from format_files import DOCS, index_of, manifest_of, publish, write_shard
 from narrow_packs import NARROW, sample_of
+from shard_files import arrays_of
 
-from sa1bpack.format.index import open_index
-from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.shard_writer import ShardWriter, finished_rows
+from sa1bpack import open as open_pack
 
-DOCS = Path(__file__).parents[2] / "docs" / "format.md"
 SHARD = "sa_000000-000"
 
 
 @pytest.fixture(scope="module")
 def shard(pristine_pack):
-    return open_shard(pristine_pack / "shards" / SHARD)
+    return arrays_of(pristine_pack / "shards" / SHARD)
 
 
 @pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")  # checksum files
@@ -33,16 +30,16 @@ def test_pack_opens_as_one_zarr_group_from_the_top(pristine_pack):
 
 def test_zarr_reads_arrays_of_many_inner_chunks(tmp_path):
     masks = 40_000
-    with ShardWriter(tmp_path, "a-000", NARROW) as writer:
-        for number, count in ((1, masks), (2, 1)):
-            writer.append(finished_rows(NARROW, sample_of(number, count)))
-        writer.publish({"source": "a", "part": 0})
-    shard = open_shard(tmp_path / "a-000")
-    group = zarr.open_group(shard.folder, mode="r")
+    samples = [sample_of(number, count) for number, count in ((1, masks), (2, 1))]
+    write_shard(tmp_path / "shards", "a-000", samples, NARROW)
+    publish(tmp_path, ["a-000"], layout=NARROW)
+    group = zarr.open_group(tmp_path / "shards/a-000", mode="r")
     assert group["bbox"].chunks[0] == 8192 and group["bbox"].shards[0] == 40_960
-    for name in ("bbox", "mask_bits", "run_ends", "run_offset"):
-        np.testing.assert_array_equal(group[name][:], shard[name])
-    np.testing.assert_array_equal(shard["bbox"][:masks], sample_of(1, masks)["bbox"])
+    found = open_pack(tmp_path, mask_format="runs", coordinates="source")[0]
+    for name, key in (("bbox", "bboxes"), ("run_ends", "run_ends"), ("area", "areas")):
+        expected = samples[0][name]
+        np.testing.assert_array_equal(group[name][: len(expected)], expected)
+        np.testing.assert_array_equal(found[key], expected)
 
 
 def test_empty_shard_reads_as_arrays_without_rows(pristine_pack):
@@ -51,15 +48,13 @@ def test_empty_shard_reads_as_arrays_without_rows(pristine_pack):
     assert group["image"][:].shape == (0, 16, 16, 3)
     assert list(group["mask_offset"][:]) == [0]
     assert not (folder / "image" / "c.0.0.0.0").exists()
-    assert len(open_shard(folder)) == 0
 
 
 def test_zarr_reads_the_index(pristine_pack):
-    manifest = read_manifest(pristine_pack)
-    index = open_index(pristine_pack, manifest)
-    group = zarr.open_group(pristine_pack / manifest.index, mode="r")
-    for name in ("shard_offset", "image_id", "id_order", "mask_offset"):
-        np.testing.assert_array_equal(group[name][:], getattr(index, name))
+    group = zarr.open_group(pristine_pack / manifest_of(pristine_pack)["index"], mode="r")
+    for name, rows in index_of(pristine_pack).items():
+        np.testing.assert_array_equal(group[name][:], rows)
+    np.testing.assert_array_equal(group["image_id"][:], open_pack(pristine_pack).column("image_id"))
 
 
 def test_python_of_the_docs_runs(pristine_pack, shard, monkeypatch):

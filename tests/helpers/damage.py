@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from format_files import Array, array_table, manifest_of
+from shard_files import arrays_of
 
-from sa1bpack.format.arrays import ChunkFile
-from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.verify_shard import HEAVY_ARRAYS
-
+# Large: the quick checks compare the sizes of their files alone.
+HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
 KINDS = {
     "flip": 10, "truncate": 4, "extend": 2, "swap": 2, "missing": 2, "extra": 2, "link": 2,
     "shard": 2,
@@ -103,19 +102,17 @@ class Damager:
 
     def __init__(self, root: Path, rng: random.Random):
         self._rng = rng
-        names = [entry.name for entry in read_manifest(root).shards]
-        self._shards = {name: open_shard(root / "shards" / name) for name in names}
-        arrays = {spec.name for spec in self._shards[names[0]].layout.arrays}
+        manifest = manifest_of(root)
+        names = [entry["name"] for entry in manifest["shards"]]
+        self._shards = {name: arrays_of(root / "shards" / name) for name in names}
+        self._described = array_table(manifest["layout"])
         self._places: dict[str, list[_File]] = {}
         for path in sorted(root.rglob("*")):
             name = str(path.relative_to(root))
             if path.is_file() and name[0] != ".":  # those are the packer's working files
                 file = _File.at(name, data=path.read_bytes())
-                if file.place in arrays:
-                    shard = self._shards[file.shard]
-                    spec = shard.layout.array(file.array)
-                    payload = ChunkFile(spec, spec.rows(shard.lengths)).data_bytes
-                    file = replace(file, payload=payload)
+                if file.place in self._described:
+                    file = replace(file, payload=self._shards[file.shard][file.array].nbytes)
                 self._places.setdefault(file.place, []).append(file)
 
     @property
@@ -208,20 +205,20 @@ class Damager:
         """The samples to which a byte of a shard's array belongs."""
         if at >= file.payload:
             return frozenset()
-        shard = self._shards[file.shard]
-        spec = shard.layout.array(file.array)
-        row = at // spec.row_bytes
-        if not spec.offsets:
-            return frozenset({_sample_of(shard, spec.axis, row)})
-        if row in (0, spec.rows(shard.lengths) - 1):
+        arrays, array = self._shards[file.shard], self._described[file.array]
+        rows = arrays[file.array]
+        row = at * len(rows) // rows.nbytes
+        if not array.offsets:
+            return frozenset({_sample_of(arrays, array, row)})
+        if row in (0, len(rows) - 1):
             return frozenset()  # a wrong end concerns the complete array
-        return frozenset(_sample_of(shard, spec.axis, each) for each in (row - 1, row))
+        return frozenset(_sample_of(arrays, array, each) for each in (row - 1, row))
 
 
-def _sample_of(shard, axis: str, row: int) -> int:
+def _sample_of(arrays: dict[str, np.ndarray], array: Array, row: int) -> int:
     offsets = {"run": ("run_offset", "mask_offset"), "mask": ("mask_offset",)}
-    for name in (offsets | {"image_byte": ("image_offset",)}).get(axis, ()):
-        row = int(np.searchsorted(shard[name], row, side="right")) - 1
+    for name in (offsets | {"image_byte": ("image_offset",)}).get(array.axis, ()):
+        row = int(np.searchsorted(arrays[name], row, side="right")) - 1
     return row
 
 

@@ -1,21 +1,18 @@
 """Packs whose metadata is random: structure, lengths and pixels are those of a sound pack."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from damage import linked_copy
+from format_files import array_table, layout_of, manifest_of
 from reading_packs import write_pack
-
-from sa1bpack.format.index import index_arrays
-from sa1bpack.format.layout import ArraySpec, Layout
-from sa1bpack.format.manifest import read_manifest
+from shard_files import arrays_of, writable_array
 
 LAYOUTS = {
-    "pad": Layout(image_size=24, mask_size=16),
-    "native": Layout(
-        image_size=24, mask_size=16, fit="native", pixels="yuv420", bits=False, runs=True
-    ),
-    "squash": Layout(image_size=24, mask_size=16, fit="squash", runs=False),
+    "pad": layout_of(),
+    "native": layout_of(fit="native", pixels="yuv420", bits=False),
+    "squash": layout_of(fit="squash", runs=False),
 }
 SHARD = "sa_000001-000"  # the one that is damaged: samples 4, 5 and 6
 ROWS = (4, 5, 6)
@@ -25,15 +22,15 @@ WAYS = ("bytes", "near", "extreme")
 PAYLOAD = ("image", "mask_bits")  # any bytes are right there
 
 
-def targets(layout: Layout) -> list[str]:
+def targets(layout: dict[str, Any]) -> list[str]:
     """What can be made random: arrays of the shard, arrays of the index, and all at once."""
     index = ["index/image_id", "index/id_order", "index/mask_offset"]
     return [*metadata(layout), *index, "all of the shard", "all"]
 
 
-def metadata(layout: Layout) -> list[str]:
+def metadata(layout: dict[str, Any]) -> list[str]:
     """The arrays of a shard that are made random."""
-    return [spec.name for spec in layout.arrays if spec.name not in PAYLOAD]
+    return [name for name in array_table(layout) if name not in PAYLOAD]
 
 
 class Hostile:
@@ -56,86 +53,66 @@ class Hostile:
         return root
 
 
-def chunk_path(folder: Path) -> Path:
-    """The chunk file of an array."""
-    [path] = folder.glob("c.*")
-    return path
-
-
 def damage(root: Path, target: str, rng: np.random.Generator, way: str) -> None:
     """Write random values into arrays of a pack, in one of WAYS."""
-    shard, manifest = root / "shards" / SHARD, read_manifest(root)
-    entry = next(entry for entry in manifest.shards if entry.name == SHARD)
-    found = {spec.name: (shard, spec, spec.rows(entry.lengths)) for spec in manifest.layout.arrays}
-    found |= {f"index/{spec.name}": (root / manifest.index, spec, rows)
-              for spec, rows in index_arrays(manifest).items()}  # fmt: skip
+    layout = manifest_of(root)["layout"]
     chosen = [target]
     if target.startswith("all"):
-        chosen = metadata(manifest.layout)
+        chosen = metadata(layout)
     if target == "all":
-        chosen = [name for name in targets(manifest.layout) if not name.startswith("all")]
+        chosen = [name for name in targets(layout) if not name.startswith("all")]
     for name in chosen:
-        folder, spec, rows = found[name]
-        if rows:
-            _randomise(chunk_path(folder / spec.name), spec, rows, rng, way)
+        of_index = name.startswith("index/")
+        group = root / (manifest_of(root)["index"] if of_index else f"shards/{SHARD}")
+        array = name.removeprefix("index/")
+        for path in (group / array).glob("c.*"):  # it may be shared with the sound pack
+            path.rename(path.with_name("shared"))
+            path.write_bytes(path.with_name("shared").read_bytes())
+            path.with_name("shared").unlink()
+            _randomise(writable_array(group, array), array.endswith("_offset"), rng, way)
 
 
-def _randomise(path: Path, spec: ArraySpec, rows: int, rng, way: str) -> None:
-    """Give the rows of an array random values; what is after them in the file stays.
+def _randomise(rows: np.ndarray, offsets: bool, rng: np.random.Generator, way: str) -> None:
+    """Give the rows of an array random values.
 
-    The ends of offsets stay too: without them the array is refused before anything else happens.
+    The ends of offsets stay: without them the array is refused before anything else happens.
     """
-    data = bytearray(path.read_bytes())
-    values = np.frombuffer(data, spec.dtype, rows * spec.row_bytes // spec.dtype.itemsize)
+    values = rows.reshape(-1)
     kept = values[0], values[-1]
     if way == "bytes":
-        values[:] = np.frombuffer(rng.bytes(values.nbytes), spec.dtype)
-    elif spec.dtype.kind == "f":
+        values[:] = np.frombuffer(rng.bytes(values.nbytes), values.dtype)
+    elif values.dtype.kind == "f":
         values[:] = rng.choice([np.nan, np.inf, -np.inf, -1.5, 0.0, 1e308, -1e-310], len(values))
     elif way == "near":
         low, high = int(values.min()), int(values.max())
-        values[:] = rng.integers(low, high, len(values), endpoint=True, dtype=spec.dtype)
+        values[:] = rng.integers(low, high, len(values), endpoint=True, dtype=values.dtype)
     else:
-        limits = np.iinfo(spec.dtype)
+        limits = np.iinfo(values.dtype)
         for value in (limits.max, 1, limits.min, 0):
             values[rng.integers(len(values), size=max(1, len(values) // 20))] = value
-    if spec.offsets:
+    if offsets:
         values[0], values[-1] = kept
-    path.unlink()  # it may be shared with the sound pack
-    path.write_bytes(data)
 
 
 class Found:
     """What the files of a pack hold, read without sa1bpack's readers."""
 
     def __init__(self, root: Path):
-        self._manifest = read_manifest(root)
-        self._shards = [
-            self._arrays(
-                root / "shards" / entry.name, self._manifest.layout.array_rows(entry.lengths)
-            )
-            for entry in self._manifest.shards
-        ]
-        self.index = self._arrays(root / self._manifest.index, index_arrays(self._manifest))
-
-    @staticmethod
-    def _arrays(folder: Path, specs) -> dict[str, np.ndarray]:
-        return {
-            spec.name: np.fromfile(chunk_path(folder / spec.name), spec.dtype,
-                                   rows * spec.row_bytes // spec.dtype.itemsize)
-                       .reshape(rows, *spec.row_shape)
-            if rows else np.empty((0, *spec.row_shape), spec.dtype)
-            for spec, rows in specs.items()
-        }  # fmt: skip
+        manifest = manifest_of(root)
+        self._names = [entry["name"] for entry in manifest["shards"]]
+        self._counts = [entry["samples"] for entry in manifest["shards"]]
+        self._shards = [arrays_of(root / "shards" / name) for name in self._names]
+        self._described = array_table(manifest["layout"])
+        self.index = arrays_of(root / manifest["index"])
 
     def shard_name(self, row: int) -> str:
-        return self._manifest.shards[self._place(row)[0]].name
+        return self._names[self._place(row)[0]]
 
     def _place(self, row: int) -> tuple[int, int]:
-        for number, entry in enumerate(self._manifest.shards):
-            if row < entry.samples:
+        for number, count in enumerate(self._counts):
+            if row < count:
                 return number, row
-            row -= entry.samples
+            row -= count
         raise IndexError(row)
 
     def sample(self, row: int) -> dict[str, np.ndarray]:
@@ -144,10 +121,9 @@ class Found:
         arrays = self._shards[number]
         first, stop = arrays["mask_offset"][local : local + 2].tolist()
         found = {}
-        for spec in self._manifest.layout.arrays:
-            if spec.axis in ("sample", "mask") and not spec.offsets:
-                of_sample = local if spec.axis == "sample" else slice(first, stop)
-                found[spec.name] = arrays[spec.name][of_sample]
+        for name, array in self._described.items():
+            if array.axis in ("sample", "mask") and not array.offsets:
+                found[name] = arrays[name][local if array.axis == "sample" else slice(first, stop)]
         found["image_id"] = self.index["image_id"][row]
         if "image_offset" in arrays:
             begin, end = arrays["image_offset"][local : local + 2].tolist()

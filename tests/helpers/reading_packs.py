@@ -2,20 +2,18 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from format_files import Sample, layout_of, manifest_of, publish, write_shard
 
 from sa1bpack import open as open_pack
-from sa1bpack.format.index import publish
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import Manifest, ShardEntry, make_manifest, read_manifest
-from sa1bpack.format.shard_writer import ShardWriter, finished_rows
 
-LAYOUT = Layout(image_size=24, mask_size=16)
+LAYOUT = layout_of()
 # Shard → masks of its samples. The second one is empty.
 SHARDS = {
     "sa_000000-000": (2, 0, 5, 1),
@@ -33,11 +31,11 @@ MASK_ARRAYS = (
 
 
 def made_sample(
-    number: int, masks: int, layout: Layout = LAYOUT, narrow: bool = False
-) -> dict[str, np.ndarray]:
+    number: int, masks: int, layout: dict[str, Any] = LAYOUT, narrow: bool = False
+) -> Sample:
     """A sample of random content that depends on `number` only; `narrow`: of any stored width."""
     rng = np.random.default_rng(number)
-    side, grid = layout.image_size, layout.mask_size
+    side, grid = layout["image_size"], layout["mask_size"]
     height = int(rng.integers(1, side + 1))
     width = int(rng.integers(1, side + 1)) if narrow else side
     runs = rng.integers(1, 9, masks)
@@ -56,9 +54,9 @@ def made_sample(
         "annotation_id": rng.integers(1, 1 << 40, masks),
         "number_types": rng.integers(1, 1 << 12, masks, dtype=np.uint16),
     }
-    if layout.bits:
+    if layout["bits"]:
         sample["mask_bits"] = rng.integers(0, 256, (masks, grid, grid // 8), dtype=np.uint8)
-    if layout.runs:
+    if layout["runs"]:
         sample["run_offset"] = np.concatenate([[0], np.cumsum(runs)]).astype(np.int64)
         ends = [np.sort(rng.integers(0, 150 * 225, count - 1)) for count in runs]
         ends = [np.append(own, 150 * 225).astype(np.int32) for own in ends]
@@ -66,55 +64,35 @@ def made_sample(
     return sample
 
 
-def made_image(rng, height: int, width: int, layout: Layout) -> np.ndarray:
+def made_image(rng, height: int, width: int, layout: dict[str, Any]) -> np.ndarray:
     """Random pixels, none of them zero, in the layout, as docs/format.md defines it."""
     half = [(side + 1) // 2 for side in (height, width)]
-    shapes = [(height, width, 3)] if layout.pixels == "rgb" else [(height, width), half, half]
+    shapes = [(height, width, 3)] if layout["pixels"] == "rgb" else [(height, width), half, half]
     planes = [rng.integers(1, 256, shape, dtype=np.uint8) for shape in shapes]
-    if layout.fit == "native":
+    if layout["fit"] == "native":
         return np.concatenate([plane.ravel() for plane in planes])
-    side, canvases = layout.image_size, []
+    side, canvases = layout["image_size"], []
     for plane, length in zip(planes, (side, side // 2, side // 2), strict=False):
         canvas = np.zeros((length, length, *plane.shape[2:]), np.uint8)
         canvas[: plane.shape[0], : plane.shape[1]] = plane
         canvases.append(canvas.ravel())
     image = np.concatenate(canvases)
-    return image.reshape((side, side, 3) if layout.pixels == "rgb" else (side * 3 // 2, side))
+    return image.reshape((side, side, 3) if layout["pixels"] == "rgb" else (side * 3 // 2, side))
 
 
-def write_shard(shards: Path, name: str, samples: list, layout: Layout) -> ShardEntry:
-    """Publish a shard of these samples; returns its manifest entry."""
-    with ShardWriter(shards, name, layout) as writer:
-        for sample in samples:
-            writer.append(finished_rows(layout, sample))
-        source, part = name.rsplit("-", 1)
-        return writer.publish({"source": source, "part": int(part)})
-
-
-def manifest_of(layout: Layout, entries: Sequence[ShardEntry], **records) -> Manifest:
-    """The manifest of a complete pack of these shards; records: of the manifest."""
-    given = {"options": {}, "sources": [], "counts": {}, "complete": True, **records}
-    return make_manifest(layout, entries, **given)
-
-
-def publish_shards(
-    root: Path, entries: Sequence[ShardEntry], layout: Layout, **records
-) -> Manifest:
-    """Publish a pack of these shards, see `manifest_of`."""
-    return publish(root, manifest_of(layout, entries, **records))
-
-
-def write_pack(root: Path, shards=SHARDS, layout: Layout = LAYOUT, first_id: int = 5000) -> list:
+def write_pack(
+    root: Path, shards=SHARDS, layout: dict[str, Any] = LAYOUT, first_id: int = 5000
+) -> list[Sample]:
     """Publish a pack; returns its samples in order. Ids fall, so that order and ids differ."""
-    samples, entries = [], []
+    samples = []
     for name, counts in shards.items():
         own = [
             made_sample(first_id - 3 * (len(samples) + k), count, layout)
             for k, count in enumerate(counts)
         ]
-        entries.append(write_shard(root / "shards", name, own, layout))
+        write_shard(root / "shards", name, own, layout)
         samples += own
-    publish_shards(root, entries, layout)
+    publish(root, shards, layout=layout)
     return samples
 
 
@@ -166,13 +144,11 @@ PACKS = {
 
 def joined_pack(root: Path, packs: list[Path]) -> Path:
     """A pack with copies of all shards of these, in the order of sources and parts."""
-    entries = []
+    names = []
     for pack in packs:
         shutil.copytree(pack / "shards", root / "shards", dirs_exist_ok=True)
-        entries += read_manifest(pack).shards
-    entries.sort(key=lambda entry: (entry.source, entry.part))
-    layout = read_manifest(packs[0]).layout
-    publish_shards(root, entries, layout)
+        names += [entry["name"] for entry in manifest_of(pack)["shards"]]
+    publish(root, sorted(names), layout=manifest_of(packs[0])["layout"])
     return root
 
 

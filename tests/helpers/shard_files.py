@@ -19,6 +19,13 @@ def arrays_of(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
+def writable_array(folder: Path, name: str) -> np.ndarray:
+    """An array of a shard, of the index or of a feature: what is written to it is in the file."""
+    described = json.loads((folder / name / "zarr.json").read_text())
+    [path] = (folder / name).glob("c.*")
+    return np.memmap(path, described["data_type"], "r+", shape=tuple(described["shape"]))
+
+
 def feature_shards_of(folder: Path) -> list[str]:
     """The names of the published feature shards, in order."""
     return sorted(path.name for path in folder.glob("[!.]*/"))

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 import reading_child
 from commands import python
+from format_files import publish
 from reading_child import batch_digests, sample_digest
-from reading_packs import publish_shards, write_pack
+from reading_packs import write_pack
 from system import give_up_privileges
 
 from sa1bpack import FormatError, Loader, ReadError, verify
 from sa1bpack import open as open_pack
-from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.shard_reader import open_shard
 
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -101,15 +100,11 @@ def test_a_pack_that_is_gone_is_named_and_not_said_to_be_damaged(root, tmp_path)
 
 def with_many_shards(root: Path, count: int) -> None:
     """Publish `count` shards, all of them hard links to one."""
-    shards = root / "shards"
-    first = read_manifest(root).shards[0]
-    entries = []
-    for number in range(count):
-        name = f"sb_{number:06d}-000"
-        shutil.copytree(shards / first.name, shards / name, copy_function=os.link)
-        entries.append(open_shard(shards / name).entry)
-    layout = read_manifest(root).layout
-    publish_shards(root, entries, layout)
+    shards, [first] = root / "shards", (root / "shards").glob("sa_*")
+    names = [f"sb_{number:06d}-000" for number in range(count)]
+    for name in names:
+        shutil.copytree(first, shards / name, copy_function=os.link)
+    publish(root, names)
 
 
 # Samples by the dataset and by a Loader, and large batches, in a process that may open 64 files.
@@ -150,9 +145,7 @@ def test_more_shards_than_files_that_may_be_open_are_read(tmp_path):
 def publish_some(root: Path, count: int, complete: bool) -> None:
     """Publish the first `count` of the shards that there are."""
     names = sorted(path.parent.name for path in (root / "shards").glob("*/zarr.json"))
-    entries = [open_shard(root / "shards" / name).entry for name in names[:count]]
-    layout = open_shard(root / "shards" / names[0]).layout
-    publish_shards(root, entries, layout, complete=complete)
+    publish(root, names[:count], complete=complete)
 
 
 @pytest.mark.parametrize("verified", [False, True])

@@ -3,18 +3,16 @@
 import os
 import shutil
 
-import numpy as np
 import pytest
 from edited_packs import edit, flip
-from packs_with_features import write_side
+from packs_with_features import Feature, names_of_feature_shards, write_side
 from verify_script import SCRIPT, script_finds
 
-from sa1bpack import FormatError, verify
-from sa1bpack.errors import VersionError
-from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.spec import FeatureShard, SideSpec, read_side_manifest, shard_identities
+import sa1bpack
+from sa1bpack import FormatError, ReadError, verify
+from sa1bpack.errors import NotAPack, VersionError
 
-SPEC = SideSpec("teacher", "mask", "float32", (3, 2))
+SPEC = Feature("teacher", "mask", "float32", (3, 2))
 MANIFESTS = {
     "not JSON": (b"{", "not JSON"),
     "deep": (b"[" * 100_000, "not JSON|lacks"),
@@ -33,16 +31,21 @@ def side(pack):
     return write_side(pack, SPEC)
 
 
-def first_shard(pack):
-    return shard_identities(pack, read_manifest(pack))[0]
+def first_shard(pack) -> str:
+    """The name of the rows of the first shard, whose samples have 2, 0, 5 and 1 masks."""
+    return names_of_feature_shards(pack)["sa_000000-000"]
+
+
+def opened(pack, verified: bool = False) -> sa1bpack.Dataset:
+    return sa1bpack.open(pack, features="teacher", verify_checksums=verified)
 
 
 @pytest.mark.parametrize("kind", MANIFESTS)
 def test_a_manifest_that_is_not_one_is_a_named_error(pack, side, kind):
     data, message = MANIFESTS[kind]
     (side / "manifest.json").write_bytes(data)
-    with pytest.raises(FormatError, match=message):
-        read_side_manifest(side)
+    with pytest.raises((FormatError, NotAPack), match=message):
+        opened(pack)
     assert not verify(pack).ok
 
 
@@ -52,14 +55,14 @@ def test_a_manifest_that_is_not_one_is_a_named_error(pack, side, kind):
 def test_a_manifest_with_a_wrong_value_is_a_named_error(pack, side, key, value):
     edit(side / "manifest.json", lambda data: data.update({key: value}))
     with pytest.raises(FormatError, match=r"manifest\.json"):
-        read_side_manifest(side)
+        opened(pack)
     assert [problem.feature for problem in verify(pack, quick=True).problems] == ["teacher"]
 
 
 def test_another_version_is_refused(pack, side):
     edit(side / "manifest.json", lambda data: data.update(version=[2, 0]))
     with pytest.raises(VersionError, match="format version 2"):
-        read_side_manifest(side)
+        opened(pack)
 
 
 def cut(path):
@@ -87,36 +90,37 @@ DAMAGE = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_rows_that_do_not_fit_are_refused_before_they_are_mapped(pack, side, kind):
-    shard = first_shard(pack)
-    DAMAGE[kind](side / shard.feature_shard)
-    with pytest.raises(FormatError, match="remove that folder"):
-        FeatureShard.open(side, SPEC, shard)
+    name = first_shard(pack)
+    DAMAGE[kind](side / name)
+    with pytest.raises(ReadError, match="remove that folder"):
+        opened(pack)[0]
     report = verify(pack, quick=True)
     assert {problem.feature for problem in report.problems} == {"teacher"}
-    assert {problem.shard for problem in report.problems} == {shard.feature_shard}
+    assert {problem.shard for problem in report.problems} == {name}
 
 
 def test_a_flipped_bit_is_found_and_its_sample_named(pack, side):
-    row = 24  # bytes; samples have 2, 0, 5 and 1 masks
-    flip(side / first_shard(pack).feature_shard / "values" / "c.0.0.0", 3 * row)
+    row = 24  # bytes
+    flip(side / first_shard(pack) / "values" / "c.0.0.0", 3 * row)
     texts = [str(problem) for problem in verify(pack).problems]
     assert len(texts) == 2 and "checksum of sample 2 is" in texts[0]
     assert verify(pack, quick=True).problems == () and script_finds(pack)[0] == 1
-    opened = FeatureShard.open(side, SPEC, first_shard(pack))
-    assert opened.read(0, 0, 2).shape == (2, 3, 2)
-    with pytest.raises(FormatError, match=r"checksum of sample 2 is .* was written"):
-        opened.read(2, 2, 7)
+    ds = opened(pack, verified=True)
+    assert ds[0]["teacher"].shape == (2, 3, 2)
+    with pytest.raises(ReadError, match=r"checksum of sample 2 is .* was written"):
+        ds[2]
 
 
 def test_the_rows_of_a_truncated_file_are_a_named_error(pack, side):
-    opened = FeatureShard.open(side, SPEC, first_shard(pack))
-    os.truncate(opened.path, 24)
-    with pytest.raises(FormatError, match="cut short"):
-        opened.read(2, 2, 7, np.empty((5, 3, 2), np.float32))
+    ds = opened(pack, verified=True)
+    assert ds[0]["teacher"].shape == (2, 3, 2)
+    os.truncate(side / first_shard(pack) / "values" / "c.0.0.0", 24)
+    with pytest.raises(ReadError, match="cut short"):
+        ds[2]
 
 
 def test_both_checkers_find_foreign_missing_and_changed_files(pack, side):
-    rows = side / first_shard(pack).feature_shard
+    rows = side / first_shard(pack)
     assert verify(pack).ok and script_finds(pack)[0] == 0
     (rows / "foreign").touch()
     assert not verify(pack).ok and script_finds(pack)[0] == 1
@@ -133,5 +137,5 @@ def test_both_checkers_find_foreign_missing_and_changed_files(pack, side):
 
 def test_a_feature_alone_is_verified_by_naming_its_folder(pack, side):
     assert verify(side).ok and verify(side).counts["feature_shards"] == 3
-    flip(side / first_shard(pack).feature_shard / "values" / "c.0.0.0", 3)
+    flip(side / first_shard(pack) / "values" / "c.0.0.0", 3)
     assert "XXH3-128" in str(verify(side).problems[0])
