@@ -1,8 +1,30 @@
 """Files and records for the tests of sources."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_tars import SMALL, rejects_of
+
+import sa1bpack
+
+
+@pytest.fixture
+def read(tmp_path_factory) -> Callable:
+    """read(*sources): the records of them in the manifest of a pack of all, its image ids, and its
+    rejects. Raises what one of the sources was given up with."""
+
+    def read(*sources, **options) -> tuple[list[dict], list[int], list[dict]]:
+        root = tmp_path_factory.mktemp("read") / "pack"
+        result = sa1bpack.pack(sources, root, workers=1, **SMALL, **options)
+        for error in result.failed.values():
+            raise error
+        ids = sa1bpack.open(root).column("image_id").tolist() if result.images else []
+        rejects = rejects_of(root) if result.rejects else []
+        return json.loads((root / "manifest.json").read_text())["sources"], ids, rejects
+
+    return read
 
 
 @pytest.fixture

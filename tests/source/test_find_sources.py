@@ -7,27 +7,31 @@ from small_tars import tar_bytes
 from system import without_privileges
 
 from sa1bpack.errors import SourceError
-from sa1bpack.source.find import find_sources, open_source
 
 
 @pytest.mark.parametrize(
     ("file", "name"),
     [("sa_1.tar", "sa_1"), ("sa_1.tar.gz", "sa_1"), ("sa_1.TGZ", "sa_1"), ("sa.1", "sa.1")],
 )
-def test_a_gzip_stream_is_a_gzip_tar_named_without_its_suffix(write, file, name):
-    source = open_source(write(gzip.compress(b""), file))
-    assert (source.name, source.kind, source.nbytes) == (name, "gzip-tar", 20)
+def test_a_gzip_stream_is_a_gzip_tar_named_without_its_suffix(write, read, file, name):
+    path = write(gzip.compress(tar_bytes([("a.txt", b"")])), file)
+    assert kinds(read(path)) == [(name, "gzip-tar", path.stat().st_size)]
 
 
-def test_a_tar_older_than_ustar_is_recognised_by_its_checksum(write):
+def kinds(found) -> list[tuple[str, str, int]]:
+    """(name, kind, size) of each source."""
+    return [(record["name"], record["kind"], record["nbytes"]) for record in found[0]]
+
+
+def test_a_tar_older_than_ustar_is_recognised_by_its_checksum(write, read):
     header = bytearray(tar_bytes([("sa_1.jpg", b"x")]))
     header[257:265] = bytes(8)
     total = sum(header[:148]) + 256 + sum(header[156:512])
     header[148:156] = b"%06o\0 " % total
-    assert open_source(write(bytes(header))).kind == "tar"
+    assert kinds(read(write(bytes(header)))) == [("sa_000000", "tar", len(header))]
     header[0] ^= 1
     with pytest.raises(SourceError, match="neither a gzip stream nor a tar header"):
-        open_source(write(bytes(header)))
+        read(write(bytes(header)))
 
 
 @pytest.mark.parametrize(
@@ -39,62 +43,60 @@ def test_a_tar_older_than_ustar_is_recognised_by_its_checksum(write):
         (b"ab", "b'ab'"),
     ],
 )
-def test_other_files_are_refused_naming_their_first_bytes(write, data, found):
+def test_other_files_are_refused_naming_their_first_bytes(write, read, data, found):
     with pytest.raises(SourceError, match=found):
-        open_source(write(data))
+        read(write(data))
 
 
-def test_a_folder_is_one_source_with_the_size_of_its_members(tmp_path):
+def test_a_folder_is_one_source_with_the_size_of_its_members(tmp_path, read):
     folder = tmp_path / "sa_000007"
     (folder / "deep").mkdir(parents=True)
     (folder / "sa_1.jpg").write_bytes(b"12345")
     (folder / "deep" / "sa_1.JSON").write_bytes(b"123")
     (folder / "README").write_bytes(b"not counted")
-    source = open_source(folder)
-    assert (source.name, source.kind, source.nbytes) == ("sa_000007", "folder", 8)
+    assert kinds(read(folder)) == [("sa_000007", "folder", 8)]
 
 
-def test_a_folder_without_images_is_refused_with_a_remedy(tmp_path):
+def test_a_folder_without_images_is_refused_with_a_remedy(tmp_path, read):
     (tmp_path / "sa_1.txt").write_bytes(b"")
     with pytest.raises(SourceError, match=r"no \.jpg, .* name tars, or the folder"):
-        find_sources([tmp_path])
+        read(tmp_path)
 
 
-def test_a_folder_of_tars_stands_for_its_tars(write, tmp_path):
+def test_a_folder_of_tars_stands_for_its_tars(write, tmp_path, read):
     data = tar_bytes([("sa_1.jpg", b"")])
     (tmp_path / "tars").mkdir()
     for name in ("sa_2.tar", "sa_1.TAR", "sa_3.tar.gz", "notes.txt", ".sa_4.tar"):
         write(data, f"tars/{name}")
-    sources = find_sources([tmp_path / "tars", tmp_path / "tars/sa_2.tar"])
-    assert [source.name for source in sources] == ["sa_1", "sa_2", "sa_3"]
-    assert {source.kind for source in sources} == {"tar"}
+    found = kinds(read(tmp_path / "tars", tmp_path / "tars/sa_2.tar"))
+    assert found == [(name, "tar", len(data)) for name in ("sa_1", "sa_2", "sa_3")]
     (tmp_path / "tars/sa_5.jpg").touch()
     said = r"has 3 tars, such as sa_1.TAR, and 1 file of images, such as sa_5.jpg: .*/tars/\*"
     with pytest.raises(SourceError, match=said):
-        find_sources([tmp_path / "tars"])
+        read(tmp_path / "tars")
 
 
-def test_a_pack_is_refused_as_a_source(tmp_path):
+def test_a_pack_is_refused_as_a_source(tmp_path, read):
     """Its own JSON files would all be rejected members, and the source complete without images."""
     (tmp_path / "packed" / "shards").mkdir(parents=True)
     for name in ("manifest.json", "zarr.json"):
         (tmp_path / "packed" / name).touch()
     with pytest.raises(SourceError, match=r"packed: a pack, where .*sa1bpack\.open reads it"):
-        find_sources([str(tmp_path / "*")])
+        read(str(tmp_path / "*"))
 
 
-def test_globs_and_paths_are_sorted_by_name_and_counted_once(write, tmp_path):
+def test_globs_and_paths_are_sorted_by_name_and_counted_once(write, tmp_path, read):
     data = tar_bytes([("sa_1.jpg", b"")])
     for name in ("sa_2.tar", "sa_1.tar", "other.txt"):
         write(data, name)
     other_spelling = tmp_path / "." / ".." / tmp_path.name / "sa_2.tar"
-    sources = find_sources([str(tmp_path / "sa_*.tar"), tmp_path / "sa_2.tar", other_spelling])
-    assert [source.name for source in sources] == ["sa_1", "sa_2"]
+    found = kinds(read(str(tmp_path / "sa_*.tar"), tmp_path / "sa_2.tar", other_spelling))
+    assert [name for name, _, _ in found] == ["sa_1", "sa_2"]
 
 
-def test_a_literal_path_with_glob_characters_is_found(write):
+def test_a_literal_path_with_glob_characters_is_found(write, read):
     path = write(tar_bytes([("sa_1.jpg", b"")]), "sa_[1].tar")
-    assert [source.path for source in find_sources([path])] == [path]
+    assert kinds(read(path)) == [("sa_[1]", "tar", path.stat().st_size)]
 
 
 @pytest.mark.parametrize(
@@ -107,28 +109,30 @@ def test_a_literal_path_with_glob_characters_is_found(write):
         ("a" * 300, "cannot be read: File name too long"),
     ],
 )
-def test_a_missing_source_is_an_error_that_names_the_path(tmp_path, monkeypatch, pattern, message):
+def test_a_missing_source_is_an_error_that_names_the_path(
+    tmp_path, monkeypatch, pattern, message, read
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=message):
-        find_sources([pattern])
+        read(pattern)
 
 
-def test_a_source_in_a_folder_without_permission_is_not_reported_missing(write, tmp_path):
+def test_a_source_in_a_folder_without_permission_is_not_reported_missing(write, tmp_path, read):
     (tmp_path / "locked").mkdir()
     write(tar_bytes([("sa_1.jpg", b"")]), "locked/sa_1.tar")
     (tmp_path / "locked").chmod(0)
     for name in ("sa_1.tar", "*.tar"):
         path = str(tmp_path / "locked" / name)
         with without_privileges(), pytest.raises(SourceError) as error:
-            find_sources([path])
+            read(path)
         assert str(error.value) == f"{path}: cannot be read: Permission denied"
     (tmp_path / "locked").chmod(0o755)
 
 
-def test_two_sources_with_the_same_name_are_an_error(write, tmp_path):
+def test_two_sources_with_the_same_name_are_an_error(write, tmp_path, read):
     data = tar_bytes([("sa_1.jpg", b"")])
     (tmp_path / "b").mkdir()
     write(data, "sa_1.tar")
     write(data, "b/sa_1.tar.gz")
     with pytest.raises(SourceError, match="both called 'sa_1'"):
-        find_sources([tmp_path / "sa_1.tar", tmp_path / "b" / "*"])
+        read(tmp_path / "sa_1.tar", tmp_path / "b" / "*")
