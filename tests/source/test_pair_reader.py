@@ -16,18 +16,18 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_tars import tar_bytes
+from small_tars import members, tar_bytes
 
 from sa1bpack.errors import SourceError, SourceTruncated
-from sa1bpack.source import inflate
 from sa1bpack.source import pairs as pairs_module
 from sa1bpack.source.find import open_source
-from sa1bpack.source.pairs import BLOCK_BYTES, PairReader, Spool
+
+BLOCK_BYTES = 128 << 10  # of the spool's file
 
 
-def read(path, **options):
+def read_pairs(path, **options):
     """(pairs, reader) of a complete source."""
-    with PairReader(open_source(path), spool_dir=path.parent, **options) as reader:
+    with pairs_module.PairReader(open_source(path), spool_dir=path.parent, **options) as reader:
         return list(reader), reader
 
 
@@ -68,7 +68,7 @@ def test_order_and_memory_change_no_pair(tmp_path_factory, count, seed, memory, 
     data = tar_bytes([("./README", b""), *members])
     path = tmp_path_factory.mktemp("pairs") / "sa_000000.tar"
     path.write_bytes(gzip.compress(data, 1) if packed else data)
-    pairs, reader = read(path, spool_memory=memory, md5=True)
+    pairs, reader = read_pairs(path, spool_memory=memory, md5=True)
     assert {p.name: (p.jpeg, p.json) for p in pairs} == expected_pairs(members)
     seen, order = set(), []
     for name, _ in members:  # a pair is complete with its second half
@@ -91,7 +91,7 @@ def test_a_folder_yields_the_same_pairs_sorted_by_number(tmp_path):
     folder.mkdir()
     for name, data in members:
         (folder / name).write_bytes(data)
-    pairs, reader = read(folder, md5=True)
+    pairs, reader = read_pairs(folder, md5=True)
     assert [p.name for p in pairs] == [f"sa_{number}" for number in range(12)]
     assert {p.name: (p.jpeg, p.json) for p in pairs} == expected_pairs(members)
     assert (reader.xxh128, reader.md5, reader.rejects) == (None, None, [])
@@ -101,7 +101,7 @@ def test_a_folder_yields_the_same_pairs_sorted_by_number(tmp_path):
 def test_a_file_that_changes_after_it_was_listed_is_an_error(tmp_path):
     for name in ("sa_1.jpg", "sa_1.json", "sa_2.jpg"):
         (tmp_path / name).write_bytes(b"x")
-    with PairReader(open_source(tmp_path), spool_dir=tmp_path) as reader:
+    with pairs_module.PairReader(open_source(tmp_path), spool_dir=tmp_path) as reader:
         pairs = iter(reader)
         next(pairs)
         (tmp_path / "sa_2.jpg").write_bytes(b"longer")
@@ -149,19 +149,20 @@ def test_a_member_that_cannot_be_half_of_a_pair_is_rejected_with_its_reason(
 ):
     monkeypatch.setattr(pairs_module, "MAX_JPEG_BYTES", 100)
     monkeypatch.setattr(pairs_module, "MAX_JSON_BYTES", 10)
-    found, reader = read(write(tar_bytes(members)))
+    found, reader = read_pairs(write(tar_bytes(members)))
     assert [(p.file_name, p.jpeg, p.json) for p in found] == pairs
     assert codes(reader) == rejects
     assert not rejects or detail in reader.rejects[0].detail
 
 
-def test_foreign_members_are_counted_and_the_first_names_kept(write):
-    members = [(f"./note_{number}.txt", b"x") for number in range(25)]
-    members += [("./._sa_1.jpg", b"x"), ("./.json", b""), ("./LICENSE", b"x")]
-    _, reader = read(write(tar_bytes([("sa_1.jpg", b""), *members, ("sa_1.json", b"")])))
-    assert reader.ignored == Counter(foreign=28)
-    assert reader.ignored_names == [f"./note_{number}.txt" for number in range(20)]
-    assert (reader.members, reader.rejects) == (30, [])
+def test_foreign_members_are_counted_and_the_first_names_kept(write, read):
+    foreign = [(f"./note_{number}.txt", b"x") for number in range(25)]
+    foreign += [("./._sa_1.jpg", b"x"), ("./.json", b""), ("./LICENSE", b"x")]
+    jpeg, record = members([1]).items()
+    (found,), ids, rejects = read(write(tar_bytes([jpeg, *foreign, record])))
+    assert (found["pairs"], ids, rejects) == (1, [1], [])
+    assert found["ignored"] == {"foreign": 28}
+    assert found["ignored_names"] == [f"./note_{number}.txt" for number in range(20)]
 
 
 def test_pairs_before_a_truncation_are_yielded_and_valid(write):
@@ -170,7 +171,7 @@ def test_pairs_before_a_truncation_are_yielded_and_valid(write):
     path = write(data[: len(data) // 2])
     expected = expected_pairs(members)
     found = []
-    with PairReader(open_source(path), spool_dir=path.parent) as reader:
+    with pairs_module.PairReader(open_source(path), spool_dir=path.parent) as reader:
         with pytest.raises(SourceTruncated, match=r"sa_000000.tar.*compare its md5"):
             for pair in reader:
                 found.append(pair)
@@ -179,9 +180,8 @@ def test_pairs_before_a_truncation_are_yielded_and_valid(write):
     assert all((p.jpeg, p.json) == expected[p.name] for p in found)
 
 
-def test_leaving_early_closes_the_files_and_the_thread(sample_tar, tmp_path, monkeypatch):
+def test_leaving_early_closes_the_files_and_the_thread(sample_tar, tmp_path):
     """Its own descriptors and threads: those of other tests may end at any time."""
-    monkeypatch.setattr(inflate, "READ_BYTES", 4096)  # so that md5 begins with the first pair
     before = set(threading.enumerate())
 
     def held() -> list[str]:
@@ -195,7 +195,7 @@ def test_leaving_early_closes_the_files_and_the_thread(sample_tar, tmp_path, mon
         return [path for path in paths if path.startswith(mine)] + threads
 
     assert held() == []
-    with PairReader(
+    with pairs_module.PairReader(
         open_source(sample_tar), spool_dir=tmp_path, spool_memory=0, md5=True
     ) as reader:
         next(iter(reader))
@@ -206,7 +206,7 @@ def test_leaving_early_closes_the_files_and_the_thread(sample_tar, tmp_path, mon
 def test_too_many_members_are_an_error(write, monkeypatch):
     monkeypatch.setattr(pairs_module, "MAX_MEMBERS", 3)
     with pytest.raises(SourceError, match="more than 3 members"):
-        read(write(tar_bytes([(str(number), b"") for number in range(4)])))
+        read_pairs(write(tar_bytes([(str(number), b"") for number in range(4)])))
 
 
 # ----------------------------------------------------------------------------------------- spool
@@ -220,7 +220,7 @@ def test_too_many_members_are_an_error(write, monkeypatch):
 )
 def test_items_can_be_taken_in_any_order(tmp_path_factory, sizes, memory, seed):
     rng = random.Random(seed)
-    spool = Spool(tmp_path_factory.mktemp("spool"), memory)
+    spool = pairs_module.Spool(tmp_path_factory.mktemp("spool"), memory)
     held, live, peak = [], 0, 0
     for size in sizes:
         data = rng.randbytes(size)
@@ -247,6 +247,9 @@ def test_items_can_be_taken_in_any_order(tmp_path_factory, sizes, memory, seed):
 )
 def test_a_full_or_failing_spool_disk_is_named(tmp_path, monkeypatch, name, answer, code, text):
     monkeypatch.setattr(os, name, Mock(side_effect=[answer]))
-    with closing(Spool(tmp_path, 0)) as spool, pytest.raises(OSError, match=text) as caught:
+    with (
+        closing(pairs_module.Spool(tmp_path, 0)) as spool,
+        pytest.raises(OSError, match=text) as caught,
+    ):
         spool.take(spool.put(b"x" * 1000))
     assert (caught.value.errno, caught.value.filename) == (code, str(tmp_path))
