@@ -2,19 +2,19 @@
 
 import shutil
 from functools import partial
+from math import prod
 
 import numpy as np
 import pytest
 import torch
 import zarr
-from shard_files import feature_shards_of
+from reading_packs import write_pack
+from shard_files import arrays_of, feature_shards_of
 from small_tars import contents
 
 import sa1bpack
 from sa1bpack import OptionError, verify
 from sa1bpack.errors import OutputRefused
-from sa1bpack.format.side.spec import floats_of, scaled_of
-from sa1bpack.loading.devices import floats_on_device
 
 DTYPES = {"int8": "scaled_int8", "float8": "scaled_float8_e4m3fn"}  # of docs/format.md
 KINDS = list(DTYPES)
@@ -26,6 +26,26 @@ def embed(batch, dtype="float16"):
     ids = batch["image_ids"].tolist()
     rows = [torch.randn(8, 16, 16, generator=torch.Generator().manual_seed(i)) for i in ids]
     return (torch.stack(rows) * CHANNELS[:, None, None]).to(getattr(torch, dtype))
+
+
+@pytest.fixture
+def quantized(tmp_path):
+    """quantized(rows, kind): the opened pack of a sample for each row, and what is stored of them
+    as the feature `a`; `replaced` are bytes to store in place of these."""
+
+    def quantized(rows, kind, replaced=None):
+        root = tmp_path / "rows"
+        write_pack(root, {"sa_000000-000": (0,) * len(rows)})
+        ds = sa1bpack.open(root)
+        made = sa1bpack.attach(ds, "a", np.array(rows), ds.column("image_id"), quantize=kind)
+        (part,) = made.folder.glob("sa_*")
+        values = arrays_of(part)["values"]
+        if replaced is not None:
+            (path,) = (part / "values").glob("c.*")
+            path.write_bytes(replaced.tobytes() + path.read_bytes()[values.nbytes :])
+        return ds.with_options(features=["a"]), values
+
+    return quantized
 
 
 def part_sizes(folder) -> int:
@@ -90,12 +110,14 @@ def outliers(rng):
         ("int8", outliers, 0.996, 0.98), ("float8", outliers, 0.9996, 0.9990),
     ],
 )  # fmt: skip
-def test_the_cosines_of_embeddings_of_sams_shape_are_those_of_the_page(kind, rows, image, position):
+def test_the_cosines_of_embeddings_of_sams_shape_are_those_of_the_page(
+    quantized, kind, rows, image, position
+):
     sizes = 10.0 ** np.linspace(-1, 1, 256, dtype=np.float32)[:, None]
     given = rows(np.random.default_rng(0)) * sizes
-    stored = scaled_of(given, DTYPES[kind])
+    ds, stored = quantized(given, kind)
     assert stored.nbytes / len(given) == 1_049_600
-    found = floats_of(stored, given.shape[1:])
+    found = ds.column("a")
     np.testing.assert_array_equal(found, reference(given, kind))
     assert cosines(*(x.reshape(2, -1) for x in (given, found))).min() > image
     each = cosines(*(np.swapaxes(x / sizes, 1, 2) for x in (given, found)))
@@ -104,19 +126,16 @@ def test_the_cosines_of_embeddings_of_sams_shape_are_those_of_the_page(kind, row
     assert (np.abs(given - found) / largest).max() < {"int8": 1 / 220, "float8": 1 / 27}[kind]
 
 
-def test_float8_is_torchs_and_so_is_its_rounding():
+def test_float8_is_torchs_and_so_is_its_rounding(quantized):
     bits = np.arange(256, dtype=np.uint8)
     values = torch.from_numpy(bits).view(torch.float8_e4m3fn).float().numpy()
-    scale = np.broadcast_to(np.array([1], "<f4").view(np.uint8), (256, 4))
-    found = floats_of(np.concatenate([scale, bits[:, None]], 1), (1,))[:, 0]
-    np.testing.assert_array_equal(found, values)
-    values = np.unique(values[np.isfinite(values)])
-    ties = (values[1:] + values[:-1]) / 2
+    finite = np.unique(values[np.isfinite(values)])
+    ties = (finite[1:] + finite[:-1]) / 2
     near = [np.nextafter(ties, np.float32(way)) for way in (-np.inf, np.inf)]
-    row = np.concatenate([values, -values, ties, *near])
-    stored = scaled_of(row[None], DTYPES["float8"])[0, 4:]
+    row = np.concatenate([finite, -finite, ties, *near])
+    _, stored = quantized(row[None], "float8")
     expected = torch.from_numpy(row).to(torch.float8_e4m3fn).view(torch.uint8)
-    np.testing.assert_array_equal(stored, expected)
+    np.testing.assert_array_equal(stored[0, 4:], expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,25 +164,32 @@ def test_rows_of_bfloat16_are_attached_and_others_refused(ds, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("row_shape", [(7,), (3, 4), (2, 3, 5)])
-@pytest.mark.parametrize("lead", [(), (1,), (4,), (2, 3), (0,)])
-def test_whatever_is_stored_numpy_and_torch_make_the_same_of_it(row_shape, lead, kind):
+@pytest.mark.parametrize("row_shape", [(7,), (3, 4), (2, 3, 5), (1, 256)])
+def test_whatever_is_stored_samples_and_batches_have_the_same_numbers(quantized, row_shape, kind):
+    """numpy makes those of samples, torch those of batches; every byte that a file can have."""
     rng = np.random.default_rng(0)
-    zeros = scaled_of(np.zeros((1, *row_shape)), DTYPES[kind])
-    for _ in range(20):
-        stored = rng.integers(0, 256, (*lead, *zeros.shape[1:]), np.uint8).view(zeros.dtype)
-        found = floats_of(stored, row_shape)
-        assert found.shape == (*lead, *row_shape)
-        np.testing.assert_array_equal(
-            floats_on_device(torch.from_numpy(stored), row_shape).numpy(), found
-        )
+    channels, values = (1, 7) if len(row_shape) == 1 else (row_shape[0], prod(row_shape[1:]))
+    scaled = rng.integers(0, 256, (20, channels, 4 + values), np.uint8)
+    scaled[10:, :, :4] = np.array([1.5], "<f4").view(np.uint8)
+    scaled[-1, :, 4:] = np.arange(values) % 256
+    ds, _ = quantized(np.zeros((20, *row_shape), np.float32), kind, scaled)
+    found = ds.column("a")
+    numbers = torch.from_numpy(scaled[..., 4:])
+    numbers = numbers.view(torch.int8 if kind == "int8" else torch.float8_e4m3fn).float()
+    scales = torch.from_numpy(scaled[..., :4].copy()).view(torch.float32)
+    expected = (numbers * scales).half().numpy()
+    np.testing.assert_array_equal(found, expected.reshape(20, *row_shape))
+    for batch_size in (1, 20):
+        with sa1bpack.Loader(ds, batch_size) as loader:
+            batches = torch.cat([batch["a"] for batch in loader])
+        np.testing.assert_array_equal(batches.numpy(), found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_zeros_and_the_smallest_and_largest_numbers_stay_in_range(kind):
+def test_zeros_and_the_smallest_and_largest_numbers_stay_in_range(quantized, kind):
     rows = np.array([[0, 0], [1e-45, -1e-44], [65504, -65504], [3e-5, 0]], np.float32)
-    found = floats_of(scaled_of(rows, DTYPES[kind]), (2,))
-    np.testing.assert_array_equal(found, rows.astype(np.float16))
+    ds, _ = quantized(rows, kind)
+    np.testing.assert_array_equal(ds.column("a"), rows.astype(np.float16))
 
 
 @pytest.mark.parametrize("kind", KINDS)

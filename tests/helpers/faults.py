@@ -51,6 +51,11 @@ class Plan:
         files.exchange = layer.around("rename", files.exchange)  # a system call that os lacks
 
 
+def cannot_exchange() -> None:
+    """From now on, as on a file system that cannot exchange two names (NFS)."""
+    files.exchange = lambda one, other: False
+
+
 class _Layer:
     def __init__(self, plan: Plan):
         self.plan = plan

@@ -13,11 +13,10 @@ from edited_packs import flip
 from fault_server import cut, dropped, flipped, stalled, status, together
 from on_ray import on_ray
 from s3_server import use_s3
-from small_tars import SMALL, contents
+from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
 from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
-from sa1bpack.remote import bucket as buckets
 
 TARS = ("sa_000010.tar", "sa_000011.tar")
 SECRETS = ("SECRET", "oh=", "cdn/m1", "test-secret-key")
@@ -231,7 +230,7 @@ def test_an_unreadable_object_is_named_and_the_others_packed(
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_a_faulty_store_makes_the_pack(web, long_tars, long_pack, tmp_path, monkeypatch, scheme):
+def test_a_faulty_store_makes_the_pack(web, tmp_path, monkeypatch, scheme):
     """The server plays the store, which this client asks for nothing but GET.
 
     Of Google Cloud a key file of an emulator names it, which asks for no token.
@@ -241,17 +240,18 @@ def test_a_faulty_store_makes_the_pack(web, long_tars, long_pack, tmp_path, monk
     key |= dict.fromkeys(("private_key", "private_key_id", "client_email"), "")
     (tmp_path / "key.json").write_text(json.dumps(key))
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "key.json"))
-    monkeypatch.setattr(buckets, "RANGE_BYTES", 1 << 14)  # else these tars are one range
     rng = random.Random(0)
-    for tar in long_tars:
-        path, data = f"/faulty/{tar.name}", tar.read_bytes()
-        web.files[path] = data
-        cuts = [cut(rng.randrange(len(data))) for _ in range(3)]
-        web.faults[path] = [status(503), *cuts, status(500), dropped]
-    urls = [f"{scheme}://faulty/{tar.name}" for tar in long_tars]
-    result = sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL)
-    assert result.complete and contents(tmp_path / "pack") == long_pack
-    ranges = web.requests_of("/faulty/sa_000010.tar")
+    found = members([1]) | {"./filler": rng.randbytes(9 << 20)} | members([2])  # three ranges
+    tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None)
+    path, data = "/faulty/sa_000000.tar", tar.read_bytes()
+    web.files[path] = data
+    cuts = [cut(rng.randrange(4 << 20)) for _ in range(3)]
+    web.faults[path] = [status(503), *cuts, status(500), dropped]
+    sa1bpack.pack(tar, tmp_path / "whole", workers=1, **SMALL)
+    url = f"{scheme}://faulty/sa_000000.tar"
+    assert sa1bpack.pack(url, tmp_path / "pack", workers=1, **SMALL).complete
+    assert contents(tmp_path / "pack") == contents(tmp_path / "whole")
+    ranges = web.requests_of(path)
     assert ranges[-1].startswith("bytes=") and ranges[-1] != "bytes=0-"
 
 

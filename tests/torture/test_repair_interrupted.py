@@ -8,19 +8,20 @@ import shutil
 import signal
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from commands import temporaries
 from edited_packs import flip
+from faults import cannot_exchange
 from reading_child import sample_digest
 from scenarios import ENDS, Disturbed, Stage
 from small_tars import contents
+from system import prefer_other_decoder
 
 import sa1bpack
 from sa1bpack import FormatError, ReadError
-from sa1bpack.format import files
-from sa1bpack.packing import repair as repair_run
 
 
 def change_a_count(root: Path) -> None:
@@ -123,11 +124,6 @@ def test_a_repair_that_ends_at_any_call_leaves_the_pack_as_readable_as_it_was(
     )  # fmt: skip
 
 
-def cannot_exchange() -> None:
-    """As on a file system that cannot exchange two names (NFS)."""
-    files.exchange = lambda one, other: False
-
-
 @pytest.mark.parametrize("damage", ["rejects", "pixels of a shard"])
 def test_where_names_cannot_be_exchanged_a_failure_puts_back_what_was_there(
     stage, tmp_path, torture, damage
@@ -162,10 +158,9 @@ def test_what_a_kill_between_two_renames_left_aside_is_put_back_by_the_next_repa
 def test_a_repair_by_other_versions_that_ends_at_any_call_is_completed_by_the_next(
     stage, tmp_path, torture, damage
 ):
-    def other_versions() -> None:
-        repair_run.versions_in_force = lambda: {"sa1bpack": "9.9"}
-
+    other_versions = partial(prefer_other_decoder, tmp_path / "other")
     repair = Repair(stage, tmp_path, damage, prepare=other_versions)
     assert repair.run()[0] == 0
     repair.expected = contents(repair.root)
+    assert repair.expected != stage.expected
     repair.end_at_any_call(torture, ["killed"], 2, 80)
