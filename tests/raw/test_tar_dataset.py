@@ -85,10 +85,14 @@ def test_one_bad_image_is_named_and_loses_no_other(source, kind):
     assert ds.metadata(bad).masks == 4  # its record can be used
 
 
-def test_info_is_of_the_record_and_decodes_no_pixels(source, monkeypatch):
-    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS, max_masks=3, min_area=100)
+def test_info_is_of_the_record_and_decodes_no_pixels(source, found_members, tmp_path):
+    more = {"options": OPTIONS, "max_masks": 3, "min_area": 100}
+    ds = sa1bpack.TarDataset(source("tar"), **more)
     samples = {index: ds[index] for index in _good(ds)}
-    monkeypatch.setattr("sa1bpack.raw.decoding.attempt", lambda *_: pytest.fail("decoded"))
+    blank = {name: data if "json" in name else b"none" for name, data in found_members.items()}
+    (tmp_path / "blank").mkdir()
+    tar = write_tar(tmp_path / "blank/sa_000007.tar", blank, compress=False)
+    ds = sa1bpack.TarDataset(tar, **more)
     for index, sample in samples.items():
         info = ds.metadata(index)
         assert (info.index, info.image_id) == (index, sample["image_id"])
@@ -189,9 +193,8 @@ def test_a_name_with_another_id_than_its_record_is_not_taken_for_it(tmp_path):
 
 
 @pytest.mark.parametrize("make", [sa1bpack.TarDataset, sa1bpack.IterableTarDataset])
-def test_it_is_refused_where_a_pack_is_expected_before_it_is_decoded(source, make, monkeypatch):
-    monkeypatch.setattr("sa1bpack.raw.decoding.attempt", lambda *_: pytest.fail("decoded"))
-    ds = make(source("tar"), options=OPTIONS)
+def test_it_is_refused_where_a_pack_is_expected_before_it_is_decoded(source, make):
+    ds = make(source("tar"), options=OPTIONS, transform=lambda _: pytest.fail("decoded"))
     for use in (sa1bpack.open, sa1bpack.show, RawDataset):
         with pytest.raises(OptionError, match="TarDataset of 1 source") as raised:
             use(ds)

@@ -11,8 +11,12 @@ from sa1bpack.urls import parse_address
 SIGNED = "https://cdn.example.org/m1/An9f.tar?_nc_ohc=SECRET&oh=SECRET&oe=66#SECRET"
 
 
-def open_pack(_, url: str):
+def open_pack(url: str):
     return sa1bpack.open(url, cache_dir="cache")
+
+
+def read_tar(url: str):
+    return sa1bpack.estimate(url, "out")
 
 
 @pytest.mark.parametrize("name", [None, "sa_000000.tar"])
@@ -37,16 +41,17 @@ def test_the_key_of_an_address_is_as_it_is_written_and_its_name_is_that_of_a_fil
 @pytest.mark.parametrize(
     ("read", "url", "fault"),
     [
-        (parse_address, "https://host?next=https://a@b/SECRET", "'https://host': .* no file"),
-        (parse_address, "https:///a.tar?SECRET", "names no host"),
-        (parse_address, "https://host:SECRET/a.tar?SECRET", "names no host"),
-        (parse_address, "s3:///SECRET", "names no bucket"),
-        (parse_address, "https://host/?SECRET", "names no file"),
-        (parse_address, "https://host", "names no file"),
-        (parse_address, "https://host/a/%2F?SECRET#SECRET", "names no file"),
-        (parse_address, "https://me:SECRET@host/a.tar", "with a user name before the host"),
-        (parse_address, "https://host/a.tar?SECRET\r\nX: y", "white space or a control character"),
-        (parse_address, "https://host/a b.tar?SECRET", "white space or a control character"),
+        (read_tar, "https://host?next=https://a@b/SECRET", "'https://host': .* no file"),
+        (read_tar, "https:///a.tar?SECRET", "names no host"),
+        (read_tar, "https://host:SECRET/a.tar?SECRET", "names no host"),
+        (read_tar, "s3:///SECRET", "names no bucket"),
+        (read_tar, "GS:///a", "names no bucket"),
+        (read_tar, "https://host/?SECRET", "names no file"),
+        (read_tar, "https://host", "names no file"),
+        (read_tar, "https://host/a/%2F?SECRET#SECRET", "names no file"),
+        (read_tar, "https://me:SECRET@host/a.tar", "with a user name before the host"),
+        (read_tar, "https://host/a.tar?SECRET\r\nX: y", "white space or a control character"),
+        (read_tar, "https://host/a b.tar?SECRET", "white space or a control character"),
         (open_pack, "s3://bucket/one?X-Amz-Signature=SECRET", "with a query or a fragment"),
         (open_pack, "s3://bucket#SECRET", "with a query or a fragment"),
         (open_pack, "s3://key:SECRET@bucket/one", "with a user name before the bucket"),
@@ -54,7 +59,7 @@ def test_the_key_of_an_address_is_as_it_is_written_and_its_name_is_that_of_a_fil
 )
 def test_a_url_that_cannot_be_read_is_refused_without_its_secrets(read, url, fault):
     with pytest.raises(OptionError, match=f"^(source|path) is .*{fault}") as caught:
-        read("source", url)
+        read(url)
     if "names no" not in fault:
         assert "SECRET" not in str(caught.value)
     assert "?" not in str(caught.value)
