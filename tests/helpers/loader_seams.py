@@ -6,11 +6,13 @@ tests knows these inner parts of a Loader.
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from sa1bpack.loading import devices, iteration, loader
+from sa1bpack.loading import devices, iteration, loader, located_batch
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool
 from sa1bpack.loading.located_batch import LocatedBatch, SampleReader
 
@@ -58,6 +60,11 @@ def around_takes(monkeypatch, call: Callable[..., object]) -> None:
     """A consumer calls this in place of taking the next batch: take, timeout, what threads do."""
     take = BatchQueue.take
     monkeypatch.setattr(BatchQueue, "take", lambda queue, *given: call(take.__get__(queue), *given))
+
+
+def nothing_told() -> AbstractContextManager:
+    """The system tells this process of no file whether it is in memory."""
+    return patch.object(located_batch, "tells_what_is_in_memory", lambda path, file: False)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import itertools
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,11 +15,11 @@ from batches import clone
 from commands import python
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
 from hostile_reading import masks_of
+from loader_seams import nothing_told
 from page_cache import why_not_direct
 
 import sa1bpack
 from sa1bpack import FormatError, ReadError
-from sa1bpack.loading import located_batch as reading
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 LAYOUT_NAMES = ("padded", "concat", "padded_bits", "concat_bits")
@@ -48,7 +47,7 @@ def not_asked(io: str):
     """With "direct", what is in memory is not asked, so that all of it is read from the disk."""
     if io == "cached":
         return nullcontext()
-    return patch.object(reading, "tells_what_is_in_memory", lambda path, file: False)
+    return nothing_told()
 
 
 def load_everything(

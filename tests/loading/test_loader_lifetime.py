@@ -162,6 +162,23 @@ print("end", flush=True)
     assert run(script, packed.root).startswith("end\n")
 
 
+def test_the_garbage_collector_may_free_batches_and_iterations_at_any_point(packed):
+    """Also while a thread has the lock of the buffers: it collects at almost every allocation."""
+    script = """
+import gc
+gc.set_threshold(1)
+loader = Loader(ds, 1, threads=2, prefetch=1, timeout=30)
+for _ in range(60):
+    iterator = iter(loader)
+    cycle = [iterator, next(iterator), next(iterator)]
+    cycle.append(cycle)
+    del iterator, cycle
+gc.set_threshold(700)
+print(sum(len(batch["images"]) for batch in loader))
+"""
+    assert run(script, packed.root) == "12\n"
+
+
 def test_a_forked_child_gets_an_error_or_threads_of_its_own(packed):
     script = """
 import warnings

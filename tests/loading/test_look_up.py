@@ -4,23 +4,29 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.format.layout import Layout, image_nbytes
-from sa1bpack.loading.locator import Stored, look_up, run_spans
+from sa1bpack.loading import locator as kernel
 
 SIDE, SAMPLES, MASKS_EACH, RUNS_EACH = 20, 6, 3, 4
 MASKS, RUNS = SAMPLES * MASKS_EACH, SAMPLES * MASKS_EACH * RUNS_EACH
 EXTREMES = [-(2**63), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**62, 2**63 - 1]
 
 
+def image_nbytes(pixels: str, height, width):
+    """Bytes of a native image, as docs/format.md has them."""
+    if pixels == "rgb":
+        return height * width * 3
+    return height * width + 2 * ((height + 1) // 2) * ((width + 1) // 2)
+
+
 class Arrays:
     """The small arrays of a made-up shard of native images, as `look_up` takes them."""
 
     def __init__(self, pixels: str = "rgb"):
-        self.layout = Layout(SIDE, 8, fit="native", pixels=pixels)
+        self.pixels = pixels
         rng = np.random.default_rng(3)
         self.sizes = rng.integers(1, SIDE + 1, (SAMPLES, 4), np.int32)
         height, width = self.sizes[:, 2].astype(np.int64), self.sizes[:, 3].astype(np.int64)
-        nbytes = image_nbytes(self.layout, height, width)
+        nbytes = image_nbytes(self.pixels, height, width)
         self.image_edges = np.concatenate([[0], np.cumsum(nbytes)])
         self.image_bytes = int(self.image_edges[-1])
         self.mask_edges = np.arange(SAMPLES + 1) * MASKS_EACH
@@ -37,8 +43,8 @@ class Arrays:
         first, stop = self.mask_edges[:-1].copy(), self.mask_edges[1:].copy()
         sizes, spans = np.zeros((SAMPLES, 4), np.int32), np.zeros((SAMPLES, 2), np.int64)
         fine = np.empty(SAMPLES, np.bool_)
-        stored = Stored(0, 3 if self.layout.pixels == "rgb" else 0, SIDE, with_runs)
-        look_up(self.table(), np.arange(SAMPLES), first, stop, stored, sizes, spans, fine)
+        stored = kernel.Stored(0, 3 if self.pixels == "rgb" else 0, SIDE, with_runs)
+        kernel.look_up(self.table(), np.arange(SAMPLES), first, stop, stored, sizes, spans, fine)
         return fine, sizes, spans
 
     def expected(self, k: int, with_runs: bool) -> bool:
@@ -50,7 +56,7 @@ class Arrays:
         if min(size) < 1 or max(size[2:]) > SIDE:
             return False
         begin, end = self.image_edges[k : k + 2].tolist()
-        right = end - begin == image_nbytes(self.layout, size[2], size[3])
+        right = end - begin == image_nbytes(self.pixels, size[2], size[3])
         edges = self.run_offset[first : stop + 1].tolist()
         within = edges[0] >= 0 and edges[-1] <= RUNS and edges == sorted(edges)
         return begin >= 0 and end <= self.image_bytes and right and (within or not with_runs)
@@ -84,7 +90,7 @@ def test_spans_of_runs_are_within_their_array_or_known_to_be_wrong(changes, data
     mask_rows = np.array(data.draw(st.lists(st.integers(0, MASKS - 1), max_size=9)), np.int64)
     spans = np.zeros((len(mask_rows), 2), np.int64)
     cut = data.draw(st.integers(0, len(mask_rows)))
-    run_spans(arrays.table(2), np.array([0, cut, len(mask_rows)]), mask_rows, spans)
+    kernel.run_spans(arrays.table(2), np.array([0, cut, len(mask_rows)]), mask_rows, spans)
     for row, span in zip(mask_rows.tolist(), spans.tolist(), strict=True):
         begin, end = arrays.run_offset[row : row + 2].tolist()
         assert span == ([begin, end] if 0 <= begin <= end <= RUNS else [-1, -1])

@@ -6,14 +6,13 @@ import threading
 
 import pytest
 from batches import BOTH
+from loader_seams import after_reads
 from reading_packs import write_pack
+from shard_openings import around  # noqa: F401 - a fixture
 
 from sa1bpack import Loader
 from sa1bpack import open as open_pack
-from sa1bpack.dataset.pack import PackFolder
 from sa1bpack.errors import ResourceShortage
-from sa1bpack.loading import located_batch
-from sa1bpack.loading.batch import load_samples as kernel
 
 
 @pytest.fixture
@@ -22,18 +21,16 @@ def root(tmp_path):
     return tmp_path / "pack"
 
 
-def test_batches_come_out_while_the_next_shards_are_being_opened(root, monkeypatch):
+def test_batches_come_out_while_the_next_shards_are_being_opened(root, around):  # noqa: F811
     """The first batch is planned alone; opening the shards of the next ones hangs."""
     opened, hangs = threading.Event(), threading.Event()
-    real = PackFolder.open_shard
 
-    def slow(folder, number):
-        if number:
+    def slow(folder):
+        if folder.name != "sa_000000-000":
             hangs.set()
             assert opened.wait(60)
-        return real(folder, number)
 
-    monkeypatch.setattr(PackFolder, "open_shard", slow)
+    around(slow)
     with Loader(open_pack(root), 2, threads=2) as loader:
         batches = iter(loader)
         try:
@@ -47,30 +44,28 @@ def test_batches_come_out_while_the_next_shards_are_being_opened(root, monkeypat
 
 
 def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
-    """Those of the first shard open when others have been opened."""
-    others, real = threading.Event(), located_batch.ShardFiles
+    """Those of the first shard open when others have been opened; all are mapped already."""
+    ds, others, real = open_pack(root), threading.Event(), os.open
+    assert len([sample["image"] for sample in ds]) == 12
 
-    def slow(files, direct):
-        if "/sa_000000" in str(files[0]):
+    def slow(path, *rest, **options):
+        if "/image/c" in str(path):
+            if "/sa_000000" not in str(path):
+                others.set()
             assert others.wait(60)
-        else:
-            others.set()
-        return real(files, direct)
+        return real(path, *rest, **options)
 
-    monkeypatch.setattr(located_batch, "ShardFiles", slow)
-    with Loader(open_pack(root), 2, threads=2) as loader:
+    monkeypatch.setattr(os, "open", slow)
+    with Loader(ds, 2, threads=2) as loader:
         assert [len(batch["images"]) for batch in loader] == [2] * 6
 
 
 def test_missing_memory_for_a_read_drops_no_sample(root, monkeypatch):
-    real = kernel.load_samples
-
-    def refused(means, samples, place, first, stop):
-        place.status[first:stop] = errno.ENOMEM
-        return real(means, samples, place, stop, stop)
+    def refused(samples, dest, first, stop):
+        dest.status[first:stop] = errno.ENOMEM
 
     with Loader(open_pack(root), 2, on_error="drop", max_dropped=1) as loader:
-        monkeypatch.setattr(kernel, "load_samples", refused)
+        after_reads(monkeypatch, refused)
         with pytest.raises(ResourceShortage, match=r"image/.*refuses memory"):
             next(iter(loader))
         assert loader.dropped == []

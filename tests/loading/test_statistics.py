@@ -11,7 +11,7 @@ from page_cache import drop
 
 from sa1bpack import Loader, LoaderError, LoadingStats
 from sa1bpack import open as open_pack
-from sa1bpack.loading.stats import BusyTime, EpochCounts, Read
+from sa1bpack.loading.stats import EpochCounts, Read
 
 
 class Clock(SimpleNamespace):
@@ -31,10 +31,12 @@ def test_busy_time_is_that_of_the_union_of_spans_in_any_order():
     covered = np.zeros(11_000, bool)
     for begin, end in spans:
         covered[begin:end] = True
-    busy = BusyTime()
+    counts = EpochCounts(0, 0.0, clock=Clock(now=11_000.0))
+    counts.reads_known = True
     for first in range(0, 300, 7):
-        busy.add(spans[first : first + 7])
-    assert busy.seconds == covered.sum()
+        reads = [Read(*span, 0, 1, 0, 0) for span in spans[first : first + 7]]
+        counts.worked("copy", 0.0, reads)
+    assert counts.stats().disk_seconds == covered.sum()
 
 
 # ----------------------------------------------------------------------------------------- counts
