@@ -9,13 +9,12 @@ import pytest
 from forked import forked_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_cache import BLOCK, aligned
 
 from sa1bpack.disk import aio
-from sa1bpack.disk.aio import CUT_SHORT, DEPTH, Context
-from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned, open_direct
 from sa1bpack.errors import ResourceShortage
-from sa1bpack.kernels import njit
 
+DEPTH = 64  # requests that one call may have in the queue
 SIZE = 75 * BLOCK + 1234  # of the file: it does not end with a block
 
 
@@ -28,14 +27,14 @@ def path(direct_folder):
 
 @pytest.fixture(scope="module")
 def file(path):
-    descriptor = open_direct(str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     yield descriptor
     os.close(descriptor)
 
 
 @pytest.fixture(scope="module")
 def context():
-    context = Context()
+    context = aio.Context()
     yield context
     context.close()
 
@@ -53,7 +52,7 @@ def requests_of(file: int, spans):
     return np.array(requests, np.int64).reshape(-1, aio.REQUEST_COLUMNS), views
 
 
-def check(context: Context, file: int, path, spans) -> None:
+def check(context: aio.Context, file: int, path, spans) -> None:
     requests, views = requests_of(file, spans)
     assert context.read(requests).tolist() == [0] * len(spans)
     content = path.read_bytes()
@@ -84,12 +83,12 @@ def test_more_requests_than_fit_in_the_queue_are_all_read(context, file, path):
 @pytest.mark.parametrize("left", [0, 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 5])
 def test_a_file_that_ends_too_early_is_cut_short(context, direct_folder, left):
     (direct_folder / "short").write_bytes(bytes([1]) * left)
-    file = open_direct(str(direct_folder / "short"))
+    file = os.open(direct_folder / "short", os.O_RDONLY | os.O_DIRECT)
     spans = [(left, left + 1), (0, left + 1), (20 * BLOCK, 21 * BLOCK)]
     if left:
         spans.append((0, left))
     requests, views = requests_of(file, spans)
-    assert context.read(requests).tolist() == [CUT_SHORT] * 3 + [0] * (left > 0)
+    assert context.read(requests).tolist() == [aio.CUT_SHORT] * 3 + [0] * (left > 0)
     assert [view.tobytes() for view in views[3:]] == [bytes([1]) * left] * (left > 0)
     os.close(file)
 
@@ -113,8 +112,8 @@ def variant(**changes):
     """`read_all`, compiled with other values of the module's constants."""
     found = {**vars(aio), **changes}
     if "MAX_READ_BYTES" in changes:
-        found["fill_block"] = njit()(FunctionType(aio.fill_block.py_func.__code__, found))
-    return njit()(FunctionType(aio.read_all.py_func.__code__, found))
+        found["fill_block"] = aio.njit(FunctionType(aio.fill_block.py_func.__code__, found))
+    return aio.njit(FunctionType(aio.read_all.py_func.__code__, found))
 
 
 def test_a_request_beyond_the_limit_of_a_read_takes_several(context, file, path, monkeypatch):
@@ -125,7 +124,7 @@ def test_a_request_beyond_the_limit_of_a_read_takes_several(context, file, path,
 
 def test_a_queue_that_cannot_be_waited_for_is_an_error_and_can_be_closed(file, monkeypatch):
     monkeypatch.setattr(aio, "read_all", variant(GET_EVENTS=100_000))  # no such system call
-    broken = Context()
+    broken = aio.Context()
     requests, (view,) = requests_of(file, [(0, SIZE)])
     with pytest.raises(OSError) as found:
         broken.read(requests)
@@ -139,7 +138,7 @@ def test_a_queue_that_cannot_be_waited_for_is_an_error_and_can_be_closed(file, m
 
 def test_a_forked_child_makes_its_own_contexts(file, path):
     inherited = aio.CONTEXTS.take()
-    kept = Context()
+    kept = aio.Context()
     aio.CONTEXTS.append(inherited)
     with forked_child() as child:
         if child == 0:
@@ -158,12 +157,3 @@ def test_when_all_contexts_of_the_system_are_taken_the_error_names_limit_and_rem
     monkeypatch.setattr(aio, "set_up", lambda depth: -errno.EAGAIN)
     with pytest.raises(ResourceShortage, match=r"fs\.aio-max-nr = \d+\. .*io='cached'.*sysctl -w"):
         aio.Contexts().take()
-
-
-@given(st.integers(0, 3 * BLOCK) | st.integers(HUGE_PAGE - 9, 2 * HUGE_PAGE + 9))
-def test_aligned_memory_has_the_size_asked_for(nbytes):
-    memory = aligned(nbytes)
-    assert memory.shape == (nbytes,) and memory.dtype == np.uint8
-    assert nbytes == 0 or memory.ctypes.data % BLOCK == 0
-    assert nbytes < HUGE_PAGE or memory.ctypes.data % HUGE_PAGE == 0
-    memory[-1:] = 1  # its last byte is there

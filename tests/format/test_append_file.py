@@ -1,6 +1,7 @@
 """An appended file: every byte is in its place, through the page cache or past it."""
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -9,14 +10,16 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from page_cache import BLOCK, aligned
 from system import failing
 
-from sa1bpack.disk.direct import BLOCK, aligned
-from sa1bpack.format import shard_writer
-from sa1bpack.format.shard_writer import HOLE_BYTES, STAGE_BYTES, AppendFile
+from sa1bpack.format.shard_writer import AppendFile
+
+# Zeros from here on are a hole; smaller appends are gathered.
+HOLE_BYTES, STAGE_BYTES = 4 * BLOCK, 64 * BLOCK
 
 EDGES = [0, 1, BLOCK, HOLE_BYTES, STAGE_BYTES, 2 * STAGE_BYTES + BLOCK]
-pwrite = os.pwrite
+pwrite, real_fcntl = os.pwrite, fcntl.fcntl
 lengths = st.builds(
     lambda edge, more: max(0, edge + more), st.sampled_from(EDGES), st.integers(-3, 3)
 )
@@ -31,10 +34,17 @@ def noise(nbytes: int, at_block: bool = True) -> np.ndarray:
     return data
 
 
+def without_direct(fd: int, call: int, flags: int = 0) -> int:
+    """As fcntl of a file system that does not know O_DIRECT."""
+    if call == fcntl.F_SETFL and flags & os.O_DIRECT:
+        raise OSError(errno.EINVAL, "Invalid argument")
+    return real_fcntl(fd, call, flags)
+
+
 @pytest.fixture(params=["as the file system does it", "through the page cache"])
 def path(request, tmp_path, monkeypatch) -> Path:
     if request.param == "through the page cache":
-        monkeypatch.setattr(shard_writer, "set_direct", lambda fd, on: False)
+        monkeypatch.setattr(fcntl, "fcntl", without_direct)
     return tmp_path / "file"
 
 
@@ -96,13 +106,12 @@ def test_long_zeros_are_a_hole_and_short_ones_are_not(tmp_path):
 
 def test_a_disk_with_larger_blocks_is_written_through_the_page_cache(tmp_path, monkeypatch):
     refused = []
-    set_direct, pwrite = shard_writer.set_direct, os.pwrite
     direct = {}
 
-    def setting(fd, on):
-        set_direct(fd, False)
-        direct[fd] = on
-        return on
+    def setting(fd, call, flags=0):
+        if call == fcntl.F_SETFL:
+            direct[fd], flags = flags & os.O_DIRECT, flags & ~os.O_DIRECT
+        return real_fcntl(fd, call, flags)
 
     def picky(fd, data, offset):
         if direct[fd]:
@@ -110,7 +119,7 @@ def test_a_disk_with_larger_blocks_is_written_through_the_page_cache(tmp_path, m
             raise OSError(errno.EINVAL, "Invalid argument")
         return pwrite(fd, data, offset)
 
-    monkeypatch.setattr(shard_writer, "set_direct", setting)
+    monkeypatch.setattr(fcntl, "fcntl", setting)
     monkeypatch.setattr(os, "pwrite", picky)
     data = noise(2 * STAGE_BYTES)
     file = AppendFile(tmp_path / "file")

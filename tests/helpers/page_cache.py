@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 
 from sa1bpack.disk.aio import CONTEXTS
-from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 
+BLOCK = 4096  # what is read past the page cache is of whole blocks, and so is its memory
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """New memory, uint8 (nbytes,), that begins at a block boundary."""
+    return np.frombuffer(mmap.mmap(-1, max(1, nbytes)), np.uint8)[:nbytes]
 
 
 def resident(path: Path) -> np.ndarray:
@@ -55,7 +60,7 @@ def why_not_direct(folder: Path) -> str | None:
     probe.write_bytes(bytes(BLOCK))
     file = None
     try:
-        file = open_direct(str(probe))
+        file = os.open(probe, os.O_RDONLY | os.O_DIRECT)
         context, memory = CONTEXTS.take(), aligned(BLOCK)
         [code] = context.read(np.array([[file, 0, BLOCK, memory.ctypes.data, BLOCK]])).tolist()
         CONTEXTS.append(context)

@@ -20,9 +20,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from allocations import cut, piece
+from page_cache import aligned
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from sa1bpack.disk.direct import aligned
 
 ASSERTED = "CUDA error: device-side assert triggered"
 
