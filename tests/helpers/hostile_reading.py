@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from guard_pages import guard_maps
 from hostile_packs import LAYOUTS, ROWS, SHARD, Found, Hostile, metadata, targets
+from reading_packs import MASK_ARRAYS, SAMPLE_ARRAYS
 
 from sa1bpack import Dataset, FormatError, ReadError
 from sa1bpack import open as open_pack
-from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS, SAMPLE_COLUMNS
 from sa1bpack.masks import rasterize
-from sa1bpack.pixels.yuv420 import yuv420_to_rgb
+from sa1bpack.pixels import yuv420_to_rgb
 
 SPECS = {
     "pad": (
@@ -30,6 +30,14 @@ SPECS = {
         {"pixels": "stored", "coordinates": "stored"},
     ),
     "squash": ({}, {"mask_format": "bool"}, {"coordinates": "stored"}),
+}  # fmt: skip
+
+
+# Array of a shard → key of a sample.
+NUMBERS = {
+    "bbox": "bboxes", "area": "areas", "predicted_iou": "predicted_ious",
+    "stability_score": "stability_scores", "point_coords": "point_coords",
+    "crop_box": "crop_boxes", "annotation_id": "annotation_ids",
 }  # fmt: skip
 
 
@@ -80,11 +88,13 @@ def check_sample(ds: Dataset, sample: dict, stored: dict[str, np.ndarray]) -> No
     scale = np.ones(2)
     if ds.options.coordinates == "stored":
         scale = size[[3, 2]] / size[[1, 0]]
-    for field in NUMBER_FIELDS:
+    for array, key in NUMBERS.items():
         with np.errstate(all="ignore"):
-            factor = np.tile(scale, field.columns // 2) if field.scaled else 1
-            expected = stored[field.array] * factor
-        np.testing.assert_array_equal(sample[field.sample], expected)
+            scaled = array in ("bbox", "point_coords", "crop_box")
+            expected = stored[array] * (
+                np.tile(scale, stored[array].shape[1] // 2) if scaled else 1
+            )
+        np.testing.assert_array_equal(sample[key], expected)
     np.testing.assert_array_equal(sample["image"], _image(ds, stored))
     if ds.spec.masks.source == "runs":
         np.testing.assert_array_equal(sample["run_ends"], stored["run_ends"])
@@ -135,11 +145,11 @@ def _read_columns(ds: Dataset, found: Found) -> None:
         "image_id": lambda: found.index["image_id"],
         "file_name": lambda: found.column("file_name").view("S64")[:, 0],
     }
-    for name in SAMPLE_COLUMNS:
+    for name in (*SAMPLE_ARRAYS, "mask_count"):
         if (column := tried(ds.column, name)) is not None:
             expected = other[name]() if name in other else found.column(name)
             np.testing.assert_array_equal(column, expected)
-    for name in MASK_COLUMNS:
+    for name in MASK_ARRAYS:
         if (column := tried(ds.mask_column, name)) is not None:
             np.testing.assert_array_equal(column, found.column(name))
         for how in ("sum", "max", "min"):

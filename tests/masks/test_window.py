@@ -11,7 +11,6 @@ from made_runs import flat_runs
 from mask_oracle import joined, records, runs_of
 
 from sa1bpack.masks import draw_window, parse_counts, rasterize, unpack_bits, window_map
-from sa1bpack.masks.window import check_maps
 
 SAMPLINGS = ("area", "center")
 
@@ -110,8 +109,8 @@ def test_any_rotation_and_shear_equals_the_sampled_reference(scene, turn, x, y):
     masks, size = scene
     height, width = masks[0].shape
     affine = np.array([[turn[0], turn[1] + 1 / 64, x], [turn[2], turn[3], y]])
-    if check_maps(affine[None], size)[0]:  # upright after all
-        affine[0, 1] += 1
+    if abs(affine[0, 1]) * size[0] < 0.01 and abs(affine[1, 0]) * size[1] < 0.01:
+        affine[0, 1] += 1  # upright after all: this has other rules
     for sampling, points in (("area", 4), ("center", 1)):
         bits = draw_window(*runs_of(masks), height, width, affine, size, sampling)
         for mask, found in zip(masks, unpack_bits(bits, size[1]), strict=True):
