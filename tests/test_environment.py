@@ -1,13 +1,13 @@
 """What is reported of the environment is what is really in use."""
 
 import hashlib
-import json
 import os
 import sys
 from pathlib import Path
 
 import PIL
 import pytest
+import setup_pillow
 from commands import command, python  # noqa: F401 - a fixture
 from PIL import Image
 
@@ -74,13 +74,12 @@ def test_a_pil_that_replaced_the_one_of_set_up_is_reported(tmp_path, monkeypatch
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert "not by `make setup`" in described()["PIL set-up"]
     core = hashlib.sha256(Path(Image.core.__file__).read_bytes()).hexdigest()
-    record = {"package": "pillow-simd", "version": PIL.__version__, "core_sha256": core,
-              "simd": "AVX2", "reason": ""}  # fmt: skip
-    (tmp_path / "sa1bpack-pil.json").write_text(json.dumps(record))
+    record = setup_pillow.Pil("pillow-simd", PIL.__version__, core, "AVX2", "")
+    setup_pillow.write_pil_record(record)
     assert described()["PIL set-up"].strip() == "unchanged since `make setup`"
     assert "compiled for AVX2" in described()["resizer"]
-    other = record | {"version": "12.1.1.post0", "core_sha256": "00"}
-    (tmp_path / "sa1bpack-pil.json").write_text(json.dumps(other))
+    other = setup_pillow.Pil("pillow-simd", "12.1.1.post0", "00", "AVX2", "")
+    setup_pillow.write_pil_record(other)
     assert "CHANGED: set-up installed pillow-simd 12.1.1.post0" in described()["PIL set-up"]
     assert "compiled for" not in described()["resizer"]
     for text in ("", "{", "[]", '{"package": "pillow"}'):  # half-written or foreign

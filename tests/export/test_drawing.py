@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.export.drawing import as_tree, drawn, fitted, plain
+from sa1bpack.export.drawing import as_tree, drawn, fitted
 from sa1bpack.export.subject import Subject
 from sa1bpack.masks import pack_bits
 
@@ -29,6 +29,11 @@ def subject(
         "bboxes": np.full((count, 4), np.nan), "point_coords": np.full((count, 2), NOWHERE),
     }  # fmt: skip
     return Subject(sample | changed, count, fit=fit)
+
+
+def plain(sample: Subject, height: int, width: int):
+    """The picture without masks, boxes and points."""
+    return drawn(subject(np.zeros((0, 16, 16), bool), sample.rgb.shape[:2]), height, width)
 
 
 def colour_of(number: int, count: int) -> np.ndarray:
