@@ -134,8 +134,8 @@ def kernel_file(kernel: Dispatcher, signature, codegen) -> Path | None:
 # ---------------------------------------------------------------------- what code is compiled from
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:20]
 
 
 @cache

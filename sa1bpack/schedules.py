@@ -159,7 +159,8 @@ class Steps(Schedule):
 class _Curve(Schedule):
     """Whole numbers from `first` to `last` over some epochs or steps.
 
-    A curve has `_share`: of float64 (n,) parts of its length, how much of the change has happened.
+    A curve has `_share`: of float64 (n,) fractions of its length, how much of the change has
+    happened.
     """
 
     def __init__(
@@ -204,8 +205,8 @@ class Linear(_Curve):
         [20, 30, 100, 100]
     """
 
-    def _share(self, part: np.ndarray) -> np.ndarray:
-        return part
+    def _share(self, passed: np.ndarray) -> np.ndarray:
+        return passed
 
 
 class Cosine(_Curve):
@@ -217,8 +218,8 @@ class Cosine(_Curve):
         [20, 23, 60, 100]
     """
 
-    def _share(self, part: np.ndarray) -> np.ndarray:
-        return (1 - np.cos(np.pi * part)) / 2
+    def _share(self, passed: np.ndarray) -> np.ndarray:
+        return (1 - np.cos(np.pi * passed)) / 2
 
 
 @checks_options

@@ -207,7 +207,7 @@ class _TorchEpoch:
 def _nbytes(value: Any) -> int:
     """Bytes of a tensor, or of the tensors of runs; what a transform has added may be neither."""
     if isinstance(value, RunBatch):
-        return sum(_nbytes(part) for part in vars(value).values())
+        return sum(_nbytes(each) for each in vars(value).values())
     return value.nbytes if isinstance(value, torch.Tensor) else 0
 
 

@@ -114,11 +114,11 @@ class DataModule(LightningDataModule):
         size = None if self.batch_size is None else _last("batch_size", self.batch_size)
         return self._loader("val", self.val, size, self._val_options)
 
-    def _loader(self, part: str, ds: Dataset, size: Any, options: dict[str, Any]) -> Loader:
-        if part not in self._loaders:
+    def _loader(self, split: str, ds: Dataset, size: Any, options: dict[str, Any]) -> Loader:
+        if split not in self._loaders:
             device = "cpu" if self.trainer is None else str(self.trainer.strategy.root_device)
-            self._loaders[part] = Loader(ds, size, **{"device": device, **options})
-        return self._loaders[part]
+            self._loaders[split] = Loader(ds, size, **{"device": device, **options})
+        return self._loaders[split]
 
     def teardown(self, stage: str | None = None) -> None:
         """End the threads of the loaders and release their memory."""

@@ -232,10 +232,10 @@ class Dataset(MapStyle, Pictured):
         try:
             row = self._row(index)
         except TypeError:
-            return self._part(index)
+            return self._selected(index)
         return read_sample(self.pack, row, self.options, self.spec)
 
-    def _part(self, selection: Any) -> "Dataset":
+    def _selected(self, selection: Any) -> "Dataset":
         return self._over(take(self._rows, selection))
 
     def _over(self, rows: Rows) -> "Dataset":
@@ -325,7 +325,7 @@ class Dataset(MapStyle, Pictured):
             OptionError: a condition that is none of these.
             IndexError: an array of another length.
         """
-        return self._part(select.flags(condition, self.columns(), len(self)))
+        return self._selected(select.flags(condition, self.columns(), len(self)))
 
     def split(self, *, val_fraction: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
         """Two parts, for training and validation: `train, val = ds.split(val_fraction=0.01)`.
@@ -347,21 +347,21 @@ class Dataset(MapStyle, Pictured):
                 "would be in the validation part, and a part must not be empty: choose another "
                 "share, or another seed"
             )
-        return self._part(~inside), self._part(inside)
+        return self._selected(~inside), self._selected(inside)
 
-    def fraction(self, part: float, *, seed: int = 0) -> "Dataset":
-        """A random part of the samples, in the same order, by a hash of the image id as in `split`.
+    def fraction(self, fraction: float, *, seed: int = 0) -> "Dataset":
+        """A random fraction of the samples, in order, by a hash of the image id as in `split`.
 
         Args:
-            part: fraction of the samples, 0 to 1, as an expectation; a larger part contains a
-                smaller one.
+            fraction: fraction of the samples, 0 to 1, as an expectation; what a larger one selects
+                contains what a smaller one does.
             seed: seed of the choice, 0 to 2**64 - 1, which is independent of that of `split` with
                 the same seed.
 
         Raises:
             OptionError: a value is out of range.
         """
-        return self._part(self._below("fraction", part, seed, select.FRACTION))
+        return self._selected(self._below("fraction", fraction, seed, select.FRACTION))
 
     def _below(self, name: str, value: float, seed: int, use: int) -> np.ndarray:
         return select.below(self.pack.image_ids(self._rows), number(name, value, 0, 1), seed, use)
@@ -421,8 +421,8 @@ class Dataset(MapStyle, Pictured):
         if name == "image_id":
             return self.pack.image_ids(self._rows)
         out = select.empty_column(self.pack, name, len(self))
-        for part in self.columns():
-            out[part.positions] = part[name] if reduce is None else part.reduced(name, reduce)
+        for each in self.columns():
+            out[each.positions] = each[name] if reduce is None else each.reduced(name, reduce)
         return out
 
     def mask_column(self, name: str) -> np.ndarray:
@@ -441,8 +441,8 @@ class Dataset(MapStyle, Pictured):
         select.check_column(name, "mask", self.pack)
         offsets = self.mask_offsets
         out = select.empty_column(self.pack, name, int(offsets[-1]))
-        for part in self.columns():
-            out[expanded(offsets[:-1][part.positions], part["mask_offset"])] = part[name]
+        for each in self.columns():
+            out[expanded(offsets[:-1][each.positions], each["mask_offset"])] = each[name]
         return out
 
     @functools.cached_property
@@ -455,8 +455,8 @@ class Dataset(MapStyle, Pictured):
         if self.options.rule is None:
             return self.pack.mask_offsets(self._rows)
         counts = np.empty(len(self), np.int64)
-        for part in self.columns():
-            counts[part.positions] = part["mask_count"]
+        for each in self.columns():
+            counts[each.positions] = each["mask_count"]
         return offsets_of(counts)
 
     @property
@@ -472,12 +472,12 @@ class Dataset(MapStyle, Pictured):
         rows = self._rows
         if isinstance(rows, range):
             edges = shard_bounds(self.pack.first_row, rows).tolist()
-            parts = [slice(first, stop) for first, stop in pairwise(edges)]
+            shards = [slice(first, stop) for first, stop in pairwise(edges)]
         else:
             numbers = self.pack.shard_numbers(rows)
             order = np.argsort(numbers, kind="stable")
-            parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-        for positions in parts:
+            shards = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+        for positions in shards:
             yield Columns(self.pack, positions, rows[positions], self.options)
 
     # --------------------------------------------------------------------------------- where it is
@@ -582,14 +582,14 @@ class Dataset(MapStyle, Pictured):
 
     def __repr__(self) -> str:
         whole, rule = self.manifest.samples, self.options.rule
-        part = "" if len(self) == whole else f"{len(self):,} of "
+        share = "" if len(self) == whole else f"{len(self):,} of "
         count = "" if rule is None else f", masks with {rule.as_text()}"
         if rule is None or "mask_offsets" in vars(self):  # else all shards are read for it
             with suppress(FormatError):  # of a damaged index
                 count = f", {counted(int(self.mask_offsets[-1]), 'mask')}{count}"
         state = "" if self.manifest.complete else ", pack not complete"
         return (
-            f"<Dataset {self.pack.name}: {part}{counted(whole, 'sample')}{count}, "
+            f"<Dataset {self.pack.name}: {share}{counted(whole, 'sample')}{count}, "
             f"{self.spec.summary()}{state}>"
         )
 

@@ -172,8 +172,8 @@ class Pack:
     shard stay valid when it is dropped. Safe in threads and after fork.
 
     The shards of one pack are in the order of its manifest. Those of several are in the order of
-    their sources and parts, as if all had been packed into one folder: the order, and with it the
-    row of each sample, does not depend on the order in which the packs are given.
+    their sources, as if all had been packed into one folder: the order, and with it the row of each
+    sample, does not depend on the order in which the packs are given.
 
     Attributes:
         folders: the packs, in the order given.

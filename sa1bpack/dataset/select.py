@@ -241,14 +241,14 @@ def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
             raise OptionError(f"where() takes bools, a function or a text, not {found.dtype}")
         return found
     keep = np.zeros(count, bool)
-    for part in columns:
-        found = np.asarray(condition(part))
-        if found.dtype != np.bool_ or found.shape != (len(part),):
+    for each in columns:
+        found = np.asarray(condition(each))
+        if found.dtype != np.bool_ or found.shape != (len(each),):
             raise OptionError(
                 f"the condition returned {found.dtype} {found.shape}: it must return one bool per "
-                f"sample, here ({len(part)},)"
+                f"sample, here ({len(each)},)"
             )
-        keep[part.positions] = found
+        keep[each.positions] = found
     return keep
 
 

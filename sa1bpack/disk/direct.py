@@ -151,10 +151,10 @@ class FileStream:
             self._joined = np.empty(nbytes, np.uint8)
         done = 0
         while done < nbytes and (self._used < self._data.size or self._advance()):
-            part = self._data[self._used : self._used + nbytes - done]
-            self._joined[done : done + part.size] = part
-            self._used += part.size
-            done += part.size
+            piece = self._data[self._used : self._used + nbytes - done]
+            self._joined[done : done + piece.size] = piece
+            self._used += piece.size
+            done += piece.size
         return self._joined[:done]
 
     def _advance(self) -> bool:

@@ -140,8 +140,8 @@ def _chosen(
         wanted = np.isin(ds.column("image_id"), np.array(ids, np.int64))
         try:
             ds.index_of(np.array(ids, np.int64))
-            for part in (ds.from_sources(sources), ds.from_shards(shards)):
-                wanted |= np.isin(rows, part.rows_at(np.arange(len(part))))
+            for some in (ds.from_sources(sources), ds.from_shards(shards)):
+                wanted |= np.isin(rows, some.rows_at(np.arange(len(some))))
         except UnknownName as error:
             raise OptionError(str(error)) from None
         rows = rows[wanted]

@@ -137,13 +137,13 @@ def subject_of(batch: Batch, row: int) -> Subject:
     """
     rgb = _pixels(batch, row)
     count = int(batch["mask_counts"][row]) if "mask_counts" in batch else 0
-    part: Any = row, slice(0, count)  # of arrays with one row per mask: padded, or concatenated
+    rows: Any = row, slice(0, count)  # of arrays with one row per mask: padded, or concatenated
     if "mask_offsets" in batch:
         first = int(batch["mask_offsets"][row])
-        part = slice(first, first + count)
-    bits = _bits(batch, row, part, count)
-    boxes, points = _boxes_and_points(batch, row, part, count)
-    valid = _array(batch["valid"][part]) if "valid" in batch else np.ones(count, bool)
+        rows = slice(first, first + count)
+    bits = _bits(batch, row, rows, count)
+    boxes, points = _boxes_and_points(batch, row, rows, count)
+    valid = _array(batch["valid"][rows]) if "valid" in batch else np.ones(count, bool)
     sample = {
         "image_id": int(_array(batch["image_ids"])[row]) if "image_ids" in batch else -1,
         "file_name": f"{row} of the batch",
@@ -177,10 +177,10 @@ def _pixels(batch: Batch, row: int) -> np.ndarray:
     return np.rint(np.clip(image * std + mean, 0, 255)).astype(np.uint8).transpose(1, 2, 0)
 
 
-def _bits(batch: Batch, row: int, part: Any, count: int) -> np.ndarray:
+def _bits(batch: Batch, row: int, rows: Any, count: int) -> np.ndarray:
     """uint8 (m, h, w / 8): the masks, over the canvas; without cells if the batch has none."""
     if "masks" in batch:
-        masks = _array(batch["masks"][part])
+        masks = _array(batch["masks"][rows])
         if masks.dtype == np.uint8:
             return masks
         cells = masks > 0.5 if masks.dtype != np.bool_ else masks
@@ -199,7 +199,7 @@ def _bits(batch: Batch, row: int, part: Any, count: int) -> np.ndarray:
 
 
 def _boxes_and_points(
-    batch: Batch, row: int, part: Any, count: int
+    batch: Batch, row: int, rows: Any, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Edges x0, y0, x1, y1, float (m, 4), and x, y, float (m, 2), in pixels of the canvas.
 
@@ -208,11 +208,11 @@ def _boxes_and_points(
     boxes, points = np.full((count, 4), np.nan), np.full((count, 2), np.nan)
     if "boxes_xyxy" in batch or "input_to_source" in batch:  # of a pipeline
         if "boxes_xyxy" in batch:
-            boxes = _array(batch["boxes_xyxy"][part])
+            boxes = _array(batch["boxes_xyxy"][rows])
         if "point_coords" in batch:
-            points = _array(batch["point_coords"][part])
+            points = _array(batch["point_coords"][rows])
         if "point_inside" in batch:
-            points = np.where(_array(batch["point_inside"][part])[:, None], points, np.nan)
+            points = np.where(_array(batch["point_inside"][rows])[:, None], points, np.nan)
         return boxes, points
     if "bboxes" in batch or "point_coords" in batch:
         sizes = _array(batch["sizes"])[row].astype(float)
@@ -220,8 +220,8 @@ def _boxes_and_points(
         if "source coordinates" not in str(batch.get("spec", "")):
             scale = np.ones(2)
         if "bboxes" in batch:
-            edges = np.split(_array(batch["bboxes"][part]), 2, axis=1)
+            edges = np.split(_array(batch["bboxes"][rows]), 2, axis=1)
             boxes = np.concatenate([edges[0] * scale, sum(edges) * scale + pixel], 1)
         if "point_coords" in batch:
-            points = _array(batch["point_coords"][part]) * scale
+            points = _array(batch["point_coords"][rows]) * scale
     return boxes, points

@@ -388,11 +388,11 @@ def read_checksums(path: Path) -> dict[str, str]:
 
 
 def is_inside(path: str) -> bool:
-    """True if a relative path stays below its folder: not absolute, no empty, `.` or `..` part.
+    """True if a relative path stays below its folder: not absolute, no empty name, no `.` or `..`.
 
     Unprintable characters are refused too: no file of a pack has any, and a NUL would end the path.
     """
-    return path.isprintable() and all(part not in ("", ".", "..") for part in path.split("/"))
+    return path.isprintable() and all(name not in ("", ".", "..") for name in path.split("/"))
 
 
 def update_zeros(digest, count: int) -> None:

@@ -307,12 +307,12 @@ def image_planes(layout: Layout, height: int, width: int) -> tuple[Plane, ...]:
     )
 
 
-def canvas_parts(
+def canvas_pieces(
     layout: Layout, image: np.ndarray, height: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """The parts of a canvas, (n,) uint8, that hold an image of stored `height`.
+    """The pieces of a canvas, (n,) uint8, that hold an image of stored `height`.
 
-    Each with the number of zeros before it, which are holes on disk; at last, with an empty part,
+    Each with the number of zeros before it, which are holes on disk; at last, with an empty piece,
     the zeros at the end.
     """
     done = 0
@@ -327,9 +327,9 @@ def is_zero_beyond(layout: Layout, image: np.ndarray, height: int, width: int) -
     """True if a canvas, (n,) uint8, is zero beyond the stored height and width."""
     whole = image_planes(layout, layout.image_size, layout.image_size)
     stored = image_planes(layout, height, width)
-    for plane, part in zip(whole, stored, strict=True):
+    for plane, kept in zip(whole, stored, strict=True):
         pixels = plane.view(image)
-        if pixels[part.shape[0] :].any() or pixels[: part.shape[0], part.shape[1] :].any():
+        if pixels[kept.shape[0] :].any() or pixels[: kept.shape[0], kept.shape[1] :].any():
             return False
     return True
 
@@ -349,9 +349,9 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
     digest = xxhash.xxh3_64()
     for spec in layout.arrays:
         if spec.name == "image" and not layout.flat:
-            for zeros, part in canvas_parts(layout, byte_view(rows["image"]), stored_height):
+            for zeros, piece in canvas_pieces(layout, byte_view(rows["image"]), stored_height):
                 update_zeros(digest, zeros)
-                digest.update(part)
+                digest.update(piece)
         elif spec.name != "checksum":
             digest.update(rows[spec.name])
     return digest.intdigest()

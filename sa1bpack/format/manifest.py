@@ -45,7 +45,7 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: folder under shards/.
         source: name of the tar or folder that it was packed from.
-        part: number of the part of that source, from 0.
+        part: number of the shard within its source, from 0.
         samples, masks, runs, image_bytes: lengths of the shard.
         annotations: masks in the JSON records, before filtering and capping.
         bytes: size of the chunk files.
@@ -213,9 +213,9 @@ def without_manifest(root: Path) -> FormatError:
     return NotAPack(f"{root}: not a pack{what}")
 
 
-def shard_name(source: str, part: int) -> str:
-    """Name of the shard that a part of a source becomes."""
-    return f"{source}-{part:03d}"
+def shard_name(source: str, number: int) -> str:
+    """Name of the shard of a source with this number within it."""
+    return f"{source}-{number:03d}"
 
 
 def check_shard_name(name: str, where: str) -> None:

@@ -28,7 +28,7 @@ from sa1bpack.format.layout import (
     ArraySpec,
     AxisLengths,
     Layout,
-    canvas_parts,
+    canvas_pieces,
     rows_checksum,
 )
 from sa1bpack.format.manifest import ShardEntry
@@ -68,12 +68,12 @@ class AppendFile:
     def _continue(self, keep: int) -> None:
         """Take over the first bytes of the file, and cut off the others."""
         while self.nbytes < keep:
-            part = self._stage[: min(STAGE_BYTES, keep - self.nbytes)]
-            files.read_at(self._fd, part, self.nbytes, self.path)
-            self._digest.update(part)
-            self._written += part.size - part.size % BLOCK
-            self._staged = part.size % BLOCK
-        self._stage[: self._staged] = part[part.size - self._staged :].copy()
+            piece = self._stage[: min(STAGE_BYTES, keep - self.nbytes)]
+            files.read_at(self._fd, piece, self.nbytes, self.path)
+            self._digest.update(piece)
+            self._written += piece.size - piece.size % BLOCK
+            self._staged = piece.size % BLOCK
+        self._stage[: self._staged] = piece[piece.size - self._staged :].copy()
         with files.naming(self.path):
             os.ftruncate(self._fd, keep)
 
@@ -307,9 +307,9 @@ class ShardWriter:
                 file.append(files.byte_view(ends))
             elif spec.name == "image" and not self.layout.flat:
                 image, height = files.byte_view(rows["image"]), int(rows["size"][0, 2])
-                for zeros, part in canvas_parts(self.layout, image, height):
+                for zeros, piece in canvas_pieces(self.layout, image, height):
                     file.skip(zeros)
-                    file.append(part)
+                    file.append(piece)
             else:
                 file.append(files.byte_view(rows[spec.name]))
         self.lengths = self.lengths + sample_lengths(self.layout, rows)

@@ -170,8 +170,8 @@ class LoadingStats:
             return "disk", f"the disk delivers {rate}, read {_percent(share)} of the time"
         if self.threads is None:
             return "unknown", "what torch and its workers waited for is not known here"
-        parts = (self.locate_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
-        busy = sum(part or 0.0 for part in parts) / (self.threads * seconds)
+        times = (self.locate_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
+        busy = sum(each or 0.0 for each in times) / (self.threads * seconds)
         if busy >= _BUSY:
             worked = f"{counted(self.threads, 'thread')} worked {_percent(busy)} of the time"
             return "threads", f"{worked}, mostly copying"
@@ -204,7 +204,7 @@ class LoadingStats:
     def __str__(self) -> str:
         """The line at the end of an epoch."""
         rate = self.samples_per_second
-        parts = [
+        texts = [
             f"epoch {self.epoch}{'' if self.ended else ' so far'}: "
             f"{counted(self.samples, 'sample')} in {self.seconds:.3g} s",
             f"{rate:,.0f} samples/s" if rate >= 100 else f"{rate:.3g} samples/s",
@@ -212,20 +212,20 @@ class LoadingStats:
             f"waited {self.waited_seconds:.3g} s ({_percent(self.waited_share)})",
         ]
         if self.cached_share is not None:
-            parts.append(f"{_percent(self.cached_share)} from the page cache")
+            texts.append(f"{_percent(self.cached_share)} from the page cache")
         if self.cache_misses is not None:
-            parts.append(
+            texts.append(
                 f"{counted(self.cache_misses, 'shard')} fetched, "
                 f"{self.cache_hits:,} from the cache, "
                 f"{size_text(self.fetched_bytes)} in {counted(self.requests, 'request')}"
             )
         if self.ready is not None:
-            parts.append(f"{self.ready:.1f} batches ready")
+            texts.append(f"{self.ready:.1f} batches ready")
         if self.reads_in_flight is not None:
-            parts.append(f"{self.reads_in_flight:.0f} reads in flight")
+            texts.append(f"{self.reads_in_flight:.0f} reads in flight")
         if self.dropped:
-            parts.append(f"{self.dropped:,} dropped")
-        return f"{', '.join(parts)}; {self.verdict}"
+            texts.append(f"{self.dropped:,} dropped")
+        return f"{', '.join(texts)}; {self.verdict}"
 
 
 def _percent(share: float) -> str:

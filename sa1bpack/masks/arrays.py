@@ -59,16 +59,16 @@ def check_array(
     raise OptionError(f"{name} must be {dtype} {expected}{what}, got {found}")
 
 
-def checked_parts(
+def checked_pieces(
     names: tuple[str, str], values: np.ndarray, dtype: type, offset: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """An array and the offsets of its parts (CSR) as the kernels expect them.
+    """An array and the offsets of its pieces (CSR) as the kernels expect them.
 
     The first offset need not be 0: a slice of a larger offset array is allowed.
 
     Args:
         names: names of the two, for the message.
-        values: `dtype` (r,), the parts, one after the other.
+        values: `dtype` (r,), the pieces, one after the other.
         offset: int64 (n + 1,), non-decreasing and within 0 to r.
 
     Raises:
@@ -103,8 +103,8 @@ def _first_bad_mask(run_ends, run_offset, pixels):
 
 
 def checked_runs(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`checked_parts` of run ends; what the ends are is not checked."""
-    return checked_parts(("run_ends", "run_offset"), run_ends, np.int32, run_offset)
+    """`checked_pieces` of run ends; what the ends are is not checked."""
+    return checked_pieces(("run_ends", "run_offset"), run_ends, np.int32, run_offset)
 
 
 def check_image_runs(

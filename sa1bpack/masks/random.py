@@ -1,6 +1,6 @@
 """Random numbers that are a function of (seed, epoch, id, draw): no state, any order, any rank.
 
-A word is the result of a chain: each part of the key is multiplied by an odd constant, added, and
+A word is the result of a chain: each number of the key is multiplied by an odd constant, added, and
 mixed with the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
 Generators", 2014). It is all 64-bit integer arithmetic, the same with numpy and, on any device,
 with torch (`sa1bpack.transforms.random`).
@@ -42,9 +42,9 @@ def mixed(seed: int, epoch: int, ids: Any, draw: int, numbers: Any) -> Any:
     Arrays are those of numpy or torch, whose products and sums of int64 are modulo 2**64.
     """
     key = 0
-    for name, part in (("seed", seed), ("epoch", epoch), ("draw", draw)):
-        part = whole_number(name, part, 0, MAX_WORD)
-        key = _mix(key + (part + 1) * GAMMA) & MAX_WORD
+    for name, value in (("seed", seed), ("epoch", epoch), ("draw", draw)):
+        value = whole_number(name, value, 0, MAX_WORD)
+        key = _mix(key + (value + 1) * GAMMA) & MAX_WORD
     streams = _mix(ids * _signed(GAMMA) + _signed(key))
     return _mix(streams[:, None] + numbers * _signed(GAMMA))
 

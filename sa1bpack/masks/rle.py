@@ -22,7 +22,7 @@ from sa1bpack.kernels import njit
 from sa1bpack.masks.arrays import (
     MAX_RUN_END,
     check_image_runs,
-    checked_parts,
+    checked_pieces,
     checked_runs,
     mask_error,
 )
@@ -109,7 +109,7 @@ def parse_counts(
         >>> ends, offset, other
         (array([ 2,  5, 12], dtype=int32), array([0, 3]), array([False]))
     """
-    text, text_offset = checked_parts(("text", "text_offset"), text, np.uint8, text_offset)
+    text, text_offset = checked_pieces(("text", "text_offset"), text, np.uint8, text_offset)
     pixels = whole_number("pixels", pixels, 0)
     if not 1 <= pixels <= MAX_RUN_END:
         raise MaskError(
@@ -196,8 +196,8 @@ def take_masks(
     """
     run_ends, run_offset = checked_runs(run_ends, run_offset)
     first, stop = run_offset[:-1][keep], run_offset[1:][keep]
-    parts = [run_ends[begin:end] for begin, end in zip(first, stop, strict=True)]
-    taken = np.concatenate([run_ends[:0], *parts])
+    pieces = [run_ends[begin:end] for begin, end in zip(first, stop, strict=True)]
+    taken = np.concatenate([run_ends[:0], *pieces])
     return taken, np.concatenate([[0], (stop - first).cumsum()])
 
 

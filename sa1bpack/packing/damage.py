@@ -84,7 +84,7 @@ class Damage:
             shards, without sources.
         lost: the pack's own manifest is missing or cannot be believed.
         options: the options that the pack was made with.
-        shards: name of each damaged or missing shard → its source and part.
+        shards: name of each damaged or missing shard → its source and its number within it.
         own_files: the manifest, the index, rejects.jsonl, checksums.xxh128 or a zarr.json of the
             pack itself is damaged or missing.
         extra: problems that are not damage: what is not part of the pack.
@@ -232,7 +232,7 @@ def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) ->
 
 
 def _place_of(name: str) -> tuple[str, int] | None:
-    """Source and part, from a name such as "sa_000000-001"."""
+    """Source, and number within it, from a name such as "sa_000000-001"."""
     match = _SHARD_NAME.fullmatch(name)
     return (match[1], int(match[2])) if match else None
 

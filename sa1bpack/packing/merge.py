@@ -203,7 +203,7 @@ class _Union:
     Attributes:
         root: folder of the merged pack, which may have part of an earlier merge.
         options: options of all packs.
-        shards: (source, part) → the shard to be placed.
+        shards: (source, number within it) → the shard to be placed.
         sources: name → record, of the sources that are packed to their end.
         repeated: shards that several packs have, with the same bytes.
         complete: every pack is complete.

@@ -62,7 +62,7 @@ from sa1bpack.wording import printable
 LOCK_NAME = ".lock"
 _NAMED = 5  # sources in one line
 NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
-_AFTER_SHARDS = 1 << 62  # as a part: sorts the record of a source after those of its shards
+_AFTER_SHARDS = 1 << 62  # as a number: sorts the record of a source after those of its shards
 _NOTE_PREFIX = "source-"
 _Kind = TypeVar("_Kind")
 _PARTS_LOCK = "lock"
@@ -136,7 +136,7 @@ class PackState:
     """The state of one pack's folder, locked by one process at a time.
 
     Attributes:
-        shards: (source, part) → the published shard.
+        shards: (source, number within it) → the published shard.
         sources: name of a finished source → its record in the manifest.
         listed: names of the shards that the manifest listed when the state was read.
         rebuild_index: write the index also if it exists: `repair` sets it where the index may be
@@ -233,12 +233,12 @@ class PackState:
         if not (self.root / MANIFEST_NAME).exists():
             write_manifest(self.root, self.manifest(complete=False))
 
-    def parts_of(self, source: str) -> dict[int, PublishedShard]:
-        """Part → published shard, of one source."""
+    def shards_of(self, source: str) -> dict[int, PublishedShard]:
+        """Number within its source → published shard, of one source."""
         found = {}
-        for (name, part), shard in self.shards.items():
+        for (name, number), shard in self.shards.items():
             if name == source:
-                found[part] = shard
+                found[number] = shard
         return found
 
     def add_shard(self, shard: PublishedShard) -> None:
@@ -263,20 +263,20 @@ class PackState:
 
     def withdraw(self, source: str) -> int:
         """Remove every shard of a source that cannot be trusted; returns their number."""
-        parts = self.parts_of(source)
-        for part in parts:
-            del self.shards[source, part]
+        shards = self.shards_of(source)
+        for number in shards:
+            del self.shards[source, number]
         self.sources.pop(source, None)
         self.publish(complete=False)  # first: a manifest never lists a missing shard
-        for shard in parts.values():
+        for shard in shards.values():
             files.remove_published(self.shards_dir / shard.entry.name)
-        return len(parts)
+        return len(shards)
 
     def rejects(self) -> list[dict]:
         """Every line of rejects.jsonl, by source and, within one, in the order found."""
         lines, records = [], {}
-        for (name, part), shard in self.shards.items():
-            records[name, part] = shard.attributes
+        for (name, number), shard in self.shards.items():
+            records[name, number] = shard.attributes
         for name, record in self.sources.items():
             records[name, _AFTER_SHARDS] = record
         for (name, _), record in sorted(records.items(), key=itemgetter(0)):
@@ -416,7 +416,7 @@ class PartState(PackState):
             if record != recorded.get(name):
                 files.flush_folder(folder)  # another process may have renamed a shard only
                 digests = {}
-                for shard in self.parts_of(name).values():
+                for shard in self.shards_of(name).values():
                     path = folder / shard.entry.name / files.CHECKSUMS_NAME
                     digests[shard.entry.name] = files.file_digest(path)
                 self._leave_note(name, SourceNote(record, digests))
@@ -464,9 +464,9 @@ class PartState(PackState):
         if self._is_packed(source):
             return 0
         removed = 0
-        for part, shard in self.parts_of(source).items():
+        for number, shard in self.shards_of(source).items():
             if shard.entry.name not in self.listed:
-                del self.shards[source, part]
+                del self.shards[source, number]
                 files.remove_published(self.root / SHARDS_NAME / shard.entry.name)
                 removed += 1
         return removed

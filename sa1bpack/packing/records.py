@@ -23,7 +23,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.wording import printable
 
-Key = tuple[str, int]  # source and part
+Key = tuple[str, int]  # source, and number of the shard within it (its `part`)
 
 
 class _Reject(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,11 +93,11 @@ def published_shard(folder: Path, root: Path, layout: Layout | None = None) -> P
         shard = read_shard(folder, layout)
         if folder.name != (name := shard_name(shard.entry.source, shard.entry.part)):
             raise FormatError(
-                f"{folder}: it holds part {shard.entry.part} of {shard.entry.source}, named {name}"
+                f"{folder}: it holds shard {shard.entry.part} of {shard.entry.source}, named {name}"
             )
     except FormatError as error:
         raise FormatError(
-            f"{error}\nRemove the folder {folder} and repeat the command: that part is "
+            f"{error}\nRemove the folder {folder} and repeat the command: that shard is "
             f"packed again. Or repair all damage: sa1bpack repair {quote(str(root))} TARS"
         ) from error
     return shard

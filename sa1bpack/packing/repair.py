@@ -183,7 +183,7 @@ def repair(
             raise FormatError(f"{damage.problems[0].what}; first {_whole(root)}")
         run = _Repair(damage, found, workers, progress, share)
         if dry_run:
-            run.result.repaired = [name for parts in run.wanted.values() for name in parts.values()]
+            run.result.repaired = [name for names in run.wanted.values() for name in names.values()]
             run.result.rewritten = share is None and damage.own_files
         else:
             if share is None:
@@ -272,7 +272,7 @@ class _Repair:
         self._show_progress = show_progress
         self._share = share
         self._records = {record["name"]: record for record in damage.manifest.sources}
-        self.wanted: dict[str, dict[int, str]] = {}  # source → part → name of the shard
+        self.wanted: dict[str, dict[int, str]] = {}  # source → number within it → shard's name
         self._sources = {source.name: source for source in sources}
         self.result = RepairResult(
             damage.root, damage.problems, extra=damage.extra, complete=damage.manifest.complete
@@ -280,11 +280,11 @@ class _Repair:
         needed = {source for source, _ in damage.shards.values()} & self._sources.keys()
         found, unreadable = look_at([self._sources[source] for source in needed])
         self._sources |= {source.name: source for source in found}
-        for name, (source, part) in damage.shards.items():
+        for name, (source, number) in damage.shards.items():
             if reason := self._obstacle(name, source, unreadable):
                 self.result.left[name] = reason
             else:
-                self.wanted.setdefault(source, {})[part] = name
+                self.wanted.setdefault(source, {})[number] = name
         if share is not None and damage.own_files:
             call = _whole(self._root)
             self.result.left[OWN_FILES] = f"no part rewrites them; once all have ended: {call}"
@@ -400,22 +400,22 @@ class _Repair:
         warm_up(damage.options)
         total = sum(source.nbytes for source in request.sources)
         progress = Progress(total, show=self._show_progress)
-        parts = {name: set(parts) for name, parts in self.wanted.items()}
+        numbers = {source: set(wanted) for source, wanted in self.wanted.items()}
         try:
             run = PackRun(state, request, progress, packed_by)
-            failed = pack_sources(run, request.sources, parts)
+            failed = pack_sources(run, request.sources, numbers)
         finally:
             progress.close()
         self.result.notes += progress.notes
         usable = []
         for source, wanted in self.wanted.items():
-            for part, name in wanted.items():
+            for number, name in wanted.items():
                 try:
                     if source in failed:
                         raise failed[source]
-                    if (source, part) not in state.shards:
+                    if (source, number) not in state.shards:
                         raise SourceError("the source has no image for it")
-                    usable.append(_compared(state.shards[source, part], state.shards_dir, damage))
+                    usable.append(_compared(state.shards[source, number], state.shards_dir, damage))
                 except (SourceError, FormatError) as error:
                     self.result.left[name] = str(error)
         interrupts.check()

@@ -411,7 +411,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
             state.publish(complete=False)  # a complete one must match its checksums all the time
         notes = []
         for name, note in failed.items():
-            if note.corrupt and name not in state.sources and state.parts_of(name):
+            if note.corrupt and name not in state.sources and state.shards_of(name):
                 count = counted(state.withdraw(name), "shard")
                 notes.append(f"{name}: its bytes are wrong; {count} withdrawn")
         expected = {name for job in jobs for name in job.sources}
@@ -420,7 +420,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
         for name in sorted(expected - state.sources.keys()):
             if name in failed:
                 missing[name] = f"given up: {failed[name].error}"
-            elif shards := state.parts_of(name):
+            elif shards := state.shards_of(name):
                 missing[name] = f"packed in part, {counted(len(shards), 'shard')}"
             else:
                 missing[name] = "no shard is published"

@@ -159,21 +159,21 @@ class InlineDecoder:
 
 
 class ShardBuilder:
-    """The builder of one part's shard: `samples_per_shard` pairs of a source, the last of fewer.
+    """The builder of a shard: `samples_per_shard` pairs of a source, the last of fewer.
 
     Its thread takes outcomes in the order of the pairs. Writing begins with the first packed
     sample, so without one nothing is left on disk. Only that thread creates files: Ctrl-C is raised
     in the main thread alone, so nothing is created that the thread does not know of.
 
     Attributes:
-        found: number of pairs of the part, and the digest of their digests, once all were read.
+        found: number of pairs of the shard, and the digest of their digests, once all were read.
         discarded: the shard is not published, unless it has been already.
         shard: future of the published shard; its result is None if it has no sample or was
             discarded.
     """
 
-    def __init__(self, run: PackRun, source: Source, part: int):
-        self.source, self.part = source, part
+    def __init__(self, run: PackRun, source: Source, number: int):
+        self.source, self.number = source, number
         self.discarded = False
         self.shard: Future[PublishedShard | None] | None = None
         self.rejects: list[dict[str, str]] = []
@@ -198,7 +198,7 @@ class ShardBuilder:
                         continue
                     if isinstance(outcome, Packed):
                         if writer is None:
-                            name = shard_name(self.source.name, self.part)
+                            name = shard_name(self.source.name, self.number)
                             writer = ShardWriter(state.shards_dir, name, state.options.layout)
                         unknown |= outcome.unknown_keys
                         writer.append(outcome.rows)
@@ -212,8 +212,8 @@ class ShardBuilder:
                 return None
             attributes = {
                 "source": self.source.name,
-                "part": self.part,
-                "first_pair": self.part * state.options.samples_per_shard,
+                "part": self.number,
+                "first_pair": self.number * state.options.samples_per_shard,
                 "pairs": self.found[0],
                 "pairs_digest": self.found[1],
                 "dropped": self.dropped,
@@ -241,17 +241,17 @@ class SourcePacker:
         Args:
             run: what all packers of the run share.
             source: the tar or folder.
-            wanted: parts to pack; None: all that are not published.
+            wanted: numbers of the shards to pack; None: all that are not published.
         """
         self.source = source
         self.error: SourceError | None = None
         self.builders: dict[int, ShardBuilder] = {}  # of shards that are not entered yet
         self.reader: PairReader | None = None
         self._run, self._state, self._wanted = run, run.state, wanted
-        self._published = run.state.parts_of(source.name)
-        self._compared: set[int] = set()  # published parts whose pairs are those of the source
-        # Of the part that is being read, -1 for none: its builder, if it is packed, and its pairs.
-        self._part, self._builder, self._pairs, self._digest = -1, None, 0, xxhash.xxh3_64()
+        self._published = run.state.shards_of(source.name)
+        self._compared: set[int] = set()  # published shards whose pairs are those of the source
+        # Of the shard that is being read, -1 for none: its builder, if it is packed, and its pairs.
+        self._number, self._builder, self._pairs, self._digest = -1, None, 0, xxhash.xxh3_64()
         self._without_samples: list[ShardBuilder] = []
         self._record: dict[str, Any] | None = None
         self._was_read = False
@@ -280,7 +280,7 @@ class SourcePacker:
                         run.progress.advance(source, reader.bytes_read)
                     else:
                         self._builder.made.put(decoder.decode(source, pair, reader.bytes_read))
-                self._end_part()
+                self._end_shard()
                 self._check_whole(pairs)
         except SourceError as error:
             self.error = error
@@ -292,24 +292,24 @@ class SourcePacker:
     def _take(self, index: int, digest: bytes) -> None:
         """Take the next pair: after it, `_builder` is the one that needs its outcome.
 
-        It is None if the part is published, or not wanted. Raises SourceError if the source is not
+        It is None if the shard is published, or not wanted. Raises SourceError if the source is not
         the one that the shard before was packed from.
         """
-        part = index // self._state.options.samples_per_shard
-        if part != self._part:
-            self._end_part()
-            self._part = part
-            done = part in self._published if self._wanted is None else part not in self._wanted
+        number = index // self._state.options.samples_per_shard
+        if number != self._number:
+            self._end_shard()
+            self._number = number
+            done = number in self._published if self._wanted is None else number not in self._wanted
             if not done:
                 self._run.open_shard()
-                builder = self._builder = ShardBuilder(self._run, self.source, part)
-                self.builders[part] = builder
+                builder = self._builder = ShardBuilder(self._run, self.source, number)
+                self.builders[number] = builder
                 builder.shard = self._run.start(builder.build, partial(self.enter, builder))
         self._digest.update(digest)
         self._pairs += 1
 
-    def _end_part(self) -> None:
-        """Close the part that was read, all of whose pairs are known now.
+    def _end_shard(self) -> None:
+        """Close the shard that was read, all of whose pairs are known now.
 
         Raises SourceError if it is published, and was packed from other pairs.
         """
@@ -317,16 +317,16 @@ class SourcePacker:
         if self._builder is not None:
             self._builder.found = found
             self._builder.made.put(None)
-        elif self._part in self._published:
-            recorded = self._published[self._part].attributes
+        elif self._number in self._published:
+            recorded = self._published[self._number].attributes
             if found != (recorded["pairs"], recorded["pairs_digest"]):
-                raise self._other_pairs(self._part)
-            self._compared.add(self._part)
+                raise self._other_pairs(self._number)
+            self._compared.add(self._number)
         self._builder, self._pairs = None, 0
         self._digest.reset()
 
-    def _other_pairs(self, part: int) -> SourceError:
-        name = self._published[part].entry.name
+    def _other_pairs(self, number: int) -> SourceError:
+        name = self._published[number].entry.name
         return SourceError(
             f"{self.source.path}: its pairs differ from those that {name} was packed from; restore "
             "the original file, or remove that shard to pack it again"
@@ -338,8 +338,8 @@ class SourcePacker:
         Raises SourceError unless it is the source that was packed, and that a list demands.
         """
         path, reader = self.source.path, self.reader
-        for part in sorted(self._published.keys() - self._compared):
-            raise self._other_pairs(part)
+        for number in sorted(self._published.keys() - self._compared):
+            raise self._other_pairs(number)
         found = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
         if (packed := self._state.sources.get(self.source.name)) is not None:
             # Packs of earlier releases have the md5 alone.
@@ -372,7 +372,7 @@ class SourcePacker:
 
     def enter(self, builder: ShardBuilder, shard: PublishedShard | None) -> None:
         """Enter a shard whose thread has ended; None if it has no sample, or was discarded."""
-        del self.builders[builder.part]
+        del self.builders[builder.number]
         if shard is None:
             self._without_samples.append(builder)
         else:
@@ -387,7 +387,7 @@ class SourcePacker:
         if self.builders:
             return
         if self.error is None:
-            for builder in sorted(self._without_samples, key=attrgetter("part"), reverse=True):
+            for builder in sorted(self._without_samples, key=attrgetter("number"), reverse=True):
                 self._record["rejects"] = builder.rejects + self._record["rejects"]
                 self._record["dropped"] += builder.dropped
             self._state.finish_source(self._record, at_once=isinstance(self.source.path, Address))
@@ -423,7 +423,7 @@ def pack_sources(
 
     Args:
         todo: sources to pack.
-        wanted: name of a source → parts to pack. Default: all that are not published.
+        wanted: name of a source → numbers of shards to pack. Default: all that are not published.
 
     Returns:
         name → error, of the sources that were given up.

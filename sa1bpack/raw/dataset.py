@@ -263,9 +263,9 @@ class TarDataset(MapStyle):
         try:
             row = self._row(index)
         except TypeError:
-            part = copy.copy(self)
-            part._rows = take(self._rows, index)
-            return part
+            selected = copy.copy(self)
+            selected._rows = take(self._rows, index)
+            return selected
         return self._sample(row)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
@@ -363,6 +363,6 @@ class TarDataset(MapStyle):
 
     def __repr__(self) -> str:
         whole = int(self._first_row[-1])
-        part = "" if len(self) == whole else f"{len(self):,} of "
-        samples = f"{counted(len(self._indices), 'source')}: {part}{counted(whole, 'sample')}"
+        share = "" if len(self) == whole else f"{len(self):,} of "
+        samples = f"{counted(len(self._indices), 'source')}: {share}{counted(whole, 'sample')}"
         return f"<TarDataset of {samples}, {self.spec.as_text()}>"

@@ -162,8 +162,8 @@ def _empty_blocks() -> list[tuple[int, int]]:
     for odd in (0, 1):
         for even in range(4):
             value = length = 0
-            for part, bits in chain(dynamic * odd, fixed * even):
-                value |= part << length
+            for code, bits in chain(dynamic * odd, fixed * even):
+                value |= code << length
                 length += bits
             found[length % 8] = (value, length)
     return [found[bits] for bits in range(8)]

@@ -182,8 +182,8 @@ class IterableTarDataset(IterableDataset):
             read -= complete
             done += [self.sources[number].name for number in sorted(complete)]
 
-    def _pairs(self, number: int, part: int, of: int) -> Iterator[Pair]:
-        """The pairs p of a tar with p mod `of` == `part`.
+    def _pairs(self, number: int, first: int, step: int) -> Iterator[Pair]:
+        """The pairs p of a tar with p mod `step` == `first`.
 
         The first consumer of a tar counts the halves without another.
         """
@@ -191,13 +191,13 @@ class IterableTarDataset(IterableDataset):
         with PairReader(source, spool_dir=self._spool) as reader:
             pair = None
             for pair in reader:
-                if pair.index % of == part:
+                if pair.index % step == first:
                     yield pair
             if pair is None:
                 raise no_pairs(source, reader.rejects)
-            if part == 0 and reader.rejects:
-                first = reader.rejects[0]
-                error = unusable(source, first.member, f"{first.code}: {first.detail}")
+            if first == 0 and reader.rejects:
+                reject = reader.rejects[0]
+                error = unusable(source, reject.member, f"{reject.code}: {reject.detail}")
                 self._reject(error, len(reader.rejects))
 
     def _taken(self, held: list[tuple[int, Pair]], rng: np.random.Generator) -> Iterator[Any]:

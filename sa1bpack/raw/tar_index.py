@@ -243,10 +243,10 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
     )
 
 
-def _digest(*parts: np.ndarray) -> str:
+def _digest(*arrays: np.ndarray) -> str:
     found = xxhash.xxh3_128()
-    for part in parts:
-        found.update(np.ascontiguousarray(part).view(np.uint8))
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).view(np.uint8))
     return found.hexdigest()
 
 
@@ -259,8 +259,8 @@ def write_index(path: Path, source: Source) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:  # before the work, to learn whether it can be written
-            for part in _parts(source):
-                file.write(part)
+            for piece in _pieces(source):
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -274,8 +274,8 @@ def write_index(path: Path, source: Source) -> None:
             temporary.unlink()
 
 
-def _parts(source: Source) -> list[bytes | memoryview]:
-    """The parts of the file of an index."""
+def _pieces(source: Source) -> list[bytes | memoryview]:
+    """The pieces of the file of an index."""
     bound = _bound(source)
     pairs, rejects, _ = locate_pairs(source)
     found = SeekPoints(np.empty(0, POINT), np.empty((0, WINDOW), np.uint8))

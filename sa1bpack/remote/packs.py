@@ -389,8 +389,8 @@ class _Mirror(PackFiles):
         return found.hexdigest()
 
     def _shard_of(self, path: str) -> str | None:
-        parts = path.split("/")
-        return parts[1] if parts[0] == SHARDS_NAME and len(parts) > 2 else None
+        names = path.split("/")
+        return names[1] if names[0] == SHARDS_NAME and len(names) > 2 else None
 
     def _fetch(self, paths) -> None:
         """Fetch files, several at once; make holes of those that are streamed."""

@@ -106,7 +106,7 @@ class UploadedState(PackState):
     def withdraw(self, source: str) -> int:
         """Remove every shard of a source, in the bucket too; returns their number."""
         self._settle()
-        for shard in self.parts_of(source).values():
+        for shard in self.shards_of(source).values():
             name = shard.entry.name
             keys = self._bucket.files(f"{SHARDS_NAME}/{name}/")
             mark = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"

@@ -316,7 +316,7 @@ def read_links(path: Path) -> list[Address]:
     """
     found: dict[str, Address] = {}
     for count, (where, line) in enumerate(_lines(path, "links")):
-        name, _, url = (part.strip() for part in line.strip().partition("\t"))
+        name, _, url = (text.strip() for text in line.strip().partition("\t"))
         if count == 0 and url and "://" not in line:
             continue
         if not is_url(url) or "://" in name:

@@ -61,15 +61,15 @@ def sent(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Te
     sizes = [-(-tensor.nbytes // 8) * 8 for tensor in given]
     pinned = device.type == "cuda"
     packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned, device="cpu")
-    parts = packed.split(sizes)
-    for tensor, part in zip(given, parts, strict=True):
-        part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    pieces = packed.split(sizes)
+    for tensor, piece in zip(given, pieces, strict=True):
+        piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     memory = packed.to(device, non_blocking=True).untyped_storage()
     moved = (
         torch.empty(0, dtype=tensor.dtype, device=device).set_(
-            memory, part.storage_offset() // tensor.itemsize, tensor.shape, tensor.stride()
+            memory, piece.storage_offset() // tensor.itemsize, tensor.shape, tensor.stride()
         )
-        for tensor, part in zip(given, parts, strict=True)
+        for tensor, piece in zip(given, pieces, strict=True)
     )
     return [tensor if tensor.device == device else next(moved) for tensor in tensors]
 
@@ -78,8 +78,8 @@ def on_device(record: Record, device: torch.device) -> Record:
     """A dataclass with its tensors, and those of the maps and frames in it, on a device."""
     values = vars(record)
     tensors = {name: value for name, value in values.items() if torch.is_tensor(value)}
-    parts = {
+    nested = {
         name: on_device(values[name], device) for name in ("maps", "frame") if values.get(name)
     }
     moved = sent([*tensors.values()], device)
-    return replace(record, **parts, **dict(zip(tensors, moved, strict=True)))
+    return replace(record, **nested, **dict(zip(tensors, moved, strict=True)))

@@ -11,7 +11,7 @@ from weakref import finalize
 import numpy as np
 import torch
 
-# On CUDA a part may take a quarter of the free memory instead: many small parts are bound by the
+# On CUDA a chunk may take a quarter of the free memory instead: many small chunks are bound by the
 # time to launch them.
 CHUNK_BYTES = 1 << 28
 CHUNK_SHARE = 4
@@ -32,7 +32,7 @@ def allocated_bytes(nbytes: int, tensors: int = 1) -> int:
 
 
 def chunk_bytes(device: torch.device) -> int:
-    """Bytes that the temporary arrays of a part may take on a device."""
+    """Bytes that the temporary arrays of a chunk may take on a device."""
     if device.type != "cuda":
         return CHUNK_BYTES
     free, _ = torch.cuda.mem_get_info(device)

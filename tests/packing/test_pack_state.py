@@ -65,7 +65,7 @@ def test_a_shard_under_another_name_is_named_and_not_taken_in(tar, root, change)
     shutil.copytree(ours, other)
     if change == "renamed":
         shutil.rmtree(ours)
-    with pytest.raises(FormatError, match="part 1 of sa_000000, named sa_000000-001"):
+    with pytest.raises(FormatError, match="shard 1 of sa_000000, named sa_000000-001"):
         sa1bpack.pack(tar, root, workers=1, **SMALL)
     shutil.rmtree(other)
     assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete

@@ -27,7 +27,7 @@ HOW = {"links": lambda: None, "copies": only_copies, "two file systems": lambda:
 
 
 class Merge(Disturbed):
-    """A merge of two packs, each with its part of a feature.
+    """A merge of two packs, each with rows of a feature for its shards.
 
     Args:
         into: folder of the merged pack.

@@ -461,13 +461,13 @@ class EpochBatches:
 
     def _take(self, low: int, high: int) -> np.ndarray:
         """The samples at these positions; past its end the epoch starts again."""
-        size, parts = len(self.order), []
+        size, taken = len(self.order), []
         while low < high:
             lap = low // size * size
             stop = min(high, lap + size)
-            parts.append(self.order.take(self.epoch, low - lap, stop - lap))
+            taken.append(self.order.take(self.epoch, low - lap, stop - lap))
             low = stop
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def after(self, k: int) -> "EpochBatches":
         """The batches that remain once the first k are done: the next epoch if k is all.

@@ -56,11 +56,11 @@ class Key:
         """uint64 (count,), random words `first`... of the stream (purpose, number).
 
         SeedSequence mixes the whole key, so neighbouring seeds and epochs have unrelated streams
-        and (seed 1, epoch 0) is not (seed 0, epoch 1). Every part takes two 32-bit words, whatever
-        its size, so that no two keys are encoded alike.
+        and (seed 1, epoch 0) is not (seed 0, epoch 1). Every number takes two 32-bit words,
+        whatever its size, so that no two keys are encoded alike.
         """
-        parts = (int(self.seed), int(self.epoch), int(self.fingerprint, 16), purpose, number)
-        halves = [half for part in parts for half in (part & 0xFFFFFFFF, part >> 32)]
+        numbers = (int(self.seed), int(self.epoch), int(self.fingerprint, 16), purpose, number)
+        halves = [half for each in numbers for half in (each & 0xFFFFFFFF, each >> 32)]
         generator = np.random.PCG64(np.random.SeedSequence(halves))
         return generator.advance(first).random_raw(count)
 
@@ -80,8 +80,8 @@ def permutation(words: np.ndarray) -> np.ndarray:
     tag = np.uint64((1 << max(n - 1, 0).bit_length()) - 1)
     words &= ~tag
     for start in range(0, n, _CHUNK):  # in pieces: one arange would be as large as the words
-        part = words[start : start + _CHUNK]
-        part |= np.arange(start, start + len(part), dtype=np.uint64)
+        piece = words[start : start + _CHUNK]
+        piece |= np.arange(start, start + len(piece), dtype=np.uint64)
     words.sort()
     words &= tag
     return words.astype(np.uint32)
@@ -431,15 +431,15 @@ class LocalShuffleOrder(SeededOrder):
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)
         shards, cuts, starts = self._latest_windows.get(epoch, lambda: self._windows(key))
-        parts = [np.empty(0, np.int64)]
+        taken = [np.empty(0, np.int64)]
         number = int(np.searchsorted(starts, start, side="right")) - 1
         while start < stop:
             chosen = shards[cuts[number] : cuts[number + 1]]
             mixed = partial(window_order, key, self._bounds, chosen, number, self.block)
             begin, end = int(starts[number]), min(int(starts[number + 1]), stop)
-            parts.append(self._latest.get((epoch, number), mixed)[start - begin : end - begin])
+            taken.append(self._latest.get((epoch, number), mixed)[start - begin : end - begin])
             start, number = end, number + 1
-        return np.concatenate(parts)
+        return np.concatenate(taken)
 
 
 def _shards_of(dataset: Ordered, size: int) -> tuple[np.ndarray, str]:

@@ -174,7 +174,7 @@ class ImageMaker:
 
 
 # Rows of an image in one job: small enough for the cache, large enough to be worth a start.
-PART_ROWS = 256
+BAND_ROWS = 256
 
 
 def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
@@ -202,8 +202,8 @@ def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
             else:
                 of = kernels.AffinePlaces(*(array[k] for array in places))
                 rows = partial(kernels.resample_affine_rows, data[k], tuple(lengths[k]), of, values)
-            for start in range(0, height, PART_ROWS):
-                band = kernels.RowBand(start, min(start + PART_ROWS, height), *kept[k])
+            for start in range(0, height, BAND_ROWS):
+                band = kernels.RowBand(start, min(start + BAND_ROWS, height), *kept[k])
                 yield partial(rows, band, target[k])
 
     run_jobs(jobs())

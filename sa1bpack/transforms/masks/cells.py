@@ -250,11 +250,11 @@ def _add(grid: torch.Tensor, row: torch.Tensor, across: Jumps, weight: torch.Ten
     Args:
         grid: out: the grid.
         row, weight: int64 (n,).
-        across: columns and parts, the jumps of R.
+        across: columns and fractions, the jumps of R.
     """
     width = grid.shape[-1]
-    for column, part in across:
-        grid.view(-1).index_add_(0, row * width + column, (weight * part).to(grid.dtype))
+    for column, fraction in across:
+        grid.view(-1).index_add_(0, row * width + column, (weight * fraction).to(grid.dtype))
 
 
 def _draw_affine(drawing: Drawing, runs: RunBatch) -> torch.Tensor:

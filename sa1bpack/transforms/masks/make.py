@@ -33,7 +33,7 @@ from sa1bpack.transforms.memory import Memory
 
 Masks = tuple[torch.Tensor, torch.Tensor]
 # Bytes of mask bits in one job: small enough for the cache, large enough to be worth a start.
-PART_BYTES = 1 << 20
+JOB_BYTES = 1 << 20
 
 
 class Rows(NamedTuple):
@@ -147,7 +147,7 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
     elif frame is not None:
         kept = [*map(tuple, drawing.keep.tolist())]
     out, counts = memory.empty(drawing.shape, torch.bool), np.full(len(drawing.owner), -1)
-    target, share = out.numpy(), max(1, PART_BYTES // (size[0] * -(-size[1] // 8)))
+    target, share = out.numpy(), max(1, JOB_BYTES // (size[0] * -(-size[1] // 8)))
     cells = target.view(np.uint8)
 
     def draw_some(k: int, rows: np.ndarray, image: tuple) -> None:
@@ -188,7 +188,7 @@ def _take_compiled(taking: Taking, memory: Memory) -> Masks:
     owner, source = taking.owner.numpy(), masks.view(torch.uint8).numpy()
     out, counts = memory.empty(taking.shape, torch.bool), np.zeros(len(owner), int)
     target = out.numpy().view(np.uint8)
-    share = max(1, 8 * PART_BYTES // (height * width))
+    share = max(1, 8 * JOB_BYTES // (height * width))
     ends = np.searchsorted(owner, np.arange(taking.samples + 1)).tolist()
 
     def jobs() -> Iterator[Job]:

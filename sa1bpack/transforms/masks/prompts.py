@@ -24,7 +24,7 @@ from sa1bpack.transforms.random import words
 
 # Run ends that are processed together. A boundary takes up to 1000 bytes per run end, most of them
 # to sort the five copies of it.
-PART_ENDS = 1 << 18
+CHUNK_ENDS = 1 << 18
 
 
 def _stretches(runs: RunBatch, region: str) -> tuple[torch.Tensor, ...]:
@@ -57,7 +57,7 @@ def _stretches(runs: RunBatch, region: str) -> tuple[torch.Tensor, ...]:
 def _find_with_torch(
     runs: RunBatch, region: str, boxes: torch.Tensor | None, numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`find_pixels` of a part of the masks in torch operations."""
+    """`find_pixels` of some of the masks in torch operations."""
     extent = runs.sizes[runs.owner].flip(1)  # x, y
     boxes = torch.cat([torch.zeros_like(extent), extent], 1) if boxes is None else boxes
     low, high = (torch.minimum(corner.clamp(min=0), extent) for corner in boxes.split(2, 1))
@@ -103,14 +103,14 @@ def find_pixels(
     """`masks.prompts.find_pixels` of a batch: int64 (T,), and (T, k, 2) by numbers (T, k)."""
     boxes = kernels.check_asked(runs.masks, region, boxes, torch.Tensor)
     if not uses_compiled(runs.run_ends.device):
-        # In parts, which take 256 MiB at most, unless a mask alone takes more.
+        # In chunks, which take 256 MiB at most, unless a mask alone takes more.
         offset = runs.host_offset.numpy()
-        cuts = np.unique(np.searchsorted(offset, np.arange(PART_ENDS, offset[-1], PART_ENDS)))
+        cuts = np.unique(np.searchsorted(offset, np.arange(CHUNK_ENDS, offset[-1], CHUNK_ENDS)))
         found = []
         for first, stop in pairwise([0, *cuts.tolist(), runs.masks]):
             some = None if boxes is None else boxes[first:stop]
-            part = runs.slice(first, stop)
-            found.append(_find_with_torch(part, region, some, numbers[first:stop]))
+            chunk = runs.slice(first, stop)
+            found.append(_find_with_torch(chunk, region, some, numbers[first:stop]))
         return tuple(map(torch.cat, zip(*found, strict=True)))
     count, pixels = np.zeros(runs.masks, np.int64), np.full((*numbers.shape, 2), -1)
     for _, rows, image in runs.by_sample():

@@ -333,8 +333,8 @@ def common_cells(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     out = first.new_zeros((samples, first.shape[1], second.shape[1]), dtype=torch.int64)
     step = _chunk_cells(samples, max(first.shape[1], second.shape[1]))
     for start in range(0, cells, step):
-        part = slice(start, start + step)
-        out += _common(*(each.flatten(2)[:, :, part] for each in (first, second)))
+        chunk = slice(start, start + step)
+        out += _common(*(each.flatten(2)[:, :, chunk] for each in (first, second)))
     return out
 
 
