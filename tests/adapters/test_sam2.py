@@ -13,7 +13,6 @@ import torch
 from small_tars import mask_of
 
 import sa1bpack
-from sa1bpack.adapters import sam2
 from sa1bpack.adapters.sam2 import RawDataset
 
 SIDE = 64  # of the images of the pack, which are 96 x 64 before
@@ -70,8 +69,8 @@ def test_masks_are_those_that_were_encoded_at_the_size_of_the_pixels(photos, raw
 
 
 def test_only_the_masks_that_are_asked_for_are_drawn_and_those_once(photos, raw, monkeypatch):
-    drawn, draw = [], sam2.masks.draw_window
-    monkeypatch.setattr(sam2.masks, "draw_window", lambda *runs: drawn.append(1) or draw(*runs))
+    drawn, draw = [], sa1bpack.masks.draw_window
+    monkeypatch.setattr(sa1bpack.masks, "draw_window", lambda *runs: drawn.append(1) or draw(*runs))
     many = max(range(len(raw)), key=lambda index: len(raw.get_video(index)[1].load(0)))
     _, masks, _ = datapoint(raw, many, 2, random.Random(0))
     assert len(drawn) == len(masks) == 2

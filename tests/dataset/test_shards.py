@@ -218,7 +218,7 @@ def test_a_map_or_file_that_is_refused_again_is_an_error_of_its_own(
 REAL_LIMITS = """
 import ctypes, mmap, resource, sys
 from pathlib import Path
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import open as open_pack
 from sa1bpack.errors import ResourceShortage
 
 root = sys.argv[1]

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from batches import same_batches
+from format_files import sample_views
 from layout_packs import GRID, LAYOUTS, MASKS, SIDE, SIZES
 from mask_oracle import decode, grid
 from pycocotools import mask as coco
@@ -12,14 +13,22 @@ from small_tars import changed, members, record, write_tar
 
 import sa1bpack
 from sa1bpack import OptionError, ReadError
-from sa1bpack.format.shard_reader import open_shard
 
 
 def planes_of(ds, index) -> dict[str, np.ndarray]:
-    """The stored planes of a sample, from the format's own reader."""
+    """The stored planes of a sample, from its bytes by docs/format.md."""
     number, row, _, _ = ds.locate(index)
-    folder = ds.root / "shards" / ds.manifest.shards[number].name
-    return open_shard(folder).planes(row)
+    stored = sample_views(ds.root / "shards" / ds.manifest.shards[number].name, row)
+    height, width = stored["size"][2:].tolist()
+    rows, columns = (height, width) if ds.layout.fit == "native" else (SIDE, SIDE)
+    if ds.layout.pixels == "rgb":
+        return {"rgb": stored["image"].reshape(rows, columns, 3)[:height, :width]}
+    half, sides = [(side + 1) // 2 for side in (height, width)], (-(-rows // 2), -(-columns // 2))
+    luma, chroma = rows * columns, sides[0] * sides[1]
+    y, cb, cr = np.split(stored["image"].reshape(-1), [luma, luma + chroma])
+    halves = (plane.reshape(sides)[: half[0], : half[1]] for plane in (cb, cr))
+    planes = (y.reshape(rows, columns)[:height, :width], *halves)
+    return dict(zip(("y", "cb", "cr"), map(np.ascontiguousarray, planes), strict=True))
 
 
 def rgb_of(ds, index) -> np.ndarray:

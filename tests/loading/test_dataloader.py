@@ -162,8 +162,8 @@ def test_workers_finish_their_batches_before_the_program_ends(packed):
 import os, time
 import multiprocessing
 from pathlib import Path
-from sa1bpack.adapters.dataloader import make_dataloader
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import make_dataloader
+from sa1bpack import open as open_pack
 
 def slow(sample):
     file = Path(f"/dev/shm/torch_{{os.getpid()}}_{{sample['image_id']}}")

@@ -23,8 +23,7 @@ def run(script: str, root: Path) -> str:
     # Not dump_traceback_later, whose lock a forked child would wait for forever at exit.
     guard = "import faulthandler, os, signal, sys, threading\nsignal.alarm(60)\n"
     guard += "faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)\n"
-    head = "from sa1bpack.dataset.open_pack import open as open_pack\n"
-    head += f"from sa1bpack.loading.loader import Loader\nds = open_pack({str(root)!r})\n"
+    head = f"from sa1bpack import Loader, open as open_pack\nds = open_pack({str(root)!r})\n"
     return python("-W", "error", "-c", guard + head + script, timeout=90)
 
 
