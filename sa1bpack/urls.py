@@ -68,8 +68,8 @@ class SideSource(Protocol):
 
     root: Path
 
-    def bring(self, spec: Any, shard: Any) -> Lease:
-        """Bring the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
+    def fetch(self, spec: Any, shard: Any) -> Lease:
+        """Fetch the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
 
 
 class ShardSource(Protocol):
@@ -87,7 +87,7 @@ class ShardSource(Protocol):
     limit: int
     forks: bool
 
-    def bring(self, entry: Any, digest: str, layout: Any) -> Lease:
+    def fetch(self, entry: Any, digest: str, layout: Any) -> Lease:
         """Fetch a shard, whole, if it is not there.
 
         Args:

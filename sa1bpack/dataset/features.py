@@ -46,7 +46,7 @@ class Feature:
     def open(self, number: int, leases: list[Lease]) -> FeatureShard:
         """The rows of a shard, by its number; what keeps them in place is added to the leases.
 
-        Raises FormatError if they are missing or damaged, OSError, and what bringing them raises,
+        Raises FormatError if they are missing or damaged, OSError, and what fetching them raises,
         see `urls.SideSource`.
         """
         shard, folder = self.shards[number], self.folders[number]
@@ -59,7 +59,7 @@ class Feature:
             empty = np.empty((0, *self.spec.stored_shape), self.spec.stored)
             return FeatureShard(Path(), self.spec, empty, 0)
         if folder in self.sources:
-            leases.append(self.sources[folder].bring(self.spec, shard))
+            leases.append(self.sources[folder].fetch(self.spec, shard))
         return FeatureShard.open(folder, self.spec, shard)
 
 

@@ -128,7 +128,7 @@ class PackFolder:
         """
         entry, layout, leases = self.manifest.shards[number], self.layout, []
         if self.source is not None:
-            leases.append(self.source.bring(entry, self.identities[number].digest, layout))
+            leases.append(self.source.fetch(entry, self.identities[number].digest, layout))
         folder = self.shard_path(number)
         shard = open_shard(folder, layout, deep=False)
         if shard.lengths != entry.lengths:

@@ -136,11 +136,11 @@ class PackFiles:
         """XXH3-128 of a file. Raises OSError."""
         return file_digest(path)
 
-    def bring(self, shard: str) -> None:
-        """Bring the files of a shard before they are looked at, again for each try."""
+    def fetch(self, shard: str) -> None:
+        """Fetch the files of a shard before they are looked at, again for each try."""
 
-    def leave(self, shard: str) -> None:
-        """Leave a shard of which only `image_id`, `mask_offset` and metadata are still needed."""
+    def release(self, shard: str) -> None:
+        """Free the room of a shard, but for `image_id`, `mask_offset` and metadata."""
 
 
 class Check:

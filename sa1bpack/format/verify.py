@@ -239,7 +239,7 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
     for entry in shards:
         quick = scope.quick and entry.name not in scope.full
         check.again(partial(_check_shard, check, entry, manifest, quick))
-        check.files.leave(entry.name)
+        check.files.release(entry.name)
     if index is not None:
         with check.collecting():
             damaged = {problem.shard for problem in check.problems}
@@ -267,7 +267,7 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
 
 def _check_shard(check: Check, entry: ShardEntry, manifest: Manifest, quick: bool) -> None:
     folder = check.files.root / SHARDS_NAME / entry.name
-    check.files.bring(entry.name)
+    check.files.fetch(entry.name)
     with check.collecting(shard=entry.name):
         if folder.is_dir():
             check_shard(check, folder, entry, manifest.layout, quick=quick)
@@ -364,7 +364,7 @@ def _unlisted_shards(check: Check, manifest: Manifest) -> list[ShardEntry]:
     with check.collecting():
         for folder in () if manifest.complete else shard_folders(check.files.root):
             if folder.name not in listed:
-                check.files.bring(folder.name)
+                check.files.fetch(folder.name)
                 with check.collecting(shard=folder.name):
                     entries.append(open_shard(folder, manifest.layout).entry)
                     check.notes.append(f"{folder}: a complete shard not in the manifest yet")

@@ -179,7 +179,7 @@ class Cache:
         """
         outcome: Future[None]
 
-        def bring() -> None:
+        def work() -> None:
             try:
                 with self._alone(name) as lock:
                     if lock is not None:
@@ -190,7 +190,7 @@ class Cache:
 
         while (lease := self.lease(name)) is None:
             outcome = Future()
-            threading.Thread(target=bring, name="sa1bpack-bring", daemon=True).start()
+            threading.Thread(target=work, name="sa1bpack-cache", daemon=True).start()
             try:
                 outcome.result()
             except OSError as error:

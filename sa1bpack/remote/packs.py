@@ -95,7 +95,7 @@ def open_origin(url: str) -> Origin:
     return _origin(url, os.getpid() if local_folder(url) is None else None)
 
 
-class _Brought:
+class _Cached:
     """A folder of a cache with links to what was fetched from an origin, see ShardSource."""
 
     def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock):
@@ -107,7 +107,7 @@ class _Brought:
         """The counts of what this process has read from this URL so far."""
         return self._origin.counts
 
-    def _bring(self, path: str, name: str, digest: str, arrays, link: str) -> Lock:
+    def _fetch(self, path: str, name: str, digest: str, arrays, link: str) -> Lock:
         """A shard or feature shard, in use, with a link to it; fetched by `fetch_group` if need be.
 
         Args:
@@ -127,13 +127,13 @@ class _Brought:
         return lease
 
 
-class RemotePack(_Brought):
+class RemotePack(_Cached):
     """A pack, see `urls.ShardSource`. It pickles to its place in the cache."""
 
-    def bring(self, entry: ShardEntry, digest: str, layout: Layout) -> Lock:
+    def fetch(self, entry: ShardEntry, digest: str, layout: Layout) -> Lock:
         """See ShardSource."""
         path = f"{SHARDS_NAME}/{entry.name}"
-        return self._bring(path, entry.name, digest, layout.array_rows(entry.lengths), path)
+        return self._fetch(path, entry.name, digest, layout.array_rows(entry.lengths), path)
 
     def open_side(self, name: str) -> "RemoteSide | None":
         """See ShardSource. Raises NotAPack for a URL of something else."""
@@ -156,14 +156,14 @@ def _reopened(url: str, root: Path, name: str) -> RemotePack:
     return RemotePack(open_origin(url), cache, name, lease)
 
 
-class RemoteSide(_Brought):
+class RemoteSide(_Cached):
     """A feature, see `urls.SideSource`, below a path in its origin: "", or "side/NAME/"."""
 
     def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, prefix: str):
         super().__init__(origin, cache, name, lease)
         self._prefix, self._digest = prefix, file_digest(self.root / MANIFEST_NAME)
 
-    def bring(self, spec: SideSpec, shard: ShardIdentity) -> Lock:
+    def fetch(self, spec: SideSpec, shard: ShardIdentity) -> Lock:
         """See SideSource."""
         path = f"{self._prefix}{shard.feature_shard}"
         manifest = f"{self._prefix}{MANIFEST_NAME}"
@@ -177,7 +177,7 @@ class RemoteSide(_Brought):
                 f"{self._origin.url}/{path}: no rows for {shard.name}; {why}"
             ) from None
         name, arrays = f"{spec.name}-{shard.feature_shard}", spec.arrays(shard.lengths)
-        return self._bring(path, name, digest, arrays, shard.feature_shard)
+        return self._fetch(path, name, digest, arrays, shard.feature_shard)
 
 
 def _link(link: Path, folder: Path) -> None:
@@ -358,11 +358,11 @@ class _Mirror(PackFiles):
         """A text with the URL in place of the temporary folder."""
         return text.replace(str(self.root), self.url)
 
-    def bring(self, shard: str) -> None:
+    def fetch(self, shard: str) -> None:
         """See PackFiles."""
         self._fetch(path for path in self._sizes if self._shard_of(path) == shard)
 
-    def leave(self, shard: str) -> None:
+    def release(self, shard: str) -> None:
         """See PackFiles."""
         for path, size in self._sizes.items():
             keep = path.rpartition("/")[2] in (METADATA_NAME, CHECKSUMS_NAME)
