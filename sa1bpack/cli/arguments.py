@@ -26,7 +26,7 @@ COMMANDS = {
     "pack": ("packs", "decode tars into shards"),
     "finalize": ("packs", "make one pack of what the parts of a job have packed"),
     "verify": ("packs", "check a pack against its checksums"),
-    "repair": ("packs", "rebuild the damaged parts of a pack from its tars"),
+    "repair": ("packs", "rebuild what is damaged in a pack from its tars"),
     "merge": ("packs", "merge packs into one, by links where possible"),
     "export": ("reading", "write the annotations of a pack as SA-1B JSON or COCO JSON"),
     "subset": ("reading", "select samples of a pack, and save their ids in a small file"),

@@ -89,7 +89,7 @@ class AreaGrid(NamedTuple):
         edge_row: int32 (H + 1,), the cell row that contains edge y (that at the end: their number).
         edge_below: int32 (H + 1,), how much of that cell row is below the edge, 1 to D.
         column_cell: int32 (W,), the first cell column that source column x overlaps.
-        column_part: int32 (W,), how much of source column x that is.
+        column_share: int32 (W,), how much of source column x that is.
         column_rest: int32 (W,), how much of source column x the following cell columns overlap.
         block_begin: int64 (blocks + 1,), the first source column that overlaps cell column 8·b.
         block_end: int64 (blocks,), the first source column right of cell column 8·b + 7.
@@ -102,7 +102,7 @@ class AreaGrid(NamedTuple):
     edge_row: np.ndarray
     edge_below: np.ndarray
     column_cell: np.ndarray
-    column_part: np.ndarray
+    column_share: np.ndarray
     column_rest: np.ndarray
     block_begin: np.ndarray
     block_end: np.ndarray
@@ -138,7 +138,7 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
     )
     edge_row = lines // y.cell
     column = edges[:-1] // x.cell
-    part = np.minimum((column + 1) * x.cell, edges[1:]) - edges[:-1]
+    share = np.minimum((column + 1) * x.cell, edges[1:]) - edges[:-1]
     first = -x.cells % 8 if x.mirrored else 0  # number of the leftmost cell column
     blocks = np.arange(0, x.cells + 8, 8) - first  # the first cell column of each, and the end
     bounds = np.clip(blocks, 0, x.cells) * x.cell + x.start
@@ -150,8 +150,8 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
         edge_row=frozen(edge_row, np.int32),
         edge_below=frozen((edge_row + 1) * y.cell - lines, np.int32),
         column_cell=frozen(first + column, np.int32),
-        column_part=frozen(part, np.int32),
-        column_rest=frozen(np.diff(edges) - part, np.int32),
+        column_share=frozen(share, np.int32),
+        column_rest=frozen(np.diff(edges) - share, np.int32),
         block_begin=frozen(np.clip(bounds // x.pixel, 0, x.pixels), np.int64),
         block_end=frozen(np.clip(-(-bounds[1:] // x.pixel), 0, x.pixels), np.int64),
     )
@@ -254,7 +254,7 @@ def _add_run(acc, grid, block, begin, end):
         end_below = grid.edge_below[np.uint64(y_end)]
         first_row, last_row = min(first_row, top_row), max(last_row, end_row)
         lane = grid.column_cell[np.uint64(x)] - 8 * block
-        weight = np.int64(grid.column_part[np.uint64(x)])
+        weight = np.int64(grid.column_share[np.uint64(x)])
         rest = np.int64(grid.column_rest[np.uint64(x)])
         while True:  # for each cell column that it overlaps: one, rarely two
             if lane >= 0:

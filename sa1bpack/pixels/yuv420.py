@@ -90,7 +90,7 @@ def next_vector(k, count):
 # ----------------------------------- rows to RGB, in vectors of 16-bit numbers; PIXELS or more long
 
 
-def _part(builder, values, factor: int):
+def _scaled(builder, values, factor: int):
     """round(values * factor / 65536), half upwards: the upper halves of 32-bit products."""
     twice = builder.sext(builder.add(values, values), vector(INT))
     upper = builder.ashr(builder.mul(twice, every(INT, factor)), every(INT, 16))
@@ -158,9 +158,9 @@ def _convert(typingctx, light, cb, cr, target):
         y = builder.zext(load(builder, light, BYTE), vector(SHORT))
         cb, cr = load(builder, cb, SHORT), load(builder, cr, SHORT)
         # 91881 = 65536 + 26345, 116130 = 2 * 65536 - 14942
-        red = builder.add(cr, _part(builder, cr, 26345))
+        red = builder.add(cr, _scaled(builder, cr, 26345))
         green = builder.sub(_green(builder, cb, cr), cr)
-        blue = builder.add(builder.add(cb, cb), _part(builder, cb, -14942))
+        blue = builder.add(builder.add(cb, cb), _scaled(builder, cb, -14942))
         channels = [_clamped(builder, builder.add(y, each)) for each in (red, green, blue)]
         store(builder, interleaved(builder, *channels), target)
         return context.get_dummy_value()

@@ -38,17 +38,17 @@ def quantized(tmp_path):
         write_pack(root, {"sa_000000-000": (0,) * len(rows)})
         ds = sa1bpack.open(root)
         made = sa1bpack.attach(ds, "a", np.array(rows), ds.column("image_id"), quantize=kind)
-        (part,) = made.folder.glob("sa_*")
-        values = arrays_of(part)["values"]
+        (folder,) = made.folder.glob("sa_*")
+        values = arrays_of(folder)["values"]
         if replaced is not None:
-            (path,) = (part / "values").glob("c.*")
+            (path,) = (folder / "values").glob("c.*")
             path.write_bytes(replaced.tobytes() + path.read_bytes()[values.nbytes :])
         return ds.with_options(features=["a"]), values
 
     return quantized
 
 
-def part_sizes(folder) -> int:
+def stored_bytes(folder) -> int:
     return sum(path.stat().st_size for path in folder.glob("*/values/c.0*"))
 
 
@@ -71,7 +71,7 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def test_the_bytes_are_half_and_the_error_is_within_what_is_stated(ds, pack, kind):
     made = sa1bpack.derive(ds, "half", embed, spatial=True)
     small = sa1bpack.derive(ds, kind, embed, spatial=True, quantize=kind)
-    assert part_sizes(small.folder) / part_sizes(made.folder) < 0.51
+    assert stored_bytes(small.folder) / stored_bytes(made.folder) < 0.51
     found = sa1bpack.open(pack, features=kind).column(kind)
     assert found.dtype == np.float16 and found.shape == (len(ds), 8, 16, 16)
     rows = embed({"image_ids": ds.column("image_id")}, "float32").double().numpy()

@@ -362,7 +362,7 @@ class EpochBatches:
         found = np.arange(first, stop) >= len(self.order)
         if self.buckets is not None and found.any():
             found = found[self._left_over(self._take(first, stop))]
-        return found[self._part(stop - first)]
+        return found[self._own(stop - first)]
 
     def number(self, k: int) -> int:
         """The number of batch k, counted from the first sample of the epoch.
@@ -387,12 +387,12 @@ class EpochBatches:
             IndexError: batch k does not exist.
         """
         first, stop = self.span(k)
-        part = self._part(stop - first)
+        own = self._own(stop - first)
         if self.buckets is not None or self.order.arranges:
-            return self.global_batch(k)[part]
-        return self._take(first + part.start, first + part.stop)
+            return self.global_batch(k)[own]
+        return self._take(first + own.start, first + own.stop)
 
-    def _part(self, length: int) -> slice:
+    def _own(self, length: int) -> slice:
         """This rank's part of a batch of that many samples."""
         return slice(
             length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size
