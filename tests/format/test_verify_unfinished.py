@@ -153,7 +153,7 @@ def test_a_kill_is_no_damage(stage, tmp_path, scenario, call):
     for at in range(0, total, 1 if call == "rename" else 4):
         case.begin()
         code, said = case.run(case.plan("kill", at=at, calls=(call,)).apply)
-        assert code == -signal.SIGKILL, said
+        assert code == (-signal.SIGKILL if case.hits() else case.code), said
         report = check(case.root, quick=True)
         assert report.ok, (at, report.problems)
         assert len(sa1bpack.open(case.root)) >= whole

@@ -73,11 +73,12 @@ def _arrays(image_size, mask_size, fit, pixels, bits, runs) -> dict[str, Array]:
     }
     absent = {"image_offset"} if fit != "native" else set()
     absent |= (set() if bits else {"mask_bits"}) | (set() if runs else {"run_offset", "run_ends"})
-    return {
-        name: as_array(dtype, *images[fit, pixels] if name == "image" else (shape, dims),
-                       S=image_size, Sm=mask_size)
-        for name, dtype, shape, dims, _ in documented("Arrays of a shard") if name not in absent
-    }  # fmt: skip
+    found = {}
+    for name, dtype, *described, _ in documented("Arrays of a shard"):
+        if name not in absent:
+            shape, dims = images[fit, pixels] if name == "image" else described
+            found[name] = as_array(dtype, shape, dims, S=image_size, Sm=mask_size)
+    return found
 
 
 # ------------------------------------------------------------------------------------- reading
@@ -236,13 +237,12 @@ def write_shard(shards: Path, name: str, samples: list[Sample], layout: dict[str
     """Write a shard of these samples; with `publish` it is one of the pack."""
     source, part = name.rsplit("-", 1)
     found, described = shard_arrays(layout, samples), array_table(layout)
-    attributes = {
-        "format": [1, 0], "layout": layout, "source": source, "part": int(part),
-        "samples": len(samples), "masks": len(found["area"]),
-        "runs": len(found.get("run_ends", ())),
-        "image_bytes": len(found["image"]) if layout["fit"] == "native" else 0,
-        "annotations": int(found["annotation_count"].sum()),
-    }  # fmt: skip
+    attributes = {"format": [1, 0], "layout": layout, "source": source, "part": int(part)}
+    attributes |= {"samples": len(samples), "masks": len(found["area"])}
+    attributes |= {"runs": len(found.get("run_ends", ())), "image_bytes": 0}
+    attributes["annotations"] = int(found["annotation_count"].sum())
+    if layout["fit"] == "native":
+        attributes["image_bytes"] = len(found["image"])
     arrays = {name: (values, described[name].dims) for name, values in found.items()}
     write_group(shards / name, arrays, attributes)
 
@@ -252,10 +252,8 @@ def publish(root: Path, names: Iterable[str] | None = None, **keys) -> dict[str,
 
     Its keys stay as they were, but for those that are given: a new pack needs a layout.
     """
-    manifest = {
-        "format": "sa1bpack", "version": [1, 0], "complete": True, "options": {}, "sources": [],
-        "counts": {}, "shards": [],
-    }  # fmt: skip
+    manifest = {"format": "sa1bpack", "version": [1, 0], "complete": True}
+    manifest |= {"options": {}, "sources": [], "counts": {}, "shards": []}
     if (root / "manifest.json").exists():
         manifest = manifest_of(root)
     if names is not None:

@@ -34,11 +34,9 @@ SPECS = {
 
 
 # Array of a shard → key of a sample.
-NUMBERS = {
-    "bbox": "bboxes", "area": "areas", "predicted_iou": "predicted_ious",
-    "stability_score": "stability_scores", "point_coords": "point_coords",
-    "crop_box": "crop_boxes", "annotation_id": "annotation_ids",
-}  # fmt: skip
+NUMBERS = {"bbox": "bboxes", "area": "areas", "predicted_iou": "predicted_ious"}
+NUMBERS |= {"stability_score": "stability_scores", "point_coords": "point_coords"}
+NUMBERS |= {"crop_box": "crop_boxes", "annotation_id": "annotation_ids"}
 
 
 def read_everything(root: Path, name: str, target: str | None) -> int:

@@ -160,10 +160,8 @@ def _write_rows(folder: Path, spec: Feature, shard: Path) -> None:
     rows = [side_rows(spec, image_id, count) for image_id, count in zip(ids, masks, strict=True)]
     empty = side_rows(spec._replace(axis="mask"), 0, 0)
     sums = [xxhash.xxh3_64_intdigest(each.tobytes()) for each in rows]
-    attributes = {
-        "format": [1, 0], "side": spec.name, "shard": shard.name,
-        "digest": digest_of(shard / SUMS), "samples": len(ids), "masks": sum(masks),
-    }  # fmt: skip
+    attributes = {"format": [1, 0], "side": spec.name, "shard": shard.name}
+    attributes |= {"digest": digest_of(shard / SUMS), "samples": len(ids), "masks": sum(masks)}
     values = np.concatenate([empty, *rows]), (spec.axis, *spec.dims)
     write_group(
         folder, {"values": values, "checksum": (np.array(sums, "<u8"), ["sample"])}, attributes
