@@ -24,7 +24,7 @@ def test_a_flipped_bit_in_any_file_of_the_pack_itself_is_repaired_from_shards(ro
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_text("{"), flip])
 def test_a_lost_manifest_is_rewritten_from_the_shards_and_the_tars(root, tars, expected, spoil):
     spoil(root / "manifest.json")
-    flip(root / "shards" / SECOND / "run_ends" / "c.0")
+    flip(root / "shards" / SECOND / "area" / "c.0")
     shutil.rmtree(root / "shards" / "sa_000001-000")
     result = sa1bpack.repair(root, tars, workers=1)
     assert result.ok and result.complete and result.rewritten
