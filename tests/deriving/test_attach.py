@@ -1,10 +1,9 @@
 """attach: rows find their images and masks by id, in any order."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
+from format_files import manifest_of
 from packs_with_features import stored
 from torch.utils.data import Subset, random_split
 
@@ -54,7 +53,7 @@ def test_a_memory_map_and_bits_of_bfloat16_are_taken(ds, pack, given, tmp_path):
     mapped = np.load(tmp_path / "a.npy", mmap_mode="c")
     tensor = torch.from_numpy(mapped.view(np.int16)).view(torch.bfloat16)
     result = attach(ds, "a", tensor, ids)
-    assert json.loads((result.folder / "manifest.json").read_text())["dtype"] == "bfloat16"
+    assert manifest_of(result.folder)["dtype"] == "bfloat16"
     lookup = dict(zip(ids.tolist(), bits, strict=True))
     expected = np.stack([lookup[image] for image in ds.column("image_id").tolist()])
     np.testing.assert_array_equal(stored(result.folder, pack), expected)

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import json
 import pickle
 import shutil
 import sys
@@ -10,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from format_files import manifest_of
 from packs_with_features import stored
 from shard_files import arrays_of, feature_shards_of
 from small_tars import contents
@@ -24,11 +24,6 @@ DTYPES = (
     "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
 )  # fmt: skip
 calls = []
-
-
-def manifest_of(folder) -> dict:
-    """What a feature is, and how it was made."""
-    return json.loads((folder / "manifest.json").read_text())
 
 
 def embed(batch, scale=1.0):

@@ -39,6 +39,18 @@ def by_pil(data: bytes, height: int, width: int) -> np.ndarray:
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
+def documented_planes(rgb: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Y, Cb and Cr by the formulas of docs/format.md."""
+    rgb = rgb.astype(np.int64)
+    padded = np.pad(rgb, [(0, n % 2) for n in rgb.shape[:2]] + [(0, 0)], "edge")
+    sums = sum(padded[i::2, j::2] for i in (0, 1) for j in (0, 1))
+    return (
+        (rgb @ [19595, 38470, 7471] + 32768) >> 16,
+        (sums @ [-11059, -21709, 32768] + 33685503) >> 18,
+        (sums @ [32768, -27439, -5329] + 33685503) >> 18,
+    )
+
+
 def psnr(one: np.ndarray, other: np.ndarray) -> float:
     """Peak signal-to-noise ratio in dB, infinite for equal images."""
     error = np.mean((one.astype(float) - other) ** 2)

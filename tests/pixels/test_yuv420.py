@@ -8,7 +8,7 @@ import pytest
 from commands import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpegs import by_pil, jpeg_of, picture, psnr, stored_size
+from jpegs import by_pil, documented_planes, jpeg_of, picture, psnr, stored_size
 from PIL import Image, features
 
 from sa1bpack.pixels import decode_into, yuv420_to_rgb
@@ -35,18 +35,6 @@ def planes_of(rgb):
     planes = empty_planes(*rgb.shape[:2])
     rgbx_to_yuv420(np.ascontiguousarray(rgbx).view("<u4")[..., 0], *planes)
     return planes
-
-
-def documented_planes(rgb):
-    """The formulas of docs/format.md, in numpy."""
-    red, green, blue = np.moveaxis(rgb.astype(np.int64), -1, 0)
-    y = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
-    padded = np.pad(rgb.astype(np.int64), [(0, n % 2) for n in rgb.shape[:2]] + [(0, 0)], "edge")
-    sums = sum(padded[i::2, j::2] for i in (0, 1) for j in (0, 1))
-    red, green, blue = np.moveaxis(sums, -1, 0)
-    cb = (-11059 * red - 21709 * green + 32768 * blue + 33685503) >> 18
-    cr = (32768 * red - 27439 * green - 5329 * blue + 33685503) >> 18
-    return y, cb, cr
 
 
 def documented_rgb(y, cb, cr):

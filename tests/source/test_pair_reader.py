@@ -31,11 +31,6 @@ def read_pairs(path, **options):
         return list(reader), reader
 
 
-def codes(reader):
-    """{member: code} of the rejects."""
-    return {reject.member: reject.code for reject in reader.rejects}
-
-
 def members_of(count, size=1000, seed=0):
     """[(name, data)] of `count` pairs, in random order."""
     rng = random.Random(seed)
@@ -151,7 +146,7 @@ def test_a_member_that_cannot_be_half_of_a_pair_is_rejected_with_its_reason(
     monkeypatch.setattr(pairs_module, "MAX_JSON_BYTES", 10)
     found, reader = read_pairs(write(tar_bytes(members)))
     assert [(p.file_name, p.jpeg, p.json) for p in found] == pairs
-    assert codes(reader) == rejects
+    assert {reject.member: reject.code for reject in reader.rejects} == rejects
     assert not rejects or detail in reader.rejects[0].detail
 
 
