@@ -153,7 +153,7 @@ def test_what_a_pack_cannot_take_is_3_and_changes_nothing(command, packed, tar, 
 
 def test_a_folder_in_use_is_refused(command, tar, packed):
     with (packed / ".lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_SH)
         code, _, error = command(*pack_command(tar, packed))
     assert code == 3 and "another process packs into this folder" in error
 

@@ -43,7 +43,7 @@ def test_a_repair_names_what_was_damaged_and_what_was_rebuilt(command, root, tar
 def test_remaining_damage_is_1_and_names_what_is_needed(command, root):
     flip(root / IMAGES, 100)
     with (root / ".lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_SH)
         assert command("repair", root)[0] == 3  # in use
     code, out, error = command("repair", root)
     assert code == 1 and out.splitlines()[-1].endswith("STILL DAMAGED")
