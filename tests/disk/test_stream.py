@@ -59,6 +59,16 @@ def test_direct_reads_leave_the_page_cache_as_it_is(helper, direct_folder):
     assert not resident(path).any()
 
 
+def test_a_read_that_ends_early_is_continued(helper, direct_folder, monkeypatch):
+    path, preadv = direct_folder / "short-reads", os.preadv
+    data = written(path, 7 * BLOCK + 5)
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: preadv(file, [into[0][:BLOCK]], at))
+    for past_cache in (True, False):
+        file = direct.FileStream(str(path), len(data), past_cache, helper)
+        assert file.read(8 * BLOCK).tobytes() == data
+        file.close()
+
+
 def test_closing_waits_for_a_read_in_progress_and_cancels_later_ones(helper, tmp_path, monkeypatch):
     written(tmp_path / "file", 9 * BLOCK)
     began, may_end, preadv, log = threading.Event(), threading.Event(), os.preadv, []
