@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 from batches import join_readers, readers, rows_of
-from loader_seams import before_copies, ends_within
+from loader_seams import around_takes, before_copies, ends_within
 
 from sa1bpack import Loader, LoaderError
 from sa1bpack.errors import LoaderTimeout
@@ -79,10 +79,15 @@ def test_close_wakes_a_consumer_that_waits(ds, held):
     assert not consumer.is_alive() and "ended by" in str(found[0])
 
 
-def test_late_threads_alone_do_not_add_buffers(ds, held, memory):
+def test_late_threads_alone_do_not_add_buffers(ds, held, memory, monkeypatch):
     """Theirs come back when they are done; the consumer keeps none."""
     _, release = held
-    with Loader(ds, 1, threads=3, prefetch=1, timeout=0.2) as loader:
+
+    def impatient(take, timeout, doing):
+        return take(timeout if release.is_set() else 0.05, doing)
+
+    around_takes(monkeypatch, impatient)
+    with Loader(ds, 1, threads=3, prefetch=1) as loader:
         for _ in range(3):  # the first two hold all buffers
             with pytest.raises(LoaderTimeout):
                 next(iter(loader))
