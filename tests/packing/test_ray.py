@@ -11,7 +11,6 @@ import psutil
 import pytest
 from commands import finish, pack_command, start, temporaries, wait_until
 from on_ray import on_ray
-from preloads import after_import
 from small_tars import SMALL, contents
 
 import sa1bpack
@@ -20,33 +19,31 @@ from sa1bpack.errors import OptionsDiffer
 
 pytest.importorskip("ray", reason="ray is not installed: make ray")
 
-# Preloaded into every process of the cluster: the first that has published or rebuilt a shard after
-# the file `pause` appeared stops there, and leaves its number.
+# Preloaded into every process of the cluster: the first that has named a complete shard after the
+# file `pause` appeared stops there, and leaves its number.
 _PAUSE = """
 import os, time
 from pathlib import Path
 
-folder = Path(__file__).parent
-"""
-_IN_ADD_SHARD = """
-add_shard = module.PackState.add_shard
+folder, rename = Path(__file__).parent, os.rename
 
 
-def added(state, shard):
-    add_shard(state, shard)
+def renamed(source, target):
+    rename(source, target)
+    if not Path(target).name.startswith("sa_"):
+        return
     try:
         (folder / "pause").unlink()
     except FileNotFoundError:
         return
     (folder / "writing").write_text(str(os.getpid()))
-    (folder / "writing").rename(folder / "paused")
+    rename(folder / "writing", folder / "paused")
     while True:
         time.sleep(0.01)
 
 
-module.PackState.add_shard = added
+os.rename = renamed
 """
-_PAUSE += after_import("sa1bpack.packing.pack_state", _IN_ADD_SHARD)
 
 
 class Nodes:
@@ -69,7 +66,7 @@ class Nodes:
                 self._cluster.add_node(num_cpus=1, memory=10**9)
 
     def stop_the_next_task(self) -> None:
-        """The next task that publishes a shard stops there."""
+        """The next task that completes a shard stops there."""
         (self._folder / "paused").unlink(missing_ok=True)
         (self._folder / "pause").touch()
 
