@@ -10,29 +10,30 @@ import subprocess
 import threading
 from pathlib import Path
 from textwrap import indent
+from zlib import crc32
 
 import psutil
 import pytest
 from commands import finish, pack_command, run, start, temporaries, wait_until
 from forked import Forked
 from preloads import after_import
-from small_tars import SMALL, contents, members, rejects_of, write_tar
+from small_tars import SMALL, contents, members, photo, rejects_of, write_tar
 from system import failing, open_files
 
 import sa1bpack
 from sa1bpack.errors import PackError
 
-# What a worker does differently with each picture or with one, or at its start.
+# What the decoder in a worker does differently with each picture or with one, or at its import.
 WITH_ANY = """
-import os, signal
+import os, signal, zlib
 
-make_sample = module.make_sample
-def changed(file_name, *arguments):
+decode_jpeg = module.decode_jpeg
+def changed(jpeg, *arguments, **options):
     {action}
-    return make_sample(file_name, *arguments)
-module.make_sample = changed
+    return decode_jpeg(jpeg, *arguments, **options)
+module.decode_jpeg = changed
 """
-WITH_SA_6 = WITH_ANY.format(action='if file_name == "sa_6.jpg": {action}')
+WITH_SA_6 = WITH_ANY.format(action=f"if zlib.crc32(jpeg) == {crc32(photo(6))}: {{action}}")
 DIES = "os.kill(os.getpid(), signal.{name})"
 DIES_ONCE = "os.path.exists({flag!r}) or os.mkdir({flag!r}) or os.kill(os.getpid(), signal.SIGKILL)"
 NEVER_STARTS = """
@@ -43,12 +44,12 @@ sys.exit(7)
 
 @pytest.fixture
 def workers_that(tmp_path, monkeypatch):
-    """workers_that(change) runs `change` in every worker, with its module `attempt` as `module`."""
+    """workers_that(change) runs `change` in every worker, with its simplejpeg as `module`."""
 
     def workers_that(change: str) -> None:
         folder = tmp_path / "site"
         folder.mkdir(exist_ok=True)
-        preload = after_import("sa1bpack.packing.sample", change)
+        preload = after_import("simplejpeg", change)
         preload = "import sys\nif sys.argv[:1] == ['-m']:\n" + indent(preload, "    ")
         (folder / "sitecustomize.py").write_text(preload)
         monkeypatch.syspath_prepend(folder)
