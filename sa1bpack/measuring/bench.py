@@ -318,7 +318,8 @@ def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
             drop_pages(sorted({Path(path) for sample in spans for path, _, _ in sample}))
             threads = max(DIRECT_THREADS, min(available_cpus(), 8))
             reading = read_spans(spans, threads, seconds=duration)
-            disk = reading.nbytes / reading.seconds
+            disk = reading.nbytes / reading.seconds or None
+            why = "" if disk else f"no sample was read within {duration:g} s"
         except OSError as error:  # of Linux AIO, or of a file
             why = str(error)
     index = CUDA.index_of(task.device)

@@ -30,7 +30,7 @@ def test_info_without_a_pack_describes_the_machine(command):
 
 
 def test_bench_prints_ceilings_and_loaders_also_as_json(command, packed):
-    options = ("--batch-size", 2, "--seconds", 0.02)
+    options = ("--batch-size", 2, "--seconds", 0.001)
     code, text, error = command("bench", packed, *options)
     assert (code, error) == (0, "")
     assert "memory, copied by" in text and "\ndisk" in text and "DataLoader, 2 workers" in text
