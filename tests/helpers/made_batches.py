@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -205,8 +206,5 @@ def ragged(layout: str) -> dict:
         batch["masks"] = T.unpack_bits(batch["masks"])
     if layout == "runs":
         runs = rectangle_runs([RECTANGLES[k] for own in rows for k in own])
-        offsets = torch.tensor([0, 2, 2, 3])
-        batch["runs"] = RunBatch(
-            runs.run_ends, runs.run_offset, offsets, runs.sizes, runs.host_offset
-        )
+        batch["runs"] = replace(runs, mask_offset=torch.tensor([0, 2, 2, 3]))
     return batch

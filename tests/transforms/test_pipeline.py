@@ -1,6 +1,7 @@
 """The pipeline: images, masks, boxes and points stay aligned for all steps and layouts."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,6 @@ from sync_debug import waiting_is_an_error
 
 from sa1bpack import Linear, OptionError, Steps
 from sa1bpack import transforms as T
-from sa1bpack.transforms import RunBatch
 
 GEOMETRIC = {
     "none": [],
@@ -126,10 +126,8 @@ def test_all_layouts_of_a_batch_have_the_same_result(device):
 
 def test_runs_without_padding_are_drawn_in_the_rows_of_their_masks(device):
     """Three samples with 2, 0 and 1 masks: runs of three masks, and of nine in padded arrays."""
-    order = [0, 2, 1]
-    of_one = rectangle_runs([RECTANGLES[k] for k in order])
-    offsets = torch.tensor([0, 2, 2, 3])
-    runs = RunBatch(of_one.run_ends, of_one.run_offset, offsets, of_one.sizes, of_one.host_offset)
+    of_one = rectangle_runs([RECTANGLES[k] for k in (0, 2, 1)])
+    runs = replace(of_one, mask_offset=torch.tensor([0, 2, 2, 3]))
     pipeline = T.Pipeline(dataset(LAYOUT), [T.RandomHorizontalFlip()])
     flat = pipeline({**moved(ragged("concat"), device), "runs": runs.to(device)}, 0)["masks"]
     padded = pipeline({**moved(ragged("padded"), device), "runs": runs.to(device)}, 0)["masks"]
