@@ -85,11 +85,14 @@ def numbers_as(value, kind: type):
 def test_the_bits_of_number_types_are_the_documented_ones(tmp_path):
     """Of each record, the numbers under one key are whole."""
     found = members(range(len(NUMBERS)), 1)
-    for number, name in enumerate(NUMBERS):
-        changed(found, number, lambda record, name=name: record["annotations"][0].update({
-            key: numbers_as(record["annotations"][0][key], int if key == name else float)
-            for key in NUMBERS
-        }))  # fmt: skip
+    for number, whole in enumerate(NUMBERS):
+
+        def change(record, whole=whole):
+            [annotation] = record["annotations"]
+            for key in NUMBERS:
+                annotation[key] = numbers_as(annotation[key], int if key == whole else float)
+
+        changed(found, number, change)
     tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None)
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     folders = sorted((tmp_path / "pack/shards").glob("sa_*"))
