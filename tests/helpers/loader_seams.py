@@ -12,9 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from sa1bpack.loading import devices, iteration, loader, located_batch
-from sa1bpack.loading.batch_queue import BatchQueue, BufferPool
-from sa1bpack.loading.located_batch import LocatedBatch, SampleReader
+from sa1bpack.loading import batch_queue, devices, iteration, loader, located_batch
 
 
 def ends_within(monkeypatch, seconds: float) -> None:
@@ -22,44 +20,48 @@ def ends_within(monkeypatch, seconds: float) -> None:
     monkeypatch.setattr(iteration, "END_SECONDS", seconds)
 
 
-def before_copies(monkeypatch, call: Callable[[LocatedBatch], object]) -> None:
+def before_copies(monkeypatch, call: Callable[[located_batch.LocatedBatch], object]) -> None:
     """A thread that has begun to copy samples of a batch, and is about to read, calls this."""
-    copy = LocatedBatch.copy
+    copy = located_batch.LocatedBatch.copy
 
     def copied(batch, *arguments):
         call(batch)
         return copy(batch, *arguments)
 
-    monkeypatch.setattr(LocatedBatch, "copy", copied)
+    monkeypatch.setattr(located_batch.LocatedBatch, "copy", copied)
 
 
-def before_fills(monkeypatch, call: Callable[[LocatedBatch, np.ndarray], object]) -> None:
+def before_fills(
+    monkeypatch, call: Callable[[located_batch.LocatedBatch, np.ndarray], object]
+) -> None:
     """A thread that is about to fill a buffer, uint8 (n,), calls this."""
-    begin = LocatedBatch.begin
+    begin = located_batch.LocatedBatch.begin
 
     def begun(batch, data):
         call(batch, data)
         begin(batch, data)
 
-    monkeypatch.setattr(LocatedBatch, "begin", begun)
+    monkeypatch.setattr(located_batch.LocatedBatch, "begin", begun)
 
 
 def after_reads(monkeypatch, call: Callable[..., object]) -> None:
     """A thread that has read samples calls this with them, the destination, first and last."""
-    load = SampleReader.load
+    load = located_batch.SampleReader.load
 
     def loaded(reader, *arguments):
         found = load(reader, *arguments)
         call(*arguments)
         return found
 
-    monkeypatch.setattr(SampleReader, "load", loaded)
+    monkeypatch.setattr(located_batch.SampleReader, "load", loaded)
 
 
 def around_takes(monkeypatch, call: Callable[..., object]) -> None:
     """A consumer calls this in place of taking the next batch: take, timeout, what threads do."""
-    take = BatchQueue.take
-    monkeypatch.setattr(BatchQueue, "take", lambda queue, *given: call(take.__get__(queue), *given))
+    take = batch_queue.BatchQueue.take
+    monkeypatch.setattr(
+        batch_queue.BatchQueue, "take", lambda queue, *given: call(take.__get__(queue), *given)
+    )
 
 
 def nothing_told() -> AbstractContextManager:
@@ -68,17 +70,17 @@ def nothing_told() -> AbstractContextManager:
 
 
 @pytest.fixture
-def pools(monkeypatch) -> list[BufferPool]:
+def pools(monkeypatch) -> list[batch_queue.BufferPool]:
     """See `noted_pools`."""
     return noted_pools(monkeypatch)
 
 
-def noted_pools(monkeypatch) -> list[BufferPool]:
+def noted_pools(monkeypatch) -> list[batch_queue.BufferPool]:
     """The pools of buffers that loaders make from now on."""
     made = []
 
     def noted(*arguments):
-        made.append(BufferPool(*arguments))
+        made.append(batch_queue.BufferPool(*arguments))
         return made[-1]
 
     monkeypatch.setattr(loader, "BufferPool", noted)
