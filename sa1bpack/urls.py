@@ -21,6 +21,9 @@ from sa1bpack.errors import MissingPackage, OptionError
 WEB_SCHEMES = ("https", "http")
 STORE_SCHEMES = ("s3", "gs")
 
+# Bytes that a fetched folder takes besides the files of its arrays.
+FOLDER_BYTES = 1 << 16
+
 _FILE_URL = re.compile(rf"({'|'.join(STORE_SCHEMES + WEB_SCHEMES)})://", re.IGNORECASE)
 _PACK_URL = re.compile(rf"({'|'.join(STORE_SCHEMES)}|file)://", re.IGNORECASE)
 # What no URL contains, and what would end a line of a request.

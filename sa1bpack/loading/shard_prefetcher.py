@@ -11,6 +11,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.orders import Order
+from sa1bpack.urls import FOLDER_BYTES
 from sa1bpack.wording import counted, size_text
 
 # Bytes of shards that are opened before they are used: what a link of 25 Gbit/s delivers in the
@@ -34,6 +35,11 @@ def room(pack: Pack) -> int:
     return min(source.limit for source in pack.sources)
 
 
+def _sizes(ds: Dataset, numbers: list[int]) -> list[int]:
+    """The bytes that shards take on this machine."""
+    return [ds.manifest.shards[n].bytes + FOLDER_BYTES for n in numbers]
+
+
 def check_order(ds: Dataset, order: Order) -> None:
     """Raise OptionError for an order whose shards in use at any time exceed the room for them.
 
@@ -42,8 +48,7 @@ def check_order(ds: Dataset, order: Order) -> None:
     if order.shards_at_once is None:
         return
     numbers = np.unique(ds.pack.shard_numbers(ds.rows_at(np.arange(len(ds)))))
-    sizes = sorted((ds.manifest.shards[n].bytes for n in numbers.tolist()), reverse=True)
-    at_once = sizes[: order.shards_at_once]
+    at_once = sorted(_sizes(ds, numbers.tolist()), reverse=True)[: order.shards_at_once]
     if sum(at_once) > room(ds.pack):
         what = f"{counted(len(at_once), 'shard')} at any time, {size_text(sum(at_once))}"
         raise OptionError(
@@ -98,7 +103,7 @@ class ShardPrefetcher:
             shards, _, _, _ = self._ds.locate_many(self._batches[k])
             shards = np.unique(shards).tolist()
             new = [n for n in shards if n not in self._opened]
-            nbytes = sum(self._ds.manifest.shards[n].bytes for n in new)
+            nbytes = sum(_sizes(self._ds, new))
             if k > number:
                 if nbytes and self._ahead and self._ahead + nbytes > self._window:
                     break

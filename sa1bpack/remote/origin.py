@@ -36,7 +36,7 @@ from sa1bpack.format.files import (
     write_at,
 )
 from sa1bpack.format.layout import ArraySpec
-from sa1bpack.urls import Counts, local_folder
+from sa1bpack.urls import FOLDER_BYTES, Counts, local_folder
 
 # Requests at once for a shard: an object store takes tens of milliseconds to answer each, and
 # delivers some 50 to 100 MB/s of it then; see docs/cloud.md.
@@ -46,8 +46,6 @@ TRIES = 3
 # What one request fetches of a larger file: several at once are faster than one, and with fewer
 # bytes a request is mostly latency; see docs/cloud.md.
 RANGE_BYTES = 4 << 20
-# What a folder takes besides the files of its arrays.
-MORE_BYTES = 1 << 16
 
 # Path of a file in a folder → its length and its digest, or None if that is not known.
 Files = Mapping[str, tuple[int | None, str | None]]
@@ -130,7 +128,7 @@ def _readers(process: int) -> ThreadPoolExecutor:
 
 def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:
     """Bytes of a folder with these arrays, each with its number of rows."""
-    return MORE_BYTES + group_bytes(arrays)
+    return FOLDER_BYTES + group_bytes(arrays)
 
 
 def fetch_group(

@@ -1,6 +1,7 @@
 """A cache keeps its limit: what was used least recently is removed, and nothing that is in use."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -92,6 +93,14 @@ def test_an_order_that_mixes_more_shards_than_fit_is_refused_with_the_remedy(
         sa1bpack.Loader(ds, 2, order=fits).close()
     sa1bpack.Loader(ds[:4], 2, **mixed).close()  # of two shards
     sa1bpack.Loader(sa1bpack.open(pack), 2, **mixed).close()
+
+
+def test_an_order_is_refused_where_only_the_arrays_of_its_shards_fit(pack, tmp_path):
+    """Metadata and blocks of the disk count, which are most of a small shard."""
+    shards = json.loads((pack / "manifest.json").read_text())["shards"]
+    ds = open_cached(pack, tmp_path, sum(shard["bytes"] for shard in shards))
+    with pytest.raises(OptionError, match=r"4 shards at any time"):
+        sa1bpack.Loader(ds, 2, shuffle=True)
 
 
 def test_a_pack_that_does_not_fit_at_all_is_an_error_that_names_the_limit(pack, tmp_path):
