@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import finish, pack_command, published, start, temporaries, wait_until, workers_of
+from preloads import after_import
 from small_tars import SMALL, contents
 
 import sa1bpack
@@ -34,21 +35,20 @@ if worker:
     pause()
 """
 )
-_ONCE_A_TAR_IS_IN_THE_MANIFEST = (
-    _PAUSE
-    + """
-rename = os.rename
+_BEFORE_THE_SECOND_SHARD = _PAUSE + after_import(
+    "sa1bpack.packing.pack_state",
+    """
+add_shard = module.PackState.add_shard
 
 
-def renamed(source, target):
-    rename(source, target)
-    if Path(target).name == "manifest.json" and [*Path(target).parent.glob("shards/sa_*")]:
-        os.rename = rename  # only once: a run that ends replaces it again
-        pause()
+def added(state, shard):
+    module.PackState.add_shard = add_shard  # only once: a run that ends adds more
+    add_shard(state, shard)
+    pause()
 
 
-os.rename = renamed
-"""
+module.PackState.add_shard = added
+""",
 )
 
 
@@ -75,7 +75,7 @@ def start_paused(long_tars, tmp_path):
 )
 def test_a_signal_ends_a_run_tidily(start_paused, long_tars, long_pack, root, sent, code, word):
     """It reaches all processes; the next run completes the pack."""
-    process = start_paused(_ONCE_A_TAR_IS_IN_THE_MANIFEST, root, processes=1)
+    process = start_paused(_BEFORE_THE_SECOND_SHARD, root, processes=1)
     os.killpg(process.pid, sent)  # as a terminal and a job scheduler do
     found, _, error = finish(process)
     assert (found, error) == (
