@@ -21,7 +21,7 @@ import xxhash
 from sa1bpack.disk.direct import open_direct_if_possible, read_direct
 from sa1bpack.errors import FormatError
 from sa1bpack.format import arrays, files
-from sa1bpack.format.layout import ArraySpec, Layout, rows_checksum
+from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes, image_planes, rows_checksum
 from sa1bpack.format.manifest import ShardEntry
 
 REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
@@ -63,6 +63,32 @@ class Shard:
 
     def __len__(self) -> int:
         return self.lengths.samples
+
+    def planes(self, row: int) -> dict[str, np.ndarray]:
+        """The stored pixels of one sample, without padding: views of its planes by name.
+
+        {"rgb": (h, w, 3)}, or {"y": (h, w), "cb": (h / 2, w / 2), "cr": the same} with halves
+        rounded up; all uint8. `sa1bpack.pixels.yuv420_to_rgb` converts the latter.
+
+        Raises IndexError for a row outside 0 .. samples - 1, FormatError if the number of bytes of
+        the image does not follow from its size.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {self.folder}, which has {len(self)} samples")
+        height, width = self["size"][row, 2:].tolist()
+        if self.layout.flat:
+            start, stop = self["image_offset"][row : row + 2].tolist()
+            image = self["image"][start:stop]
+        else:
+            image = self["image"][row].reshape(-1)
+        expected = image_nbytes(self.layout, height, width)
+        if image.size != expected:
+            raise FormatError(
+                f"{self.folder / 'image_offset'}: sample {row} has {image.size} bytes of pixels, "
+                f"but its {height} x {width} take {expected}; {files.REMEDY}"
+            )
+        planes = image_planes(self.layout, height, width)
+        return {plane.name: plane.view(image) for plane in planes}
 
 
 def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True) -> Shard:

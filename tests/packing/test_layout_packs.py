@@ -92,3 +92,20 @@ def test_exact_pixels_are_the_documented_ones_in_every_layout(packed, options):
         stored = stored_size(height, width, 64, options["fit"])
         assert size == [height, width, *stored]
         np.testing.assert_array_equal(found.ravel(), reference(number, stored, **options))
+
+
+@pytest.mark.parametrize("options", LAYOUTS, ids=lambda options: "-".join(options.values()))
+def test_planes_of_a_shard_are_the_documented_ones_without_padding(packed, options):
+    shard = sa1bpack.open(packed(**options, resample="exact")).shards[0]
+    for row, number in enumerate(shard["image_id"].tolist()):
+        height, width = shard["size"][row, 2:].tolist()
+        rgb = by_pil(photo(number, *size_of(number)), height, width)
+        names = ("rgb",) if options["pixels"] == "rgb" else ("y", "cb", "cr")
+        expected = (rgb,) if options["pixels"] == "rgb" else documented_planes(rgb)
+        found = shard.planes(row)
+        assert tuple(found) == names
+        for name, plane in zip(names, expected, strict=True):
+            np.testing.assert_array_equal(found[name], plane)
+    for row in (-1, len(shard)):
+        with pytest.raises(IndexError, match=f"row {row} of "):
+            shard.planes(row)
