@@ -1,9 +1,8 @@
 """Many reads at once, past the page cache: the system calls of Linux AIO.
 
 A file opened with O_DIRECT is read by the device straight into the memory of the caller: the
-processor copies nothing, and the page cache stays as it is. `read_all` submits all requests in one
-system call and waits for all of them, so the number of requests in flight depends neither on
-threads nor on cores.
+processor copies nothing, and the page cache stays as it is. `read_all` submits up to DEPTH requests
+at a time and waits for all of them, so many are in flight without many threads or cores.
 
 Linux AIO and not io_uring, which many containers forbid and which is no faster for requests of this
 size (docs/decisions/0008-direct-reading.md).
@@ -84,7 +83,7 @@ def read_all(context, requests, count, status):
     """Read the first `count` requests, at most DEPTH at a time.
 
     Args:
-        context: address of a `Context`; no other thread may use it meanwhile.
+        context: `value` of a `Context`; no other thread may use it meanwhile.
         requests: int64 (n, 5), overwritten: an open file, the first byte, the number of bytes, and
             the address that they go to, all but the file multiples of BLOCK; and how many of the
             bytes are needed: the file may end after those.

@@ -27,7 +27,7 @@ from sa1bpack.format.manifest import ShardEntry
 REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
 
 # Bytes of one read from which it pays to leave the page cache out.
-_LARGE = 1 << 16
+_DIRECT_FROM = 1 << 16
 
 
 class Shard:
@@ -231,7 +231,7 @@ def read_rows(
     rows = np.empty((stop - first, *spec.row_shape), spec.dtype) if out is None else out
     if not rows.nbytes:  # an array without rows has no file
         return rows
-    large = direct and rows.nbytes >= _LARGE
+    large = direct and rows.nbytes >= _DIRECT_FROM
     past_cache = open_direct_if_possible(path) if large else None
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if past_cache is None else past_cache
     begin = first * spec.row_bytes

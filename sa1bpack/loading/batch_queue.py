@@ -6,7 +6,7 @@ it. Batches come out in the order in which they were begun, whichever is complet
 belongs to a Loader, and every epoch has its own queue, so a thread that finishes after its epoch
 has ended finds a closed queue: its batch is discarded, and its buffer returns to the pool.
 
-No wait is unbounded, and `close` wakes every waiting thread.
+The wait of a consumer ends by its timeout, and `close` wakes every waiting thread.
 """
 
 import gc
@@ -168,7 +168,7 @@ class QueuedBatch:
     """A batch of an epoch, from the thread that begins it to the consumer; one owner at a time.
 
     Attributes:
-        number: number of the batch in the epoch.
+        number: number of the batch, from where the epoch began or was resumed.
         buffer: its buffer in host memory; None once that is free for another batch.
         located: where the samples are stored, a LocatedBatch, once that is known.
         dropped: errors of samples that the batch lacks.
@@ -236,9 +236,9 @@ class BatchQueue:
     # ----------------------------------------------------------------------- threads that fill
 
     def next(self) -> tuple[QueuedBatch, SampleRange | None] | None:
-        """The next task of a thread: a part of a batch to copy; or, with None, a batch to plan.
+        """The next task of a thread: samples of a batch to copy; or, with None, a batch to locate.
 
-        One thread plans at a time. None after the last task.
+        One thread locates at a time. None after the last task.
 
         A thread that gets a batch to locate must `share` or `complete` it.
         """

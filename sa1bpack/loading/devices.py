@@ -195,7 +195,7 @@ CUDA = CudaRuntime()
 
 # --------------------------------------------------------------------------- tensors of a batch
 
-Batch = dict[str, torch.Tensor | RunBatch]
+Tensors = dict[str, torch.Tensor | RunBatch]
 
 # Bytes per pixel that `arrange` takes at most to make RGB of planes: the result, and what is gone
 # when it returns.
@@ -204,7 +204,7 @@ _CONVERSION_TENSORS = 8  # that live at once
 _SMALL_TENSORS = 64  # of at most 512 bytes, with numbers per sample or row
 
 
-def host_views(data: np.ndarray, regions: Regions) -> Batch:
+def host_views(data: np.ndarray, regions: Regions) -> Tensors:
     """`batch_views` of a uint8 (n,) array.
 
     Without operations of torch: each releases the GIL, and waits for it while reader threads use
@@ -218,7 +218,7 @@ def host_views(data: np.ndarray, regions: Regions) -> Batch:
     return views
 
 
-def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
+def batch_views(data: torch.Tensor, regions: Regions) -> Tensors:
     """The arrays of a batch as tensors that share the memory of one.
 
     The tensors are not views of one another: autograd, which follows changes of a tensor and of its
@@ -256,9 +256,9 @@ def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
         made += allocated_bytes(RGB_BYTES * pixels)
         temporary += allocated_bytes(CONVERSION_BYTES * pixels, _CONVERSION_TENSORS)
     if spec.masks.source != "runs":
-        rows = samples * capacity if spec.layout.padded else total
-        bits = allocated_bytes(rows * spec.mask_bytes) if spec.layout.padded else 0
-        if spec.layout.packed:
+        rows = samples * capacity if spec.mask_layout.padded else total
+        bits = allocated_bytes(rows * spec.mask_bytes) if spec.mask_layout.padded else 0
+        if spec.mask_layout.packed:
             made += bits
         else:
             made, temporary = made + allocated_bytes(8 * rows * spec.mask_bytes), temporary + bits
@@ -273,7 +273,7 @@ def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> lis
     `arrange` makes the floats. A CPU multiplies in float32, which takes twice the floats for a
     moment.
     """
-    of_axis = {"sample": samples, "mask": samples * capacity if spec.layout.padded else total}
+    of_axis = {"sample": samples, "mask": samples * capacity if spec.mask_layout.padded else total}
     found = []
     for feature in spec.features:
         if feature.scaled:
@@ -283,7 +283,7 @@ def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> lis
     return found
 
 
-def arrange(batch: Batch, spec: BatchSpec, located: LocatedBatch) -> Batch:
+def arrange(batch: Tensors, spec: BatchSpec, located: LocatedBatch) -> Tensors:
     """Bring a sent batch into the layout that the consumer requested, on the batch's device."""
     if spec.to_rgb:
         batch["images"] = yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
@@ -294,15 +294,15 @@ def arrange(batch: Batch, spec: BatchSpec, located: LocatedBatch) -> Batch:
         ends, offset = batch.pop("run_ends"), batch.pop("run_offset")
         known = torch.from_numpy(located.run_offset)
         batch["runs"] = RunBatch(ends, offset, batch["mask_offsets"], sizes, known)
-        if spec.layout.padded:
+        if spec.mask_layout.padded:
             del batch["mask_offsets"]
     elif spec.to_device:  # concatenated bits, uint8 (T, Sm, Sm / 8)
         masks = batch["masks"]
-        if spec.layout.padded:
+        if spec.mask_layout.padded:
             rows = masks.new_zeros((len(located) * located.capacity, *masks.shape[1:]))
             rows.index_copy_(0, batch.pop("mask_positions"), masks)
             masks = rows.view(len(located), located.capacity, *masks.shape[1:])
-        batch["masks"] = masks if spec.layout.packed else unpack_bits(masks)
+        batch["masks"] = masks if spec.mask_layout.packed else unpack_bits(masks)
     for feature in spec.features:
         if feature.scaled:
             batch[feature.name] = floats_on_device(batch[feature.name], feature.row_shape)
@@ -352,7 +352,7 @@ class Host:
         """A buffer of ordinary memory."""
         return Buffer(aligned(nbytes))
 
-    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
+    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Tensors:
         """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
 
         The small ones are copies, so keeping the ids of a batch does not keep its pixels.
@@ -364,7 +364,7 @@ class Host:
         return arrange(host_views(lent, large) | host_views(copied, small), spec, located)
 
 
-class Cuda:
+class CudaDevice:
     """A CUDA device: batches are copied from pinned buffers on a side stream."""
 
     pinned = True
@@ -453,7 +453,7 @@ class Cuda:
         _, _, span = split_regions(located.regions)
         batch.data, batch.event, batch.small = data, event, buffer.bytes[span].copy()
 
-    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
+    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Tensors:
         """Tensors on the device, for use on the consumer's current stream.
 
         The small ones are copies, as on the CPU, and the host remembers what they are: in inference
@@ -513,10 +513,10 @@ def open_device(name: str | torch.device) -> torch.device:
 
 
 # By index. Kept with their streams: memory that was allocated for a stream is used again by it.
-begun: dict[int, Cuda] = {}
+devices_in_use: dict[int, CudaDevice] = {}
 
 
-def device_here(device: torch.device) -> Host | Cuda:
+def device_here(device: torch.device) -> Host | CudaDevice:
     """The device for an iteration that this thread begins.
 
     "cuda" is the current device of this thread: where the Loader is made, it may not be set yet,
@@ -533,7 +533,7 @@ def device_here(device: torch.device) -> Host | Cuda:
             "use device='cpu' here"
         )
     index = CUDA.current() if device.index is None else device.index
-    return begun.setdefault(index, begun.get(index) or Cuda(index))
+    return devices_in_use.setdefault(index, devices_in_use.get(index) or CudaDevice(index))
 
 
 # ------------------------------------------------------------------------- memory that is not freed
@@ -546,7 +546,7 @@ _memory = WeakIdKeyDictionary()
 
 
 def _keep_forever() -> None:
-    begun.clear()
+    devices_in_use.clear()
     for storage in list(_memory):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(storage))
 
@@ -559,7 +559,7 @@ def keep_if_failed() -> None:
 
     To be called before batches are freed: when an epoch ends, also by an error."""
     try:
-        for index, device in list(begun.items()):
+        for index, device in list(devices_in_use.items()):
             with CUDA.on(index):  # an error of the device shows here, without a wait for it
                 CUDA.event().record(device.stream)
     except RuntimeError:

@@ -58,7 +58,7 @@ def most_dropped(share: float, samples: int) -> int:
 
 @checks_options
 class BaseLoader:
-    """A reader of a dataset's batches in an order: the base of Loader and PackDataLoader.
+    """Loads the batches of a dataset in an order: the base of Loader and PackDataLoader.
 
     Attributes:
         batches: the order, cut into batches.
@@ -157,10 +157,10 @@ class BaseLoader:
 
 
 class Iteration:
-    """One epoch of a reader, begun by the first `next`. Threads may share it."""
+    """One epoch of a loader, begun by the first `next`. Threads may share it."""
 
-    def __init__(self, reader: BaseLoader):
-        self._reader = reader
+    def __init__(self, loader: BaseLoader):
+        self._loader = loader
         self._lock = threading.RLock()  # one thread at a time begins, takes, or ends
         self._producer: Any = None  # see BaseLoader._begin
         self._end_producer: weakref.finalize | None = None
@@ -193,8 +193,8 @@ class Iteration:
                 if batch is not None:
                     return batch
                 self._end("")
-                if self.counts is not None and self._reader._options.on_epoch_end is not None:
-                    self._reader._options.on_epoch_end(self.counts.stats())
+                if self.counts is not None and self._loader._options.on_epoch_end is not None:
+                    self._loader._options.on_epoch_end(self.counts.stats())
             if self._over:
                 raise LoaderError(self._over)
             raise StopIteration
@@ -202,17 +202,17 @@ class Iteration:
     def _next(self) -> Batch | None:
         """The next batch; None if all have been taken."""
         begin = perf_counter()
-        reader, cursor = self._reader, self._reader.batches
+        loader, cursor = self._loader, self._loader.batches
         if self._producer is None:
             self._state = cursor.begin()
             self._batches = self._state.batches
-            reader._end_epoch()  # the loop over the one before was left
+            loader._end_epoch()  # the loop over the one before was left
             self._pid, self._total = os.getpid(), len(self._batches)
-            self.counts = reader._counts = EpochCounts(self._batches.epoch, begin)
-            self._producer = reader._begin(self._batches, self.counts)
+            self.counts = loader._counts = EpochCounts(self._batches.epoch, begin)
+            self._producer = loader._begin(self._batches, self.counts)
             # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
             self._end_producer = weakref.finalize(self, _end_producer, self._producer, self.counts)
-            reader._end_producer = self._end_producer
+            loader._end_producer = self._end_producer
             cursor.check(self._state)  # ended meanwhile, when there was no run to end
             self._producer.start()
         while self._done < self._total:
@@ -232,11 +232,11 @@ class Iteration:
             cursor.took(self._state, self._done)
             if batch is None:
                 continue
-            epoch, spec = self._batches.epoch, reader._dataset.spec_text
+            epoch, spec = self._batches.epoch, loader._dataset.spec_text
             batch = Batch(batch, epoch=epoch, batch_idx=number, global_step=step, spec=spec)
             if self._batches.pad_last:
                 batch["repeated"] = self._repeated(self._done - 1, batch["indices"])
-            if reader._options.on_error == "drop":
+            if loader._options.on_error == "drop":
                 batch["dropped"] = rows_of(errors, batch["indices"].device)
             self._yielded = True
             return batch
@@ -245,7 +245,7 @@ class Iteration:
             raise LoaderError(
                 f"epoch {self._batches.epoch} has no batch: none of its "
                 f"{counted(self._dropped, 'sample')} in {counted(self._total, 'batch')} could be "
-                f"read; the last error: {reader.dropped[-1]}. Run `sa1bpack verify` on the pack "
+                f"read; the last error: {loader.dropped[-1]}. Run `sa1bpack verify` on the pack "
                 "and repair it, or check that its disk is there"
             )
         return None
@@ -256,18 +256,18 @@ class Iteration:
         if not found.any():
             return torch.zeros_like(indices, dtype=torch.bool)
         if len(found) > len(indices):  # some were dropped
-            rows = self._reader._dataset.rows_at(self._batches[k])
+            rows = self._loader._dataset.rows_at(self._batches[k])
             found = found[np.isin(rows, on_host(indices).numpy())]
         return sent([torch.from_numpy(found)], indices.device)[0]
 
     def _note(self, batch: Batch | None, errors: list[ReadError]) -> None:
         """Note the errors of a batch. Raises LoaderError beyond what may be dropped."""
-        reader, batches = self._reader, self._batches
-        warn_of_dropped(errors, reader._warned)
-        reader.dropped.extend(errors)
+        loader, batches = self._loader, self._batches
+        warn_of_dropped(errors, loader._warned)
+        loader.dropped.extend(errors)
         self._dropped += len(errors)
         samples = -(-len(batches.order) // batches.world_size)  # of an epoch, on this rank
-        share = reader._options.max_dropped
+        share = loader._options.max_dropped
         limit = most_dropped(share, samples)
         if self._dropped > limit:
             raise LoaderError(
@@ -286,7 +286,7 @@ class Iteration:
         """End this epoch, and keep only the reason; a later iteration is not affected."""
         if self._producer is not None:
             self.counts.end()
-            self._reader.batches.end(self._state)
+            self._loader.batches.end(self._state)
             self._end_producer()
         self._over = self._over or why
         self._producer = None

@@ -1,4 +1,4 @@
-"""Batches of a pack with at most one copy: threads fill reused buffers, in order.
+"""Batches of a pack, large arrays copied at most once: threads fill reused buffers, in order.
 
 `Locator.locate` looks up where the samples of a batch are. Reader threads fill a buffer
 (`load_samples`): bytes in the page cache are copied from there; others are read from the disk, past
@@ -19,7 +19,7 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (
-    Cuda,
+    CudaDevice,
     Host,
     arranging_bytes,
     device_here,
@@ -186,7 +186,7 @@ class Loader(BaseLoader):
         total, count = samples * plan.most_masks, self._prefetch + 2
         host_bytes, device_bytes, related = count * nbytes, 0, 0
         if spec.relate is not None:  # of the consumer's batch, and of the one being made
-            rows = samples * capacity if spec.layout.padded else total
+            rows = samples * capacity if spec.mask_layout.padded else total
             related = 2 * spec.relate.nbytes(rows, capacity)
         if not pinned:
             floats = [made for made, _ in float_bytes(spec, samples, capacity, total)]
@@ -197,7 +197,7 @@ class Loader(BaseLoader):
             device_bytes = (count + 1) * allocated_bytes(nbytes)
             device_bytes += 2 * made + temporary + related
             if spec.relate is not None:
-                cells, layout = spec.masks.size**2, spec.layout
+                cells, layout = spec.masks.size**2, spec.mask_layout
                 device_bytes += CUBLAS_BYTES + spec.relate.scratch_bytes(
                     samples, capacity, total, cells, layout.padded, layout.packed
                 )
@@ -259,7 +259,7 @@ class Loader(BaseLoader):
         self.close()
 
 
-def _allocated(device: Host | Cuda, plan: LoadingPlan, nbytes: int = 0) -> Buffer:
+def _allocated(device: Host | CudaDevice, plan: LoadingPlan, nbytes: int = 0) -> Buffer:
     """A buffer, larger than planned if `nbytes` is. Raises LoaderError if there is no memory."""
     try:
         return device.allocate(max(plan.batch_bytes, nbytes))

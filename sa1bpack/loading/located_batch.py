@@ -63,8 +63,8 @@ class ShardFiles:
 
     def __init__(self, files: list[tuple[str, int]], direct: bool):
         """Open them: path, and rows of the array. Raises OSError."""
-        self.table = np.tile(np.array([kernel.NO_FILE, 0, 0]), (len(files), 1))
-        for (path, rows), entry in zip(files, self.table, strict=True):
+        self.descriptors = np.tile(np.array([kernel.NO_FILE, 0, 0]), (len(files), 1))
+        for (path, rows), entry in zip(files, self.descriptors, strict=True):
             if not rows:
                 continue
             if direct and (file := open_direct_if_possible(path)) is not None:
@@ -73,7 +73,7 @@ class ShardFiles:
                 entry[0] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self, close=os.close):  # bound: at interpreter exit `os` may be gone
-        for descriptor in self.table[:, 0].tolist():
+        for descriptor in self.descriptors[:, 0].tolist():
             if descriptor >= 0:
                 close(descriptor)
 
@@ -176,7 +176,7 @@ class SampleReader:
 _RUN_BYTES = 4
 
 # Arrays of which a sample's rows are large.
-_LARGE = ("image", "mask_bits")
+_IMAGE_AND_BITS = ("image", "mask_bits")
 # Arrays that thresholds compare.
 SCORES = ("area", "predicted_iou", "stability_score")
 
@@ -198,8 +198,8 @@ def without_frames(error: Exception) -> Exception:
     return error
 
 
-class Where(NamedTuple):
-    """The locations of n samples, int64 (n,) each.
+class SampleRows(NamedTuple):
+    """The rows of n samples, int64 (n,) each.
 
     These are their places among those that were looked up together, indices in the dataset, numbers
     of their shards, rows in these, first masks and one past the last, rows in the pack, and image
@@ -215,12 +215,12 @@ class Where(NamedTuple):
     row: np.ndarray
     image_id: np.ndarray
 
-    def of(self, chosen: slice | np.ndarray) -> "Where":
+    def of(self, chosen: slice | np.ndarray) -> "SampleRows":
         """Some of the samples: a slice, or bool (n,)."""
-        return Where(*map(itemgetter(chosen), self))
+        return SampleRows(*map(itemgetter(chosen), self))
 
 
-def sample_error(pack: Pack, where: Where, k: int, cause: Exception) -> ReadError:
+def sample_error(pack: Pack, where: SampleRows, k: int, cause: Exception) -> ReadError:
     """The error of the sample at k."""
     error = read_error(pack, int(where.row[k]), int(where.number[k]), int(where.local[k]), cause)
     error.__cause__ = without_frames(cause)
@@ -237,7 +237,7 @@ class LocatedBatch:
         self,
         ds: Dataset,
         spec: BatchSpec,
-        where: Where,
+        where: SampleRows,
         shards: list[OpenShard],
         samples: Samples,
         choice: Callable[[int, Mapping, np.ndarray, np.ndarray], np.ndarray],
@@ -273,7 +273,7 @@ class LocatedBatch:
         return len(self._shards)
 
     @property
-    def indices(self) -> np.ndarray:
+    def dataset_indices(self) -> np.ndarray:
         """int64 (B,): the samples, in the dataset."""
         return self._where.index
 
@@ -302,7 +302,7 @@ class LocatedBatch:
             heads["mask_positions"] = np.arange(self.total) + np.repeat(shift, self._counts)
         for key in heads.keys() & regions.keys():
             regions[key].view(buffer)[...] = heads[key]
-        rows = self.capacity if spec.layout.padded else -1
+        rows = self.capacity if spec.mask_layout.padded else -1
         images, canvas = regions["images"], prod(spec.image.shape)
         kind = kernel.AS_IT_IS if spec.image.how == AS_STORED else kernel.ON_CANVAS
         arrays = [(images.start, canvas, canvas, False, -1, kind)]
@@ -324,8 +324,8 @@ class LocatedBatch:
         self._dest = Destination(
             buffer=buffer,
             how=spec.image.how,
-            side=spec.shards.image_size,
-            stored_side=0 if spec.shards.flat else spec.shards.image_size,
+            side=spec.pack_layout.image_size,
+            stored_side=0 if spec.pack_layout.flat else spec.pack_layout.image_size,
             arrays=np.array(arrays, np.int64),
             fields=fields,
             capacity=rows,
@@ -363,7 +363,7 @@ class LocatedBatch:
                         held.append(self._check(k, reader.direct))
                         continue
                     files = open_files(self._shards[k], self._spec.arrays[:2], reader.direct)
-                    self._samples.files[k, :, kernel.OPEN :] = files.table
+                    self._samples.files[k, :, kernel.OPEN :] = files.descriptors
                     held.append(files)
                 except ResourceShortage:
                     raise
@@ -371,7 +371,8 @@ class LocatedBatch:
                     self._failed[k] = missing(Path(error.filename))
                 except (FormatError, OSError) as error:
                     self._failed[k] = without_frames(error)
-            reads.append(self._load(start, end, reader))
+            if held:  # else nothing is there to load; a small array may have been truncated
+                reads.append(self._load(start, end, reader))
             del held  # what `Samples` has of it is not used again
         return reads
 
@@ -431,7 +432,7 @@ class LocatedBatch:
     # --------------------------------------------------------------------------- checked reading
 
     def _announce(self, k: int, direct: bool) -> None:
-        """Let the system begin to read all rows of sample k into the page cache.
+        """Let the system begin to read the rows of a sample and of its masks into the page cache.
 
         It goes through the maps, so that nothing is opened for it; what is read there is never
         looked at.
@@ -443,7 +444,7 @@ class LocatedBatch:
         local, first, stop = (int(column[k]) for column in (where.local, where.first, where.stop))
         spans = {"sample": (local, local + 1), "mask": (first, stop)}
         for spec in shard.layout.arrays:
-            if spec.axis in spans and not (direct and spec.name in _LARGE):
+            if spec.axis in spans and not (direct and spec.name in _IMAGE_AND_BITS):
                 low, high = spans[spec.axis]
                 start = address(shard[spec.name]) + low * spec.row_bytes
                 read_ahead_map(start, (high - low + spec.offsets) * spec.row_bytes)

@@ -37,7 +37,7 @@ from sa1bpack.kernels import memcpy, njit
 from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.located_batch import SCORES, LocatedBatch, Where, address, sample_error
+from sa1bpack.loading.located_batch import SCORES, LocatedBatch, SampleRows, address, sample_error
 from sa1bpack.masks import passes
 
 
@@ -81,7 +81,7 @@ def look_up(table, local, first, stop, stored, sizes, spans, fine):
     """Find and check the images of samples, and the runs of their masks.
 
     Args:
-        table: int64 (n, c), `OpenShard.table` of each sample's shard.
+        table: int64 (n, c), of each sample's shard the columns of `OpenShard.table` in use.
         local: int64 (n,), rows in the shards, which exist.
         first, stop: int64 (n,), masks of each sample by the index of the pack.
         stored: properties of the stored samples.
@@ -123,7 +123,7 @@ def look_up(table, local, first, stop, stored, sizes, spans, fine):
 
 
 @njit
-def gather_rows(table, columns, first, stop, out):
+def gather_scores(table, columns, first, stop, out):
     """Copy rows of 8 bytes of some arrays of each sample's shard, one sample after the other.
 
     Waits for the disk without the GIL.
@@ -205,7 +205,7 @@ class Locator:
         ds, indices = self.ds, np.concatenate(batches)
         pack, rows = ds.pack, ds.rows_at(indices)
         place = np.arange(len(indices))
-        where = Where(place, indices, *pack.locate_many(rows), rows, pack.image_ids(rows))
+        where = SampleRows(place, indices, *pack.locate_many(rows), rows, pack.image_ids(rows))
         numbers = where.number.tolist()
         shards, failed = pack.open_many(numbers)
         wrong = {k: failed[n] for k, n in enumerate(numbers) if n in failed}
@@ -245,12 +245,12 @@ class Locator:
 
     def _look_up(
         self,
-        where: Where,
+        where: SampleRows,
         shards: dict[int, OpenShard],
         wrong: dict[int, Exception],
         epoch: int,
         choice: MaskChoice,
-    ) -> tuple[Where, Samples]:
+    ) -> tuple[SampleRows, Samples]:
         """The locations of samples and of their arrays.
 
         Those that are wrong are left out, and their errors added to `wrong`, by place.
@@ -275,7 +275,7 @@ class Locator:
         mask_rows = expanded(first, offsets_of(passing))
         if rule is not None:
             scores = np.empty((len(SCORES), len(mask_rows)), np.int64)
-            gather_rows(table, self._scores, first, stop, scores)
+            gather_scores(table, self._scores, first, stop, scores)
             owner = np.repeat(np.arange(len(found)), passing)
             pixels = sizes[:, 0].astype(np.int64) * sizes[:, 1]
             good = passes(rule, scores[0], *scores[1:].view(np.float64), pixels[owner])
@@ -307,12 +307,12 @@ class Locator:
         )
 
 
-def _without(where: Where, wrong: dict[int, Exception]) -> Where:
+def _without(where: SampleRows, wrong: dict[int, Exception]) -> SampleRows:
     """The samples whose places are not among those that are wrong."""
     return where.of(~np.isin(where.place, list(wrong))) if wrong else where
 
 
-def _misfit(shard: Shard, where: Where, k: int, size: np.ndarray) -> FormatError:
+def _misfit(shard: Shard, where: SampleRows, k: int, size: np.ndarray) -> FormatError:
     """The error of the sample at k, which `look_up` refused; that found its size.
 
     Most of it was checked when the shard was opened, and has changed in place since.

@@ -12,7 +12,7 @@ import numpy as np
 from sa1bpack.errors import ReadError
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch
-from sa1bpack.loading.devices import Cuda, Host, keep_if_failed
+from sa1bpack.loading.devices import CudaDevice, Host, keep_if_failed
 from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.located_batch import LocatedBatch, SampleReader
 from sa1bpack.loading.locator import Locator
@@ -44,7 +44,7 @@ class ReaderThreads:
     def __init__(
         self,
         pool: BufferPool,
-        device: Host | Cuda,
+        device: Host | CudaDevice,
         locator: Locator,
         batches: EpochBatches,
         options: ReadingOptions,
@@ -173,7 +173,7 @@ class ReaderThreads:
                     break
                 begin = self._counts.clock()
                 batch.dropped = [*batch.dropped, *(error for _, error in errors)]
-                rest = np.delete(batch.located.indices, [k for k, _ in errors])
+                rest = np.delete(batch.located.dataset_indices, [k for k, _ in errors])
                 choice = self._choice_of(batch.number)
                 [(batch.located, more)] = self._locator.locate([rest], self._batches.epoch, choice)
                 batch.dropped += more

@@ -18,7 +18,7 @@ LATE = ("images", "masks")  # of concatenated bits: the tensors that are part of
 def simulate(monkeypatch, made: SimulatedCuda) -> None:
     """Put simulated devices in the place of CUDA's."""
     monkeypatch.setattr(devices, "CUDA", made)
-    monkeypatch.setattr(devices, "begun", {})  # none of an earlier test
+    monkeypatch.setattr(devices, "devices_in_use", {})  # none of an earlier test
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from batches import BOTH, clone, join_readers, readers, same
+from commands import python
 from loader_seams import around_takes, before_copies, ends_within
 
 from sa1bpack import Collate, Loader, LoaderError, OptionError
@@ -33,6 +34,22 @@ def refuse(monkeypatch, part: str) -> None:
         return real(path, *rest, **options)
 
     monkeypatch.setattr(os, "open", opened)
+
+
+CUT_LATER = """
+import os, sys, sa1bpack
+ds = sa1bpack.open(sys.argv[1], verify_checksums=True)
+loader = sa1bpack.Loader(ds, 1, threads=1, on_error="drop", max_dropped=1)
+assert len(list(loader)) == len(ds)
+os.truncate(sys.argv[2], 0)
+print(sum(len(batch["image_ids"]) for batch in loader), len(loader.dropped))
+"""
+
+
+def test_verified_samples_are_dropped_if_a_small_array_was_cut_while_it_was_open(root):
+    """To read it by its map, which is still there, would end the process."""
+    area = next((root / "shards" / LAST_SHARD / "area").glob("c.*"))
+    assert python("-c", CUT_LATER, root, area, quiet=False).split() == ["9", "3"]
 
 
 @pytest.mark.parametrize("when", ["before", "while", "refused"])

@@ -13,7 +13,7 @@ from simulated_loading import Consumer, scheduled, simulate
 
 from sa1bpack import Collate, Loader, LoaderError
 from sa1bpack.errors import LoaderTimeout
-from sa1bpack.loading.devices import Cuda
+from sa1bpack.loading.devices import CudaDevice
 
 SEEDS = 12  # of each kind
 CACHED = {"io": "cached", "mask_layout": "concat_bits", "prefetch": 1}
@@ -251,20 +251,20 @@ def nothing(*arguments) -> None:
 
 def forgetting(patch) -> None:
     """Copies that buffers do not know of: they are not waited for, and taken newest first."""
-    sent = Cuda.send
+    sent = CudaDevice.send
 
     def forgotten(self, batch):
         sent(self, batch)
         batch.buffer.event = None
 
-    patch.setattr(Cuda, "send", forgotten)
+    patch.setattr(CudaDevice, "send", forgotten)
 
 
 SABOTAGE: dict[str, Callable] = {
     "buffers do not know of copies": forgetting,
     "the consumer does not wait": lambda patch: patch.setattr(Stream, "wait_event", nothing),
     "memory is not kept": lambda patch: patch.setattr(SimulatedCuda, "keep", nothing),
-    "threads have no device": lambda patch: patch.setattr(Cuda, "enter_thread", nothing),
+    "threads have no device": lambda patch: patch.setattr(CudaDevice, "enter_thread", nothing),
 }
 
 

@@ -84,7 +84,7 @@ _pread = types.ExternalFunction("pread", types.intp(types.intc, _word, _word, ty
 
 
 class Samples(NamedTuple):
-    """The locations of n samples, with T kept masks and p arrays in large files: see IMAGE.
+    """The places of the bytes of n samples, with T kept masks and p large arrays: see IMAGE.
 
     Attributes:
         local: int64 (n,), rows in their shards.

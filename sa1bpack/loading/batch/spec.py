@@ -98,10 +98,10 @@ class BatchSpec:
     """The layout of a dataset's batches in a buffer, and of the batches that the consumer gets.
 
     Attributes:
-        shards: layout of the pack's shards.
+        pack_layout: layout of the shards.
         image: spec of the canvases in the buffer.
         masks: spec of the masks, with their source.
-        layout: layout of the masks that the consumer gets.
+        mask_layout: layout of the masks that the consumer gets.
         to_device: the buffer is copied to a device. Masks lie in it as concatenated bits, whatever
             the layout, and are laid out on the device: neither padding nor unpacked masks are sent.
         to_rgb: planes in the buffer become RGB on the device.
@@ -132,8 +132,8 @@ class BatchSpec:
             check_relations(relate.names, ds.spec.features)
         self.to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         self.image = image_spec(ds.layout, "stored") if self.to_rgb else image
-        self.shards, self.masks, self.features = ds.layout, masks, ds.spec.features
-        self.layout, self.to_device, self.relate = layout, to_device, relate
+        self.pack_layout, self.masks, self.features = ds.layout, masks, ds.spec.features
+        self.mask_layout, self.to_device, self.relate = layout, to_device, relate
         self.as_bool = not (to_device or layout.packed)
         self.pads_masks = layout.padded and not to_device
         self.mask_bytes = masks.size**2 // 8
@@ -149,7 +149,7 @@ class BatchSpec:
             total: number of masks.
             runs: number of ends of runs, if the batch has runs.
         """
-        grid, rows = self.masks.size, (samples, capacity) if self.layout.padded else (total,)
+        grid, rows = self.masks.size, (samples, capacity) if self.mask_layout.padded else (total,)
         entries = [
             ("images", (samples, *self.image.shape), _UINT8, True),
             ("mask_counts", (samples,), _INT64, False),
@@ -157,7 +157,7 @@ class BatchSpec:
         for field in SAMPLE_FIELDS:
             if field.batch and field.dtype is not None:
                 entries.append((field.batch, (samples, *field.row_shape), field.dtype, False))
-        if not self.layout.padded or self.masks.source == "runs":
+        if not self.mask_layout.padded or self.masks.source == "runs":
             entries.append(("mask_offsets", (samples + 1,), _INT64, False))
         for field in COPIED_FIELDS:
             entries.append((field.batch, (*rows, *field.row_shape), field.dtype, False))
@@ -165,7 +165,7 @@ class BatchSpec:
             entries.append(("run_offset", (total + 1,), _INT64, False))
             entries.append(("run_ends", (runs,), _INT32, True))
         else:
-            if self.to_device and self.layout.padded:
+            if self.to_device and self.mask_layout.padded:
                 # Per mask: sample * capacity + its number in the sample.
                 entries.append(("mask_positions", (total,), _INT64, False))
             own = (samples, capacity) if self.pads_masks else (total,)
