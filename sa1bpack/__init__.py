@@ -8,19 +8,19 @@
 
 What to call; `help(sa1bpack.NAME)` has the options and the rest:
 
-    make a pack        pack, estimate; on several machines pack_part, finalize; merge
-    check and look     verify, repair, info, show, report, bench
-    read               open → Dataset: ds[i], where, split, metadata, column, save_selection
-    one tar, no pack   TarDataset, IterableTarDataset
-    train              Loader; make_dataloader, or torch's DataLoader with Collate
-                       (options of the first two: ReadingOptions)
-    augment            transforms.Pipeline, called with each batch; transforms.Prompts
-    order              shuffle=, or an Order: LocalShuffleOrder, NodeShuffleOrder, WeightedOrder;
-                       Buckets; without a loader OrderedBatches
-    over time          Linear, Cosine, Steps, Function
-    precompute         derive, attach; then open(features=[NAME])
-    write out          export_sa1b, export_coco
-    masks alone        masks.parse_counts, rasterize, mask_boxes, draw_points, relate, ...
+- make a pack: pack, estimate; on several machines pack_part, finalize; merge
+- check and look: verify, repair, info, show, report, bench
+- read: open → Dataset: ds[i], where, split, metadata, column, save_selection
+- one tar, no pack: TarDataset, IterableTarDataset
+- train: Loader; make_dataloader, or torch's DataLoader with Collate (options of the first two:
+  ReadingOptions)
+- augment: transforms.Pipeline, called with each batch; transforms.Prompts
+- order: shuffle=, or an Order: LocalShuffleOrder, NodeShuffleOrder, WeightedOrder; Buckets; without
+  a loader OrderedBatches
+- over time: Linear, Cosine, Steps, Function
+- precompute: derive, attach; then open(features=[NAME])
+- write out: export_sa1b, export_coco
+- masks alone: masks.parse_counts, rasterize, mask_boxes, draw_points, relate, ...
 """
 
 from sa1bpack.lazy import names_of

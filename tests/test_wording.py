@@ -54,6 +54,7 @@ SECTIONS = ["Args", "Attributes", "Returns", "Yields", "Raises", "Modules", "Exa
 def test_docstrings_have_one_form():
     """A sentence on one line, prose, then sections in order; no aligned columns but in tables."""
     other = re.compile(r"^\w+(, \w+)*( {2,}\S.*|\n {4,}\S.*)$|^-+$", re.M)
+    columns = re.compile(r"^    [\w/.]+ {2,}\w.*$", re.M)  # of a module: others have tables of keys
     table = re.compile(r"^=+( +=+)+\n.*?^=+( +=+)+$(?!\n\S)", re.M | re.S)
     head = re.compile(rf"^(?=(?:{'|'.join(SECTIONS)}):$)", re.M)
     found = []
@@ -62,6 +63,8 @@ def test_docstrings_have_one_form():
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 text = table.sub("", ast.get_docstring(node) or "")
                 found += [f"{path}: {hit[0]}" for hit in other.finditer(text)]
+                if isinstance(node, ast.Module):
+                    found += [f"{path}: {hit[0]}" for hit in columns.finditer(text)]
                 if path.parts[-2] == "cli":
                     continue  # docstrings of commands are their help
                 prose, *sections = head.split(text)

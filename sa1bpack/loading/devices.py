@@ -1,15 +1,9 @@
 """The destinations of batches: the CPU, or a CUDA device, by a copy on a separate stream.
 
-The Loader has one code path for both:
-
-    allocate      memory for a buffer
-    deliver       make the batch that the consumer gets
-
-and, where `pinned`:
-
-    enter_thread  at the beginning of a reader thread
-    wait          until the last copy out of a buffer is done
-    stage         start sending a filled buffer, without waiting for it
+The Loader has one code path for both. Each has two methods: `allocate` makes memory for a buffer,
+`deliver` the batch that the consumer gets. And, where `pinned`, three more: `enter_thread`, at the
+beginning of a reader thread; `wait`, until the last copy out of a buffer is done; `stage`, to start
+sending a filled buffer, without waiting for it.
 
 `arrange` brings the arrays of a sent batch into the layout that the consumer requested.
 `open_device` checks a name; `device_here`, in the thread that begins an iteration, returns what is

@@ -9,11 +9,8 @@ Many parts of a job may work in one folder at once. They share nothing but the f
 publishes complete shards under their final names, and each source's record in a file of its own,
 atomically. It waits for no other part: they hold a shared lock on the pack, which only keeps off
 what needs the folder for itself (`pack`, `repair`, `merge`, `finalize`). What they leave for
-`finalize` is in PACK/.parts::
-
-    plan-<digest>.json     the sources of a job, and how many parts it has
-    source-<name>.json     a SourceNote
-    lock                   held for a moment, while a part changes what belongs to the whole pack
+`finalize` is in PACK/.parts: "plan-<digest>.json" has a Job, "source-<name>.json" a SourceNote, and
+"lock" is held for a moment, while a part changes what belongs to the whole pack.
 """
 
 import fcntl

@@ -99,7 +99,7 @@ class Lock(io.FileIO):
 class Cache:
     """The folder of a cache, in this process. Its methods may be called by any thread.
 
-    Args:
+    Attributes:
         root: the folder.
         limit: bytes that it may take.
     """

@@ -5,17 +5,18 @@ waiting for the device: Triton kernels for images and masks where there is Trito
 elsewhere and for all that is small. On a CPU, compiled kernels make images and masks and draw
 prompts from runs, with the same cells, and pixels that differ by rounding only.
 
-    pipeline    all of these in the right order; checks: of its arguments and batches
-    host        what the host knows of a batch on a device, and small arrays sent there
-    geometry    maps, the place of an image on the canvas, the steps that move it, and its boxes
-    images/     images under these maps, pixels, steps that change pixels
-    masks/      masks under these maps, from runs or a grid; relations; prompts from runs
-    prompts     a prompt for each mask of what a pipeline made, and clicks that correct a prediction
-    triton/     images and masks on CUDA
-    backends    what makes images and masks on a device; threads for compiled kernels
-    batch       batches and samples as torch's trees, and as data that is safe to load
-    random      random numbers as a function of (seed, epoch, id)
-    memory      memory for results on a CPU, used again; constants on every device
+Modules:
+    pipeline: all of these in the right order; checks: of its arguments and batches.
+    host: what the host knows of a batch on a device, and small arrays sent there.
+    geometry: maps, the place of an image on the canvas, the steps that move it, and its boxes.
+    images/: images under these maps, pixels, steps that change pixels.
+    masks/: masks under these maps, from runs or a grid; relations; prompts from runs.
+    prompts: a prompt for each mask of what a pipeline made, and clicks that correct a prediction.
+    triton/: images and masks on CUDA.
+    backends: what makes images and masks on a device; threads for compiled kernels.
+    batch: batches and samples as torch's trees, and as data that is safe to load.
+    random: random numbers as a function of (seed, epoch, id).
+    memory: memory for results on a CPU, used again; constants on every device.
 """
 
 from sa1bpack.lazy import names_of

@@ -12,7 +12,7 @@ SIGNED = "https://cdn.example.org/m1/An9f.tar?_nc_ohc=SECRET&oh=SECRET&oe=66#SEC
 
 
 def open_pack(url: str):
-    return sa1bpack.open(url, cache_dir="cache")
+    return sa1bpack.open(url)
 
 
 def read_tar(url: str):

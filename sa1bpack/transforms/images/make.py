@@ -7,10 +7,8 @@ The result is that of PIL's `resize(box=..., resample=BILINEAR)` and of torch's 
 image is reduced, cut off at the edges of the image, and normalised. On a CPU compiled kernels
 (`sa1bpack.pixels.resample`) write each pixel once, where it belongs, in as many threads as torch
 may use. Devices have Triton kernels or torch operations, of an entire batch without a loop over
-images:
-
-    resample         for axis-aligned maps: the filter of each axis as a matrix, two products
-    resample_affine  for maps that may rotate or shear: the filter of each pixel
+images: `resample` for axis-aligned maps (the filter of each axis as a matrix, two products),
+`resample_affine` for maps that may rotate or shear (the filter of each pixel).
 
 Where several can be used, the results are the same, but for the rounding of sums.
 

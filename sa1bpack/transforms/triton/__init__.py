@@ -8,9 +8,10 @@ addition, which every launch that computes with floats forbids.
 Only `sa1bpack.transforms.backends` imports this package, when a batch is first on such a device:
 Triton comes with PyTorch's CUDA builds, and is missing elsewhere.
 
-    images  planes to RGB; images sampled under maps, normalised and cast; colours
-    masks   drawn from their runs, or taken from a grid of bits or bools
-
 Every load and store has a mask, whatever is in the arrays. Offsets within an image or a mask are
 int32 or int64, offsets in a batch int64.
+
+Modules:
+    images: planes to RGB; images sampled under maps, normalised and cast; colours.
+    masks: drawn from their runs, or taken from a grid of bits or bools.
 """
