@@ -422,7 +422,7 @@ class Declaration:
     """The declaration of an option, besides its name, type and default.
 
     Attributes:
-        help: what it does, without a full stop.
+        help: what it does, without a full stop; "" where the docstring of a public call says it.
         choices: the texts that it may be.
         low, high: the least and the largest number; None for no limit.
         multiple: what a whole number must be a multiple of.
@@ -441,7 +441,7 @@ class Declaration:
     metavar: str | None = None
 
 
-def option(default: Any, help: str, **declared: Any) -> Any:
+def option(default: Any, help: str = "", **declared: Any) -> Any:
     """A field of `Options` with this default and help; see `Declaration` for the others."""
     return dataclasses.field(default=default, metadata={_KEY: Declaration(help, **declared)})
 
@@ -453,7 +453,7 @@ class Options:
         """Complete the documentation of the class by that of its options."""
         lines = []
         for name, field in (vars(cls) | getattr(cls, "__dataclass_fields__", {})).items():
-            if declared := _declared(field):
+            if (declared := _declared(field)) and declared.help:
                 text = f"    {name}: {text_of(declared, field.default)}"
                 lines.append(textwrap.fill(text, 96, subsequent_indent=" " * 8))
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Options:", *lines])

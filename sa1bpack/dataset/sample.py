@@ -22,7 +22,7 @@ from sa1bpack.format.arrays import map_array
 from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.masks.select import ThresholdKeywords, Thresholds
+from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, ThresholdKeywords, Thresholds
 
 # How an image is put into a batch.
 AS_STORED = 0  # a stored canvas, unchanged
@@ -63,31 +63,20 @@ class ChangedKeywords(SampleKeywords, total=False):
 class SampleOptions(Thresholds):
     """Form and treatment of a dataset's samples; see `sa1bpack.open`."""
 
-    mask_format: str = option(
-        "bits", "packed bits, unpacked bits, or runs", choices=("bits", "bool", "runs")
-    )
+    mask_format: str = option("bits", choices=("bits", "bool", "runs"))
     mask_size: int | None = option(
         None,
-        "cells per side of the masks' grid",
         low=8,
-        high=4096,
+        high=MAX_MASK_SIZE,
         multiple=8,
         why="eight cells share a byte",
         none="the pack's",
     )
-    mask_sampling: str | None = option(
-        None, "how masks are drawn", choices=("area", "center"), none="the pack's"
-    )
-    pixels: str = option(
-        "rgb", "yuv420 pixels converted to rgb, or as they are stored", choices=("rgb", "stored")
-    )
-    coordinates: str = option(
-        "stored",
-        "boxes and points in pixels of the stored image or the source",
-        choices=COORDINATES,
-    )
-    on_error: str = option("raise", "a ReadError in a batched fetch", choices=("raise", "return"))
-    verify_checksums: bool = option(False, "whatever is read is compared with its checksum")
+    mask_sampling: str | None = option(None, choices=SAMPLINGS, none="the pack's")
+    pixels: str = option("rgb", choices=("rgb", "stored"))
+    coordinates: str = option("stored", choices=COORDINATES)
+    on_error: str = option("raise", choices=("raise", "return"))
+    verify_checksums: bool = option(False)
     transform: Callable[[Sample], Any] | None = None
     features: tuple[str, ...] = ()
 
@@ -140,7 +129,7 @@ class MaskSpec:
         if form != "runs" and layout.bits and (size, sampling) == (layout.mask_size, own):
             source = "bits"
         else:  # stored bits can be read whatever the sampling, also one of a later release
-            choice("mask_sampling", sampling, kernels.SAMPLINGS)
+            choice("mask_sampling", sampling, SAMPLINGS)
         if source != "bits" and not layout.runs:
             raise OptionError(
                 f"mask_format={form!r}, mask_size={size}, mask_sampling={sampling!r} (the pack's "

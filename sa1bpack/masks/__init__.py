@@ -18,7 +18,7 @@ _INTERNAL = {
     "MaskRule": "sa1bpack.masks.select",
     "REGIONS": "sa1bpack.masks.prompts",
     "RELATIONS": "sa1bpack.masks.relations",
-    "SAMPLINGS": "sa1bpack.masks.raster",
+    "SAMPLINGS": "sa1bpack.masks.select",
     "check_image_runs": "sa1bpack.masks.arrays",
     "passes": "sa1bpack.masks.select",
     "select_masks": "sa1bpack.masks.select",

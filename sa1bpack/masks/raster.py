@@ -28,9 +28,7 @@ from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.kernels import njit
 from sa1bpack.masks.arrays import MAX_RUN_END, MAX_SIDE, check_image_runs, check_out, frozen
-
-SAMPLINGS = ("area", "center")
-MAX_MASK_SIZE = 4096  # cells along one side of a grid
+from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS
 
 
 class Axis(NamedTuple):

@@ -9,6 +9,8 @@ import numpy as np
 from sa1bpack.arguments import Options, checks_options, declarations, option
 from sa1bpack.wording import brief
 
+SAMPLINGS = ("area", "center")  # how masks are drawn on a grid
+MAX_MASK_SIZE = 4096  # cells along one side of a grid
 ORDERS = ("largest", "random", "iou", "stability")
 MAX_MASKS = MAX_AREA = 2**31 - 1
 MAX_SEED = 2**32 - 1

@@ -24,8 +24,9 @@ from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
 from sa1bpack.masks.arrays import check_image_runs, check_out
 from sa1bpack.masks.cells import FRACTION
-from sa1bpack.masks.raster import MAX_MASK_SIZE, SAMPLINGS, Axis, check_image, draw_grid, make_axis
+from sa1bpack.masks.raster import Axis, check_image, draw_grid, make_axis
 from sa1bpack.masks.rle import bounds
+from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS
 
 UNIT = 1024  # edges of the output lie at multiples of 1/UNIT source pixel
 REACH = 2**20  # source pixels; maximum distance of the output's corners from the origin

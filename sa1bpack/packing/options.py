@@ -23,13 +23,12 @@ from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, SourceError
 from sa1bpack.format.layout import FITS, PIXELS, Layout
 from sa1bpack.format.manifest import check_shard_name, folder_to_write
-from sa1bpack.masks.select import MaskRule, ThresholdKeywords
+from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, ThresholdKeywords
 from sa1bpack.source.find import Source, find_sources, read_links, read_md5sums
 from sa1bpack.wording import brief
 
 MASKS = ("bits+runs", "bits", "runs")
 RESAMPLES = ("fast", "exact")
-MASK_SAMPLINGS = ("area", "center")
 EMPTY = ("keep", "drop")
 # The two layouts that people choose between.
 PRESETS = {
@@ -172,7 +171,7 @@ class PackOptions(MaskRule):
         256,
         "side of the mask grid in cells; without bits, that of masks drawn by default",
         low=8,
-        high=4096,
+        high=MAX_MASK_SIZE,
         multiple=8,
         why="eight cells share a byte",
         metavar="SM",
@@ -180,7 +179,7 @@ class PackOptions(MaskRule):
     mask_sampling: str = option(
         "area",
         "area: a cell is set if at least half of it is covered; center: if its centre is",
-        choices=MASK_SAMPLINGS,
+        choices=SAMPLINGS,
     )
     empty: str = option("keep", "what to do with images of which no mask is left", choices=EMPTY)
     samples_per_shard: int | None = option(

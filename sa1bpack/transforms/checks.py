@@ -11,7 +11,7 @@ import torch
 
 from sa1bpack.arguments import MAX_WORD, is_number, torch_subset, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.raster import MAX_MASK_SIZE
+from sa1bpack.masks.select import MAX_MASK_SIZE
 from sa1bpack.masks.window import check_size
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.wording import brief

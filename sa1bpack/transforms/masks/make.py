@@ -22,7 +22,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.masks import window
 from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.masks.cells import fill_cells, take_affine, take_cells
-from sa1bpack.masks.raster import SAMPLINGS
+from sa1bpack.masks.select import SAMPLINGS
 from sa1bpack.transforms import backends, geometry
 from sa1bpack.transforms.backends import Job, run_jobs
 from sa1bpack.transforms.geometry import AffineMaps, AxisMaps, Frame, fixed_steps, scaling
