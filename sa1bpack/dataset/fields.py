@@ -2,8 +2,9 @@
 
 Samples, metadata columns, batches and the Loader's buffers are derived from these two tables, and
 tests compare the tables in the documentation with them. A new number per mask (float64, or int64)
-is one line here, next to its array in `sa1bpack.format.layout`. A quantity of another kind also
-needs its copy in `sa1bpack.loading.batch.load_samples` or `loading.located_batch`.
+is one line here, next to its array in `sa1bpack.format.layout`, if every pack has it. A quantity of
+another kind also needs its copy in `sa1bpack.loading.batch.load_samples` or in
+`sa1bpack.loading.located_batch`.
 """
 
 from typing import NamedTuple

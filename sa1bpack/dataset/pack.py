@@ -19,7 +19,6 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from operator import attrgetter
@@ -552,7 +551,7 @@ def check_same_layout(folders: Sequence[PackFolder]) -> None:
     """
     first = None
     for folder in folders:
-        layout = asdict(folder.layout) | {"mask_sampling": pack_sampling(folder.manifest)}
+        layout = folder.layout.to_json() | {"mask_sampling": pack_sampling(folder.manifest)}
         first = first or layout
         differ = [
             f"{name} is {brief(own)} in {folders[0].root}, {brief(layout[name])} in {folder.root}"

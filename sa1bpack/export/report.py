@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from operator import attrgetter
@@ -353,7 +353,7 @@ def report(
     text = page.render(
         held=held,
         manifest=manifest,
-        layout=asdict(manifest.layout),
+        layout=manifest.layout.to_json(),
         seen=seen,
         checked=checked,
         runs=sorted(runs, key=attrgetter("finished")),

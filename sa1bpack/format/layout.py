@@ -146,8 +146,11 @@ class Layout:
                 "half its size: choose an even number, or the fit native"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return asdict(self)  # without the arrays, which follow from it
+    def to_json(self) -> dict[str, Any]:
+        """The layout as manifests and shards store it: without the arrays, which follow from it."""
+        return asdict(self)
+
+    __getstate__ = to_json
 
     @property
     def flat(self) -> bool:

@@ -105,7 +105,7 @@ def make_manifest(
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """The bytes of manifest.json; equal for equal manifests."""
-    return canonical_json(msgspec.to_builtins(manifest))
+    return canonical_json(msgspec.to_builtins(manifest) | {"layout": manifest.layout.to_json()})
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:

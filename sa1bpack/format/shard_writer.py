@@ -333,7 +333,7 @@ class ShardWriter:
         """
         rows = self.layout.array_rows(self.lengths)
         counts = {**asdict(self.lengths), "annotations": self._annotations}
-        own = {"format": list(FORMAT_VERSION), "layout": asdict(self.layout), **counts}
+        own = {"format": list(FORMAT_VERSION), "layout": self.layout.to_json(), **counts}
         nbytes = complete_group(self.folder, {**attributes, **own}, self._files, rows)
         self.folder.rename(self._final)
         self.folder = self._final

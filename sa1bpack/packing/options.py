@@ -254,8 +254,10 @@ def _worded(name: str, options: dict) -> str:
     if options.get(name) is not None:
         return brief(options[name])
     name = _OPTION_OF.get(name, name)
-    known = name in PackKeywords.__annotations__
-    return declarations(PackOptions)[name][0].none if known else "none"
+    if name not in PackKeywords.__annotations__:
+        return "none"
+    default = PackOptions.__dataclass_fields__[name].default  # a manifest may lack a newer option
+    return declarations(PackOptions)[name][0].none if default is None else brief(default)
 
 
 def recorded_options(recorded: dict, root: Path) -> PackOptions:
