@@ -45,7 +45,7 @@ def orders(extent: Extent) -> Iterator[tuple[str, Order]]:
         name = "all" if window is None else window
         shards = len(extent.shard_bounds()) - 1 if window is None else window
         yield f"window {name}, block {block}", LocalShuffleOrder(extent, window=shards, block=block)
-    yield "by node, 64 parts", NodeShuffleOrder(extent)
+    yield "by node, 64 shares", NodeShuffleOrder(extent)
     yield "full shuffle", ShuffleOrder(extent)
 
 

@@ -337,8 +337,9 @@ class DealtBatches:
     """A batch sampler of the parts of all ranks, for a library that deals them out itself.
 
     Hugging Face Accelerate assigns batch i of a batch sampler to process i % n of n. Of batches
-    that are cut for a rank already, each process would get a part of its part. Here batch k * n + r
-    is the part of rank r of global batch k, so each process gets what it gets without Accelerate.
+    that are cut for a rank already, each process would get a share of its share. Here batch k * n +
+    r is the share of rank r of global batch k, so each process gets what it gets without
+    Accelerate.
 
     Only the end of an epoch differs, if its last batch is short: the samples that do not fill one
     are cut into full batches of a rank and one short batch, which is what such libraries expect;

@@ -112,7 +112,7 @@ def largest_batch(
     sizes, schedules, uncapped = current.cut.sizes, [*masks.schedules], ""
     for size, cap in masks.with_sizes(sizes):
         most = ds.most_masks if cap is None else min(ds.most_masks, cap)
-        shape = current.part_of(size), most, cap if masks.pads else most
+        shape = current.most_per_rank(size), most, cap if masks.pads else most
         found.append((regions_of(ds, spec, *shape)[1], shape))
     nbytes, (samples, most, capacity) = max(found)
     if not sizes.constant:

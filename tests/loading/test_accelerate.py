@@ -191,7 +191,7 @@ def test_two_processes_see_what_one_sees_wherever_they_resume(packed, complete, 
     assert [len(ids) for ids in ends] == [4] * 4
     assert {*chain(*ends)} == {*chain(*images[0])}
     for found in (first, second):
-        assert "a part of its part" in found["cut twice"]
+        assert "a share of its share" in found["cut twice"]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_state_saved_while_a_library_takes_the_batches_is_refused(dealt, order
 
 def test_batches_cut_for_a_rank_are_not_cut_again(dealt, order):
     """Accelerate reads drop_last where it deals the batches of a sampler out to processes."""
-    with pytest.raises(LoaderError, match=r"rank 1 of 2.* a part of its part.*make_dataloader"):
+    with pytest.raises(LoaderError, match=r"rank 1 of 2.* a share of its share.*make_dataloader"):
         getattr(
             OrderedBatches(order, global_batch_size=12, rank=1, world_size=2), "drop_last", False
         )

@@ -97,7 +97,7 @@ class OrderedBatches:
         order: the order of the samples.
 
     Raises:
-        OptionError: a value is out of range, or some rank's part of the last batch would be empty.
+        OptionError: a value is out of range, or some rank's share of the last batch would be empty.
 
     Examples:
         >>> order = sa1bpack.SequentialOrder(sa1bpack.open("packed"))
@@ -165,8 +165,8 @@ class OrderedBatches:
         # processes, and nothing else of torch's or its does.
         if name == "drop_last" and self.world_size > 1:
             raise LoaderError(
-                f"these OrderedBatches are the part of rank {self.rank} of {self.world_size}, and "
-                "are about to be cut again for each process: each would get a part of its part. "
+                f"these OrderedBatches are the share of rank {self.rank} of {self.world_size}, and "
+                "are about to be cut again for each process: each would get a share of its share. "
                 "With Accelerate, prepare a loader of make_dataloader, or give OrderedBatches "
                 "rank=0 and world_size=1"
             )
@@ -176,7 +176,7 @@ class OrderedBatches:
     def most_samples(self) -> int:
         """Samples of a rank's largest batch, in any epoch."""
         current = self.current
-        return current.part_of(current.cut.sizes.largest)
+        return current.most_per_rank(current.cut.sizes.largest)
 
     def first_step(self, epoch: int) -> int:
         """The number of batches of all epochs before this one.

@@ -200,14 +200,14 @@ class EpochBatches:
 
     With n samples per batch of all ranks, global batch k holds positions `start` + k * n to
     `start` + (k + 1) * n of the order; if the batch size changes, they adjoin one another as well.
-    Of its n samples, rank r of w takes the part from n * r // w to n * (r + 1) // w: neighbours
-    stay together, and full batches are cut into equal parts. An order may arrange the samples of
+    Of its n samples, rank r of w takes the share from n * r // w to n * (r + 1) // w: neighbours
+    stay together, and full batches are cut into equal shares. An order may arrange the samples of
     a batch before it is cut, see `NodeShuffleOrder`. With buckets, the batches of a window exchange
     samples, see `Buckets`.
 
     The (len(order) - start) % n samples that do not fill a batch come last:
 
-    - By default they are a short batch. Every sample comes exactly once. The ranks' parts of it
+    - By default they are a short batch. Every sample comes exactly once. The ranks' shares of it
       differ by at most one sample, and there must be at least one sample per rank.
     - With `drop_last` they are dropped from this epoch. All batches are full.
     - With `pad_last` the epoch's first samples follow them until the batch is full. All batches are
@@ -217,7 +217,7 @@ class EpochBatches:
 
     Attributes:
         order: the order of the samples.
-        batch_size: samples of a rank's part of a full batch: a number, or a Schedule; None with
+        batch_size: samples of a rank's share of a full batch: a number, or a Schedule; None with
             `global_batch_size`.
         global_batch_size: samples of a full batch, all ranks together, a multiple of world_size; or
             a Schedule; None with `batch_size`.
@@ -231,7 +231,7 @@ class EpochBatches:
         schedules: names and schedules of other options, which a state has to agree with.
 
     Raises:
-        OptionError: a value is out of range, values do not fit together, or some rank's part of
+        OptionError: a value is out of range, values do not fit together, or some rank's share of
             the last batch would be empty.
     """
 
@@ -293,7 +293,7 @@ class EpochBatches:
             raise OptionError(f"bucket_by is {buckets!r}: pass Buckets(ds, {buckets!r})")
         if self.order.arranges:
             raise OptionError(
-                f"the order is {self.order.kind}, by which each rank keeps its part of the shards, "
+                f"the order is {self.order.kind}, by which each rank keeps its share of shards, "
                 "but with bucket_by batches exchange samples: leave out one of them"
             )
         if buckets.fingerprint != self.order.fingerprint:
@@ -311,7 +311,7 @@ class EpochBatches:
             batches; `_count`, batches.
 
         Raises:
-            OptionError: a rank's part of the last batch would be empty.
+            OptionError: a rank's share of the last batch would be empty.
         """
         cut, end = self.cut, len(self.order)
         first = cut.number(epoch, start)
@@ -353,7 +353,7 @@ class EpochBatches:
         return self._count
 
     def repeated(self, k: int) -> np.ndarray:
-        """bool (n,): which samples of this rank's part of batch k fill up the last batch.
+        """bool (n,): which samples of this rank's share of batch k fill up the last batch.
 
         Raises:
             IndexError: batch k does not exist.
@@ -381,7 +381,7 @@ class EpochBatches:
         return self.cut.first_step(self.epoch) + self.number(k)
 
     def __getitem__(self, k: int) -> np.ndarray:
-        """int64 (n,), the samples of this rank's part of batch k.
+        """int64 (n,), the samples of this rank's share of batch k.
 
         Raises:
             IndexError: batch k does not exist.
@@ -393,12 +393,12 @@ class EpochBatches:
         return self._take(first + own.start, first + own.stop)
 
     def _own(self, length: int) -> slice:
-        """This rank's part of a batch of that many samples."""
+        """This rank's share of a batch of that many samples."""
         return slice(
             length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size
         )
 
-    def part_of(self, size: int) -> int:
+    def most_per_rank(self, size: int) -> int:
         """The most samples that a rank has of a batch of this size."""
         if not self.pad_last:
             size = min(size, len(self.order))

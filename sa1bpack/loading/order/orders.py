@@ -127,11 +127,11 @@ def _ranges(first: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 def node_shuffle(key: Key, size: int, nodes: int) -> np.ndarray:
-    """uint32 (size,), the place of the sample at each position; each part is shuffled.
+    """uint32 (size,), the place of the sample at each position; each share is shuffled.
 
-    The places 0 to size are divided into `nodes` parts in sequence, of which the first size % nodes
-    have one place more. Position p is of part p % nodes, so every run of positions has equally many
-    samples of each, but for one.
+    The places 0 to size are divided into `nodes` shares in sequence, of which the first size %
+    nodes have one place more. Position p is of share p % nodes, so every range of positions has
+    equally many samples of each, but for one.
 
     Args:
         key: seed, epoch, fingerprint.
@@ -139,9 +139,9 @@ def node_shuffle(key: Key, size: int, nodes: int) -> np.ndarray:
         nodes: number of nodes, at least 1.
     """
     found, first = np.empty(size, np.uint32), 0
-    for part in range(min(nodes, size)):
-        own = found[part::nodes]
-        own[:] = permutation(key.words(_SAMPLES, part, len(own)))
+    for share in range(min(nodes, size)):
+        own = found[share::nodes]
+        own[:] = permutation(key.words(_SAMPLES, share, len(own)))
         own += np.uint32(first)
         first += len(own)
     return found
@@ -531,18 +531,18 @@ def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
 
 @checks_options
 class NodeShuffleOrder(SeededOrder):
-    """Every sample once, shuffled; each rank reads the same part of the dataset in every epoch.
+    """Every sample once, shuffled; each rank reads the same share of the dataset in every epoch.
 
     For caches of nodes: what a node has fetched in one epoch is what it reads in the next. The
-    shards are put in an order that never changes, and their samples divided into `nodes` parts in
+    shards are put in an order that never changes, and their samples divided into `nodes` shares in
     sequence, of equally many samples. Each is shuffled again for every epoch. A batch has equally
-    many samples of each part, and the ranks share it in the order of the shards: of n nodes, where
-    n divides `nodes`, node k always has the parts from k * nodes // n on; otherwise neighbours
-    share parts between them. `docs/order.md` shows what that saves, and what it costs in
+    many samples of each share, and the ranks take it in the order of the shards: of n nodes, where
+    n divides `nodes`, node k always has the shares from k * nodes // n on; otherwise neighbours
+    have some in common. `docs/order.md` shows what that saves, and what it costs in
     randomness.
 
     The global batches are the same for any number of ranks, and a state resumes on any of them.
-    With another number of nodes each has another part, and fetches it once.
+    With another number of nodes each has another share, and fetches it once.
 
     The order of the current epoch is kept: 4 bytes per sample, 45 MB for all of SA-1B.
 
@@ -573,7 +573,7 @@ class NodeShuffleOrder(SeededOrder):
         # fingerprint: what a run has left in the cache of a node is what the next one reads there.
         words = Key(0, 0, "0" * 16).words(_NODES, 0, len(self._bounds) - 1)
         self._shards = permutation(words).astype(np.int64)
-        self.shards_at_once = -(-len(self._shards) // self.nodes)  # of a node that has one part
+        self.shards_at_once = -(-len(self._shards) // self.nodes)  # of a node that has one share
         # Places are samples, counted in the order in which nodes have the shards.
         sizes = np.diff(self._bounds)[self._shards]
         self._edges = np.concatenate([[0], np.cumsum(sizes)])
