@@ -166,3 +166,24 @@ def test_reading_a_pack_loads_neither_the_packer_nor_pil_nor_torch():
         "sys.exit(str(bad & set(sys.modules)) if bad & set(sys.modules) else 0)"
     )
     python("-c", program)
+
+
+def test_what_belongs_to_the_process_is_in_the_architecture():
+    """Module-level objects that change, and caches whose key is the process."""
+    kinds = {"Contexts", "Lock", "OrderedDict", "ShardCache", "Table", "WeakIdKeyDictionary",
+             "WeakSet", "local", "set"}  # fmt: skip
+    page = (PACKAGE.parent / "docs/architecture.md").read_text()
+    text, found = page.partition("belongs to the process")[2], set()
+    for tree in TREES.values():
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                made = getattr(node.value, "func", None)
+                name = getattr(made, "attr", getattr(made, "id", ""))
+                empty = ast.unparse(node.value or node) in ("{}", "[]")
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                found |= {target.id} if name in kinds or empty else set()
+            elif isinstance(node, ast.FunctionDef) and node.decorator_list:
+                cached = "cache" in ast.unparse(node.decorator_list[0])
+                found |= {node.name} if cached and "process" in ast.unparse(node.args) else set()
+    assert len(found) > 12
+    assert {name for name in found if name not in text} == {"_DEFAULTS"}  # written at import alone
