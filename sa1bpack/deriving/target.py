@@ -239,7 +239,7 @@ class Target:
                     place = f"mask {row - int(edges[sample] - counts[sample])} of {place}"
                 raise OptionError(
                     f"{self.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: "
-                    f"mend what computes it, or {remedy}"
+                    f"repair what computes it, or {remedy}"
                 )
         return scaled_of(found, self._scaled) if self._scaled else rows
 

@@ -189,7 +189,7 @@ def repair(
             if share is None:
                 remove_stale(root, keep=note_path(root))
                 held.callback(remove_empty_notes, root)
-            run.mend(lock, held)
+            run.swap_in(lock, held)
     run.result.dry_run = dry_run
     run.result.seconds = time.perf_counter() - started
     return run.result
@@ -203,7 +203,7 @@ class _Rebuilding(PackState):
     """Sound shards of a pack, and those that are made again in a working folder."""
 
     def finish_source(self, record: dict, at_once: bool = False) -> None:
-        """Do nothing when a source was read to its end: `mend` publishes."""
+        """Do nothing when a source was read to its end: `swap_in` publishes."""
 
     def withdraw(self, source: str) -> int:
         """Remove nothing of a source that cannot be used: the pack stays as it is."""
@@ -306,7 +306,7 @@ class _Repair:
             return f"{given.path} has {given.nbytes} bytes, not {nbytes}; restore the original file"
         return None
 
-    def mend(self, lock: int, held: ExitStack) -> None:
+    def swap_in(self, lock: int, held: ExitStack) -> None:
         """Repair what can be repaired; the caller holds the pack's lock, for a part with others.
 
         A shard with other bytes than the pack's checksums demand is damage to the next check until

@@ -31,7 +31,7 @@ def test_a_pack_without_repetitions_or_without_shards_has_no_findings(tmp_path):
 
 
 def test_an_id_in_two_sources_names_both_also_across_empty_shards(tmp_path):
-    shards = [("a", [5, 9]), ("hollow", []), ("b", [7, 9]), ("c", [5])]
+    shards = [("a", [5, 9]), ("none", []), ("b", [7, 9]), ("c", [5])]
     expected = "2 image ids occur more than once: 5 in a and c, also 9"
     assert found_in(pack_of(tmp_path, shards)) == [expected + REMEDY]
 

@@ -27,21 +27,21 @@ def sources(tmp_path_factory) -> list[Path]:
     del mixed["./sa_109.json"]
     mixed["./readme.txt"] = b"hello"
     # Pairs 4 to 11 fill two shards and none is sound; the fourth takes by far the longest.
-    hollow = members(range(200, 214))
+    spoiled = members(range(200, 214))
     for number in range(204, 212):
-        _spoil(hollow, number)
+        _spoil(spoiled, number)
     large = as_jpeg(pixels_of(207, 2000, 3000))
-    hollow["./sa_207.jpg"] = large[: len(large) * 9 // 10]
-    hollow |= {name: data for name, data in members([207]).items() if name.endswith("json")}
-    changed(hollow, 207, lambda found: found.update(annotations=[]))
-    changed(hollow, 207, lambda found: found["image"].update(width=3000, height=2000))
+    spoiled["./sa_207.jpg"] = large[: len(large) * 9 // 10]
+    spoiled |= {name: data for name, data in members([207]).items() if name.endswith("json")}
+    changed(spoiled, 207, lambda found: found.update(annotations=[]))
+    changed(spoiled, 207, lambda found: found["image"].update(width=3000, height=2000))
     extracted = folder / "sa_000004"
     extracted.mkdir()
     for name, data in members([300, 301, 302]).items():
         (extracted / name).write_bytes(data)
     return [
         write_tar(folder / "sa_000000.tar", mixed, shuffle=1),
-        write_tar(folder / "sa_000001.tar", hollow, shuffle=None, compress=False),
+        write_tar(folder / "sa_000001.tar", spoiled, shuffle=None, compress=False),
         write_tar(folder / "sa_000002.tar", {"./readme.txt": b"hello"}),
         write_tar(folder / "sa_000003.tar", members(range(400, 406)), shuffle=2),
         extracted,
