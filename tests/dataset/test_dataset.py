@@ -154,10 +154,7 @@ def test_an_unknown_column_or_one_of_another_kind_names_the_remedy(ds):
     with pytest.raises(KeyError, match=said):
         ds.column("area")
     for read in (ds.mask_column, lambda name: ds.column(name, "max")):
-        with pytest.raises(
-            KeyError,
-            match=r"per mask: .* per sample, of column\(\), are image_id",
-        ):
+        with pytest.raises(KeyError, match=r"per mask: .* per sample, of column\(\), are image_id"):
             read("image_id")
 
 

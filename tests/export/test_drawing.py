@@ -14,10 +14,7 @@ NOWHERE = 1e9  # of a box or a point that must not be visible
 
 
 def subject(
-    masks: np.ndarray,
-    source: tuple[int, int],
-    fit: str = "pad",
-    **changed: np.ndarray,
+    masks: np.ndarray, source: tuple[int, int], fit: str = "pad", **changed: np.ndarray
 ) -> Subject:
     """A sample of bool (m, G, G) masks, in order of area, with boxes and points out of view."""
     count = len(masks)

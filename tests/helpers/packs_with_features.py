@@ -12,14 +12,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from format_files import (
-    SUMS,
-    as_json,
-    checksums,
-    digest_of,
-    manifest_of,
-    write_group,
-)
+from format_files import SUMS, as_json, checksums, digest_of, manifest_of, write_group
 from reading_packs import write_pack
 from shard_files import arrays_of
 

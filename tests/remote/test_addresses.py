@@ -42,6 +42,7 @@ def test_the_key_of_an_address_is_as_it_is_written_and_its_name_is_that_of_a_fil
     ("read", "url", "fault"),
     [
         (read_tar, "https://host?next=https://a@b/SECRET", "'https://host': .* no file"),
+        (read_tar, "ftp://h/a.tar", "ftp URLs are not supported"),
         (read_tar, "https:///a.tar?SECRET", "names no host"),
         (read_tar, "https://host:SECRET/a.tar?SECRET", "names no host"),
         (read_tar, "s3:///SECRET", "names no bucket"),

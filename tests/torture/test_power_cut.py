@@ -54,6 +54,8 @@ def test_nothing_gets_a_final_name_before_it_is_flushed_completely(stage, tmp_pa
             named.append(Path(call[2]).name)
         disk.apply(*call)
     assert {"sa_000001-000", "sa_000001-001", "manifest.json", "checksums.xxh128"} <= set(named)
+    shards = [name for name in named if name.startswith("sa_")]  # each is safe once it is named
+    assert sum(c[0] == "fsync" and Path(c[1]).name == "shards" for c in calls) > len(shards)
 
 
 def check_flushed(disk: Disk, calls: list[tuple], stage: Stage, left: Path) -> None:

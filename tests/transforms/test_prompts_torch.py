@@ -107,10 +107,13 @@ def same(device, samples: list) -> None:
     """Compare 20 points of each region of samples that have one mask each."""
     runs, key = RunBatch.collate(samples).to(device), {"seed": 1, "epoch": 2}
     ids = np.arange(len(samples))
+    boxes = np.array([(n, n, width, height) for n, (*_, height, width) in enumerate(samples)])
     for region in REGIONS:
-        found = T.draw_points(runs, torch.from_numpy(ids).to(device), 20, region, **key)
+        given = runs, torch.from_numpy(ids).to(device), 20, region
+        found = T.draw_points(*given, boxes=torch.from_numpy(boxes).to(device), **key)
         for n, sample in enumerate(samples):
-            points, valid = masks.draw_points(*sample, ids[n : n + 1], 20, region, **key)
+            one = {"boxes": boxes[n : n + 1], **key}
+            points, valid = masks.draw_points(*sample, ids[n : n + 1], 20, region, **one)
             assert np.array_equal(found[0][n].cpu().numpy(), points[0])
             assert found[1][n].item() == valid[0]
 

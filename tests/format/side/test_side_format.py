@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,8 @@ def test_another_array_under_the_same_name_is_refused(pack, tmp_path):
     attached(pack, IMAGE, tmp_path / "a")
     with pytest.raises(OptionError, match=r"rows are float32 .*, are float16"):
         attached(pack, IMAGE._replace(dtype="float32"), tmp_path / "a")
+    with pytest.raises(OutputRefused, match="name is 'teacher', not 'other'"):
+        attached(pack, IMAGE._replace(name="other"), tmp_path / "a")
     with pytest.raises(OutputRefused, match="made with function 'test', not 'sa1bpack:attach'"):
         attached(pack, IMAGE, folder)
     (tmp_path / "b").mkdir()
@@ -121,6 +124,34 @@ def test_another_array_under_the_same_name_is_refused(pack, tmp_path):
     with pytest.raises(OutputRefused, match="not a feature"):
         attached(pack, IMAGE, tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_feature_that_another_call_replaced_meanwhile_gets_no_rows(pack, tmp_path, monkeypatch):
+    real = os.open
+
+    def late(path, *given, **options):
+        if str(path).endswith(".lock"):
+            edit(tmp_path / "a/manifest.json", lambda found: found.update(dtype="int16"))
+        return real(path, *given, **options)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(OutputRefused, match=r"rows are int16 .*, not float16"):
+        attached(pack, IMAGE, tmp_path / "a")
+    assert list((tmp_path / "a").glob("*sa_*")) == []
+
+
+def test_a_feature_that_comes_into_use_while_it_is_replaced_stays(pack, monkeypatch):
+    folder, rename = write_side(pack, IMAGE, shards=()), Path.rename
+
+    def late(path, target):
+        if path == folder:
+            (path / ".tmp-other.lock").touch()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    with pytest.raises(OutputRefused):
+        attached(pack, IMAGE._replace(dtype="float32"), folder)
+    assert (folder / ".tmp-other.lock").exists()
 
 
 # Derives a feature of ones; with HOLD, it waits in the second batch.

@@ -135,10 +135,7 @@ def test_shuffle_and_names_stand_for_an_order_with_the_seed(given, kind):
         ({"order": OrderedBatches(ShuffleOrder(EXTENT), 4)}, "such as batches.order"),
         ({"order": ShuffleOrder(Extent(19, "0" * 16))}, "has 19 samples .* make the order from"),
         ({"order": ShuffleOrder(Extent(20, "0" * 16))}, "fingerprint 0{16}, but the dataset"),
-        (
-            {"order": ShuffleOrder(EXTENT, seed=1), "seed": 3},
-            "is 3, but the order has the seed 1",
-        ),
+        ({"order": ShuffleOrder(EXTENT, seed=1), "seed": 3}, "is 3, but the order has the seed 1"),
         ({"world_size": 2}, "rank is None: choose a whole number from 0 to 1"),
         ({"rank": 1}, "world_size is None: choose a whole number from 1"),
     ],
