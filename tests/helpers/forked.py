@@ -103,6 +103,8 @@ class Forked:
 def _detach(log: Path) -> None:
     """Give this process its own group and output, and flushes that do nothing."""
     os.setpgid(0, 0)
+    # Of a file that was being opened when a signal came, which Python itself does not show either.
+    warnings.simplefilter("ignore", ResourceWarning)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
