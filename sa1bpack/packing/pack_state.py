@@ -269,6 +269,11 @@ class PackState:
             files.remove_published(self.shards_dir / shard.entry.name)
         return len(shards)
 
+    def how_to_remove(self, names: Sequence[str]) -> str:
+        """The command that removes published shards, in words for a message."""
+        folders = " ".join(quote(name) for name in names)
+        return f"run `cd {quote(str(self.root / SHARDS_NAME))} && rm -r {folders}`"
+
     def rejects(self) -> list[dict]:
         """Every line of rejects.jsonl, by source and, within one, in the order found."""
         lines, records = [], {}

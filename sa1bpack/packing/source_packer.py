@@ -7,7 +7,7 @@ state of the pack by the thread of the run, in `settle`.
 """
 
 import resource
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
@@ -250,6 +250,7 @@ class SourcePacker:
         self._run, self._state, self._wanted = run, run.state, wanted
         self._published = run.state.shards_of(source.name)
         self._compared: set[int] = set()  # published shards whose pairs are those of the source
+        self._is_other_file = False  # the pairs of some published shard are not those of the source
         # Of the shard that is being read, -1 for none: its builder, if it is packed, and its pairs.
         self._number, self._builder, self._pairs, self._digest = -1, None, 0, xxhash.xxh3_64()
         self._without_samples: list[ShardBuilder] = []
@@ -292,15 +293,15 @@ class SourcePacker:
     def _take(self, index: int, digest: bytes) -> None:
         """Take the next pair: after it, `_builder` is the one that needs its outcome.
 
-        It is None if the shard is published, or not wanted. Raises SourceError if the source is not
-        the one that the shard before was packed from.
+        It is None if the shard is published, or not wanted, or if a published one before it was
+        packed from other pairs: then the source is only read to its end, to name all of these.
         """
         number = index // self._state.options.samples_per_shard
         if number != self._number:
             self._end_shard()
             self._number = number
             done = number in self._published if self._wanted is None else number not in self._wanted
-            if not done:
+            if not done and not self._is_other_file:
                 self._run.open_shard()
                 builder = self._builder = ShardBuilder(self._run, self.source, number)
                 self.builders[number] = builder
@@ -311,7 +312,7 @@ class SourcePacker:
     def _end_shard(self) -> None:
         """Close the shard that was read, all of whose pairs are known now.
 
-        Raises SourceError if it is published, and was packed from other pairs.
+        If it is published, its pairs are compared with those that it was packed from.
         """
         found = self._pairs, self._digest.hexdigest()
         if self._builder is not None:
@@ -319,18 +320,27 @@ class SourcePacker:
             self._builder.made.put(None)
         elif self._number in self._published:
             recorded = self._published[self._number].attributes
-            if found != (recorded["pairs"], recorded["pairs_digest"]):
-                raise self._other_pairs(self._number)
-            self._compared.add(self._number)
+            if found == (recorded["pairs"], recorded["pairs_digest"]):
+                self._compared.add(self._number)
+            else:
+                self._is_other_file = True
         self._builder, self._pairs = None, 0
         self._digest.reset()
 
-    def _other_pairs(self, number: int) -> SourceError:
-        name = self._published[number].entry.name
-        return SourceError(
-            f"{self.source.path}: its pairs differ from those that {name} was packed from; restore "
-            "the original file, or remove that shard to pack it again"
+    def _other_pairs(self, numbers: Sequence[int]) -> SourceError:
+        """The error for published shards that were packed from other pairs than the source has."""
+        names = [self._published[number].entry.name for number in numbers]
+        message = (
+            f"{self.source.path}: it is not the file that {', '.join(names)} "
+            f"{'were' if len(names) > 1 else 'was'} packed from: its pairs are others, or in "
+            "another order; restore that file"
         )
+        if self.source.name not in self._state.sources:
+            message += (
+                f". Or, if that was a truncated copy, {self._state.how_to_remove(names)} and repeat "
+                "the command: they are packed again"
+            )
+        return SourceError(message)
 
     def _check_whole(self, pairs: int) -> None:
         """Make the record of the source, which was read to its end, `pairs` pairs in all.
@@ -338,8 +348,8 @@ class SourcePacker:
         Raises SourceError unless it is the source that was packed, and that a list demands.
         """
         path, reader = self.source.path, self.reader
-        for number in sorted(self._published.keys() - self._compared):
-            raise self._other_pairs(number)
+        if different := sorted(self._published.keys() - self._compared):
+            raise self._other_pairs(different)
         found = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
         if (packed := self._state.sources.get(self.source.name)) is not None:
             # Packs of earlier releases have the md5 alone.

@@ -11,7 +11,7 @@ from the bucket.
 
 import shutil
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -114,6 +114,11 @@ class UploadedState(PackState):
             self._bucket.delete(key for key in keys if key != mark)
             (self._marks / name).unlink(missing_ok=True)
         return super().withdraw(source)
+
+    def how_to_remove(self, names: Sequence[str]) -> str:
+        """What to remove from the bucket, in words for a message."""
+        folders = ", ".join(f"{SHARDS_NAME}/{name}/" for name in names)
+        return f"remove {folders} from {self._bucket.url}"
 
     def finish(self, complete: bool) -> None:
         """Upload what is missing, then index, checksums and manifest, as `publish` has made them.

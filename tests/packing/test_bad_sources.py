@@ -2,7 +2,10 @@
 
 import hashlib
 import os
+import random
+import re
 import shutil
+import subprocess
 
 import pytest
 from edited_packs import unfinished_pack
@@ -10,7 +13,7 @@ from shard_files import arrays_of
 from small_tars import SMALL, contents, members, names_of, write_tar
 
 import sa1bpack
-from sa1bpack.errors import SourceCorrupt, SourceError
+from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 
 
 def shards(root) -> list[str]:
@@ -125,10 +128,45 @@ def test_a_source_that_changed_between_runs_is_noticed(tmp_path, root, manifest_
     other = write_tar(tmp_path / "sa_2.tar", members([50]))
     result = sa1bpack.pack([tar, other], root, workers=workers, **SMALL)
     assert list(result.failed) == ["sa_1"]
-    assert "restore the original file" in str(result.failed["sa_1"])
+    assert "restore that file" in str(result.failed["sa_1"])
     assert shards(root) == ["sa_1-000", "sa_1-001", "sa_2-000"]
     assert before == [names_of(arrays_of(root / "shards" / name)) for name in shards(root)[:2]]
     assert not manifest_of(root)["complete"]
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_one_command_removes_all_shards_of_a_truncated_copy_in_another_order(
+    tmp_path, root, order, in_parts
+):
+    """The whole tar has its members in another order than the truncated copy that was packed."""
+
+    def pack():
+        if in_parts:
+            result = sa1bpack.pack_part(tar, root, (1, 1), workers=1, **SMALL)
+            sa1bpack.finalize(root)
+            return result
+        return sa1bpack.pack(tar, root, workers=1, **SMALL)
+
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(22)), shuffle=None, compress=False)
+    tar.write_bytes(tar.read_bytes()[: int(0.8 * tar.stat().st_size)])
+    assert isinstance(pack().failed["sa_1"], SourceTruncated)
+    before = shards(root)
+    assert len(before) == 4
+    # The first shards may have the same pairs: these stay.
+    same = members(range(4 * order))
+    others = {name: data for name, data in members(range(22)).items() if name not in same}
+    shuffled = list(others.items())
+    random.Random(order).shuffle(shuffled)
+    write_tar(tar, [*same.items(), *shuffled], shuffle=None, compress=False)
+    message = str(pack().failed["sa_1"])
+    command = re.search("`(.*)`", message)[1]
+    subprocess.run(command, shell=True, check=True)
+    assert shards(root) == before[:order]
+    assert pack().complete
+    sa1bpack.pack(tar, tmp_path / "whole", workers=1, **SMALL)
+    assert contents(root) == contents(tmp_path / "whole")
+    assert sa1bpack.verify(root).ok
 
 
 def test_a_source_without_pairs_and_image_ids_that_occur_twice_are_named(root, tmp_path, capsys):
