@@ -1,4 +1,4 @@
-"""Progress bars for work that is counted in bytes, or in images."""
+"""Progress bars for work that is counted in bytes, or in images; and lines above them."""
 
 import os
 import sys
@@ -23,6 +23,11 @@ class Bar(tqdm):
         unknown = sys.stderr.isatty() and 0 in os.get_terminal_size(sys.stderr.fileno())
         size = {"ncols": 80, "nrows": 24} if unknown else {"dynamic_ncols": True}
         super().__init__(**options, **size)
+
+
+def report(text: str) -> None:
+    """Print a line on stderr, above the bar if there is one."""
+    tqdm.write(f"sa1bpack: {text}", file=sys.stderr)
 
 
 @contextmanager

@@ -111,6 +111,42 @@ class ShardSource(Protocol):
         """The counts of what this process has read from this URL so far."""
 
 
+@dataclass
+class Patience:
+    """The number of attempts at one host, in a row and without progress, until a file is given up.
+
+    The files of a host share it. After one of them was given up, the others have a few attempts
+    each, until the host answers again: a thousand files of a host that is down must not be waited
+    for one after the other.
+
+    Attributes:
+        attempts: number of attempts, the waits between which add up to 5 to 8 minutes.
+        attempts_when_down: number of attempts after a file was given up; they take seconds.
+        answers: number of answers so far.
+        is_down: a file was given up, and nothing was answered while it was waited for, nor since.
+        reported: largest number of failures in a row that the user was told of since the host
+            answered last; files that wait for the same host are reported once.
+    """
+
+    attempts: int = 20
+    attempts_when_down: int = 4
+    answers: int = 0
+    is_down: bool = False
+    reported: int = 0
+
+    def most_attempts(self) -> int:
+        """Number of attempts that a file has now."""
+        if self.is_down:
+            return min(self.attempts, self.attempts_when_down)
+        return self.attempts
+
+    def answered(self) -> None:
+        """Note that the host has answered: every file has all attempts again."""
+        self.answers += 1
+        self.is_down = False
+        self.reported = 0
+
+
 class Stream(Protocol):
     """A file that is read once, from start to end. See `remote.web.WebFile`."""
 
@@ -132,9 +168,11 @@ def scheme_of(url: str) -> Any:
         verify(url, **options) → Report, as `sa1bpack.verify`
         upload_state(url, staging: Path, options) → the PackState of a pack that is made in a
             staging folder and uploaded
-        find_files(address) → list[Address], the files that an address, or a pattern of one, stands
-            for; it asks for nothing else
-        open_stream(address, **options) → Stream, a file that is read once
+        find_files(address, on_wait) → list[Address], the files that an address, or a pattern of
+            one, stands for; it asks for nothing else
+        open_stream(address, **options) → Stream, a file that is read once; options are `digest`,
+            `stop`, `patience` (Patience) and `on_wait`, which is called with a line for the user
+            when the host does not answer
     """
     name = SCHEMES[url.partition("://")[0].lower()]
     try:

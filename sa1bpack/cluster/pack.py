@@ -24,10 +24,10 @@ from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request
 from sa1bpack.packing.pack_state import Job, PartState, sources_to_pack
-from sa1bpack.packing.progress import Progress, report
+from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.run import PackResult, Totals, finalize, run_part
-from sa1bpack.progress import step_bar
+from sa1bpack.progress import report, step_bar
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.urls import is_url
 
@@ -73,7 +73,7 @@ def pack_on_ray(
     request = checked_request(sources, output, options)
     job = Job(len(request.sources), tuple(source.name for source in request.sources))
     if not request.output.exists():  # if that is refused, it is not made
-        check_room(request, look_at(request.sources)[0])
+        check_room(request, look_at(request.sources, on_wait=report)[0])
     with closing(PartState(request.output, request.options, job, job.sources)) as state:
         todo, failed = sources_to_pack(state, request)
         new = [source for source in todo if source.name not in state.sources]

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from sa1bpack import interrupts
 from sa1bpack.errors import ClusterError, MissingPackage, OptionError, OutputLocked
 from sa1bpack.format.problems import Progress
-from sa1bpack.packing.progress import report
+from sa1bpack.progress import report
 
 try:
     import ray

@@ -24,6 +24,7 @@ from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, SourceError
 from sa1bpack.format.layout import FITS, PIXELS, Layout
 from sa1bpack.format.manifest import check_shard_name, folder_to_write
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, ThresholdKeywords
+from sa1bpack.progress import report
 from sa1bpack.source.find import Source, find_sources, read_links, read_md5sums
 from sa1bpack.wording import brief
 
@@ -309,7 +310,7 @@ def checked_request(
     output = folder_to_write("output", output, "give a new folder, or that of a pack", itself=False)
     request = Request(sources=[], output=output, options=options, **of_run)
     listed = [] if request.links is None else read_links(request.links)
-    found = find_sources(patterns_of("sources", sources), links=listed)
+    found = find_sources(patterns_of("sources", sources), links=listed, on_wait=report)
     if not found:
         raise OptionError("no source is given; give at least one tar or folder, or a list of links")
     for source in found:

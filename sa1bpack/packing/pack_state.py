@@ -53,6 +53,7 @@ from sa1bpack.packing.records import (
     published_shard,
     read_own_manifest,
 )
+from sa1bpack.progress import report
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.wording import printable
 
@@ -523,7 +524,7 @@ def sources_to_pack(
             todo.append(source)
         elif record["md5"] is not None and expected is not None:
             state.sources[source.name] = record | {"md5_checked": True}
-    return look_at(todo)
+    return look_at(todo, on_wait=report)
 
 
 def check_ours(root: Path) -> None:

@@ -10,13 +10,12 @@ from threading import Lock
 from typing import Annotated
 
 import msgspec
-from tqdm import tqdm
 
 from sa1bpack import __version__
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.packing.sample import Outcome, Packed
-from sa1bpack.progress import Bar
+from sa1bpack.progress import Bar, report
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import counted
@@ -153,11 +152,6 @@ def nothing_to_do(sources: int) -> str:
     """The message if all sources that are given, this number of them, are in the pack already."""
     which = "the source is" if sources == 1 else f"all {sources:,} sources are"
     return f"{which} in the pack already; nothing to do"
-
-
-def report(text: str) -> None:
-    """Print a line on stderr, above the bar if there is one."""
-    tqdm.write(f"sa1bpack: {text}", file=sys.stderr)
 
 
 RUNS_NAME = ".runs.jsonl"

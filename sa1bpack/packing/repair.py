@@ -41,12 +41,12 @@ from sa1bpack.packing.pack_state import (
     remove_empty_notes,
     working_folder,
 )
-from sa1bpack.packing.progress import Progress, report
+from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.records import Key, PublishedShard, read_shard
 from sa1bpack.packing.run import pack_into, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
-from sa1bpack.progress import byte_bar
+from sa1bpack.progress import byte_bar, report
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
 
 # What `RepairResult.left` calls the manifest, the index and the other files at the top of a pack.
@@ -162,7 +162,7 @@ def repair(
     if share is not None and (names := list(shards)):
         raise OptionError(f"shards is {names}, but a part has those of its sources: choose one")
     listed = [] if links is None else read_links(local_path("links", links))
-    found = find_sources(patterns_of("sources", sources), links=listed)
+    found = find_sources(patterns_of("sources", sources), links=listed, on_wait=report)
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
     with ExitStack() as held:
@@ -278,7 +278,7 @@ class _Repair:
             damage.root, damage.problems, extra=damage.extra, complete=damage.manifest.complete
         )
         needed = {source for source, _ in damage.shards.values()} & self._sources.keys()
-        found, unreadable = look_at([self._sources[source] for source in needed])
+        found, unreadable = look_at([self._sources[source] for source in needed], on_wait=report)
         self._sources |= {source.name: source for source in found}
         for name, (source, number) in damage.shards.items():
             if reason := self._obstacle(name, source, unreadable):

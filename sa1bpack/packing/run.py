@@ -31,6 +31,7 @@ from sa1bpack.packing.progress import Progress, log_run
 from sa1bpack.packing.records import read_own_manifest
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
+from sa1bpack.progress import report
 from sa1bpack.source.find import look_at
 from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown
 from sa1bpack.wording import counted
@@ -260,7 +261,7 @@ def pack_part(
     job = Job(share[1], tuple(source.name for source in request.sources))
     mine = share_of(request.sources, share)
     if any(source.kind == "remote" for source in mine):  # whose sizes are not known yet
-        mine, failed = look_at(mine)
+        mine, failed = look_at(mine, on_wait=report)
         check_room(request, mine)
         mine += [source for source in request.sources if source.name in failed]
     return run_part(replace(request, sources=mine, ignore_space=True), job, progress)[0]

@@ -24,10 +24,11 @@ from sa1bpack.format.manifest import DIGEST_NAMES, shard_name
 from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.progress import Progress, report
+from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.records import PublishedShard
 from sa1bpack.packing.sample import Buffers, Outcome, Packed, attempt
 from sa1bpack.packing.workers import Workers
+from sa1bpack.progress import report
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy
 from sa1bpack.source.pairs import Pair, PairReader, Reject

@@ -3,9 +3,9 @@
 import random
 from collections.abc import Callable
 
-# Attempts in a row at a tar, with less than PROGRESS_BYTES in between, after which it is given up;
-# the waits add up to 5 to 8 minutes, so that a short outage does not waste what was read.
-ATTEMPTS = 20
+from sa1bpack.urls import Patience
+
+# Bytes read since the last failure, from which on the attempts are counted anew.
 PROGRESS_BYTES = 1 << 20
 # Seconds of the first wait, which doubles, up to the longest; a random half of it is taken off, so
 # that many readers do not return at the same moment.
@@ -21,15 +21,20 @@ OnWait = Callable[[str], object] | None
 class Attempts:
     """The attempts at one file, of which those that failed are counted."""
 
-    def __init__(self, address: object, most: int, on_wait: OnWait = None):
+    def __init__(self, address: object, patience: Patience, on_wait: OnWait = None):
         """
         Args:
             address: address of the file, for messages.
-            most: number of attempts in a row, without progress.
+            patience: number of attempts in a row, without progress.
             on_wait: called with a line for the user when attempts fail for longer than a moment.
         """
-        self._address, self._most, self._on_wait = address, most, on_wait
-        self._failures = self._failed_at = 0
+        self._address = address
+        self._patience = patience
+        self._on_wait = on_wait
+        self._failures = 0
+        self._failed_at = 0
+        self._most = patience.attempts
+        self._answers = 0  # of the host, when attempts began to fail
 
     def failed(
         self, kind: type[Exception], why: str, position: int = 0, asked: float = 0.0
@@ -49,12 +54,19 @@ class Attempts:
             self._failures = 0
         self._failed_at = position
         self._failures += 1
+        patience = self._patience
+        if self._failures == 1:  # a file that began to wait before another was given up goes on
+            self._most = patience.most_attempts()
+            self._answers = patience.answers
         if self._failures >= self._most:
+            patience.is_down = patience.answers == self._answers
             raise kind(
-                f"{self._address}: given up at byte {position} after {self._most} attempts without "
-                f"progress, the last one: {why}; check the network, and try again"
+                f"{self._address}: given up at byte {position} after {self._failures} attempts "
+                f"without progress, the last one: {why}; check the network, and try again"
             )
-        if self._on_wait is not None and self._failures % 5 == 3:
+        is_news = self._failures % 5 == 3 and self._failures > patience.reported
+        if self._on_wait is not None and is_news:
+            patience.reported = self._failures
             self._on_wait(
                 f"{self._address}: {why}; asking again from byte {position} "
                 f"(attempt {self._failures + 1} of {self._most})"
@@ -62,3 +74,7 @@ class Attempts:
         longest = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (self._failures - 1))
         wait = _JITTER.uniform(longest / 2, longest)
         return min(max(wait, asked), LONGEST_ASKED)
+
+    def succeeded(self) -> None:
+        """Note that the host has answered."""
+        self._patience.answered()

@@ -24,10 +24,10 @@ import xxhash
 from sa1bpack.errors import FormatError, SourceError, StoreError
 from sa1bpack.format.files import MAX_METADATA_BYTES
 from sa1bpack.interrupts import result_of
-from sa1bpack.remote.attempts import ATTEMPTS, Attempts, OnWait
+from sa1bpack.remote.attempts import Attempts, OnWait
 from sa1bpack.remote.origin import RANGE_BYTES, TRIES, EndsEarly, Origin
 from sa1bpack.remote.stores import error_text, final_error, open_store, package, store_of
-from sa1bpack.urls import Address, shown
+from sa1bpack.urls import Address, Patience, shown
 
 # How long the end of the process waits at most for threads of the library: they need milliseconds,
 # but for one that asks for credentials.
@@ -114,13 +114,20 @@ class Bucket(Origin):
 
     forks = False
 
-    def __init__(self, url: str, store: Any = None, attempts: int = TRIES, on_wait: OnWait = None):
+    def __init__(
+        self,
+        url: str,
+        store: Any = None,
+        patience: Patience | None = None,
+        on_wait: OnWait = None,
+    ):
         """Open a folder of a bucket.
 
         Args:
             url: URL of the folder.
             store: store of the bucket; None: a new one.
-            attempts, on_wait: as for Attempts, at each request.
+            patience: attempts at each request; None: TRIES, each with the retries of the library.
+            on_wait: as for Attempts, at each request.
 
         Raises:
             Whatever `open_store` raises.
@@ -131,7 +138,8 @@ class Bucket(Origin):
         self.prefix = f"{key}/" if key else ""
         self._library = package("obstore")
         self._store = open_store(scheme, name) if store is None else store
-        self._attempts, self._on_wait = attempts, on_wait
+        self._patience = patience or Patience(TRIES)
+        self._on_wait = on_wait
         self._pid, self._cancelled = os.getpid(), False
         self._pending: set[Future] = set()
 
@@ -182,10 +190,12 @@ class Bucket(Origin):
             EndsEarly, StoreError: the request failed.
         """
         address = shown(f"{self.url}/{path}")
-        attempts = Attempts(address, self._attempts, self._on_wait)
+        attempts = Attempts(address, self._patience, self._on_wait)
         while True:
             try:
-                return await request(self.prefix + path)
+                answer = await request(self.prefix + path)
+                attempts.succeeded()
+                return answer
             except EndsEarly as error:
                 why, kind = str(error), EndsEarly
             except (self._library.exceptions.BaseError, FileNotFoundError, ValueError) as error:
@@ -334,11 +344,14 @@ class StoreFile:
         *,
         digest: object = None,
         stop: int | None = None,
-        attempts: int = ATTEMPTS,
+        patience: Patience | None = None,
         on_wait: OnWait = None,
     ):
         """See `web.WebFile`. `digest` is not needed: any range can be asked for again."""
-        self.address, self._stop, self._options = address, stop, (attempts, on_wait)
+        self.address = address
+        self._stop = stop
+        self._patience = patience or Patience()
+        self._on_wait = on_wait
         self._bucket: Bucket | None = None
         self._pieces, self._chunk = self._read(), memoryview(b"")
         self._cancelled = self._ended = False
@@ -351,7 +364,7 @@ class StoreFile:
     def _read(self) -> Pieces:
         at, first = self.address, b""
         root = f"{at.scheme}://{at.bucket}"
-        self._bucket = bucket = Bucket(root, store_of(at), *self._options)
+        self._bucket = bucket = Bucket(root, store_of(at), self._patience, self._on_wait)
         if self._cancelled:
             bucket.cancel()
         if at.nbytes is None:

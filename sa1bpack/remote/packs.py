@@ -50,6 +50,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import PackFiles, Progress, Report
 from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
 from sa1bpack.format.verify import check_files
+from sa1bpack.remote.attempts import OnWait
 from sa1bpack.remote.bucket import Bucket, Pieces, StoreFile
 from sa1bpack.remote.cache import Cache, Lock
 from sa1bpack.remote.origin import (
@@ -72,6 +73,7 @@ from sa1bpack.urls import (
     STORE_SCHEMES,
     Address,
     Counts,
+    Patience,
     is_pack_url,
     local_folder,
     pack_url,
@@ -438,7 +440,7 @@ def upload_state(url: str, staging: Path, options: Any) -> Any:
     return import_module("sa1bpack.remote.upload").UploadedState(url, staging, options)
 
 
-def find_files(address: Address) -> list[Address]:
+def find_files(address: Address, on_wait: OnWait = None) -> list[Address]:
     """See `scheme_of`. A pattern has `*`, `?` or `[...]` and is one of an object store.
 
     Raises MissingPackage or OptionError for an object store that cannot be opened, SourceError if
@@ -452,7 +454,7 @@ def find_files(address: Address) -> list[Address]:
     root = f"{address.scheme}://{address.bucket}"
     folder = re.split(r"[*?[]", address.key)[0].rpartition("/")[0]
     try:
-        found = Bucket(root, store).files(folder)
+        found = Bucket(root, store, Patience(), on_wait).files(folder)
     except (FileNotFoundError, StoreError) as error:
         raise SourceError(f"{address}: cannot be listed: {error}") from None
     keys = [key for key in found if fnmatchcase(key, address.key)]

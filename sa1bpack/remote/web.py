@@ -25,8 +25,8 @@ from urllib.parse import quote, urlsplit
 import xxhash
 
 from sa1bpack.errors import SourceError
-from sa1bpack.remote.attempts import ATTEMPTS, MAY_PASS, Attempts, OnWait
-from sa1bpack.urls import WEB_SCHEMES, Address
+from sa1bpack.remote.attempts import MAY_PASS, Attempts, OnWait
+from sa1bpack.urls import WEB_SCHEMES, Address, Patience
 
 _SKIP_BYTES = 1 << 18
 
@@ -106,7 +106,7 @@ class WebFile:
         *,
         digest: Callable[[], str] | None = None,
         stop: int | None = None,
-        attempts: int = ATTEMPTS,
+        patience: Patience | None = None,
         on_wait: OnWait = None,
     ):
         """
@@ -115,10 +115,11 @@ class WebFile:
             digest: returns the hex XXH3-128 of all bytes that `read` has returned. Without it,
                 reading cannot continue from a server without ranges.
             stop: read no further than this byte.
-            attempts, on_wait: as for Attempts.
+            patience: attempts that the files of its host have; None: that of this file alone.
+            on_wait: as for Attempts.
         """
         self.address, self._digest, self._stop = address, digest, stop
-        self._attempts = Attempts(address, attempts, on_wait)
+        self._attempts = Attempts(address, patience or Patience(), on_wait)
         self._position = 0
         self._cancelled = threading.Event()
 
@@ -147,6 +148,7 @@ class WebFile:
                 if self._cancelled.wait(wait):
                     raise SourceError(f"{self.address}: reading was interrupted") from None
                 continue
+            self._attempts.succeeded()
             self._position += len(data)
             return data
 
@@ -195,6 +197,11 @@ class WebFile:
                 raise SourceError(
                     f"{address}: its certificate cannot be trusted ({error.verify_message}); "
                     "check the host, and the clock of this machine"
+                ) from None
+            if (status := _status_of_proxy(error)) is not None and not _may_pass(status):
+                raise SourceError(
+                    f"{address}: {failure_text(error)}; check the proxy that the environment names "
+                    "(https_proxy, no_proxy), and its user name and password"
                 ) from None
             raise Broken(failure_text(error)) from None
         start, nbytes = self._take_head()
@@ -255,7 +262,7 @@ class WebFile:
     def _refused(self, status: int) -> Exception:
         """The error for a status other than success."""
         what = f"the server answers {status} {http.client.responses.get(status, '')}".strip()
-        if status in MAY_PASS or status >= 500:
+        if _may_pass(status):
             asked = self._answer.headers.get("Retry-After", "")
             return Broken(what, float(asked) if _NUMBER.fullmatch(asked) else 0.0)
         if status == 412:
@@ -280,12 +287,23 @@ class WebFile:
         )
 
 
+def _may_pass(status: int) -> bool:
+    """True if a request that was answered with this status may be answered better later."""
+    return status in MAY_PASS or status >= 500
+
+
+def _status_of_proxy(error: BaseException) -> int | None:
+    """The status with which a proxy refused a connection to the server; None for other errors."""
+    match = re.match(r"Tunnel connection failed: (\d{3})\b", str(error))
+    return None if match is None else int(match[1])
+
+
 def failure_text(error: BaseException) -> str:
     """An exception of a connection, in words; http.client's have no text, or only a part of one."""
     if isinstance(error, TimeoutError):
         return f"no byte for {TIMEOUT} s"
     if isinstance(error, OSError):
-        if proxy := re.match(r"Tunnel connection failed: (\d{3})\b", str(error)):
-            return f"the proxy answered {proxy[1]}"  # without its phrase
+        if (status := _status_of_proxy(error)) is not None:
+            return f"the proxy answered {status}"  # without its phrase
         return error.strerror or type(error).__name__
     return type(error).__name__

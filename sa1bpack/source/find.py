@@ -14,6 +14,7 @@ import glob
 import os
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -24,9 +25,10 @@ from typing import Literal
 
 from sa1bpack.arguments import looks_like_url, refuse_url
 from sa1bpack.errors import OptionError, SourceError
-from sa1bpack.source.inflate import GZIP_MAGIC, remedy
+from sa1bpack.interrupts import result_of
+from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
 from sa1bpack.source.tar import BLOCK, Member, decode_name, parse_header, split_name
-from sa1bpack.urls import Address, Stream, is_url, parse_address, scheme_of
+from sa1bpack.urls import Address, Patience, Stream, is_url, parse_address, scheme_of
 from sa1bpack.wording import brief, counted
 
 _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
@@ -35,7 +37,6 @@ _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _PACK_ENTRIES = ("manifest.json", "zarr.json", "shards")
 
 AT_ONCE = 16  # URLs that are asked
-ATTEMPTS = 4  # of each; a thousand sources must not wait two minutes each if the network is down
 
 MAX_LIST_BYTES = 64 << 20  # of a list; that of SA-1B's links has 0.5 MB
 
@@ -63,7 +64,10 @@ class Source:
 
 
 def find_sources(
-    patterns: Iterable[str | Path], *, links: Iterable[Address] | None = None
+    patterns: Iterable[str | Path],
+    *,
+    links: Iterable[Address] | None = None,
+    on_wait: OnWait = None,
 ) -> list[Source]:
     """Find the sources that paths and globs stand for, sorted by name.
 
@@ -76,6 +80,7 @@ def find_sources(
     Args:
         links: tars at these addresses as well; patterns may then be URLs too (of an object store
             also with `*`, `?` and `[...]`). None: URLs are refused.
+        on_wait: called with a line for the user when an object store does not answer.
 
     Raises:
         OptionError: a URL that cannot be used, or a bucket without credentials.
@@ -89,7 +94,8 @@ def find_sources(
         paths.setdefault(address.url, address)
     for pattern in patterns:
         if links is not None and is_url(pattern):
-            for address in scheme_of(pattern).find_files(parse_address("source", pattern)):
+            asked = parse_address("source", pattern)
+            for address in scheme_of(pattern).find_files(asked, on_wait):
                 paths.setdefault(address.url, address)
             continue
         if links is not None and isinstance(pattern, Path) and looks_like_url(str(pattern)):
@@ -200,30 +206,45 @@ def kind_of(head: bytes, path: Path | Address) -> Kind:
     )
 
 
-def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceError]]:
+def look_at(
+    sources: Sequence[Source], on_wait: OnWait = None
+) -> tuple[list[Source], dict[str, SourceError]]:
     """The sources, with size and kind of those at URLs, in their order; and errors.
 
-    Errors are name → error of those that cannot be read, which are left out.
+    Errors are name → error of those that cannot be read, which are left out. A host that does not
+    answer is waited for as long as in the middle of a tar.
+
+    Args:
+        sources: sources of any kind.
+        on_wait: called with a line for the user when a host does not answer.
 
     Raises OptionError and MissingPackage if an object store cannot be opened.
     """
-    found, failed = list(sources), {}
+    known = list(sources)
+    failed: dict[str, SourceError] = {}
     files: dict[int, Stream] = {}
+    patience_of_host: defaultdict[tuple[str, str], Patience] = defaultdict(Patience)
     for number, source in enumerate(sources):
         if source.kind == "remote":
-            open_stream = scheme_of(source.path.url).open_stream
-            files[number] = open_stream(source.path, stop=BLOCK, attempts=ATTEMPTS)
+            address = source.path
+            files[number] = scheme_of(address.url).open_stream(
+                address,
+                stop=BLOCK,
+                patience=patience_of_host[address.scheme, address.bucket],
+                on_wait=on_wait,
+            )
     if not files:
-        return found, failed
+        return known, failed
     with ThreadPoolExecutor(AT_ONCE, "sa1bpack-look") as pool:
         try:
-            asked = {number: pool.submit(_ask, file) for number, file in files.items()}
-            for number, head in asked.items():
+            heads = {number: pool.submit(_ask, file) for number, file in files.items()}
+            for number, head in heads.items():
                 source = sources[number]
                 try:
-                    data, address = head.result(), files[number].address
+                    data = result_of(head, float("inf"))
+                    address = files[number].address
                     kind = kind_of(data, address)
-                    found[number] = replace(source, path=address, kind=kind, nbytes=address.nbytes)
+                    known[number] = replace(source, path=address, kind=kind, nbytes=address.nbytes)
                 except SourceError as error:
                     failed[source.name] = error
         except BaseException:
@@ -231,7 +252,7 @@ def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceEr
             for file in files.values():
                 file.cancel()
             raise
-    return [source for source in found if source.name not in failed], failed
+    return [source for source in known if source.name not in failed], failed
 
 
 def _ask(file: Stream) -> bytes:

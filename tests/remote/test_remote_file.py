@@ -15,7 +15,7 @@ from sa1bpack.errors import SourceError
 from sa1bpack.remote import attempts
 from sa1bpack.remote import web as web_files
 from sa1bpack.remote.packs import open_stream
-from sa1bpack.urls import parse_address
+from sa1bpack.urls import Patience, parse_address
 
 DATA = random.Random(0).randbytes(3_000_000)
 PIECE = 1 << 16
@@ -88,7 +88,7 @@ def test_a_status_or_time_out_that_may_pass_is_asked_again(served, monkeypatch, 
 
 def test_a_server_that_asks_to_wait_is_obeyed_up_to_a_limit():
     for asked, waited in ((7, 7), (1e6, attempts.LONGEST_ASKED)):
-        assert attempts.Attempts("", 2).failed(SourceError, "busy", asked=asked) == waited
+        assert attempts.Attempts("", Patience(2)).failed(SourceError, "busy", asked=asked) == waited
 
 
 def test_a_file_that_makes_no_progress_is_given_up_with_the_place_and_the_last_fault(served):
@@ -109,7 +109,7 @@ def test_a_file_that_makes_no_progress_is_given_up_with_the_place_and_the_last_f
 def test_faults_are_counted_anew_after_progress(served):
     server, address = served
     server.faults["/t/sa_0.tar"] = [cut(1_200_000)] * 2
-    assert read_all(address, attempts=2) == DATA
+    assert read_all(address, patience=Patience(2)) == DATA
 
 
 def test_a_server_without_ranges_sends_it_again_and_what_was_read_is_compared(served):
