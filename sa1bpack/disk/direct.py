@@ -28,18 +28,55 @@ def aligned(nbytes: int) -> np.ndarray:
     MemoryError.
     """
     if nbytes < HUGE_PAGE:
-        data, step = np.empty(nbytes + BLOCK, np.uint8), BLOCK
-    else:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        try:
-            memory = mmap.mmap(-1, nbytes + 2 * HUGE_PAGE, flags=flags)
-        except OSError as error:
-            raise MemoryError(f"cannot allocate {nbytes:,} bytes: {error.strerror}") from error
+        return _cut(np.empty(nbytes + BLOCK, np.uint8), nbytes, BLOCK)
+    _, memory = _mapped(nbytes)
+    return memory
+
+
+def unforked(nbytes: int) -> tuple[mmap.mmap, np.ndarray]:
+    """Memory as `aligned` makes it, in a map of its own that forked children do not have.
+
+    Otherwise a fork lets parent and child share its pages until one of them writes, who then gets
+    others. A device that was told the address before still reads the old ones; kernels from 5.9 on
+    copy all that is pinned while they fork.
+
+    In a child, nothing may touch the memory or end the map: its addresses may be those of something
+    else there.
+
+    Returns:
+        The map, which ends when its last reference goes, and uint8 (nbytes,), which holds one.
+
+    Raises:
+        MemoryError: there is no memory, or the system cannot keep it from children.
+    """
+    region, memory = _mapped(nbytes)
+    try:
+        region.madvise(mmap.MADV_DONTFORK)
+    except OSError as error:
+        raise MemoryError(
+            f"cannot keep {nbytes:,} bytes from forked processes: {error.strerror}"
+        ) from error
+    return region, memory
+
+
+def _mapped(nbytes: int) -> tuple[mmap.mmap, np.ndarray]:
+    """An anonymous map, and uint8 (nbytes,) in it. Raises MemoryError."""
+    step = BLOCK if nbytes < HUGE_PAGE else HUGE_PAGE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        region = mmap.mmap(-1, nbytes + 2 * step, flags=flags)
+    except OSError as error:
+        raise MemoryError(f"cannot allocate {nbytes:,} bytes: {error.strerror}") from error
+    if step == HUGE_PAGE:
         with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        data, step = np.frombuffer(memory, np.uint8), HUGE_PAGE
-    start = -data.__array_interface__["data"][0] % step
-    return data[start : start + nbytes]
+            region.madvise(mmap.MADV_HUGEPAGE)
+    return region, _cut(np.frombuffer(region, np.uint8), nbytes, step)
+
+
+def _cut(memory: np.ndarray, nbytes: int, step: int) -> np.ndarray:
+    """The first `nbytes` from a multiple of `step` on."""
+    start = -memory.__array_interface__["data"][0] % step
+    return memory[start : start + nbytes]
 
 
 def open_direct(path: str) -> int:

@@ -15,7 +15,6 @@ import ctypes
 import logging
 import os
 import threading
-import weakref
 from contextlib import AbstractContextManager, suppress
 from math import prod
 from typing import Any
@@ -30,6 +29,7 @@ from sa1bpack.format.side.spec import SCALE_BYTES
 from sa1bpack.loading.batch.spec import BatchSpec, Regions, split_regions
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch
 from sa1bpack.loading.located_batch import LocatedBatch
+from sa1bpack.loading.pinned import keep_maps, pinned_memory
 from sa1bpack.transforms.host import on_host, remember
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
@@ -109,9 +109,12 @@ class CudaRuntime:
     def unpin(self, address: int) -> None:
         """Unpin memory by its address, when nothing copies out of it any more.
 
-        Of a device that has failed, it stays pinned.
+        Raises RuntimeError if it stays pinned, as when a device has failed.
         """
-        torch.cuda.cudart().cudaHostUnregister(address)
+        cudart = torch.cuda.cudart()
+        code = cudart.cudaHostUnregister(address)
+        if code != cudart.cudaError.success:
+            raise RuntimeError(f"CUDA error: {cudart.cudaGetErrorString(code)}")
 
     def empty_pinned(self, nbytes: int) -> torch.Tensor:
         """torch's own pinned memory, uint8 (nbytes,). Raises RuntimeError."""
@@ -375,11 +378,13 @@ class CudaDevice:
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of pinned memory, which is no longer pinned when its last reference goes.
 
-        It is of torch's memory where CUDA cannot pin that of the process. Raises RuntimeError.
+        It is of torch's memory where CUDA cannot pin that of the process. Raises RuntimeError, and
+        MemoryError.
         """
         with CUDA.on(self._index):
             try:
-                return self._registered(aligned(nbytes))
+                memory, streams = pinned_memory(nbytes, CUDA, self._index)
+                return Buffer(memory, torch.from_numpy(memory), streams=streams)
             except RuntimeError as error:
                 if "out of memory" in str(error):
                     raise
@@ -396,15 +401,6 @@ class CudaDevice:
         _memory[pinned.untyped_storage()] = None
         pinned = pinned[-pinned.data_ptr() % BLOCK :][:nbytes]
         return Buffer(pinned.numpy(), pinned)
-
-    def _registered(self, memory: np.ndarray) -> Buffer:
-        """A buffer of memory, uint8 (n,), once it is pinned. Raises RuntimeError."""
-        CUDA.pin(memory)
-        buffer = Buffer(memory, torch.from_numpy(memory))
-        address = memory.__array_interface__["data"][0]
-        given = os.getpid(), CUDA, self._index, buffer.streams, address
-        weakref.finalize(memory, _unpin, *given).atexit = False
-        return buffer
 
     def wait(self, buffer: Buffer) -> None:
         """Wait for the last copy out of the buffer.
@@ -558,16 +554,7 @@ def keep_if_failed() -> None:
                 CUDA.event().record(device.stream)
     except RuntimeError:
         _keep_forever()
+        keep_maps()
 
 
 atexit.register(keep_if_failed)
-
-
-def _unpin(process: int, cuda: CudaRuntime, index: int, streams: list, address: int) -> None:
-    """Unpin memory of this process when no copy out of it is in progress."""
-    if process == os.getpid():
-        with suppress(RuntimeError), cuda.on(index):  # all of it raises if the device has failed
-            for stream in streams:
-                with suppress(RuntimeError):  # then it copies nothing
-                    stream.synchronize()
-            cuda.unpin(address)

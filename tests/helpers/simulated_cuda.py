@@ -37,6 +37,8 @@ class Stream:
         self.queue.append((ready, run))
 
     def synchronize(self) -> None:
+        if self.cuda.sync_is_an_error:  # before it waits, see c10/cuda/CUDAFunctions.h
+            raise RuntimeError("called a synchronizing CUDA operation")
         self.cuda.call(self.index)
         self.cuda.wait_until(lambda: not self.queue)
 
@@ -104,6 +106,7 @@ class SimulatedCuda:
         memory: bytes of each device, None for no limit.
         pins: bytes of pinned memory, None for no limit.
         broken: whether a kernel has failed, and with it every later call.
+        sync_is_an_error: torch's sync-debug mode is "error".
     """
 
     def __init__(self, devices: int = 1, seed: int = 0, switch: Callable[[], None] = lambda: None):
@@ -119,7 +122,7 @@ class SimulatedCuda:
         self.pinned: dict[int, int] = {}  # address → bytes
         self.cached: list[np.ndarray] = []  # of it, what torch keeps
         self.copying: dict[int, int] = defaultdict(int)  # address → halves to be copied out of it
-        self.broken = False
+        self.broken = self.sync_is_an_error = False
         self.streams = [Stream(self, index) for index in range(devices)]
         self._default = {stream.index: stream for stream in self.streams}
         self._blocks: dict[int, _Block] = {}  # by address
@@ -203,9 +206,10 @@ class SimulatedCuda:
 
     def unpin(self, address: int) -> None:
         self.switch()
+        if self.broken:
+            raise RuntimeError(ASSERTED)
         del self.pinned[address]
-        idle = self.broken or not self.copying[address]
-        assert idle, "memory is unpinned while a copy reads it"
+        assert not self.copying[address], "memory is unpinned while a copy reads it"
 
     def empty_pinned(self, nbytes: int) -> torch.Tensor:
         memory = aligned(nbytes)

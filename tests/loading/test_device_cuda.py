@@ -1,5 +1,6 @@
 """The Loader with a CUDA device; `benchmarks/gpu.py` runs these where there is one."""
 
+import gc
 import threading
 
 import numpy as np
@@ -9,6 +10,7 @@ from batches import LAYOUTS, same, tensors_of
 from commands import python
 from failing_training import failing_training
 from made_batches import RELATIONS
+from memory_maps import map_flags
 from sync_debug import waiting_is_an_error
 
 from sa1bpack import Collate, Loader
@@ -58,6 +60,26 @@ def test_a_buffer_is_not_reused_before_its_copy_is_done(packed):
     assert not event.query()
     device.wait(buffer)
     assert event.query() and buffer.event is None
+
+
+def test_pinned_memory_is_in_no_forked_child():
+    buffer = device_here(open_device("cuda")).allocate(5 << 20)
+    if not buffer.streams and buffer.pinned.untyped_storage().nbytes() > 6 << 20:
+        pytest.skip("CUDA cannot pin memory of this process")
+    for address in (buffer.pinned.data_ptr(), buffer.pinned.data_ptr() + len(buffer.bytes) - 1):
+        assert "dc" in map_flags(address)
+
+
+def test_a_loader_is_closed_where_waiting_for_a_stream_is_an_error(packed, caplog):
+    """Its copies have ended, and its memory is given back."""
+    loader = Loader(open_pack(packed.root), 2, device="cuda")
+    batches = iter(loader)
+    next(batches)
+    with waiting_is_an_error():
+        loader.close()
+        del batches, loader
+        gc.collect()
+    assert [record for record in caplog.records if "are kept" in record.message] == []
 
 
 @WITH_RELATIONS  # which take a workspace of cuBLAS

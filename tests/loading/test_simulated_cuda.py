@@ -25,6 +25,7 @@ def run_epochs(ds, monkeypatch, seed: int, **options) -> SimpleNamespace:
     consumer, pools = Consumer(ds, cuda, schedule), noted_pools(monkeypatch)
     if seed % 4 == 3:  # then torch pins memory
         cuda.fail["pin"] = RuntimeError("CUDA error: operation not supported")
+    cuda.sync_is_an_error = seed % 3 == 1
 
     made = {"threads": 1 + seed % 4, "prefetch": 1 + seed % 2, "seed": seed, "io": "cached"}
     rows = []
