@@ -92,16 +92,33 @@ def check_maps(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """
     if maps.dtype != np.float64 or maps.ndim != 3 or maps.shape[1:] != (2, 3):
         raise OptionError(f"maps must be float64 (b, 2, 3), got {maps.dtype} {maps.shape}")
-    height, width = size
-    across, down, origin = maps[..., 0] * width, maps[..., 1] * height, maps[..., 2]
-    low = origin + np.minimum(across, 0) + np.minimum(down, 0)
-    high = origin + np.maximum(across, 0) + np.maximum(down, 0)
-    beyond = np.flatnonzero(~((low > -REACH) & (high < REACH)).all(1))  # true for NaN as well
+    beyond = np.flatnonzero(~within_reach(maps, size))
     if len(beyond):
+        height, width = size
         raise OptionError(
             f"map {beyond[0]} of {len(maps)} places an output of {height}x{width} more than "
             f"{REACH} source pixels from the origin: {maps[beyond[0]].tolist()}"
         )
+    return are_upright(maps, size)
+
+
+def within_reach(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """bool (b,): maps that place no corner of the output too far from the origin.
+
+    False for a map with a number that is not finite. Arguments: see `check_maps`.
+    """
+    height, width = size
+    across = maps[..., 0] * width
+    down = maps[..., 1] * height
+    origin = maps[..., 2]
+    low = origin + np.minimum(across, 0) + np.minimum(down, 0)
+    high = origin + np.maximum(across, 0) + np.maximum(down, 0)
+    return ((low > -REACH) & (high < REACH)).all(1)  # False for NaN as well
+
+
+def are_upright(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """bool (b,): maps that are upright, see the module. Arguments: see `check_maps`."""
+    height, width = size
     off_axis = np.stack([maps[:, 0, 1] * height, maps[:, 1, 0] * width], 1) * UNIT
     return (np.rint(off_axis) == 0).all(1)
 
@@ -261,8 +278,8 @@ def draw_map(
     Args:
         image: (run_ends, run_offset, height, width).
         affine, size, sampling, out: see `draw_window`.
-        upright: the map is upright; if it is not, it is drawn at its sample points, whatever it
-            does.
+        upright: the map is upright, and within reach; if it is not, it is drawn at its sample
+            points, whatever it does.
     """
     run_ends, run_offset, height, width = image
     rows, columns = size
@@ -277,7 +294,8 @@ def draw_map(
     level = LEVELS[sampling]
     across, down, origin = affine.T
     first = origin + (across + down) * (0.5 / (1 << level))
-    across, down = across / (1 << level), down / (1 << level)
-    steps = np.rint(np.stack([across, down, first], 1) * STEPS).astype(np.int64)
+    steps = np.stack([across / (1 << level), down / (1 << level), first], 1)
+    # As `transforms.geometry.fixed_steps`: what lies beyond is in no image.
+    steps = np.rint(steps.clip(-REACH, REACH) * STEPS).astype(np.int64)
     _draw_affine(run_ends, run_offset, height, steps, level, columns, out)
     return out

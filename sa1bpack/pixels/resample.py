@@ -344,5 +344,6 @@ def resample_affine_rows(
             of `places` are not 0.
         out: float32 (3, h, w), C-contiguous.
     """
-    weights = np.empty((2, int(2 * max(places.support)) + 2), np.float32)
+    widest = min(int(2 * max(places.support)) + 2, max(stored))
+    weights = np.empty((2, widest), np.float32)
     _resample_affine(image, stored, places, normal, band, weights, out)

@@ -273,6 +273,19 @@ def supports(maps: AffineMaps, most: float) -> torch.Tensor:
     return length.nan_to_num(1.0).clamp(1.0, max(1.0, most))
 
 
+def most_taps(most: float, side: int) -> int:
+    """The number of pixels that a filter can have along one axis of an image.
+
+    Of the pixels k + 1/2 at less than s from a point there are at most ceil(2 s), and none of them
+    lies beyond the image.
+
+    Args:
+        most: the largest factor by which a map reduces an image.
+        side: number of pixels of the axis.
+    """
+    return min(ceil(2 * max(1.0, most)), side)
+
+
 def resample_affine(
     planes: torch.Tensor,
     stored: torch.Tensor,
@@ -298,7 +311,7 @@ def resample_affine(
     flat = planes.contiguous().view(-1, channels)
     first = torch.arange(samples, device=planes.device)[:, None, None] * (rows * columns)
     out = torch.empty((samples, channels, *canvas), dtype=torch.float32, device=planes.device)
-    taps = ceil(2 * max(1.0, most))
+    taps = most_taps(most, max(rows, columns))
     # Of a pixel: positions, filters, sums.
     row_bytes = max(1, samples) * canvas[1] * (64 + taps * (56 + 4 * channels) + 16 * channels)
     band = max(1, chunk_bytes(planes.device) // row_bytes)
@@ -331,15 +344,15 @@ def _taps(
     """
     at = position.double() * 2.0**-FRACTION
     support, length = support[:, None, None], length[:, None, None].long()
-    low = (at - support - 0.5).ceil().clamp(-(2.0**30), 2.0**30).long()
+    low = (at - support - 0.5).ceil().clamp(0, 2.0**30).long()
     low += ((low.double() + 0.5 - at).abs() >= support).long()
     pixels, weights, total = [], [], 0.0
     for k in range(taps):
         pixel = low + k
         weight = 1 - (pixel.double() + 0.5 - at).abs() / support
-        weight = weight.clamp_(min=0) * ((pixel >= 0) & (pixel < length))
+        weight = weight.clamp_(min=0) * (pixel < length)
         total = total + weight
-        pixels.append(pixel.clamp_(min=0).minimum(length - 1))
+        pixels.append(pixel.minimum(length - 1))
         weights.append(weight)
     total = torch.where(total > 0, total, 1.0)
     for pixel, weight in zip(pixels, weights, strict=True):

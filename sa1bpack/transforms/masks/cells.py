@@ -96,7 +96,7 @@ def _take_affine(taking: Taking) -> torch.Tensor:
     x, y = ((at >> FRACTION).clamp_(0, side - 1) for at in positions(steps, (0, height), width))
     place = (y * masks.shape[2] + (x >> 3 if bits else x)).flatten(1)
     shift = (x & 7).to(torch.uint8)
-    flat = masks.reshape(len(masks), -1).view(torch.uint8)
+    flat = masks.flatten(1).view(torch.uint8)
     out = torch.empty(taking.shape, dtype=torch.uint8, device=masks.device)
     chunk = max(1, chunk_bytes(masks.device) // (height * width * 12))
     for start in range(0, len(masks), chunk):

@@ -141,11 +141,14 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
     """
     affine, size, frame = drawing.maps.matrix().numpy(), drawing.size, drawing.frame
     kept, visible = [size] * len(affine), None
-    upright = window.check_maps(affine, size).tolist()
+    upright = window.are_upright(affine, size)
     if frame is not None and drawing.rotates:
-        visible, upright = frame.visible(size).numpy(), [False] * len(affine)
+        visible = frame.visible(size).numpy()
+        upright[:] = False
     elif frame is not None:
         kept = [*map(tuple, drawing.keep.tolist())]
+    # As on a device: what an upright map beyond all reach draws is background.
+    is_drawn = window.within_reach(affine, size) | ~upright
     out, counts = memory.empty(drawing.shape, torch.bool), np.full(len(drawing.owner), -1)
     target, share = out.numpy(), max(1, JOB_BYTES // (size[0] * -(-size[1] // 8)))
     cells = target.view(np.uint8)
@@ -162,6 +165,8 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
         for k, rows, (*runs, height, width) in drawing.runs.by_sample(drawing.place):
             # All at once, so that an error has the number of the mask in its image.
             ends, offset = check_image_runs(*runs, height * width)
+            if not is_drawn[k]:
+                continue
             counts[rows] = 0
             for first in range(0, len(rows), share):
                 image = ends, offset[first : first + share + 1], height, width
@@ -248,9 +253,9 @@ def draw_runs(
     if not isinstance(maps, AxisMaps) or maps.offset.device.type == "cpu":
         matrices = matrices.cpu()
         affine = replace(drawing, maps=AffineMaps(matrices[:, :, :2], matrices[:, :, 2]))
+        upright = torch.from_numpy(window.check_maps(matrices.numpy(), size))
         if backends.uses_compiled(device):
             return _draw_compiled(affine, Memory())[0]
-        upright = torch.from_numpy(window.check_maps(matrices.numpy(), size))
         drawing = replace(drawing, maps=AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2]))
         if not upright.all():
             drawn = draw(on_device(affine, device))

@@ -10,7 +10,6 @@ What a program must know of its sample is one row of numbers, float64, or of who
 """
 
 from functools import partial
-from math import ceil
 
 import torch
 import triton
@@ -19,7 +18,7 @@ import triton.language as tl
 from sa1bpack.transforms.backends import FLOATS
 from sa1bpack.transforms.geometry import places as places_of
 from sa1bpack.transforms.host import sent
-from sa1bpack.transforms.images.make import Sampling, supports
+from sa1bpack.transforms.images.make import Sampling, most_taps, supports
 from sa1bpack.transforms.images.steps import LUMA
 
 BLOCK = tl.constexpr(128)  # filters of a program
@@ -355,8 +354,7 @@ def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
         return out
     images = sampling.images.contiguous()
     normals = sampling.normal.on(stored.device).flatten().expand(samples, -1)
-    # Of the pixels k + 1/2 at less than s from a point there are at most ceil(2 s).
-    taps = ceil(2 * max(shrinks, 1.0))
+    taps = most_taps(shrinks, side)
     rows = ROWS if frame.window is None else AFFINE_ROWS
     tiles = triton.cdiv(height, rows.value) * triton.cdiv(width, COLUMNS.value)
     grid = (samples * tiles,)
@@ -373,7 +371,7 @@ def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     keep = frame.kept(frame.canvas)
     numbers = torch.cat([frame.maps.scale, frame.maps.offset, stored, keep, normals], 1)
     [numbers] = sent([numbers], device)
-    taps, count = min(taps, side), max(height, width)
+    count = max(height, width)
     shape = samples, 2, 1 + taps, count
     filters = torch.empty(shape, dtype=torch.float32, device=device)
     _fill_taps[(samples * triton.cdiv(count, BLOCK.value), 2)](
