@@ -301,7 +301,7 @@ class Collate:
         for sample, count in zip(samples, counts.tolist(), strict=True):
             rows = choice.rows(sample, count, epoch)
             chosen.append(np.arange(count) if rows is None else rows)
-        counts = choice.counts(counts)
+        counts = np.array([len(rows) for rows in chosen], np.int64)
         offsets = offsets_of(counts)
         batch = Batch(mask_counts=torch.from_numpy(counts))
         if not self.layout.padded:

@@ -283,14 +283,16 @@ class Locator:
         scales = np.ones((len(found), 2))
         if ds.options.coordinates == "stored":
             scales = np.ascontiguousarray(sizes[:, [3, 2]] / sizes[:, [1, 0]])
-        counts = choice.counts(passing)
-        if (counts != passing).any():
-            edges, chosen = offsets_of(passing), []
+        counts = passing
+        if not choice.keeps_all(passing):
+            edges = offsets_of(passing)
+            chosen = []
             for k, shard in enumerate(found):
-                own, image_id = mask_rows[edges[k] : edges[k + 1]], int(where.image_id[k])
-                chosen.append(choice.of_arrays(image_id, shard.arrays, own, scales[k], epoch))
-                assert len(chosen[-1]) == counts[k], (len(chosen[-1]), counts[k])
-            mask_rows = np.concatenate(chosen)
+                of_sample = mask_rows[edges[k] : edges[k + 1]]
+                image_id = int(where.image_id[k])
+                chosen.append(choice.of_arrays(image_id, shard.arrays, of_sample, scales[k], epoch))
+            mask_rows = np.concatenate(chosen) if chosen else mask_rows
+            counts = np.array([len(kept) for kept in chosen], np.int64)
         offsets = offsets_of(counts)
         if self._stored.with_runs:
             mask_spans = np.empty((len(mask_rows), 2), np.int64)

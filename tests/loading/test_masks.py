@@ -82,6 +82,34 @@ def test_max_masks_of_0_yields_images_and_no_masks(ds, make, mask_layout):
         )
 
 
+@BOTH
+@pytest.mark.parametrize("verified", [False, True])
+@pytest.mark.parametrize("mask_layout", ["padded", "concat_bits"])
+def test_a_mask_of_weight_0_never_comes(root, make, mask_layout, verified):
+    """Not even where an image has fewer others than `max_masks`, or no others."""
+    ds = open_pack(root, verify_checksums=verified)
+    ids = ds.mask_column("annotation_id")
+    owner = np.repeat(np.arange(len(ds)), np.diff(ds.mask_offsets))
+    weights = np.where((owner % 3 == 0) | (ids % 2 == 0), 0.0, 1.0)
+    has_weight = set(ids[weights > 0].tolist())
+    counts = np.bincount(owner, weights=weights, minlength=len(ds)).astype(int)
+    for most in (1, 2, 1000):
+        options = {"mask_layout": mask_layout, "max_masks": most, "mask_select": weights}
+        seen = 0
+        for batch in make(ds, 4, **options):
+            expected = np.minimum(counts[batch["indices"].tolist()], most)
+            assert batch["mask_counts"].tolist() == expected.tolist()
+            chosen = batch["annotation_ids"].flatten().tolist()
+            if mask_layout == "padded":
+                assert batch["masks"].shape[1] == expected.max()
+                kept = np.arange(expected.max()) < expected[:, None]
+                chosen = batch["annotation_ids"].numpy()[kept].tolist()
+            assert len(chosen) == expected.sum()
+            assert set(chosen) <= has_weight
+            seen += len(batch["indices"])
+        assert seen == len(ds)
+
+
 def test_a_transform_that_drops_masks_is_refused_with_an_array(root):
     def half(sample):
         return {

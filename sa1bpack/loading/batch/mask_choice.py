@@ -84,7 +84,8 @@ class MaskChoice:
             by area, large, medium and small, as it has; one more from random thirds if max_masks is
             not divisible by 3. A function of `MaskColumns` that returns a weight per mask, (m,):
             drawn without replacement, each time in proportion to the weights of those that are
-            left; weights that are 0, negative or NaN come last, in random order.
+            left. Masks with a weight that is 0, negative or NaN are never drawn: a sample may have
+            fewer than `max_masks` then, or none.
         seed: seed of the random choice, 0 to 2**64 - 1, which is a function of (seed, epoch,
             image_id) and of the sample's masks alone, not of the batch, the worker or the rank.
         pads: padded arrays always have `max_masks` rows per sample.
@@ -114,9 +115,12 @@ class MaskChoice:
             object.__setattr__(self, "max_masks", max_masks)
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
 
-    def counts(self, masks: np.ndarray) -> np.ndarray:
-        """The masks that are kept of int64 (n,) mask counts: min(max_masks, masks)."""
-        return masks if self.max_masks is None else np.minimum(masks, self.max_masks)
+    def keeps_all(self, masks: int | np.ndarray) -> bool:
+        """True if all masks of samples with these numbers of masks are kept."""
+        if self.max_masks is None:
+            return True
+        most = 0 if callable(self.mask_select) else self.max_masks
+        return bool(np.all(masks <= most))
 
     def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
         """The masks of a sample to keep, for any values of the scores.
@@ -128,9 +132,9 @@ class MaskChoice:
             epoch: epoch that the batch belongs to.
 
         Returns:
-            int64 (max_masks,), ascending; None for all, if the sample has no more than that.
+            int64 (at most max_masks,), ascending; None for all.
         """
-        if self.max_masks is None or masks <= self.max_masks:
+        if self.keeps_all(masks):
             return None
         if isinstance(self.mask_select, str) and self.mask_select not in _DRAWN:
             found = np.asarray(sample[CHOICES[self.mask_select]])
@@ -161,9 +165,9 @@ class MaskChoice:
             epoch: epoch that the batch belongs to.
 
         Returns:
-            int64 (min(max_masks, m),), the rows to keep.
+            int64 (at most max_masks,), the rows to keep.
         """
-        if self.max_masks is None or len(rows) <= self.max_masks:
+        if self.keeps_all(len(rows)):
             return rows
         sample: dict[str, Any] = {"image_id": image_id}
         for field in NUMBER_FIELDS:
@@ -216,16 +220,19 @@ def _round_robin(group: np.ndarray, words: np.ndarray) -> np.ndarray:
 
 
 def _by_weight(weights: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """The masks in the order in which they are drawn, by weight and without replacement.
+    """The masks with a weight, in the order in which they are drawn, without replacement.
 
     Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006: the highest of
     log(u) / w come first, with u uniform in (0, 1).
     """
     weights = np.nan_to_num(np.maximum(weights, 0), nan=0, posinf=np.finfo(np.float64).max)
+    weighted = np.flatnonzero(weights)
+    weights = weights[weighted]
+    words = words[weighted]
     uniform = ((words >> np.uint64(11)) + 0.5) * 2.0**-53
-    with np.errstate(divide="ignore", over="ignore"):
+    with np.errstate(over="ignore"):
         key = np.log(uniform) / weights
-    return np.lexsort((words, -key))
+    return weighted[np.lexsort((words, -key))]
 
 
 _log = logging.getLogger(__name__)

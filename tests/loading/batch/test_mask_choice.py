@@ -1,4 +1,4 @@
-"""The choice of masks: always exactly min(max_masks, m) masks, whatever the scores."""
+"""The choice of masks: exactly min(max_masks, m) masks, whatever the scores, unless by weights."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from sa1bpack import Collate, OptionError
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 ANY_INT64 = st.integers(-(2**63), 2**63 - 1)
-COUNTED = ("largest", "balanced", "random", lambda columns: columns["area"])  # by whole numbers
-MEASURED = ("iou", "stability", lambda columns: columns["predicted_iou"])
+COUNTED = ("largest", "balanced", "random")  # by whole numbers
+MEASURED = ("iou", "stability")
 
 
 def sample(count: int, image_id: int = 7, **columns) -> dict:
@@ -97,11 +97,28 @@ def test_weights_draw_without_replacement_from_those_that_are_left():
     assert np.abs(share - (1 - left_out)).max() < 5 * np.sqrt(0.25 / 3000)
 
 
-def test_masks_without_a_weight_are_drawn_last_and_at_random():
-    weights = np.array([0, np.nan, -3, np.inf, 1e-300, 5.0])
-    share = drawn(lambda columns: weights, [0] * 6, 4)
-    assert share[3:].tolist() == [1, 1, 1]
-    assert np.abs(share[:3] - 1 / 3).max() < 5 * np.sqrt(2 / 9 / 3000)
+def test_masks_without_a_weight_are_never_drawn():
+    weights = np.array([0, np.nan, -3, np.inf, 1e-320, 5.0, -np.inf])
+    for most in (1, 2, 3, 4, 7, 9):
+        share = drawn(lambda columns: weights, [0] * 7, most, draws=30)
+        assert not share[[0, 1, 2, 6]].any()
+        if most >= 3:
+            assert share[3:6].tolist() == [1, 1, 1]
+    assert chosen([sample(3), sample(0), sample(2)], 2, lambda c: 0 * c["area"]) == [[], [], []]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.sampled_from([0.0, -1.0, np.nan, 1e-320, 0.5, 7.0, np.inf]), max_size=9),
+    st.integers(0, 10),
+    st.integers(0, 3),
+)
+def test_a_weighted_choice_has_the_masks_of_a_draw_among_those_with_a_weight(weights, most, epoch):
+    weights = np.array(weights)
+    has_weight = np.nan_to_num(weights) > 0
+    found = chosen([sample(len(weights))], most, lambda columns: weights, epoch=epoch)
+    assert len(found[0]) == min(most, has_weight.sum())
+    assert has_weight[found[0]].all()
 
 
 @pytest.mark.parametrize(
