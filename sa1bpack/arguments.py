@@ -252,6 +252,11 @@ def listed(value: Any) -> list[Any]:
     return list(value) if several else [value]
 
 
+def items_of(value: Any) -> Any:
+    """An option that takes several items, of which None is none, as an empty tuple."""
+    return () if value is None else value
+
+
 def patterns_of(name: str, value: Any) -> list[str | Path]:
     """A path, a pattern, a URL, or a list of them as a list, not yet expanded.
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from sa1bpack import PICTURES
 
+# Keys of samples and batches that have runs in place of masks.
+_RUNS_KEYS = {"runs", "run_ends", "run_offset"}
 _LONGEST = 60  # characters of a value of a sample or batch that is not an array
 
 
@@ -57,6 +59,13 @@ class _Arrays(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         """Raise KeyError, with the keys that are nearest, or all of them."""
         names = [*map(str, self)]
+        if key == "masks" and (runs := _RUNS_KEYS.intersection(names)):
+            raise KeyError(
+                f"a {type(self).__name__.lower()} has no 'masks': they are runs here, in "
+                f"{' and '.join(sorted(runs))}. A transforms.Pipeline of the dataset draws them; "
+                "so does the dataset with a grid, ds.with_options(mask_format='bool', "
+                "mask_size=256), or 'bits'"
+            )
         near = get_close_matches(str(key), names, 3, 0.6)
         kind = type(self).__name__.lower()
         meant = f"is {' or '.join(near)} meant?" if near else f"it has {', '.join(names)}"

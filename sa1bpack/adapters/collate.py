@@ -194,7 +194,7 @@ class Collate:
         pad_to_max: bool = False,
         on_error: str = "raise",
         sample_spec: SampleSpec | None = None,
-        relations: Relate | Sequence[str] = (),
+        relations: Relate | Sequence[str] | None = (),
     ):
         """
         Args:

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Unpack
 
-from sa1bpack.arguments import checks_options, choice, local_path, whole_number
+from sa1bpack.arguments import checks_options, choice, items_of, local_path, whole_number
 from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_parts, run_tasks
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, SourceError
@@ -189,7 +189,7 @@ def _names_to_check(root: Path) -> list[str]:
 @checks_options
 def repair_on_ray(
     pack: str | Path,
-    sources: str | Path | Iterable[str | Path] = (),
+    sources: str | Path | Iterable[str | Path] | None = (),
     *,
     address: str | None = None,
     quick: bool = False,
@@ -219,7 +219,7 @@ def repair_on_ray(
     """
     root = local_path("pack", pack)
     workers = 1 if workers is None else whole_number("workers", workers, 1)
-    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    given = [sources] if isinstance(sources, str | Path) else list(items_of(sources))
     given = [each if is_url(each) else os.path.abspath(each) for each in given]  # noqa: PTH100
     links = None if links is None else local_path("links", links).absolute()
     options = {"quick": quick, "links": links}

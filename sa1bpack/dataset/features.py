@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sa1bpack.arguments import listed, local_path
+from sa1bpack.arguments import items_of, listed, local_path
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.errors import FormatError, NotAPack, OptionError
@@ -66,7 +66,7 @@ class Feature:
 def feature_paths(value: Any) -> tuple[str, ...]:
     """The option `features` as names, absolute paths and URLs. Raises OptionError otherwise."""
     found = []
-    for each in listed(value):
+    for each in listed(items_of(value)):
         if is_pack_url(each):
             found.append(pack_url("features", each))
             continue

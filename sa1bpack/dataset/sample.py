@@ -52,7 +52,7 @@ class SampleKeywords(ThresholdKeywords, total=False):
     mask_size: int | None
     mask_sampling: str | None
     pixels: str
-    features: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+    features: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None
 
 
 class ChangedKeywords(SampleKeywords, total=False):

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, paths_of, whole_number
+from sa1bpack.arguments import checks_options, items_of, paths_of, whole_number
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import (
@@ -112,9 +112,9 @@ def _count_shard(result: ExportResult, shard: Shard, rows: np.ndarray) -> None:
 
 def _chosen(
     pack: str | Path | Iterable[str | Path],
-    sources: Iterable[str],
-    shards: Iterable[str],
-    image_ids: Iterable[int],
+    sources: Iterable[str] | None,
+    shards: Iterable[str] | None,
+    image_ids: Iterable[int] | None,
 ) -> tuple[Pack, np.ndarray]:
     """A pack, or several as one, and int64 (n,), ascending: the rows that any of the three names.
 
@@ -124,8 +124,9 @@ def _chosen(
     pack has twice.
     """
     paths = paths_of("pack", pack)
-    sources, shards = list(sources), list(shards)
-    ids = [whole_number("image_ids", each, -(2**63), 2**63 - 1) for each in image_ids]
+    sources = list(items_of(sources))
+    shards = list(items_of(shards))
+    ids = [whole_number("image_ids", each, -(2**63), 2**63 - 1) for each in items_of(image_ids)]
     saved = next(filter(is_selection, paths), None)
     if saved is not None and (len(paths) > 1 or sources or shards or ids):
         raise OptionError(f"{saved} is a selection: export it alone, without naming images")
@@ -181,9 +182,9 @@ def export_sa1b(
     pack: str | Path | Iterable[str | Path],
     output: str | Path,
     *,
-    sources: Iterable[str] = (),
-    shards: Iterable[str] = (),
-    image_ids: Iterable[int] = (),
+    sources: Iterable[str] | None = (),
+    shards: Iterable[str] | None = (),
+    image_ids: Iterable[int] | None = (),
     progress: bool | None = None,
 ) -> ExportResult:
     """Write the SA-1B record of each image, `OUTPUT/<source>/sa_<id>.json`.
@@ -335,9 +336,9 @@ def export_coco(
     pack: str | Path | Iterable[str | Path],
     output: str | Path,
     *,
-    sources: Iterable[str] = (),
-    shards: Iterable[str] = (),
-    image_ids: Iterable[int] = (),
+    sources: Iterable[str] | None = (),
+    shards: Iterable[str] | None = (),
+    image_ids: Iterable[int] | None = (),
     renumber: bool = False,
     progress: bool | None = None,
 ) -> ExportResult:

@@ -3,6 +3,7 @@
 It also says how much of the pack is published.
 """
 
+import fcntl
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ import msgspec
 from sa1bpack.arguments import check_can_be_folder, local_path
 from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.arrays import Count, canonical_json, check_version, read_json
-from sa1bpack.format.files import REMEDY, replace_file
+from sa1bpack.format.files import REMEDY, locked, replace_file
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, AxisLengths, Layout
 from sa1bpack.wording import brief, counted
 
@@ -34,9 +35,15 @@ INDEX_NAME = re.compile(r"^index-[0-9a-f]{8}\Z")
 # In the folder of a pack: what the parts of a job (`sa1bpack pack --part`) leave for
 # `sa1bpack finalize`. Each job has a file there until its sources are all in the pack.
 PARTS_NAME = ".parts"
+# In the folder of a pack: a process that packs into it holds this file locked.
+LOCK_NAME = ".lock"
 JOB_PREFIX = "plan-"
 
 _REPEAT = "repeat the pack command, which names what is missing"
+_IN_PROGRESS = (
+    "a process packs into it right now: what it has packed of a source can be opened when that "
+    "source is packed to its end"
+)
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +208,9 @@ def without_manifest(root: Path) -> FormatError:
     if (root / SHARDS_NAME).is_dir():
         return FormatError(f"{root / MANIFEST_NAME}: missing; {REMEDY}")
     what = f": it has no {MANIFEST_NAME}; name the folder that a pack was written to"
-    if not root.exists():
+    if is_being_packed(root):
+        what = f" yet: {_IN_PROGRESS}"
+    elif not root.exists():
         what = ": the folder does not exist; check the path"
     elif (folder := pack_above(root)) is not None:
         what = f", but a part of the pack {folder}; name that"
@@ -289,8 +298,8 @@ class Completeness:
             not packed to their end.
         unindexed: names of the published shards of an incomplete pack that are not in its index
             yet. A packer indexes them when it completes a source, and when it is run again.
-        remedy: what completes a pack that is not complete: the pack command, or `sa1bpack
-            finalize`.
+        remedy: what completes a pack that is not complete: the pack command, `sa1bpack finalize`,
+            or the process that packs into it.
     """
 
     complete: bool
@@ -340,4 +349,19 @@ def remedy_of(root: Path) -> str:
     if any((root / PARTS_NAME).glob(f"{JOB_PREFIX}*.json")):
         when = "once all parts of its job have ended, this completes it or lists what is missing"
         return f"{when}: sa1bpack finalize {quote(str(root))}"
-    return _REPEAT
+    return _IN_PROGRESS if is_being_packed(root) else _REPEAT
+
+
+def is_being_packed(root: Path) -> bool:
+    """True if a process packs into a folder now, alone: it holds the folder's lock.
+
+    False where that cannot be known: the file cannot be opened, or its file system has no locks.
+    """
+    try:
+        lock = locked(root / LOCK_NAME, fcntl.LOCK_SH | fcntl.LOCK_NB, os.O_RDONLY)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    os.close(lock)
+    return False

@@ -58,7 +58,7 @@ class ReadingKeywords(TypedDict, total=False):
     mask_select: ScheduledSelect
     pad_to_max: bool
     bucket_by: str | np.ndarray | Buckets | None
-    relations: Relate | Sequence[str]
+    relations: Relate | Sequence[str] | None
     seed: int | None
     drop_last: bool
     pad_last: bool
@@ -132,7 +132,7 @@ class ReadingOptions(Options):
         "padded arrays always have `max_masks` rows per sample: those of the batch's epoch or step",
     )
     bucket_by: str | np.ndarray | Buckets | None = None
-    relations: Relate | Sequence[str] = ()
+    relations: Relate | Sequence[str] | None = ()
     seed: int | None = option(
         None,
         "seed of the shuffle and of the random choice of masks",

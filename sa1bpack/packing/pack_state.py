@@ -34,6 +34,7 @@ from sa1bpack.format import files
 from sa1bpack.format.index import find_duplicates, open_manifest_and_index, publish, remove_stale
 from sa1bpack.format.manifest import (
     JOB_PREFIX,
+    LOCK_NAME,
     MANIFEST_NAME,
     PARTS_NAME,
     REJECTS_NAME,
@@ -57,8 +58,10 @@ from sa1bpack.progress import report
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.wording import printable
 
-LOCK_NAME = ".lock"
 _NAMED = 5  # sources in one line
+# Whoever asks whether a folder is locked (`manifest.is_being_packed`) locks it for an instant.
+_LOCK_TRIES = 3
+_LOCK_PAUSE = 0.02  # seconds
 NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
 _AFTER_SHARDS = 1 << 62  # as a number: sorts the record of a source after those of its shards
 _NOTE_PREFIX = "source-"
@@ -563,13 +566,15 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
         OutputLocked: another process holds the lock.
         OSError: the folder has no such file that can be opened.
     """
-    try:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        return files.locked(root / LOCK_NAME, kind | fcntl.LOCK_NB, flags)
-    except BlockingIOError:
-        raise OutputLocked(
-            f"{root}: another process packs into this folder, or a part of a job; wait for its end"
-        ) from None
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    for _ in range(_LOCK_TRIES):
+        try:
+            return files.locked(root / LOCK_NAME, kind | fcntl.LOCK_NB, flags)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE)
+    raise OutputLocked(
+        f"{root}: another process packs into this folder, or a part of a job; wait for its end"
+    )
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from sa1bpack.arguments import (
     ALL,
     Share,
     checks_options,
+    items_of,
     local_path,
     part_of_job,
     patterns_of,
@@ -98,9 +99,9 @@ class RepairResult:
 @checks_options
 def repair(
     pack: str | Path,
-    sources: str | Path | Iterable[str | Path] = (),
+    sources: str | Path | Iterable[str | Path] | None = (),
     *,
-    shards: Iterable[str] = (),
+    shards: Iterable[str] | None = (),
     quick: bool = False,
     part: tuple[int, int] | None = None,
     links: str | Path | None = None,
@@ -159,10 +160,11 @@ def repair(
     root = local_path("pack", pack)
     workers = available_cpus() if workers is None else whole_number("workers", workers, 1)
     share = None if part is None else part_of_job(part)
-    if share is not None and (names := list(shards)):
-        raise OptionError(f"shards is {names}, but a part has those of its sources: choose one")
+    shards = list(items_of(shards))
+    if share is not None and shards:
+        raise OptionError(f"shards is {shards}, but a part has those of its sources: choose one")
     listed = [] if links is None else read_links(local_path("links", links))
-    found = find_sources(patterns_of("sources", sources), links=listed, on_wait=report)
+    found = find_sources(patterns_of("sources", items_of(sources)), links=listed, on_wait=report)
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
     with ExitStack() as held:

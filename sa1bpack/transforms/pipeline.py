@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sa1bpack.arguments import MAX_WORD, checks_options, number, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, items_of, number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms import checks, geometry
@@ -119,7 +119,7 @@ class Pipeline:
     def __init__(
         self,
         ds: Any,
-        steps: Sequence[Step] = (),
+        steps: Sequence[Step] | None = (),
         *,
         size: Size = None,
         mask_size: Size = None,
@@ -129,7 +129,7 @@ class Pipeline:
         min_area: int = 1,
         max_cover: float = 1.0,
         max_valid: int | None = None,
-        relations: Relate | Sequence[str] = (),
+        relations: Relate | Sequence[str] | None = (),
         seed: int = 0,
     ):
         """
@@ -177,7 +177,7 @@ class Pipeline:
         if self._relate is not None:
             checks.check_relations(self._relate.names, features)
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
-        self.steps = _checked_steps(steps)
+        self.steps = _checked_steps(items_of(steps))
         moving = [step for step in self.steps if isinstance(step, GeometricStep)]
         self._moves, shrinks = bool(moving), prod(step.shrinks for step in moving)
         self._images = ImageMaker(dtype, self._normal, self.image_size, self._moves, shrinks)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from fcntl import LOCK_EX, flock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import Subset, TensorDataset, random_split
 
 from sa1bpack import FormatError, Loader, OptionError, make_dataloader
 from sa1bpack import open as open_pack
+from sa1bpack.errors import NotAPack
 
 
 @pytest.fixture
@@ -45,6 +47,31 @@ def test_a_pack_that_was_killed_before_its_first_shard_was_listed_says_what_ther
         r"which names what is missing"
     )):  # fmt: skip
         open_pack(root)
+
+
+IN_PROGRESS = (
+    "a process packs into it right now: what it has packed of a source can be opened when that "
+    "source is packed to its end"
+)
+
+
+def test_a_pack_that_is_being_packed_says_so_and_not_to_repeat_the_command(incomplete, caplog):
+    """Whatever it has so far: shards in the index, shards beside it, or no manifest yet."""
+    with (incomplete / ".lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        assert len(open_pack(incomplete)) == 12
+        assert IN_PROGRESS in caplog.text
+        assert "repeat" not in caplog.text
+        nothing = {"complete": False, "shards": [], "samples": 0, "masks": 0, "index": None}
+        edit(incomplete / "manifest.json", lambda found: found.update(nothing))
+        with pytest.raises(FormatError, match=f"no images yet: .*; {IN_PROGRESS}$"):
+            open_pack(incomplete)
+        (incomplete / "manifest.json").unlink()
+        (incomplete / "shards").rename(incomplete / "other")
+        with pytest.raises(NotAPack, match=f"not a pack yet: {IN_PROGRESS}$"):
+            open_pack(incomplete)
+    with pytest.raises(NotAPack, match=r"it has no manifest\.json; name the folder"):
+        open_pack(incomplete)
 
 
 # ------------------------------------------------------------------------------------ how it looks

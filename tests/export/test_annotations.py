@@ -106,6 +106,14 @@ def test_a_file_with_other_contents_is_never_overwritten(pack, tmp_path):
     assert path.read_text() == "mine"
 
 
+@pytest.mark.parametrize("none", [None, (), []])
+def test_no_choice_of_images_is_all_of_them(pack, tmp_path, none):
+    options = {"sources": none, "shards": none, "image_ids": none, "progress": False}
+    images = len(sa1bpack.open(pack))
+    assert sa1bpack.export_sa1b(pack, tmp_path / "sa1b", **options).images == images
+    assert sa1bpack.export_coco(pack, tmp_path / "coco.json", **options).images == images
+
+
 def test_images_are_chosen_by_source_shard_and_id(pack, tars, tmp_path):
     def exported(**chosen) -> list[str]:
         result = sa1bpack.export_sa1b(pack, tmp_path / str(chosen), **chosen)

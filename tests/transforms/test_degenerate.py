@@ -169,19 +169,3 @@ def test_a_degenerate_batch_has_one_result_by_triton(first, triton_device):
 ])  # fmt: skip
 def test_a_filter_has_no_more_pixels_than_its_image(most, side, taps):
     assert most_taps(most, side) == taps
-
-
-def test_kernels_under_rotation_take_no_more_pixels_than_the_image_has(monkeypatch):
-    images = pytest.importorskip("sa1bpack.transforms.triton.images")
-    launched = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *arguments, **options: launched.append(arguments[-1])
-
-    monkeypatch.setattr(images, "_sample_affine", Kernel())
-    batch, layout = drawn_batch(np.random.default_rng(0))
-    steps = [T.ScaleJitter(0.001, 1.0), T.RandomAffine(10)]
-    with made_by((), ("cpu",)):
-        T.Pipeline(dataset(layout), steps)(batch, 0)
-    assert launched == [SIDE]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from sa1bpack.arguments import checks_options, choice
+from sa1bpack.arguments import checks_options, choice, items_of
 from sa1bpack.errors import OptionError
 from sa1bpack.masks import relations as single
 from sa1bpack.masks.relations import NEIGHBORS, RELATIONS, SHARE, Derived, Relation
@@ -95,7 +95,7 @@ class Relate:
     @classmethod
     def of(cls, value: Any) -> "Relate | None":
         """The option `relations` as a Relate, or None for no relation. Raises OptionError."""
-        found = value if isinstance(value, Relate) else cls(value)
+        found = value if isinstance(value, Relate) else cls(items_of(value))
         return found if found.names else None
 
     def nbytes(self, rows: int, most: int) -> int:
