@@ -6,7 +6,8 @@
 Packs the tars in every layout, with all masks, into a temporary folder, and prints the bytes per
 sample, their ratio to the bytes of the tars, and the total for 11,185,362 such samples. Then the
 PSNR against a full decode with antialiased bicubic in RGB, with yuv420 converted back by the rules
-of docs/format.md, and CPU milliseconds per image, medians over repeats on one core. Finally, what a
+of docs/format.md, of the photographs and of pictures that are made to be hard, and CPU milliseconds
+per image, medians over repeats on one core. Finally, what a
 reader pays for images without a canvas: CPU milliseconds to put one on the canvas of a batch.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from decode import BICUBIC, Photo, milliseconds, pil_full, psnr, read_photos
-from PIL import Image
+from PIL import Image, ImageDraw
 
 import sa1bpack
 from sa1bpack.dataset.sample import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
@@ -28,6 +29,7 @@ from sa1bpack.format.layout import image_planes
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.loading.batch.put import put_image
 from sa1bpack.pixels import decode_into, yuv420_to_rgb
+from sa1bpack.pixels.header import stored_size
 
 SA1B_IMAGES = 11_185_362
 Planes = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -151,17 +153,49 @@ def repeated(planes: Planes) -> np.ndarray:
     return np.asarray(Image.fromarray(np.stack(channels, -1), "YCbCr").convert("RGB"))
 
 
-def print_quality(photos: list[Photo], repeats: int) -> None:
-    """PSNR of each photo and time of each method."""
+def made_photos(size: int) -> list[Photo]:
+    """Pictures in SA-1B's size and kind of JPEG that are hard to resize, or to halve in colour."""
+    height, width = 1500, 2250
+    rng = np.random.default_rng(0)
+    text = Image.new("RGB", (width, height), "white")
+    for row in range(0, height, 12):
+        words = "".join(map(chr, rng.integers(33, 127, 400)))
+        ImageDraw.Draw(text).text((0, row), words, fill=(200, 0, 0) if row % 24 else (0, 0, 0))
+    stripes = np.zeros((height, width, 3), np.uint8)
+    stripes[...] = (255, 0, 0)
+    stripes[:, np.arange(width) // 5 % 2 == 1] = (0, 0, 255)
+    leaves = rng.integers(0, 256, (height // 4, width // 4, 3), np.uint8)
+    pictures = {
+        "smooth": Image.fromarray(leaves[:6, :8]).resize((width, height), BICUBIC),
+        "text in two colours": text,
+        "red and blue stripes": Image.fromarray(stripes),
+        "coloured leaves": Image.fromarray(leaves).resize((width, height), BICUBIC),
+        "noise of a camera": Image.fromarray(
+            (128 + rng.normal(0, 20, (height, width, 3))).clip(0, 255).astype(np.uint8)
+        ),
+        "white noise": Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)),
+    }
+    photos = []
+    for name, picture in pictures.items():
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=95, subsampling=2)
+        stored = stored_size(height, width, size, "pad")
+        photos.append(Photo(name, file.getvalue(), height, width, stored))
+    return photos
+
+
+def print_quality(photos: list[Photo], made: list[Photo], repeats: int) -> None:
+    """PSNR of each photo and made picture, and time of each method for the photos."""
     ways: dict[str, tuple[Callable, Callable]] = {
         "rgb fast": (rgb("fast"), np.asarray),
+        "rgb exact": (rgb("exact"), np.asarray),
         "yuv420 fast": (yuv420("fast"), lambda planes: yuv420_to_rgb(*planes)),
         "yuv420 exact": (yuv420("exact"), lambda planes: yuv420_to_rgb(*planes)),
         "fast, chroma repeated": (yuv420("fast"), repeated),
         "own planes": (own_planes, lambda planes: yuv420_to_rgb(*planes)),
     }
     print(f"{'PSNR, dB':<20}{'stored':>12}" + "".join(f"{name:>23}" for name in ways))
-    for photo in photos:
+    for photo in [*photos, *made]:
         truth = pil_full(photo)
         values = [psnr(back(run(photo)), truth) for run, back in ways.values()]
         size = f"{photo.stored[1]} x {photo.stored[0]}"
@@ -206,7 +240,8 @@ def main() -> None:
     options = parser.parse_args()
     tars = [path for pattern in options.tars for path in sorted(glob.glob(pattern)) or [pattern]]
     print_storage(tars, options)
-    print_quality(read_photos(tars, options.photos, options.size), options.repeats)
+    photos = read_photos(tars, options.photos, options.size)
+    print_quality(photos, made_photos(options.size), options.repeats)
     print_placing(options.size, options.repeats)
 
 

@@ -8,19 +8,22 @@ There are two resampling modes:
 - "fast": decoded at 1/2, 1/4 or 1/8 by the scaled inverse DCT of libjpeg-turbo, at the smallest of
   these scales that is not below the stored size, then antialiased bicubic. Decoded at full size, as
   in "exact", if none of them is large enough, and for CMYK and rare chroma samplings, which would
-  blur.
+  blur. A scale is passed over if pixels at the edge would be mixed with others that lie beyond it
+  (`_decode_reduced`).
 
 YCbCr 4:2:0 is computed from the same resized RGB pixels, by `yuv420`. Resizing the JPEG's own
 planes instead was neither faster nor better (docs/decisions/0006-compact-pixels.md).
 
 libjpeg-turbo (through simplejpeg) decodes, because it writes into a reused buffer and reports
-damage that PIL silently ignores; PIL resizes. docs/decisions/0004-jpeg-decoder.md has the
-measurements. EXIF orientation is never applied: masks refer to the pixel grid that the file stores.
+damage that PIL silently ignores; PIL resizes. What simplejpeg refuses for its chroma sampling, PIL
+decodes, and `entropy` looks for damage. docs/decisions/0004-jpeg-decoder.md has the measurements.
+EXIF orientation is never applied: masks refer to the pixel grid that the file stores.
 """
 
 import ctypes
 import io
 import threading
+from dataclasses import replace
 
 import numpy as np
 import simplejpeg
@@ -28,6 +31,7 @@ import simplejpeg
 from sa1bpack.environment import missing_pil
 from sa1bpack.errors import ImageError, MissingPackage
 from sa1bpack.kernels import intrinsic, njit, types
+from sa1bpack.pixels.entropy import entropy_fault
 from sa1bpack.pixels.header import JpegHeader, read_header
 from sa1bpack.pixels.yuv420 import (
     BYTE,
@@ -57,7 +61,12 @@ if tuple(map(int, PIL.__version__.split(".")[:2])) < (11, 3):
 PIL_HAS_TURBO = bool(features.check_feature("libjpeg_turbo"))
 # 4:4:4, 4:2:2 and 4:2:0. Every libjpeg-turbo upsamples their chroma in the same way, so that pixels
 # of simplejpeg and PIL agree bit for bit, and DCT scaling loses almost no chroma.
-_COMMON_SAMPLINGS = {((1, 1),) * 3, ((2, 1), (1, 1), (1, 1)), ((2, 2), (1, 1), (1, 1))}
+_422 = ((2, 1), (1, 1), (1, 1))
+_COMMON_SAMPLINGS = {((1, 1),) * 3, _422, ((2, 2), (1, 1), (1, 1))}
+BLOCK = 8  # pixels along each side of what a JPEG codes at once
+# Gray levels by which pixels beyond the edge may differ from those at the edge and still count as
+# copies of them: what coding changes. Photographs of quality 75 and more have up to 11.
+EDGE_TOLERANCE = 16
 KEPT_SCRATCH = 64 * 2**20  # bytes; larger images get their own buffer
 HUGE_FROM = 4 * 2**20  # numpy asks the system for huge pages for arrays of this size and more
 
@@ -115,31 +124,115 @@ def _stored_image(jpeg, header: JpegHeader, h: int, w: int, resample: str) -> Im
     usual = gray or header.sampling in _COMMON_SAMPLINGS
     known_colours = header.jfif if header.adobe_transform is None else header.adobe_transform == 1
     alike = PIL_HAS_TURBO and header.sequential and usual and (gray or known_colours)
-    if len(header.sampling) == 4 or (resample == "exact" and not alike):
-        # First decoded at 1/8, only to detect errors: PIL does not report damaged data.
-        _decode(jpeg, header, 1, "CMYK" if len(header.sampling) == 4 else "GRAY")
-        try:
-            # Not Image.open: it tries other formats, and its pixel limit is one of the process.
-            image = JpegImagePlugin.JpegImageFile(io.BytesIO(jpeg)).convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ImageError(
-                f"JPEG that PIL does not read ({error}); re-encode it", "bad-jpeg"
-            ) from error
-        return image.resize((w, h), Image.Resampling.BICUBIC)
-    # The smallest DCT scale at which both sides still reach the stored size. Only these have SIMD
-    # code in libjpeg-turbo. The size of an image of less than 8 pixels does not distinguish them.
-    eighths, height, width = 8, header.height, header.width
-    if resample == "fast" and usual and max(height, width) >= 8:
-        eighths = 1
-        while eighths < 8 and (-(-height * eighths // 8) < h or -(-width * eighths // 8) < w):
-            eighths *= 2
-    rgbx = _decode(jpeg, header, eighths)
-    # A DCT-scaled image extends up to one pixel beyond the source's edge; the box excludes that, so
-    # that nothing shifts relative to the masks.
-    box = (0, 0, width * eighths / 8, height * eighths / 8)
+    readable = usual or _simplejpeg_reads(jpeg)
+    if not readable or len(header.sampling) == 4 or (resample == "exact" and not alike):
+        return _decode_by_pil(jpeg, header, readable).resize((w, h), Image.Resampling.BICUBIC)
+    scale = 1
+    if resample == "fast" and usual:
+        rgbx, scale = _decode_reduced(jpeg, header, h, w)
+    else:
+        rgbx = _decode(jpeg, header, 1)
+    # A reduced image extends up to one of its pixels beyond the source's edge; the box excludes
+    # that, so that nothing shifts relative to the masks.
+    box = (0, 0, header.width / scale, header.height / scale)
+    size = -(-header.width // scale), -(-header.height // scale)
     # No copy: PIL keeps a reference to `rgbx`, which outlives the call of resize.
-    image = Image.frombuffer("RGBX", rgbx.shape[1::-1], rgbx, "raw", "RGBX", 0, 1)
+    image = Image.frombuffer("RGBX", size, rgbx, "raw", "RGBX", rgbx.strides[0], 1)
     return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
+
+
+def _simplejpeg_reads(jpeg) -> bool:
+    """True unless simplejpeg refuses the file, as it does for samplings that it has no name for."""
+    try:
+        simplejpeg.decode_jpeg_header(jpeg)
+    except KeyError:  # 4:4:1, which it decodes, but cannot name here
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def _decode_by_pil(jpeg, header: JpegHeader, readable: bool) -> Image.Image:
+    """The RGB image that PIL makes of a JPEG, which is sound.
+
+    PIL does not report damaged data. So the file is first decoded at 1/8 by simplejpeg, if that
+    can read it; `entropy_fault` reads the others.
+    """
+    data = bytes(jpeg)
+    if readable:
+        _decode(jpeg, header, BLOCK, "CMYK" if len(header.sampling) == 4 else "GRAY")
+    elif fault := entropy_fault(data):
+        raise _damaged(data, fault)
+    try:
+        # Not Image.open: it tries other formats, and its pixel limit is one of the process.
+        return JpegImagePlugin.JpegImageFile(io.BytesIO(data)).convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ImageError(
+            f"JPEG that PIL does not read ({error}); re-encode it", "bad-jpeg"
+        ) from error
+
+
+def _decode_reduced(jpeg, header: JpegHeader, h: int, w: int) -> tuple[np.ndarray, int]:
+    """Decode at 1/8, 1/4, 1/2 or 1/1: the smallest scale that is sound and reaches h x w.
+
+    Only these have SIMD code in libjpeg-turbo. A pixel at 1/n is the mean of n x n pixels. If n
+    does not divide a side, the last one is in part the mean of what lies beyond the edge: whatever
+    an encoder has put there to fill the last block. Nearly all repeat the last pixel, which does no
+    harm. So these pixels are decoded, too, and looked at. If they differ, or no pixel lies wholly
+    beyond the edge, the next scale is tried.
+
+    Returns:
+        rgbx: uint8 (rows, columns, 4) in this thread's scratch; some rows and columns may lie
+            beyond the photograph.
+        scale: n.
+    """
+    # The size of an image of fewer pixels than a block does not distinguish the scales.
+    scale = BLOCK if max(header.height, header.width) >= BLOCK else 1
+    while scale > 1:
+        if -(-header.height // scale) >= h and -(-header.width // scale) >= w:
+            rgbx = _decode_with_edges(jpeg, header, scale)
+            if rgbx is not None:
+                return rgbx, scale
+        scale //= 2
+    return _decode(jpeg, header, 1), 1
+
+
+def _decode_with_edges(jpeg, header: JpegHeader, scale: int) -> np.ndarray | None:
+    """Decode at 1/scale, with some of what lies beyond the edges; None if it is not harmless."""
+    height, width = header.height, header.width
+    # A sample of chroma that is stored at half the width covers two of luminance; at half the width
+    # and height it is reduced by half as much instead.
+    covers = 2 * scale if header.sampling == _422 else scale
+    mixed_rows = height % scale > 0
+    mixed_columns = width % covers > 0
+    if not mixed_rows and not mixed_columns:
+        return _decode(jpeg, header, scale)
+    # A whole pixel lies beyond the edge if the photograph leaves room for it in the last block.
+    if mixed_rows and height % BLOCK > BLOCK - scale:
+        return None
+    if mixed_columns and (covers > scale or width % BLOCK > BLOCK - scale):
+        return None
+    shown = replace(
+        header,
+        height=-(-height // BLOCK) * BLOCK if mixed_rows else height,
+        width=-(-width // BLOCK) * BLOCK if mixed_columns else width,
+    )
+    size = shown.height.to_bytes(2) + shown.width.to_bytes(2)
+    data = bytes(jpeg)
+    at = header.size_at
+    rgbx = _decode(data[:at] + size + data[at + len(size) :], shown, scale)
+    rows, columns = -(-height // scale), -(-width // scale)
+    if mixed_rows and _differ(rgbx[rows - 1, :columns], rgbx[rows, :columns]):
+        return None
+    if mixed_columns and _differ(rgbx[:rows, columns - 1], rgbx[:rows, columns]):
+        return None
+    return rgbx
+
+
+def _differ(edge: np.ndarray, beyond: np.ndarray) -> bool:
+    """True if a row or column of pixels, uint8 (n, 4), is no copy of that at the edge."""
+    difference = edge[:, :3].astype(np.int16) - beyond[:, :3]
+    return bool(np.abs(difference).max() > EDGE_TOLERANCE)
 
 
 # Per thread: the buffer of the decoded image, kept because page faults of a new one cost as much as
@@ -147,13 +240,13 @@ def _stored_image(jpeg, header: JpegHeader, h: int, w: int, resample: str) -> Im
 _scratch = threading.local()
 
 
-def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np.ndarray:
-    """Decode at eighths/8 of full size: (rows, columns, channels) uint8 in this thread's scratch.
+def _decode(jpeg, header: JpegHeader, scale: int, colours: str = "RGBX") -> np.ndarray:
+    """Decode at 1/scale of full size: (rows, columns, channels) uint8 in this thread's scratch.
 
     `strict` turns every warning of libjpeg-turbo into an error: otherwise it would continue with
     wrong or gray pixels after damaged data.
     """
-    rows, columns = -(-header.height * eighths // 8), -(-header.width * eighths // 8)
+    rows, columns = -(-header.height // scale), -(-header.width // scale)
     nbytes, buffer = rows * columns * 4, getattr(_scratch, "buffer", b"")
     if len(buffer) < nbytes:
         buffer = np.empty(max(nbytes, HUGE_FROM), np.uint8)
@@ -161,19 +254,22 @@ def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np
             _scratch.buffer = buffer
     # Full size is requested as 0: 7/8 of a tiny image could reach it.
     least = {"min_height": 0, "min_width": 0}
-    if eighths < 8:
+    if scale > 1:
         least = {"min_height": rows, "min_width": columns}
     try:
         return simplejpeg.decode_jpeg(jpeg, colours, **least, buffer=buffer, strict=True)
     except ValueError as error:
-        reason = str(error)
+        raise _damaged(bytes(jpeg), str(error)) from None
+
+
+def _damaged(data: bytes, reason: str) -> ImageError:
+    """The error for a JPEG that a decoder refuses for a reason."""
     # A file cut between two scans also fails in other ways, but lacks its end-of-image marker.
-    data = bytes(jpeg)
     if "Premature end" in reason or data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):
-        raise ImageError(
+        return ImageError(
             f"JPEG ends too early, after {len(data)} bytes; fetch it again", "truncated-jpeg"
         )
-    raise ImageError(
+    return ImageError(
         f"JPEG is damaged or of a kind that libjpeg-turbo does not read ({reason}); "
         "fetch it again or re-encode it",
         "bad-jpeg",

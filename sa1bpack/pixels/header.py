@@ -63,6 +63,8 @@ class JpegHeader:
     """True if there is a JFIF marker: three components are then Y, Cb, Cr."""
     adobe_transform: int | None
     """Colour transform of the Adobe marker: 0 none, 1 YCbCr, 2 YCCK; None without that marker."""
+    size_at: int
+    """Offset in the file of the height, two bytes, which the width follows."""
 
 
 def read_header(jpeg: bytes | memoryview) -> JpegHeader:
@@ -83,6 +85,7 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
             scan, data_at = body, end
         elif marker in _START_OF_FRAME and frame is None:
             frame, frame_marker = body, marker
+            size_at = end - len(body) + 1
         elif marker == _APP0 and body[:5] == b"JFIF\0":
             jfif = True
         elif marker == _APP14 and body[:5] == b"Adobe" and len(body) >= 12:
@@ -110,7 +113,7 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     # A sequential file whose first scan has all components is decoded in that one pass.
     if not sequential or scan[:1] != bytes([len(sampling)]):
         _check_scans(bytes(jpeg), scan, data_at, components, frame_marker in _PROGRESSIVE)
-    return JpegHeader(height, width, sequential, sampling, jfif, adobe)
+    return JpegHeader(height, width, sequential, sampling, jfif, adobe, size_at)
 
 
 def _segments(jpeg):

@@ -1,0 +1,455 @@
+"""The compressed data of a JPEG, read to its end to see whether it is sound.
+
+simplejpeg reports damage, but refuses chroma samplings that it has no name for; PIL decodes these,
+and passes over damage. So they are read here once, code by code (ITU-T T.81, annexes F and G).
+Pixels are not made. Arithmetic coding is not read: almost every sequence of bits is valid in it.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sa1bpack.kernels import njit
+
+_DHT, _EOI, _SOS, _DRI = 0xC4, 0xD9, 0xDA, 0xDD
+_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD8)}
+_SEQUENTIAL_FRAMES = {0xC0, 0xC1}
+_PROGRESSIVE_FRAME = 0xC2
+# Of tables of Huffman codes: four for DC, then four for AC coefficients.
+_TABLES, _FIRST_AC = 8, 4
+
+MAX_COMPONENTS = 4  # of a frame; no decoder here has colours for more
+
+# What a scan returns in place of the offset of its end.
+_ENDS_EARLY, _BAD_CODE, _BAD_RESTART = -1, -2, -3
+_FAULTS = {
+    _ENDS_EARLY: "Premature end of the compressed data",
+    _BAD_CODE: "a code that its Huffman table does not have",
+    _BAD_RESTART: "a restart marker is missing, or out of order",
+}
+
+# Places in the state of a reader of bits.
+_AT, _BYTE, _LEFT, _EMPTY_BLOCKS = range(4)
+
+
+@dataclass(frozen=True)
+class _Component:
+    """A component of the frame.
+
+    Attributes:
+        across, down: blocks of a minimum coded unit.
+        columns, rows: blocks of a scan that has this component alone.
+        stride: blocks of a row in a scan of several components.
+        first: number of its first block, counted over all components.
+    """
+
+    across: int
+    down: int
+    columns: int
+    rows: int
+    stride: int
+    first: int
+
+
+@dataclass
+class _Frame:
+    """What the header of a frame says.
+
+    Attributes:
+        progressive: True for progressive, False for sequential Huffman coding.
+        components: identifier → component.
+        units_across, units_down: number of minimum coded units of a scan of several components.
+        blocks: number of blocks of all components.
+    """
+
+    progressive: bool
+    components: dict[int, _Component] = field(default_factory=dict)
+    units_across: int = 0
+    units_down: int = 0
+    blocks: int = 0
+
+
+def entropy_fault(jpeg: bytes) -> str:
+    """What is wrong in the compressed data of a JPEG, in words; empty if nothing is.
+
+    Args:
+        jpeg: a file that `read_header` has accepted.
+    """
+    reader = _Reader(jpeg)
+    try:
+        return reader.fault()
+    except (IndexError, KeyError, ValueError):  # KeyError: a scan of no component of the frame
+        return "a segment between two scans is damaged, or missing"
+
+
+class _Reader:
+    """The segments of a file, one after the other."""
+
+    def __init__(self, jpeg: bytes):
+        self._data = np.frombuffer(jpeg, np.uint8)
+        self._counts = np.zeros((_TABLES, 17), np.int64)
+        self._symbols = np.zeros((_TABLES, 256), np.uint8)
+        self._restart_interval = 0
+        self._frame: _Frame | None = None
+        self._has_bits = np.zeros((0, 64), np.bool_)
+
+    def fault(self) -> str:
+        """As `entropy_fault`. Raises IndexError, KeyError or ValueError for a broken segment.
+
+        Whatever the segments say, the kernels stay within their arrays: so every number that
+        these are addressed with is checked here.
+        """
+        at = 2
+        while True:
+            if self._data[at] != 0xFF:
+                return f"bytes that belong to no segment, at offset {at}"
+            while self._data[at] == 0xFF:
+                at += 1
+            marker = int(self._data[at])
+            at += 1
+            if marker == _EOI:
+                return ""
+            if marker in _WITHOUT_LENGTH:
+                continue
+            length = int(self._data[at]) << 8 | int(self._data[at + 1])
+            body = self._data[at + 2 : at + length]
+            _require(length >= 2 and len(body) == length - 2)
+            at += length
+            if marker == _DHT:
+                self._define_tables(body)
+            elif marker == _DRI:
+                self._restart_interval = int(body[0]) << 8 | int(body[1])
+            elif marker in _SEQUENTIAL_FRAMES or marker == _PROGRESSIVE_FRAME:
+                self._begin_frame(body, marker == _PROGRESSIVE_FRAME)
+            elif marker == _SOS:
+                if self._frame is None:  # arithmetic coding
+                    return ""
+                at = self._read_scan(body, at)
+                if at < 0:
+                    return _FAULTS[at]
+
+    def _define_tables(self, body: np.ndarray) -> None:
+        """Take the Huffman tables of a segment."""
+        at = 0
+        while at < len(body):
+            kind = int(body[at]) >> 4
+            number = int(body[at]) & 15
+            counts = body[at + 1 : at + 17]
+            total = int(counts.sum())
+            symbols = body[at + 17 : at + 17 + total]
+            _require(kind < 2 and number < _FIRST_AC and len(symbols) == total <= 256)
+            number += kind * _FIRST_AC
+            self._counts[number, 1:] = counts
+            self._symbols[number, : len(symbols)] = symbols
+            at += 17 + len(symbols)
+
+    def _begin_frame(self, body: np.ndarray, progressive: bool) -> None:
+        """Take the sizes and the components of a frame."""
+        height = int(body[1]) << 8 | int(body[2])
+        width = int(body[3]) << 8 | int(body[4])
+        identifiers = body[6::3].tolist()
+        factors = body[7::3].tolist()
+        _require(self._frame is None and len(set(identifiers)) == len(factors) <= MAX_COMPONENTS)
+        _require(all(1 <= factor >> 4 <= 4 and 1 <= factor & 15 <= 4 for factor in factors))
+        most_across = max(factor >> 4 for factor in factors)
+        most_down = max(factor & 15 for factor in factors)
+        frame = _Frame(progressive)
+        frame.units_across = _ceiling(width, 8 * most_across)
+        frame.units_down = _ceiling(height, 8 * most_down)
+        for identifier, factor in zip(identifiers, factors, strict=True):
+            across = factor >> 4
+            down = factor & 15
+            frame.components[identifier] = _Component(
+                across=across,
+                down=down,
+                columns=_ceiling(_ceiling(width * across, most_across), 8),
+                rows=_ceiling(_ceiling(height * down, most_down), 8),
+                stride=frame.units_across * across,
+                first=frame.blocks,
+            )
+            frame.blocks += frame.units_across * across * frame.units_down * down
+        if progressive:
+            self._has_bits = np.zeros((frame.blocks, 64), np.bool_)
+        self._frame = frame
+
+    def _read_scan(self, body: np.ndarray, at: int) -> int:
+        """The offset of the end of a scan whose data begin at `at`, or a key of `_FAULTS`."""
+        count = int(body[0])
+        _require(1 <= count <= MAX_COMPONENTS and len(body) == 4 + 2 * count)
+        components = [self._frame.components[int(k)] for k in body[1 : 1 + 2 * count : 2]]
+        tables = body[2 : 2 + 2 * count : 2].astype(np.int64)
+        _require((tables >> 4 < _FIRST_AC).all() and (tables & 15 < _FIRST_AC).all())
+        blocks, owners = _blocks_of_scan(self._frame, components)
+        first, last, bits = (int(value) for value in body[1 + 2 * count :])
+        _require(not self._frame.progressive or first <= last <= 63)
+        return _read_blocks(
+            self._data,
+            at,
+            blocks,
+            tables[owners] >> 4,
+            _FIRST_AC + (tables[owners] & 15),
+            self._counts,
+            self._symbols,
+            self._restart_interval,
+            self._frame.progressive,
+            first,
+            last,
+            bits >> 4 > 0,
+            self._has_bits,
+        )
+
+
+def _require(valid: bool) -> None:
+    """Raise ValueError unless a segment is valid."""
+    if not valid:
+        raise ValueError("a damaged segment")
+
+
+def _ceiling(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def _blocks_of_scan(frame: _Frame, components: list[_Component]) -> tuple[np.ndarray, np.ndarray]:
+    """The blocks of a scan in the order of its data.
+
+    Returns:
+        blocks: int64 (units, blocks of a unit), numbers over all components.
+        owners: int64 (blocks of a unit,), the component of each, counted in the scan.
+    """
+    if len(components) == 1:
+        one = components[0]
+        rows = np.arange(one.rows, dtype=np.int64)[:, None]
+        columns = np.arange(one.columns, dtype=np.int64)
+        blocks = one.first + rows * one.stride + columns
+        return blocks.reshape(-1, 1), np.zeros(1, np.int64)
+    unit_rows = np.arange(frame.units_down, dtype=np.int64)[:, None]
+    unit_columns = np.arange(frame.units_across, dtype=np.int64)
+    blocks = []
+    owners = []
+    for owner, component in enumerate(components):
+        for row in range(component.down):
+            for column in range(component.across):
+                rows = unit_rows * component.down + row
+                columns = unit_columns * component.across + column
+                numbers = component.first + rows * component.stride + columns
+                blocks.append(numbers.reshape(-1))
+                owners.append(owner)
+    return np.stack(blocks, axis=1), np.array(owners, np.int64)
+
+
+@njit
+def _next_byte(data, state):
+    """Take the next byte of the data; False if they end before."""
+    at = state[_AT]
+    if at >= len(data):
+        return False
+    if data[at] == 0xFF:  # a zero follows; anything else is a marker
+        if at + 1 >= len(data) or data[at + 1] != 0:
+            return False
+        state[_AT] += 1
+    state[_AT] += 1
+    state[_BYTE] = data[at]
+    state[_LEFT] = 8
+    return True
+
+
+@njit
+def _next_bits(data, state, count):
+    """The next bits as a number, -1 if the data end before."""
+    value = np.int64(0)
+    while count > 0:
+        if state[_LEFT] == 0 and not _next_byte(data, state):
+            return np.int64(-1)
+        taken = min(state[_LEFT], count)
+        state[_LEFT] -= taken
+        count -= taken
+        value = value << taken | (state[_BYTE] >> state[_LEFT] & ((1 << taken) - 1))
+    return value
+
+
+@njit
+def _next_symbol(data, state, counts, symbols):
+    """The symbol of the next Huffman code, or a negative key of `_FAULTS`."""
+    code = first = index = np.int64(0)
+    for length in range(1, 17):
+        if state[_LEFT] == 0 and not _next_byte(data, state):
+            return np.int64(_ENDS_EARLY)
+        state[_LEFT] -= 1
+        code |= state[_BYTE] >> state[_LEFT] & 1
+        if code - first < counts[length]:
+            return np.int64(symbols[index + code - first])
+        index += counts[length]
+        first = (first + counts[length]) << 1
+        code <<= 1
+    return np.int64(_BAD_CODE)
+
+
+@njit
+def _read_dc(data, state, counts, symbols):
+    """Read the first coefficient of a block; 0, or a negative key of `_FAULTS`."""
+    size = _next_symbol(data, state, counts, symbols)
+    if size < 0:
+        return size
+    if size > 15:
+        return np.int64(_BAD_CODE)
+    if _next_bits(data, state, size) < 0:
+        return np.int64(_ENDS_EARLY)
+    return np.int64(0)
+
+
+@njit
+def _read_ac(data, state, counts, symbols, first, last, progressive, has_bits):
+    """Read coefficients `first` to `last` of a block; 0, or a negative key of `_FAULTS`."""
+    if state[_EMPTY_BLOCKS] > 0:
+        state[_EMPTY_BLOCKS] -= 1
+        return np.int64(0)
+    k = first
+    while k <= last:
+        symbol = _next_symbol(data, state, counts, symbols)
+        if symbol < 0:
+            return symbol
+        run = symbol >> 4
+        size = symbol & 15
+        if size == 0 and run == 15:
+            k += 16
+        elif size == 0:
+            if progressive and run > 0:
+                more = _next_bits(data, state, run)
+                if more < 0:
+                    return np.int64(_ENDS_EARLY)
+                state[_EMPTY_BLOCKS] = (1 << run) + more - 1
+            return np.int64(0)
+        else:
+            k += run
+            if k > last:
+                return np.int64(_BAD_CODE)
+            if _next_bits(data, state, size) < 0:
+                return np.int64(_ENDS_EARLY)
+            if progressive:
+                has_bits[k] = True
+            k += 1
+    return np.int64(0)
+
+
+@njit
+def _refine_ac(data, state, counts, symbols, first, last, has_bits):
+    """Read one more bit of coefficients `first` to `last`; 0, or a negative key of `_FAULTS`."""
+    k = first
+    while k <= last and state[_EMPTY_BLOCKS] == 0:
+        symbol = _next_symbol(data, state, counts, symbols)
+        if symbol < 0:
+            return symbol
+        run = symbol >> 4
+        size = symbol & 15
+        if size > 1:
+            return np.int64(_BAD_CODE)
+        if size == 0 and run < 15:
+            more = _next_bits(data, state, run)
+            if more < 0:
+                return np.int64(_ENDS_EARLY)
+            state[_EMPTY_BLOCKS] = (1 << run) + more
+            break
+        if _next_bits(data, state, size) < 0:  # its sign
+            return np.int64(_ENDS_EARLY)
+        while k <= last:
+            if not has_bits[k]:
+                if run == 0:
+                    break
+                run -= 1
+            elif _next_bits(data, state, 1) < 0:
+                return np.int64(_ENDS_EARLY)
+            k += 1
+        if size == 1:
+            if k > last:
+                return np.int64(_BAD_CODE)
+            has_bits[k] = True
+        k += 1
+    if state[_EMPTY_BLOCKS] > 0:
+        state[_EMPTY_BLOCKS] -= 1
+        while k <= last:
+            if has_bits[k] and _next_bits(data, state, 1) < 0:
+                return np.int64(_ENDS_EARLY)
+            k += 1
+    return np.int64(0)
+
+
+@njit
+def _next_restart(data, state, number):
+    """Pass over the restart marker of this number; 0, or a negative key of `_FAULTS`."""
+    at = state[_AT]
+    while at + 1 < len(data) and data[at] == 0xFF and data[at + 1] == 0xFF:
+        at += 1
+    if at + 1 >= len(data):
+        return np.int64(_ENDS_EARLY)
+    if data[at] != 0xFF or data[at + 1] != 0xD0 + number % 8:
+        return np.int64(_BAD_RESTART)
+    state[_AT] = at + 2
+    state[_LEFT] = 0
+    state[_EMPTY_BLOCKS] = 0
+    return np.int64(0)
+
+
+@njit
+def _read_blocks(
+    data,
+    at,
+    blocks,
+    dc_tables,
+    ac_tables,
+    counts,
+    symbols,
+    restart_interval,
+    progressive,
+    first,
+    last,
+    refines,
+    has_bits,
+):
+    """Read a scan.
+
+    Args:
+        data: uint8 (n,), bytes of the file; the data of the scan begin at `at`.
+        blocks: int64 (units, m), numbers of the blocks in the order of their data.
+        dc_tables, ac_tables: int64 (m,), rows of `counts` and `symbols` for each block of a unit.
+        counts, symbols: int64 (8, 17) and uint8 (8, 256), Huffman tables: how many codes have each
+            length, and what they stand for.
+        restart_interval: units between two restart markers; 0: none.
+        progressive: True for a progressive frame; the next three are for such.
+        first, last: range of coefficients of the scan.
+        refines: True if the scan has one more bit of what earlier ones began.
+        has_bits: bool (blocks, 64), coefficients that are not zero so far.
+
+    Returns:
+        Offset of the end of the data, or a negative key of `_FAULTS`.
+    """
+    state = np.zeros(4, np.int64)
+    state[_AT] = at
+    restarts = np.int64(0)
+    unused = np.zeros(64, np.bool_)
+    for unit in range(blocks.shape[0]):
+        if restart_interval > 0 and unit > 0 and unit % restart_interval == 0:
+            fault = _next_restart(data, state, restarts)
+            if fault < 0:
+                return fault
+            restarts += 1
+        for k in range(blocks.shape[1]):
+            dc = dc_tables[k]
+            ac = ac_tables[k]
+            fault = np.int64(0)
+            if not progressive:
+                fault = _read_dc(data, state, counts[dc], symbols[dc])
+                if fault == 0:
+                    fault = _read_ac(data, state, counts[ac], symbols[ac], 1, 63, False, unused)
+            elif first == 0 and refines:
+                fault = min(_next_bits(data, state, 1), np.int64(0))
+            elif first == 0:
+                fault = _read_dc(data, state, counts[dc], symbols[dc])
+            elif refines:
+                bits = has_bits[blocks[unit, k]]
+                fault = _refine_ac(data, state, counts[ac], symbols[ac], first, last, bits)
+            else:
+                bits = has_bits[blocks[unit, k]]
+                fault = _read_ac(data, state, counts[ac], symbols[ac], first, last, True, bits)
+            if fault < 0:
+                return fault
+    return state[_AT]
