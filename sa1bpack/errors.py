@@ -26,6 +26,7 @@
     │   └── CacheFull          there is no room for what is to be read through a cache
     ├── ClusterError       a cluster cannot be reached, or its processes die again and again
     ├── MissingPackage     a package that is needed is missing or too old (also ImportError)
+    ├── UserCodeError      a function that you passed, such as a transform, raised an exception
     └── LoaderError        a loader cannot deliver the next batch, for a reason other than the data
         └── LoaderTimeout      the batch was not ready in time (also TimeoutError)
 
@@ -182,6 +183,15 @@ class ClusterError(Sa1bpackError):
 
 class MissingPackage(Sa1bpackError, ImportError):
     """A package that is needed cannot be imported, or is too old."""
+
+
+class UserCodeError(Sa1bpackError):
+    """A function that was passed to sa1bpack, such as a transform, raised an exception.
+
+    The message has the function, its exception, and what it was called for, such as the name of the
+    sample. The exception is the cause of this one, `error.__cause__`; of one that was raised in a
+    worker process, the message has the traceback.
+    """
 
 
 class LoaderError(Sa1bpackError):

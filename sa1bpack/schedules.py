@@ -15,7 +15,8 @@ import numpy as np
 import xxhash
 
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, number, whole_number
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import OptionError, UserCodeError
+from sa1bpack.user_code import call_user, error_text
 
 BY = ("epoch", "step")
 
@@ -256,10 +257,10 @@ class Function(Schedule):
 def _called(name: str, function: Callable[[int], Any], by: str, number: int) -> Any:
     """The value of a function that is the option of this name. Raises OptionError if it fails."""
     try:
-        return function(number)
-    except Exception as error:
+        return call_user(function, number, role=name, subject=f"{by} {number}")
+    except UserCodeError as error:
         raise OptionError(
-            f"{name} is a function that fails in {by} {number}: {type(error).__name__}: {error}. "
+            f"{name} is a function that fails in {by} {number}: {error_text(error.__cause__)}. "
             f"It is called in advance with each {by} from 0 on in which its value may change: say "
             f"for how many its values are used, as in sa1bpack.Function(f, {by}s={number or 1}), "
             "or give a list of them"

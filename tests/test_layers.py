@@ -15,7 +15,7 @@ from commands import python
 PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"arguments", "display", "environment", "errors", "interrupts", "lazy", "progress"}
-BASE |= {"schedules", "urls", "wording"}
+BASE |= {"schedules", "urls", "user_code", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
@@ -24,7 +24,8 @@ ALLOWED = {
     "arguments": {"errors", "wording"},
     "display": {"wording", "__init__"},
     "environment": {"errors"},
-    "schedules": {"arguments", "errors"},
+    "schedules": {"arguments", "errors", "user_code"},
+    "user_code": {"errors"},
     "urls": {"errors", "__init__"},
     **dict.fromkeys(CODECS, BASE),
     **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),

@@ -189,7 +189,9 @@ class _TorchEpoch:
 
     def take(self) -> Taken:
         """The next batch."""
-        sent = self._or_end_workers(partial(next, self._batches))
+        sent = self._or_end_workers(partial(next, self._batches, None))
+        if sent is None:
+            raise LoaderError("torch's DataLoader ended before the epoch did")
         nbytes = sum(_nbytes(value) for value in sent.values())
         return Taken(Batch(sent) or None, list(sent.errors), nbytes, None)
 

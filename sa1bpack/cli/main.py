@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
 
@@ -11,7 +12,7 @@ from sa1bpack import interrupts
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import in_flags, parse
 from sa1bpack.cli.output import discard_output, warn
-from sa1bpack.errors import OptionError, PackError
+from sa1bpack.errors import OptionError, PackError, UserCodeError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exits.FAILED
     except exits.ERRORS as error:
         what = {KeyboardInterrupt: "interrupted", exits.Terminated: "terminated"}.get(type(error))
+        if isinstance(error, UserCodeError) and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)  # of the user's function, to correct it
         if isinstance(error, OptionError | PackError):
             what = in_flags(str(error), options.shown_names)
         remedy = [] if (found := exits.remedy(error)) is None else [found]

@@ -21,6 +21,7 @@ from sa1bpack import interrupts
 from sa1bpack.errors import ClusterError, MissingPackage, OptionError, OutputLocked
 from sa1bpack.format.problems import Progress
 from sa1bpack.progress import report
+from sa1bpack.user_code import call_user
 
 try:
     import ray
@@ -196,7 +197,9 @@ def run_parts(
         (died if isinstance(result, Died) else found)[name] = result
         done += sizes[name]
         if progress:
-            progress(done, sum(sizes.values()))
+            total = sum(sizes.values())
+            subject = f"{done} of {total}"
+            call_user(progress, done, total, role="progress", subject=subject)
     return found, died
 
 

@@ -23,6 +23,7 @@ from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, ThresholdKeywords, Thresholds
+from sa1bpack.user_code import call_user
 
 # How an image is put into a batch.
 AS_STORED = 0  # a stored canvas, unchanged
@@ -257,8 +258,8 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     """One sample of a pack: a dict as `Dataset` describes it, or what `transform` returned for it.
 
     Raises ReadError with the sample's name if it cannot be read, ResourceShortage if the system
-    refuses a map or a file, StoreError if the shard cannot be fetched. An exception of the
-    transform passes with a note that names the sample.
+    refuses a map or a file, StoreError if the shard cannot be fetched, UserCodeError for an
+    exception of the transform.
     """
     number, local, first, stop = pack.locate(row)
     try:
@@ -325,11 +326,7 @@ def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions)
     if options.transform is None:
         return sample
     name = f"{sample['file_name']} (image_id {image_id}, row {index})"
-    try:
-        return options.transform(sample)
-    except Exception as error:
-        error.add_note(f"raised by transform for sample {name}")
-        raise
+    return call_user(options.transform, sample, role="transform", subject=f"sample {name}")
 
 
 def _views(

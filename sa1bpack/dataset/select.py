@@ -15,6 +15,7 @@ import logging
 import operator
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from sa1bpack.format.shard_reader import Shard, read_array_rows
 from sa1bpack.format.side.spec import FeatureShard
 from sa1bpack.masks import passes
 from sa1bpack.masks.random import words
+from sa1bpack.user_code import call_user
 from sa1bpack.wording import counted, span_text
 
 _log = logging.getLogger("sa1bpack")
@@ -96,6 +98,11 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self["mask_offset"]) - 1
+
+    @property
+    def shard_name(self) -> str:
+        """Name of the shard that has the samples."""
+        return self._opened.shard.folder.name
 
     def __getitem__(self, name: str) -> np.ndarray:
         """The column of that name. Raises UnknownName naming the columns that exist."""
@@ -234,15 +241,17 @@ def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
         OptionError: the condition is neither bools nor a function that returns them.
     """
     if isinstance(condition, str):
-        condition = parse_condition(condition)
-    if not callable(condition):
+        keeps = parse_condition(condition)
+    elif callable(condition):
+        keeps = partial(_of_user, condition)
+    else:
         found = np.asarray(condition)
         if found.dtype != np.bool_:
             raise OptionError(f"where() takes bools, a function or a text, not {found.dtype}")
         return found
     keep = np.zeros(count, bool)
     for each in columns:
-        found = np.asarray(condition(each))
+        found = np.asarray(keeps(each))
         if found.dtype != np.bool_ or found.shape != (len(each),):
             raise OptionError(
                 f"the condition returned {found.dtype} {found.shape}: it must return one bool per "
@@ -250,6 +259,12 @@ def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
             )
         keep[each.positions] = found
     return keep
+
+
+def _of_user(condition: Callable[[Columns], np.ndarray], columns: Columns) -> np.ndarray:
+    """What a function of the user's returns for the columns of a shard."""
+    subject = f"the samples of shard {columns.shard_name}"
+    return call_user(condition, columns, role="where", subject=subject)
 
 
 def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:

@@ -25,6 +25,7 @@ from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms.geometry import GeometricStep
 from sa1bpack.transforms.pipeline import Pipeline
+from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted
 
 Function = Callable[..., torch.Tensor | np.ndarray]
@@ -126,7 +127,8 @@ def derive(
         for count in maker.make(shard):
             done += count
             if progress:
-                progress(done, total)
+                subject = f"image {done} of {total}"
+                call_user(progress, done, total, role="progress", subject=subject)
     return maker.target.result(maker.made)
 
 
@@ -251,21 +253,24 @@ class FeatureShardMaker:
         """The rows that the function returns for a batch, as they are stored."""
         batch = batch if self._pipeline is None else self._pipeline(batch)
         name = function_name(self._fn)
-        place = f"for batch {batch['batch_idx']} of shard {shard.identity.name}"
-        try:
-            with torch.no_grad():
-                found = self._fn(batch, **self._options)
-        except Exception as error:
-            error.add_note(f"raised by {name} {place}; the shards before it are kept")
-            raise
+        subject = f"batch {batch['batch_idx']} of shard {shard.identity.name} ({_ids_text(batch)})"
+        function = functools.partial(self._fn, batch, **self._options)
+        with torch.no_grad():
+            found = call_user(function, role=name, subject=f"{subject}, shards before it are kept")
         (rows, dtype), expected = stored_rows(found), int(counts.sum())
         if rows.ndim < 1 or len(rows) != expected:
             raise OptionError(
-                f"{name} returned {dtype} {tuple(rows.shape)} {place}: it must return {expected} "
-                f"rows, one per {'image' if self.target.axis == 'sample' else 'mask'}"
+                f"{name} returned {dtype} {tuple(rows.shape)} for {subject}: it must return "
+                f"{expected} rows, one per {'image' if self.target.axis == 'sample' else 'mask'}"
             )
         self.target.use(dtype, rows.shape[1:])
         return self.target.stored(shard, rows, counts, first)
+
+
+def _ids_text(batch: Mapping[str, Any]) -> str:
+    """The first and the last image id of a batch, as text."""
+    ids = batch["image_ids"].tolist()
+    return f"image_id {ids[0]}" if len(ids) == 1 else f"image_ids {ids[0]} to {ids[-1]}"
 
 
 def stored_rows(found: Any) -> tuple[np.ndarray, str]:
@@ -375,7 +380,7 @@ def attach(
             _compare(target, shard, pieces)
         done += len(shard.samples)
         if progress:
-            progress(done, total)
+            call_user(progress, done, total, role="progress", subject=f"image {done} of {total}")
     return target.result(made)
 
 

@@ -12,6 +12,7 @@ from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
 from sa1bpack.errors import FormatError
 from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest
 from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.user_code import call_user
 
 # Called with what is done and what there is to do. False, with which other calls show no bar, is
 # accepted as well, and nothing is called.
@@ -207,7 +208,9 @@ class Check:
         """Count bytes that were checked."""
         self.done += nbytes
         if self._progress:
-            self._progress(min(self.done, self.total), self.total)
+            done = min(self.done, self.total)
+            subject = f"byte {done} of {self.total}"
+            call_user(self._progress, done, self.total, role="progress", subject=subject)
 
     def again(self, work: Callable[[], None]) -> None:
         """Do a part of the check, up to `files.tries` times as long as it finds a problem.

@@ -22,6 +22,7 @@ from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.host import on_host, sent
+from sa1bpack.user_code import call_user
 from sa1bpack.wording import counted
 
 
@@ -188,13 +189,20 @@ class Iteration:
                     if isinstance(error, ReadError):
                         text += "; with on_error='drop' samples that cannot be read do not end it"
                     self._end(text)
-                    traceback.clear_frames(error.__traceback__)  # they hold buffers
+                    _clear_frames(error)
+                    if isinstance(error, StopIteration):  # it would end the caller's loop
+                        raise LoaderError(text) from error
                     raise
                 if batch is not None:
                     return batch
                 self._end("")
                 if self.counts is not None and self._loader._options.on_epoch_end is not None:
-                    self._loader._options.on_epoch_end(self.counts.stats())
+                    call_user(
+                        self._loader._options.on_epoch_end,
+                        self.counts.stats(),
+                        role="on_epoch_end",
+                        subject=f"epoch {self._batches.epoch}",
+                    )
             if self._over:
                 raise LoaderError(self._over)
             raise StopIteration
@@ -290,6 +298,13 @@ class Iteration:
             self._end_producer()
         self._over = self._over or why
         self._producer = None
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clear the frames of an error, and of those that caused it: they hold buffers."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 def _end_producer(producer: Any, counts: EpochCounts) -> None:

@@ -44,6 +44,7 @@ from sa1bpack.format.side.spec import (
 from sa1bpack.packing.options import PackOptions, differences
 from sa1bpack.packing.pack_state import PackState, lock_folder
 from sa1bpack.packing.records import Key, published_shard, read_own_manifest
+from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
 
 _WORKING = "merge-"
@@ -411,5 +412,7 @@ class Placing:
                 files.write_at(write, data, at, target)
                 self._done += len(data)
                 if self._progress:
-                    self._progress(self._done, max(self._done, self._total))
+                    total = max(self._done, self._total)
+                    subject = f"byte {self._done} of {total}"
+                    call_user(self._progress, self._done, total, role="progress", subject=subject)
             at += len(data)

@@ -25,6 +25,7 @@ from sa1bpack.transforms.masks.make import MaskMaker, Rows
 from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import uniform
+from sa1bpack.user_code import call_user, is_of_user
 
 # Keys of a batch with a few numbers per mask, or image as well, that a pipeline reads.
 _PLACED = ("bboxes", "point_coords")
@@ -250,7 +251,10 @@ class Pipeline:
         frame, colors, mix = geometry.fit_frame(small["sizes"], canvas), None, None
         for k, step in enumerate(self.steps):
             drawn = partial(uniform, self.seed, epoch, small["image_ids"], k)
-            if isinstance(step, GeometricStep):
+            if isinstance(step, GeometricStep) and is_of_user(step):
+                subject = f"a batch of {len(batch['images'])} images in epoch {epoch}"
+                frame = call_user(step, frame, drawn, role=f"step {step!r}", subject=subject)
+            elif isinstance(step, GeometricStep):
                 frame = step(frame, drawn)
             elif isinstance(step, ColorJitter):
                 colors = step, drawn

@@ -32,6 +32,9 @@ def mean(batch):
 def none(ds):
     return 0
 
+def failing(batch):
+    raise StopIteration
+
 def slow(batch):
     """Wait in the second batch of the second shard, until a file says that the wait is over."""
     if batch["image_ids"][0] < 4989 and batch["batch_idx"] and not Path("go").exists():
@@ -93,6 +96,12 @@ def test_a_pipeline_is_made_of_the_dataset_by_a_function_that_is_named(pack, in_
     for name, message in (("made:wrong", "of type int"), ("made:none", "is 0: choose a")):
         code, _, error = in_folder("derive", pack, "other", "--fn", "made:ids", "--pipeline", name)
         assert code == 2 and "--pipeline is " in error and message in error
+
+
+def test_an_exception_of_the_function_is_shown_with_its_traceback(pack, in_folder):
+    code, _, error = in_folder("derive", pack, "other", "--fn", "made:failing")
+    assert code == 1 and "in failing\n" in error
+    assert "made:failing raised StopIteration for batch 0 of shard sa_000000-000" in error
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])

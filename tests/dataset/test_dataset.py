@@ -8,6 +8,7 @@ from reading_packs import write_pack
 
 from sa1bpack import FormatError, OptionError
 from sa1bpack import open as open_pack
+from sa1bpack.errors import UserCodeError
 
 ARRAYS = {
     "image": "image", "size": "size", "masks": "mask_bits", "bboxes": "bbox", "areas": "area",
@@ -225,14 +226,16 @@ def test_a_transform_runs_after_everything_else(packed):
     assert cells.tolist() == bits.sum(1).tolist()
 
 
-def test_an_exception_of_a_transform_passes_with_the_name_of_the_sample(packed):
-    """It is the user's, and is neither dropped nor wrapped."""
+def test_an_exception_of_a_transform_is_an_error_with_the_name_of_the_sample(packed):
+    """The sample is not dropped for it."""
     ds = open_pack(packed.root, on_error="return", transform=lambda sample: 1 // 0)
-    with pytest.raises(ZeroDivisionError) as caught:
+    with pytest.raises(UserCodeError) as caught:
         ds.__getitems__([2])
-    assert caught.value.__notes__ == [
-        "raised by transform for sample sa_4994.jpg (image_id 4994, row 2)"
-    ]
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert str(caught.value) == (
+        "transform raised ZeroDivisionError: integer division or modulo by zero for sample "
+        "sa_4994.jpg (image_id 4994, row 2)"
+    )
 
 
 def test_options_can_be_changed_for_a_subset(ds):

@@ -266,9 +266,8 @@ def test_a_transform_gets_the_sample_and_its_error_names_it(source):
     ds = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: sample["image_id"])
     assert ds[_good(ds)[0]] == ds.metadata(_good(ds)[0]).image_id
     broken = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: 1 / 0)
-    with pytest.raises(ZeroDivisionError) as raised:
+    with pytest.raises(sa1bpack.errors.UserCodeError, match=r"ZeroDivisionError.*sa_1\.jpg"):
         broken[0]
-    assert "sa_1.jpg" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("name", ["index_folder", "cache_dir"])

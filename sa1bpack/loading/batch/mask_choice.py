@@ -13,6 +13,7 @@ from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.errors import LoaderError, OptionError, UnknownName
 from sa1bpack.masks import thirds_of
 from sa1bpack.schedules import Schedule, as_schedule
+from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
 
 # Choice → the key of the sample that decides it. The last two are drawn.
@@ -185,11 +186,9 @@ class MaskChoice:
         for field in NUMBER_FIELDS:
             if field.sample in sample:
                 columns[field.array] = sample[field.sample]
-        try:
-            found = np.asarray(self.mask_select(columns))
-        except Exception as error:
-            error.add_note(f"raised by mask_select for the masks of image_id {image_id}")
-            raise
+        subject = f"the masks of image_id {image_id}"
+        weights = call_user(self.mask_select, columns, role="mask_select", subject=subject)
+        found = np.asarray(weights)
         if found.shape != (masks,) or found.dtype.kind not in "biuf":
             shown = f"{found.dtype} {found.shape}" if found.ndim else brief(found.item())
             raise OptionError(

@@ -30,6 +30,7 @@ from sa1bpack.arguments import (
 )
 from sa1bpack.errors import OptionError
 from sa1bpack.schedules import Schedule, as_schedule
+from sa1bpack.user_code import call_user, is_of_user
 from sa1bpack.wording import counted
 
 # What random words are used for. Each use has its own stream, so that no draw repeats another.
@@ -273,7 +274,13 @@ class Order(ABC):
             raise OptionError(
                 f"positions {start} to {stop} are not in an epoch of {len(self)} samples"
             )
-        return self._take(whole_number("epoch", epoch, 0, MAX_WORD), start, stop)
+        epoch = whole_number("epoch", epoch, 0, MAX_WORD)
+        if is_of_user(self):
+            subject = f"positions {start} to {stop} of epoch {epoch}"
+            return call_user(
+                self._take, epoch, start, stop, role=f"order {self!r}", subject=subject
+            )
+        return self._take(epoch, start, stop)
 
     @abstractmethod
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray: ...

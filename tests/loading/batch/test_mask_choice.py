@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack import Collate, OptionError
+from sa1bpack.errors import UserCodeError
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 ANY_INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -161,6 +162,8 @@ def test_an_error_of_the_function_names_the_image_and_an_unknown_column_the_othe
     with pytest.raises(KeyError, match="the columns are image_id, epoch, bbox, area") as caught:
         chosen([sample(3, 9)], 1, lambda columns: columns["areas"])
     assert "image_id 9" in caught.value.__notes__[0]
+    with pytest.raises(UserCodeError, match=r"mask_select raised ZeroDivisionError.*image_id 9"):
+        chosen([sample(3, 9)], 1, lambda columns: 1 / 0)
 
 
 def test_what_cannot_choose_is_refused():
