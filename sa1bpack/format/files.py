@@ -8,14 +8,15 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import logging
 import mmap
 import os
 import re
 import secrets
-import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,30 @@ REMEDY = "restore the file from a copy, or rebuild it with `sa1bpack repair PACK
 # Working names of an unfinished file or folder: always beside its final name, never read back.
 TEMPORARY_PREFIX = ".tmp-"
 _SET_ASIDE = TEMPORARY_PREFIX + "old-"
+_REMOVED = TEMPORARY_PREFIX + "removed-"
+
+# What flock(2) answers where the file system has no locks: ENOSYS by Lustre mounted without them,
+# ENOLCK by NFS without a lock manager and by 9p, EBADF by EFS and some NFS servers, EOPNOTSUPP and
+# EINVAL by file systems in user space. Other errors are those of a disk or a server that fails.
+_NO_LOCKS = frozenset(
+    {errno.ENOSYS, errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+)
+# Removal leaves what answers so: a file that is in use, and the folder that it is in.
+_IN_USE = frozenset({errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST})
+# Beginnings of the names under which network file systems keep a removed file that is in use: NFS,
+# FUSE (sshfs, s3fs), SMB and AFS. They remove it themselves when it is closed.
+_KEPT_PREFIXES = (".nfs", ".fuse_hidden", ".smb", ".__afs")
+
+_log = logging.getLogger("sa1bpack")
+# File systems without locks that a warning of this process has named, with what it said is lost.
+told: set[tuple[int, str]] = set()
+
+
+class NoFileLocks(OSError):
+    """The file system of a file has no locks of files."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: its file system has no file locks (flock: {self.strerror})"
 
 
 def byte_view(array: np.ndarray) -> np.ndarray:
@@ -147,26 +172,74 @@ def make_folder(folder: Path) -> None:
             flush_folder(path.parent)
 
 
-def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """The descriptor of a file, locked until it is closed or the process ends, however it ends.
+def lock_open_file(descriptor: int, kind: int, path: Path) -> None:
+    """Lock an open file until it is closed or the process ends, however it ends.
 
     NFS supports locks of files between machines, but not locks of folders.
 
     Args:
-        path: path of the file.
-        lock, flags: as in `fcntl.flock` and `os.open`.
+        descriptor: descriptor of the file.
+        kind: as in `fcntl.flock`.
+        path: path of the file, for errors.
 
     Raises:
-        BlockingIOError: another process has the lock, and `lock` says not to wait.
-        OSError: the file cannot be opened or locked.
+        BlockingIOError: another process has the lock, and `kind` says not to wait.
+        NoFileLocks: its file system has no locks.
+        OSError: locking fails.
+    """
+    try:
+        fcntl.flock(descriptor, kind)
+    except OSError as error:
+        if error.errno == errno.EACCES:  # as SMB says that another has it
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path)) from error
+        if error.errno in _NO_LOCKS:
+            raise NoFileLocks(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def locked(path: Path, kind: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """The descriptor of a file, locked until it is closed or the process ends, however it ends.
+
+    Args:
+        path: path of the file.
+        kind, flags: as in `fcntl.flock` and `os.open`.
+
+    Raises:
+        OSError: the file cannot be opened.
+        Whatever `lock_open_file` raises.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, lock)
+        lock_open_file(descriptor, kind, path)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def try_locks(folder: Path) -> None:
+    """Raise NoFileLocks if files in a folder cannot be locked, as tried with one without a name.
+
+    Other errors are left to the command that makes or locks a file there.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=TEMPORARY_PREFIX) as file:
+            lock_open_file(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, folder)
+    except NoFileLocks:
+        raise
+    except OSError:
+        return
+
+
+def go_on_unlocked(error: NoFileLocks, lost: str) -> None:
+    """Say, once per file system, that work goes on without locks, and what is lost."""
+    folder = Path(error.filename)
+    while not folder.exists():
+        folder = folder.parent
+    key = folder.stat().st_dev, lost
+    if key not in told:
+        told.add(key)
+        _log.warning("%s; going on without: %s", error, lost)
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -202,10 +275,22 @@ def temporary_beside(path: Path) -> Path:
 
 
 def remove_temporaries(folder: Path, keep: Path | None = None) -> None:
-    """Remove what a killed run left under working names in a folder, except `keep`."""
+    """Remove what a killed run left under working names in a folder, except `keep`.
+
+    Each folder loses its name first: should a process work in it that no lock has kept off, that
+    ends with an error, and publishes nothing of which files are missing.
+    """
     for path in folder.glob(TEMPORARY_PREFIX + "*"):
-        if path != keep:
-            remove_entry(path)
+        if path == keep:
+            continue
+        doomed = path
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith(_REMOVED):
+            doomed = folder / f"{_REMOVED}{secrets.token_hex(8)}"
+            try:
+                path.rename(doomed)
+            except FileNotFoundError:  # another process removes it, too
+                continue
+        remove_entry(doomed)
 
 
 def put_in_place(folder: Path, final: Path) -> None:
@@ -222,15 +307,18 @@ def put_in_place(folder: Path, final: Path) -> None:
     elif exchange(folder, final):
         old = folder
     else:
-        old = final.with_name(_SET_ASIDE + final.name)
-        if os.path.lexists(old):  # left by a killed run after it was replaced
-            remove_entry(old)
-        final.rename(old)
+        aside = final.with_name(_SET_ASIDE + final.name)
+        if os.path.lexists(aside):  # left by a killed run after it was replaced
+            remove_published(aside)
+        final.rename(aside)
         try:
             folder.rename(final)
         except BaseException:
-            old.rename(final)
+            aside.rename(final)
             raise
+        # What stays of it must not be taken for one that was not replaced.
+        old = temporary_beside(final)
+        aside.rename(old)
     flush_folder(final.parent)
     if old is not None:
         remove_entry(old)
@@ -271,19 +359,59 @@ def claim_name(folder: Path, final: Path) -> bool:
 
 
 def remove_entry(path: Path) -> None:
-    """Remove a folder with its contents, or a file; of a symbolic link only the link."""
-    if path.is_dir() and not path.is_symlink():
-        with naming(path):
-            shutil.rmtree(path)
-    else:
-        path.unlink()
+    """Remove a folder with its contents, or a file; of a symbolic link only the link.
+
+    A file that some process has open is kept by network file systems under a name of their own
+    (NFS: `.nfs…`), and so are the folders that it is in. These stay: give only working names, which
+    a later run removes, or that of a file.
+
+    Raises OSError, which names the file, for anything else that cannot be removed.
+    """
+    if path.is_symlink() or not path.is_dir():
+        _remove(os.unlink, path)
+        return
+    for parent, folders, names in os.walk(path, topdown=False, onerror=_raise_unless_gone):
+        for name in names:
+            _remove(os.unlink, Path(parent, name))
+        for name in folders:
+            inner = Path(parent, name)
+            _remove(os.unlink if inner.is_symlink() else os.rmdir, inner)
+    _remove(os.rmdir, path)
+
+
+def _remove(call: Callable[[Path], None], path: Path) -> None:
+    """Call `os.unlink` or `os.rmdir`, unless the entry is gone or in use."""
+    try:
+        call(path)
+    except FileNotFoundError:  # another process removes it, too
+        pass
+    except OSError as error:
+        if error.errno not in _IN_USE:
+            raise
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def discard_entry(path: Path) -> None:
+    """Remove what has a working name, as far as possible: a later run removes the rest."""
+    with suppress(OSError):
+        remove_entry(path)
+
+
+def is_kept_in_use(name: str) -> bool:
+    """True for the name under which a network file system keeps a removed file that is in use."""
+    return name.startswith(_KEPT_PREFIXES)
 
 
 def remove_published(folder: Path) -> None:
     """Remove a folder that has a final name, which it loses first, durably.
 
-    So whatever has a final name is complete, even if this is interrupted or the power fails. Of a
-    shard or an index that was moved to another disk, only the link is removed.
+    So whatever has a final name is complete, even if this is interrupted, the power fails, or a
+    file of it is in use, see `remove_entry`. Of a shard or an index that was moved to another disk,
+    only the link is removed.
     """
     doomed = temporary_beside(folder)
     folder.rename(doomed)

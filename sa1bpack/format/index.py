@@ -6,7 +6,6 @@ It is memory-mapped and shared by all processes, so a pack of 11 million samples
 there is no Python object per sample.
 """
 
-import shutil
 from collections import Counter
 from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -157,7 +156,7 @@ def _write_index(root: Path, name: str, manifest: Manifest) -> None:
     except BaseException:
         for file in appended.values():
             file.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        files.discard_entry(folder)
         raise
 
 

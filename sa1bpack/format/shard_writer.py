@@ -11,7 +11,6 @@ read back for the digest, which costs more than the rest of writing (docs/decisi
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -198,9 +197,9 @@ def complete_group(
             file.append(np.frombuffer(sizes.tail(), np.uint8)[zeros:])
             digests[spec.chunk_path] = file.finish()
             total += sizes.file_bytes
-        else:
-            file.path.unlink()
         file.close()
+        if not rows[spec]:
+            file.path.unlink()
         described = group["consolidated_metadata"]["metadata"][spec.name]
         metadata[f"{spec.name}/{arrays.METADATA_NAME}"] = described
     for name, described in metadata.items():
@@ -354,7 +353,7 @@ class ShardWriter:
         if self.folder != self._final:
             for file in self._files.values():
                 file.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            files.discard_entry(self.folder)
 
     def __enter__(self) -> "ShardWriter":
         return self

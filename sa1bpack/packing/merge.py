@@ -9,7 +9,6 @@ killed is repeated: what is published stays.
 import errno
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -316,7 +315,7 @@ class _Union:
                 create_side(out, read_side_manifest(folder), _WORKING)
             for place in (out.parent, out):
                 for left in place.glob(f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
-                    shutil.rmtree(left)
+                    files.remove_entry(left)
 
 
 class Placing:
@@ -371,7 +370,7 @@ class Placing:
                     raise FormatError(f"{source}: it changed or has other files; `sa1bpack verify`")
             working.rename(final)
         except BaseException:
-            shutil.rmtree(working, ignore_errors=True)
+            files.discard_entry(working)
             raise
         files.flush_folder(final.parent)
 

@@ -17,7 +17,6 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
@@ -68,6 +67,10 @@ _NOTE_PREFIX = "source-"
 _Kind = TypeVar("_Kind")
 _PARTS_LOCK = "lock"
 _WORKING = f"{files.TEMPORARY_PREFIX}work-"
+_WITHOUT_LOCKS = (
+    "nothing keeps a second command out of a folder there, so run one at a time; whatever has a "
+    "final name is complete all the same"
+)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -191,6 +194,8 @@ class PackState:
             check_ours(root)
         if (root / LOCK_NAME).exists():
             os.close(lock_folder(root))
+        else:
+            check_locks(root)
         state._load()
         return state
 
@@ -386,11 +391,13 @@ class PartState(PackState):
         Raises:
             OutputLocked: `pack` without a part, `finalize`, `repair` or `merge` works on the
                 folder.
+            OutputRefused: the file system has no locks.
             Whatever else PackState raises.
         """
+        check_locks(root, of_part=True)  # before anything is made
         files.make_folder(root)
         check_ours(root)
-        super().__init__(root, options, lock_folder(root, shared=True))
+        super().__init__(root, options, lock_folder(root, of_part=True))
         self._work = ExitStack()
         try:
             with alone(self.root):
@@ -402,7 +409,7 @@ class PartState(PackState):
                 files.replace_file(path, data)
             self._recorded = dict(self.sources)
             self._reopened = False
-            self.shards_dir = self._work.enter_context(working_folder(root))
+            self.shards_dir = self._work.enter_context(working_folder(root, of_part=True))
         except BaseException:
             self.close()
             raise
@@ -552,29 +559,58 @@ def existing_parent(path: Path) -> Path:
     return path
 
 
-def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+def lock_folder(
+    root: Path, *, shared: bool = False, flags: int = os.O_RDWR | os.O_CREAT, of_part: bool = False
+) -> int:
     """Lock a folder until the descriptor is closed or the process ends, however it ends.
 
-    The lock is on a file in the folder, which stays.
+    The lock is on a file in the folder, which stays. Where the file system has no locks, that is
+    said, and the descriptor is that of the file, not locked.
 
     Args:
         root: the folder.
         shared: lock it together with others that do so; otherwise alone.
         flags: flags to open the lock's file with; by default it is created.
+        of_part: the lock is of a part of a job, shared with others, which need it.
 
     Raises:
         OutputLocked: another process holds the lock.
+        OutputRefused: the lock is of a part, and the file system has no locks.
         OSError: the folder has no such file that can be opened.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    kind = fcntl.LOCK_SH if shared or of_part else fcntl.LOCK_EX
     for _ in range(_LOCK_TRIES):
         try:
             return files.locked(root / LOCK_NAME, kind | fcntl.LOCK_NB, flags)
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE)
+        except files.NoFileLocks as error:
+            go_on_or_refuse(error, of_part)
+            return os.open(root / LOCK_NAME, flags | os.O_CLOEXEC, 0o666)
     raise OutputLocked(
         f"{root}: another process packs into this folder, or a part of a job; wait for its end"
     )
+
+
+def check_locks(root: Path, of_part: bool = False) -> None:
+    """Say, or raise, what `lock_folder` would if the file system has no locks. Writes nothing."""
+    try:
+        files.try_locks(existing_parent(root))
+    except files.NoFileLocks as error:
+        go_on_or_refuse(error, of_part)
+
+
+def go_on_or_refuse(error: files.NoFileLocks, of_part: bool) -> None:
+    """Say that a folder is not locked; raise OutputRefused for a part of a job, which must be."""
+    if not of_part:
+        files.go_on_unlocked(error, _WITHOUT_LOCKS)
+        return
+    raise OutputRefused(
+        f"{error}, without which parts of a job cannot share a folder: mount it with locks "
+        "(Lustre: -o flock; NFS: with a lock manager), or let each machine pack its tars into a "
+        "folder of its own, without a part, and join these by `sa1bpack merge`; repair without a "
+        "part"
+    ) from None
 
 
 @contextmanager
@@ -586,33 +622,45 @@ def alone(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def working_folder(root: Path) -> Iterator[Path]:
+def working_folder(root: Path, *, of_part: bool) -> Iterator[Path]:
     """A folder under shards/ of this process, where shards are made until they get their names.
 
-    As long as a process is in the block, it holds a lock in it: what has none was left by a killed
-    process, and is removed by the next. Raises OSError.
+    As long as a part of a job is in the block, it holds a lock in it: what has none was left by a
+    killed process, and is removed by the next. Who has the pack alone needs none. Raises OSError.
     """
     folder = root / SHARDS_NAME / (_WORKING + secrets.token_hex(8))
-    with alone(root):
-        for other in sorted(folder.parent.glob(_WORKING + "*")):
-            try:
-                os.close(files.locked(other / _PARTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB))
-            except BlockingIOError:
-                continue
-            except FileNotFoundError:  # its owner has removed it right now
-                pass
-            shutil.rmtree(other, ignore_errors=True)
+    lock = None
+    if of_part:
+        with alone(root):
+            _remove_abandoned(folder.parent)
+            files.make_folder(folder)
+            lock = files.locked(folder / _PARTS_LOCK)
+    else:
         files.make_folder(folder)
-        lock = files.locked(folder / _PARTS_LOCK)
-    with os.fdopen(lock):
+    try:
+        yield folder
+    finally:
+        if lock is not None:  # first: a file that is open may keep its folder
+            os.close(lock)
+        files.discard_entry(folder)
+
+
+def _remove_abandoned(shards_dir: Path) -> None:
+    """Remove the working folders of killed parts; the caller is `alone`."""
+    for other in sorted(shards_dir.glob(_WORKING + "*")):
         try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            lock = files.locked(other / _PARTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        except FileNotFoundError:  # its owner has removed it right now
+            lock = None
+        if lock is not None:
+            os.close(lock)
+        files.discard_entry(other)
 
 
 def remove_empty_notes(root: Path) -> None:
     """Remove PACK/.parts if no part has left anything for `finalize`; no part runs now."""
     folder = root / PARTS_NAME
     if folder.is_dir() and all(path.name == _PARTS_LOCK for path in folder.iterdir()):
-        shutil.rmtree(folder)
+        files.remove_published(folder)

@@ -38,6 +38,7 @@ from sa1bpack.packing.pack_state import (
     NOT_LOCKED,
     PackState,
     alone,
+    check_locks,
     lock_folder,
     remove_empty_notes,
     working_folder,
@@ -168,8 +169,10 @@ def repair(
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
     with ExitStack() as held:
-        if not dry_run:
-            lock = lock_folder(root, shared=share is not None)
+        if dry_run:
+            check_locks(root, of_part=share is not None)
+        else:
+            lock = lock_folder(root, of_part=share is not None)
             held.callback(os.close, lock)
             with alone(root) if share is not None else nullcontext():
                 for folder in (root, root / SHARDS_NAME)[share is not None :]:
@@ -344,7 +347,7 @@ class _Repair:
         for rebuilt in made:
             name = rebuilt.shard.entry.name
             if rebuilt.same or rewrite:
-                with alone(self._root):
+                with nullcontext() if whole else alone(self._root):
                     put_in_place(rebuilt.folder, damage.folder(name))
                 state.add_shard(rebuilt.shard)
                 result.repaired.append(name)
@@ -397,7 +400,9 @@ class _Repair:
         damage, packed_by = self._damage, versions_in_force()
         request = self._request(self.wanted)
         state = _Rebuilding(self._root, damage.options, NOT_LOCKED)
-        state.shards_dir = held.enter_context(working_folder(self._root))
+        state.shards_dir = held.enter_context(
+            working_folder(self._root, of_part=self._share is not None)
+        )
         state.shards, state.sources = self._sound_shards(self.wanted), dict(self._records)
         warm_up(damage.options)
         total = sum(source.nbytes for source in request.sources)

@@ -1,6 +1,5 @@
 """`pack`, `pack_part` and `finalize`: complete runs, from the arguments to what is published."""
 
-import shutil
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from sa1bpack import __version__, interrupts
 from sa1bpack.arguments import checks_options, local_path, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
-from sa1bpack.format.files import flush_folder
+from sa1bpack.format.files import discard_entry, remove_published
 from sa1bpack.format.manifest import JOB_PREFIX, PARTS_NAME, SHARDS_NAME, Manifest, identity_text
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
@@ -212,7 +211,7 @@ def pack(
     except OutputRefused as error:
         locked = isinstance(error, OutputLocked)  # another process came meanwhile
         if is_new and not locked and not any(request.output.rglob(f"{SHARDS_NAME}/[!.]*/")):
-            shutil.rmtree(request.output, ignore_errors=True)
+            discard_entry(request.output)
         raise
 
 
@@ -428,9 +427,8 @@ def finalize(pack: str | Path) -> FinalizeResult:
         known = bool(jobs) or manifest.complete
         done = known and not missing
         published = state.publish(complete=done)
-        if done:
-            shutil.rmtree(root / PARTS_NAME, ignore_errors=True)
-            flush_folder(root)
+        if done and (root / PARTS_NAME).is_dir():
+            remove_published(root / PARTS_NAME)
         for name in state.sources:  # what names the missing ones stays
             note_path(root, name).unlink(missing_ok=True)
         parts = set()

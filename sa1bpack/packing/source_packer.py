@@ -338,8 +338,8 @@ class SourcePacker:
         )
         if self.source.name not in self._state.sources:
             message += (
-                f". Or, if that was a truncated copy, {self._state.how_to_remove(names)} and repeat "
-                "the command: they are packed again"
+                ". Or, if that was a truncated copy, "
+                f"{self._state.how_to_remove(names)} and repeat the pack command"
             )
         return SourceError(message)
 

@@ -9,6 +9,7 @@
       packs/NAME/          manifest and index of a pack, and links to its shards that are here
       .../NAME.lock        locked shared by who uses NAME, exclusively by who fetches or removes it
       .../.NAME.part/      NAME while it is fetched
+      .../.tmp-NAME-…/     NAME while it is removed
 
 A folder gets its name when it is complete. Its lock is one of the system (flock), so that a kill
 releases it: what a killed process had begun is removed by the next one that opens the cache, or
@@ -25,7 +26,6 @@ import errno
 import fcntl
 import io
 import os
-import shutil
 import threading
 import time
 import weakref
@@ -35,8 +35,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sa1bpack.dataset.shards import CACHE as OPEN_SHARDS
-from sa1bpack.errors import CacheFull, StoreError
-from sa1bpack.format.files import remove_temporaries, replace_file
+from sa1bpack.errors import CacheFull, OptionError, StoreError
+from sa1bpack.format.files import (
+    TEMPORARY_PREFIX,
+    NoFileLocks,
+    discard_entry,
+    lock_open_file,
+    remove_temporaries,
+    replace_file,
+    temporary_beside,
+    try_locks,
+)
 from sa1bpack.wording import size_text
 
 # How long a fetch waits for room that others use: batches in progress release theirs in time.
@@ -72,7 +81,8 @@ class Lock(io.FileIO):
         if exclusive:
             _exclusive.add(self)
         try:
-            fcntl.flock(self, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+            lock_open_file(self.fileno(), kind | fcntl.LOCK_NB, self.path)
             return os.path.samestat(os.fstat(self.fileno()), self.path.stat())
         except (BlockingIOError, FileNotFoundError):
             return False
@@ -113,13 +123,23 @@ class Cache:
                 fifths of the free disk.
 
         Raises:
+            OptionError: its file system has no locks, by which processes share it.
             OSError: the folder cannot be opened or made.
         """
         self.root = root.absolute()
         for kind in _KINDS:
             (self.root / kind).mkdir(parents=True, exist_ok=True)
+        try:
+            try_locks(self.root)
+        except NoFileLocks as error:
+            raise OptionError(
+                f"cache_dir: {error}, by which processes share a cache; choose a folder on a local "
+                "disk"
+            ) from None
         with self._alone("room"):
             remove_temporaries(self.root)
+            for left in self.root.glob(f"*/{TEMPORARY_PREFIX}*"):  # as it was in use
+                discard_entry(left)
             self.limit = self._settle(limit)
         for lock in list(self._locks()):
             self._remove(lock, only_begun=True)
@@ -319,17 +339,18 @@ class Cache:
             return nbytes
 
     def _empty(self, lock: Lock) -> None:
-        """Remove what there is of a folder, with its lock held: at once under its name."""
+        """Remove what there is of a folder, with its lock held: it loses its name first."""
         folder = lock.path.with_suffix("")
-        shutil.rmtree(_begun(folder), ignore_errors=True)
-        with suppress(FileNotFoundError):
-            folder.rename(_begun(folder))
-            shutil.rmtree(_begun(folder), ignore_errors=True)
+        for path in (_begun(folder), folder):
+            removed = temporary_beside(folder)  # a file in use may keep it, under this name
+            with suppress(FileNotFoundError):
+                path.rename(removed)
+                discard_entry(removed)
         os.ftruncate(lock.fileno(), 0)
 
 
 def _begun(folder: Path) -> Path:
-    """The name of a folder while it is fetched or removed."""
+    """The name of a folder while it is fetched."""
     return folder.with_name(f".{folder.name}.part")
 
 

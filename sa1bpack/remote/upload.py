@@ -9,7 +9,6 @@ see what was there before. A run that was killed is continued from the staging f
 from the bucket.
 """
 
-import shutil
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile, canonical_json, read_json
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
+    discard_entry,
     file_digest,
     make_folder,
     read_checksums,
@@ -253,7 +253,7 @@ def _restore_shard(root: Path, name: str, bucket: Bucket) -> None:
         staging.rename(folder)
         write_durably(root / _MARKS / name, file_digest(folder / CHECKSUMS_NAME).encode())
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        discard_entry(staging)
 
 
 def _empty_large_files(folder: Path, layout: Layout, lengths: AxisLengths) -> None:

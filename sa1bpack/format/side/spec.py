@@ -1,7 +1,6 @@
 """The rows of a feature; its manifest, written once, before all rows; its feature shards."""
 
 import re
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import prod
@@ -242,7 +241,7 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
             if files.claim_name(staging, folder):
                 return manifest
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            files.discard_entry(staging)
     if not is_side(folder):
         raise OutputRefused(f"{folder}: it exists and is not a feature; choose another folder")
     found = read_side_manifest(folder)
@@ -268,7 +267,8 @@ def first_difference(one: SideManifest, other: SideManifest) -> str | None:
 
 def is_unused(folder: Path) -> bool:
     """True if a feature has no feature shard, and no process that makes one or that was killed."""
-    return {path.name for path in Path(folder).iterdir()} <= _TOP_FILES
+    names = {path.name for path in Path(folder).iterdir()}
+    return all(name in _TOP_FILES or files.is_kept_in_use(name) for name in names)
 
 
 def remove_unused(folder: Path) -> None:
@@ -280,7 +280,7 @@ def remove_unused(folder: Path) -> None:
     aside = files.temporary_beside(folder)
     folder.rename(aside)
     if is_unused(aside):
-        shutil.rmtree(aside)
+        files.remove_entry(aside)
     else:
         aside.rename(folder)
 

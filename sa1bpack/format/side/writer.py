@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +23,10 @@ from sa1bpack.format.side.spec import (
 _LOCK_SUFFIX = ".lock"
 # In the working folder of one that may be continued: what its rows are made by.
 _ORIGIN_NAME = "origin"
+_WITHOUT_LOCKS = (
+    "a feature shard that a killed process has begun is begun again, and two processes that make "
+    "the same one both do the work"
+)
 
 
 class FeatureShardWriter:
@@ -71,9 +74,17 @@ class FeatureShardWriter:
         self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.feature_shard)
         self._lock_path = self._folder.with_name(self._folder.name + _LOCK_SUFFIX)
         self._files: dict[ArraySpec, AppendFile] = {}
+        self._lock: int | None = None
+        self._left = False
+        try:
+            files.try_locks(self._final.parent)
+            self._lock = _locked(self._lock_path, self._final)
+        except files.NoFileLocks as error:
+            files.go_on_unlocked(error, _WITHOUT_LOCKS)
+            # Nobody knows who uses the folder that others would continue.
+            self._folder = files.temporary_beside(self._final)
+            origin = None
         self._origin = origin
-        # On a file: NFS supports locks between machines on these, but not on folders.
-        self._lock = _locked(self._lock_path, self._final)
         try:
             if (there := read_side_manifest(self._final.parent).spec) != spec:
                 raise OutputRefused(
@@ -88,7 +99,7 @@ class FeatureShardWriter:
                 self.samples = found if found == len(counts) else found // step * step
                 rows = int(np.sum(counts[: self.samples]))
             if not self.samples:  # the working folder is made again, empty
-                shutil.rmtree(self._folder, ignore_errors=True)
+                files.discard_entry(self._folder)
                 for array in spec.arrays(shard.lengths):
                     (self._folder / array.name).mkdir(parents=True)
                 if origin is not None:
@@ -166,20 +177,23 @@ class FeatureShardWriter:
 
     def discard(self) -> None:
         """Remove what is not published."""
-        if self._lock >= 0:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self.samples = 0
         self.leave()
 
     def leave(self) -> None:
         """Leave what is unfinished to another writer; there is nothing to leave without samples."""
         for file in self._files.values():
             file.close()
-        if self._lock >= 0:
-            if not self.samples:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            self._lock_path.unlink(missing_ok=True)
-            lock, self._lock = self._lock, -1
-            os.close(lock)
+        if self._left:
+            return
+        self._left = True
+        if self._lock is None:  # nobody can know that it is left
+            files.discard_entry(self._folder)
+            return
+        if not self.samples:
+            files.discard_entry(self._folder)
+        self._lock_path.unlink(missing_ok=True)
+        os.close(self._lock)
 
     def __enter__(self) -> "FeatureShardWriter":
         return self
