@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -63,9 +64,22 @@ class ScalePack:
         entries = []
         for first in range(0, self.samples, self.rows):
             entries.append(self._write_shard(first, min(self.rows, self.samples - first)))
-        publish(self.root, make_manifest(
-            LAYOUT, entries, complete=True, options={}, sources=[], counts={}
-        ))  # fmt: skip
+        pairs = Counter()
+        for entry in entries:
+            pairs[entry.source] += entry.samples
+        sources = []
+        for name, count in pairs.items():
+            sources.append({"name": name, "pairs": count, "dropped": 0, "rejects": []})
+        manifest = make_manifest(
+            LAYOUT,
+            entries,
+            says_complete=True,
+            options={"samples_per_shard": self.rows},
+            sources=sources,
+            counts={"dropped_images": 0},
+        )
+        assert manifest.complete, manifest.shortfalls
+        publish(self.root, manifest)
 
     def _write_shard(self, first: int, rows: int) -> ShardEntry:
         number = first // self.rows

@@ -2,7 +2,8 @@
 """Check a pack with Python and xxhash alone: sa1bpack itself is not needed.
 
 Every file is compared with its digest in a checksum file of the pack, and files that are missing,
-or that no checksum file lists, are named. docs/format.md specifies the checksums. `sa1bpack verify`
+or that no checksum file lists, are named. So are sources of which pairs are missing: docs/format.md
+specifies the checksums, and the accounts of sources. `sa1bpack verify`
 checks more: metadata, the index against the shards, and each sample, so that it names the images
 that damage affects.
 
@@ -36,6 +37,8 @@ import xxhash
 CHECKSUMS = "checksums.xxh128"
 CHANGING = ("manifest.json", "rejects.jsonl")  # until the pack is complete
 HEAVY = ("image", "mask_bits", "run_ends")
+# Reasons of rejects that are no pair of an image and a record; "too-large" may be either.
+UNPAIRED = "missing-json", "missing-jpeg", "duplicate", "name-too-long", "bad-name", "not-a-file"
 
 
 def main() -> int:
@@ -70,6 +73,8 @@ def main() -> int:
         print(f"{path}: format version {major}, but this script checks 1", file=sys.stderr)
         return 3
     check = Check(given.quick)
+    for line in lost_pairs(manifest):
+        check.problem(f"{path}: {line}; sa1bpack repair packs them again")
     shards = check.pack(given.pack, names, complete)
     print(f"shards: {shards}, files compared: {check.files}, problems: {len(check.problems)}")
     if not complete:
@@ -174,6 +179,26 @@ class Check:
                 self.files += 1
                 if found != digest:
                     self.problem(f"{path}: XXH3-128 is {found}, but {CHECKSUMS} says {digest}")
+
+
+def lost_pairs(manifest: dict[str, Any]) -> list[str]:
+    """A line for each source of which pairs are missing: docs/format.md, "Accounts"."""
+    lines = []
+    for record in manifest.get("sources", ()):
+        try:
+            rows, pairs = manifest["options"]["samples_per_shard"], record["pairs"]
+            found = record["dropped"]
+            for shard in manifest["shards"]:
+                if shard["source"] == record["name"]:
+                    found += max(0, min(rows, pairs - shard["part"] * rows))
+            reasons = [reject["reason"] for reject in record["rejects"]]
+            found += sum(reason not in (*UNPAIRED, "too-large") for reason in reasons)
+            if not found <= pairs <= found + reasons.count("too-large"):
+                line = f"{record['name']}: {pairs} pairs, but {found} of them are in the pack"
+                lines.append(line)
+        except (LookupError, TypeError, ArithmeticError):
+            continue  # the records of another writer
+    return lines
 
 
 def entries(folder: Path) -> list[Path]:

@@ -92,6 +92,9 @@ def pack_on_ray(
     found = once_unlocked(lambda: finalize(request.output))
     for note in found.notes:
         show.note(note)
+    for source in request.sources:
+        if source.name in found.missing and source.name not in failed:
+            failed[source.name] = SourceError(f"{source.path}: {found.missing[source.name]}")
     return PackResult(
         **{field.name: getattr(found, field.name) for field in fields(Totals)},
         sources=len(request.sources),

@@ -523,13 +523,14 @@ def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, in
     """The manifest of several packs as one."""
     manifests = [folder.manifest for folder in folders]
     options = [manifest.options for manifest in manifests]
+    # A number of a shard says nothing here: two packs may have sources of one name.
+    agreed = dict(item for item in options[0].items() if all(item in o.items() for o in options))
+    agreed.pop("samples_per_shard", None)
     return make_manifest(
         manifests[0].layout,
         [folder.manifest.shards[own] for folder, own in places],
-        complete=all(manifest.complete for manifest in manifests),
-        options=dict(
-            item for item in options[0].items() if all(item in o.items() for o in options)
-        ),
+        says_complete=all(manifest.complete for manifest in manifests),
+        options=agreed,
         sources=[record for manifest in manifests for record in manifest.sources],
         counts={},
     )

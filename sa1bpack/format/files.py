@@ -347,11 +347,16 @@ def restore_set_aside(folder: Path) -> None:
 
 
 def claim_name(folder: Path, final: Path) -> bool:
-    """Give a complete, flushed folder its final name; False if another process has made one."""
+    """Give a complete, flushed folder its final name; False if there is one of that name.
+
+    Another process may have made it, or this one: a rename over NFS may succeed and say that there
+    was nothing to rename, and a call that was interrupted after the rename is repeated.
+    """
     try:
         folder.rename(final)
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        there = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+        if not there and not (error.errno == errno.ENOENT and final.is_dir()):
             raise
         return False
     flush_folder(final.parent)

@@ -395,7 +395,7 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     for path in top_files(root, manifest) - {MANIFEST_NAME}:
         digests[path] = files.file_digest(root / path)
     steps = [(files.CHECKSUMS_NAME, files.format_checksums(digests)), (MANIFEST_NAME, data)]
-    for name, content in steps if manifest.complete else reversed(steps):
+    for name, content in steps if manifest.says_complete else reversed(steps):
         files.replace_file(root / name, content)
     remove_old_indexes(root, index)
     return manifest

@@ -18,6 +18,7 @@ import msgspec
 
 from sa1bpack.arguments import check_can_be_folder, local_path
 from sa1bpack.errors import FormatError, NotAPack, OptionError
+from sa1bpack.format.accounts import Shortfall, pack_shortfalls
 from sa1bpack.format.arrays import Count, canonical_json, check_version, read_json
 from sa1bpack.format.files import REMEDY, locked, replace_file
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, AxisLengths, Layout
@@ -44,6 +45,7 @@ _IN_PROGRESS = (
     "a process packs into it right now: what it has packed of a source can be opened when that "
     "source is packed to its end"
 )
+_LOST_NAMED = 3  # sources in one line
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +77,15 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a pack. `options`, `sources` and `counts` are the packer's own records."""
+    """The contents of a pack. `options`, `sources` and `counts` are the packer's own records.
+
+    Attributes:
+        says_complete: the key `complete`: what publication goes by. All others ask `complete`.
+    """
 
     format: str = FORMAT_NAME
     version: tuple[Count, Count] = FORMAT_VERSION
-    complete: bool
+    says_complete: bool = msgspec.field(name="complete")
     layout: Layout
     options: dict[str, Any]
     sources: tuple[dict[str, Any], ...]
@@ -88,6 +94,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     masks: Count
     index: Annotated[str, msgspec.Meta(pattern=INDEX_NAME.pattern)] | None = None
     counts: dict[str, Any]
+
+    @property
+    def complete(self) -> bool:
+        """True if every source was packed to its end, and no pair of any is missing."""
+        return self.says_complete and not self.shortfalls
+
+    @property
+    def shortfalls(self) -> tuple[Shortfall, ...]:
+        """Sources that are recorded as packed to their end, but of which pairs are missing."""
+        return pack_shortfalls(
+            self.options,
+            self.sources,
+            ((shard.source, shard.part, shard.samples) for shard in self.shards),
+            self.counts if self.says_complete else None,
+        )
 
 
 def make_manifest(
@@ -98,7 +119,7 @@ def make_manifest(
     Args:
         layout: layout of the pack.
         sources: records of the sources.
-        others: `complete`, `options` and `counts`, as in `Manifest`.
+        others: `says_complete`, `options` and `counts`, as in `Manifest`.
     """
     return Manifest(
         layout=layout,
@@ -290,7 +311,7 @@ class Completeness:
     """The part of a pack that is published.
 
     Attributes:
-        complete: every source given to the packer was packed to its end.
+        complete: every source given to the packer was packed to its end, and no pair is missing.
         images, shards: samples and shards in the index: what `sa1bpack.open` and `sa1bpack.info`
             count.
         sources: number of sources packed to their end.
@@ -299,7 +320,8 @@ class Completeness:
         unindexed: names of the published shards of an incomplete pack that are not in its index
             yet. A packer indexes them when it completes a source, and when it is run again.
         remedy: what completes a pack that is not complete: the pack command, `sa1bpack finalize`,
-            or the process that packs into it.
+            or the process that packs into it; of one that has lost shards, it begins with their
+            sources.
     """
 
     complete: bool
@@ -330,17 +352,30 @@ def completeness_of(root: Path, manifest: Manifest) -> Completeness:
     Lists the folder of shards, and opens none. Raises OSError if it cannot be listed.
     """
     listed = {shard.name for shard in manifest.shards}
-    found = [] if manifest.complete else [folder.name for folder in shard_folders(root)]
+    complete = manifest.complete
+    found = [] if complete else [folder.name for folder in shard_folders(root)]
     names = [record.get("name") for record in manifest.sources]
     partial = {shard.source for shard in manifest.shards if shard.source not in names}
+    remedy = remedy_of(root)
+    if shortfalls := manifest.shortfalls:
+        named = "; ".join(map(str, shortfalls[:_LOST_NAMED]))
+        remedy = f"{named}; {lost_remedy(root)}"
     return Completeness(
-        complete=manifest.complete,
+        complete=complete,
         images=manifest.samples,
         shards=len(manifest.shards),
         sources=len(manifest.sources),
-        partial=() if manifest.complete else tuple(sorted(partial)),
+        partial=() if complete else tuple(sorted(partial)),
         unindexed=tuple(name for name in found if name not in listed),
-        remedy=remedy_of(root),
+        remedy=remedy,
+    )
+
+
+def lost_remedy(root: Path) -> str:
+    """The remedy for a pack that lacks pairs of a source that it records, in words."""
+    return (
+        "repeat the pack command with the tars of these sources, which packs what is missing, or "
+        f"sa1bpack repair {quote(str(root))} TARS"
     )
 
 

@@ -17,6 +17,7 @@ from sa1bpack.arguments import ALL, Share, checks_options, choice, local_path, p
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format import arrays
+from sa1bpack.format.accounts import expected_pairs
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import (
     Index,
@@ -36,6 +37,7 @@ from sa1bpack.format.manifest import (
     SHARDS_NAME,
     Manifest,
     ShardEntry,
+    lost_remedy,
     read_manifest,
     shard_folders,
 )
@@ -236,9 +238,11 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
     shards = [s for s in share_of(shards, share) if sources is None or s.source in sources]
     pack_bytes = sum(shard.bytes for shard in shards)
     check.total = pack_bytes + sum(_side_bytes(each, share) for each in sides)
+    pairs_of = expected_pairs(manifest.options, manifest.sources)
     for entry in shards:
         quick = scope.quick and entry.name not in scope.full
-        check.again(partial(_check_shard, check, entry, manifest, quick))
+        pairs = pairs_of(entry.source, entry.part)
+        check.again(partial(_check_shard, check, entry, manifest, quick, pairs))
         check.files.release(entry.name)
     if index is not None:
         with check.collecting():
@@ -265,12 +269,14 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
     return check.report(counts, manifest.complete)
 
 
-def _check_shard(check: Check, entry: ShardEntry, manifest: Manifest, quick: bool) -> None:
+def _check_shard(
+    check: Check, entry: ShardEntry, manifest: Manifest, quick: bool, pairs: int | None
+) -> None:
     folder = check.files.root / SHARDS_NAME / entry.name
     check.files.fetch(entry.name)
     with check.collecting(shard=entry.name):
         if folder.is_dir():
-            check_shard(check, folder, entry, manifest.layout, quick=quick)
+            check_shard(check, folder, entry, manifest.layout, quick=quick, pairs=pairs)
         else:
             check.add(f"{folder}: missing", shard=entry.name)
 
@@ -281,7 +287,7 @@ def _check_own_files(check: Check, manifest: Manifest) -> None:
     path, expected = root / CHECKSUMS_NAME, top_files(root, manifest)
     is_newer = manifest.version > FORMAT_VERSION  # it may have more files and keys
     listed: dict[str, str] | None = None  # unless the checksum file can be read
-    published = manifest.complete or manifest.shards or path.exists()
+    published = manifest.says_complete or manifest.shards or path.exists()
     if published:
         with check.collecting():
             listed = read_checksums(path)
@@ -292,6 +298,8 @@ def _check_own_files(check: Check, manifest: Manifest) -> None:
             "checked"
         )
         expected |= set(listed or ())
+    for shortfall in manifest.shortfalls:
+        check.add(f"{root / MANIFEST_NAME}: {shortfall}; {lost_remedy(root)}")
     with check.collecting():
         _check_names(check, manifest, expected)
     if not published:
@@ -319,13 +327,13 @@ def _check_digests(
     """
     root = check.files.root
     stale: set[str] = set()
-    if not manifest.complete:
+    if not manifest.says_complete:
         stale = expected ^ set(listed)
     else:
         with check.collecting():
             check_list(root, expected, listed)
     for name, digest in listed.items():
-        if manifest.complete or name not in (MANIFEST_NAME, REJECTS_NAME):
+        if manifest.says_complete or name not in (MANIFEST_NAME, REJECTS_NAME):
             first, *inner = name.split("/")
             shard = inner[0] if first == SHARDS_NAME and len(inner) > 1 else None
             check.digest(root / name, digest, shard=shard)
@@ -352,7 +360,7 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
             check.add(f"{path}: not a file of the pack; remove it", extra=True)
     listed = {arrays.METADATA_NAME} | {shard.name for shard in manifest.shards}
     for path in sorted((root / SHARDS_NAME).glob("[!.]*")):
-        if path.name not in listed and (manifest.complete or not path.is_dir()):
+        if path.name not in listed and (manifest.says_complete or not path.is_dir()):
             what = "not in the manifest; repeat the pack command to publish it, or remove it"
             check.add(f"{path}: {what}", extra=True)
 
@@ -362,7 +370,7 @@ def _unlisted_shards(check: Check, manifest: Manifest) -> list[ShardEntry]:
     entries: list[ShardEntry] = []
     listed = {shard.name for shard in manifest.shards}
     with check.collecting():
-        for folder in () if manifest.complete else shard_folders(check.files.root):
+        for folder in () if manifest.says_complete else shard_folders(check.files.root):
             if folder.name not in listed:
                 check.files.fetch(folder.name)
                 with check.collecting(shard=folder.name):

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
+from sa1bpack.format.accounts import shard_fault
 from sa1bpack.format.arrays import (
     METADATA_NAME,
     ChunkFile,
@@ -185,7 +186,13 @@ def _array_of(path: str) -> str | None:
 
 
 def check_shard(
-    check: Check, folder: Path, entry: ShardEntry, layout: Layout, *, quick: bool
+    check: Check,
+    folder: Path,
+    entry: ShardEntry,
+    layout: Layout,
+    *,
+    quick: bool,
+    pairs: int | None = None,
 ) -> None:
     """Check a shard against its manifest entry.
 
@@ -194,6 +201,7 @@ def check_shard(
         folder: folder of the shard.
         layout: layout of the pack.
         quick: skip what HEAVY_ARRAYS hold.
+        pairs: number of pairs that it must have, if that is known.
     """
     place, done = {"shard": entry.name}, check.done
     arrays = layout.array_rows(entry.lengths)
@@ -208,6 +216,8 @@ def check_shard(
                     f"{folder}: {key} is {found!r}, but the manifest says {expected!r}; repeat the "
                     "pack command"
                 )
+        if (fault := shard_fault(shard.attributes, pairs)) is not None:
+            check.add(f"{folder}: {fault}", **place)
         if _check_offsets(check, shard) and not quick:
             check_samples = partial(_check_samples, check, shard)
             _check_streams(check, folder, arrays, listed, check_samples, **place)

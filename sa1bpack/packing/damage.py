@@ -26,6 +26,7 @@ from sa1bpack.format.manifest import (
     make_manifest,
     manifest_bytes,
     shard_folders,
+    shard_name,
 )
 from sa1bpack.format.problems import Check, PackFiles
 from sa1bpack.format.shard_reader import open_shard
@@ -85,6 +86,8 @@ class Damage:
         lost: the pack's own manifest is missing or cannot be believed.
         options: the options that the pack was made with.
         shards: name of each damaged or missing shard → its source and its number within it.
+        unlisted: those of them that the manifest lacks, though it records pairs of theirs. One
+            without samples may be among them: then it is not missing.
         own_files: the manifest, the index, rejects.jsonl, checksums.xxh128 or a zarr.json of the
             pack itself is damaged or missing.
         extra: problems that are not damage: what is not part of the pack.
@@ -128,6 +131,8 @@ class Damage:
         if self.lost:
             manifest = _manifest_of_shards(root)
         known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
+        unlisted = _unlisted(manifest)
+        known |= unlisted
         folders = {folder.name for folder in shard_folders(root)}
         if unknown := sorted(only - known.keys() - folders):
             there = span_text(known.keys() | folders)
@@ -151,8 +156,8 @@ class Damage:
         if share != ALL:
             mine = {name for name, place in places.items() if place and place[0] in sources}
             problems = tuple(each for each in problems if each.shard in mine | {None})
-        if unfinished.complete and not (self.lost or manifest.complete):
-            manifest, self.own_files = msgspec.structs.replace(manifest, complete=True), True
+        if unfinished.complete and not (self.lost or manifest.says_complete):
+            manifest, self.own_files = msgspec.structs.replace(manifest, says_complete=True), True
         self.shards: dict[str, tuple[str, int]] = {}
         extra = [problem for problem in problems if problem.extra]
         for problem in problems:
@@ -165,6 +170,10 @@ class Damage:
                 self.shards[name] = places[name]
             else:
                 extra.append(problem)
+        for name, place in unlisted.items():
+            if place[0] in sources:
+                self.shards.setdefault(name, place)
+        self.unlisted = unlisted.keys() & self.shards.keys()
         self.manifest, self.options = manifest, recorded_options(manifest.options, root)
         self.extra, self.problems = tuple(extra), problems
 
@@ -182,9 +191,19 @@ def sources_in_pack(root: Path) -> list[str] | None:
 
 
 def sources_of(manifest: Manifest, folders: Iterable[str]) -> list[str]:
-    """Names of the sources of all shards that are listed, or have these folders, sorted."""
+    """Names of the sources of all shards that are listed, lost, or have these folders, sorted."""
     there = {place[0] for place in map(_place_of, folders) if place}
+    there |= {source for source, _ in _unlisted(manifest).values()}
     return sorted({entry.source for entry in manifest.shards} | there)
+
+
+def _unlisted(manifest: Manifest) -> dict[str, tuple[str, int]]:
+    """As `Damage.shards`, those that a manifest lacks, though it records pairs of theirs."""
+    shards = {}
+    for shortfall in manifest.shortfalls:
+        for number in shortfall.lost():
+            shards[shard_name(shortfall.source, number)] = shortfall.source, number
+    return shards
 
 
 def _listed(root: Path) -> dict[str, str]:
@@ -210,7 +229,7 @@ def _believed_manifest(root: Path, listed: dict[str, str], check: Check) -> Mani
     if found == expected or (expected is not None and _digest_is_damaged(found, expected)):
         return manifest
     # The checksums of an unfinished pack may be older; those of another must be missing.
-    if data == manifest_bytes(manifest) and (expected is None or not manifest.complete):
+    if data == manifest_bytes(manifest) and (expected is None or not manifest.says_complete):
         return manifest
     check.add(f"{path}: XXH3-128 is {found}, but {expected} was written")
     return None
@@ -263,7 +282,7 @@ def _manifest_of_shards(root: Path) -> Manifest:
     return make_manifest(
         recorded_options(options, root).layout,
         sorted((shard.entry for shard in shards), key=lambda entry: (entry.source, entry.part)),
-        complete=False,
+        says_complete=False,
         options=options,
         sources=[],
         counts={},

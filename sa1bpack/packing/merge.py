@@ -28,6 +28,7 @@ from sa1bpack.format.manifest import (
     SHARDS_NAME,
     Manifest,
     ShardEntry,
+    lost_remedy,
     refuse_in_pack,
 )
 from sa1bpack.format.problems import Progress
@@ -234,6 +235,8 @@ class _Union:
         self.repeated = 0
         self.complete = all(manifest.complete for manifest in manifests.values())
         for pack, manifest in manifests.items():
+            for shortfall in manifest.shortfalls:
+                raise FormatError(f"{pack / MANIFEST_NAME}: {shortfall}; {lost_remedy(pack)}")
             self._take(pack, manifest)
         self.features: dict[str, list[Path]] = {}
         self.without_rows: dict[str, list[str]] = {}

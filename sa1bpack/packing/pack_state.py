@@ -30,6 +30,7 @@ import xxhash
 
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceCorrupt, SourceError
 from sa1bpack.format import files
+from sa1bpack.format.accounts import Shortfall, source_shortfall
 from sa1bpack.format.index import find_duplicates, open_manifest_and_index, publish, remove_stale
 from sa1bpack.format.manifest import (
     JOB_PREFIX,
@@ -46,12 +47,15 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.records import (
+    EmptyShard,
     Key,
     PublishedShard,
+    SourceRead,
     SourceRecord,
     check_record,
     published_shard,
     read_own_manifest,
+    source_record,
 )
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, look_at
@@ -103,7 +107,7 @@ class SourceNote(msgspec.Struct, frozen=True):
     corrupt: bool = False
 
     def holds(self, root: Path) -> bool:
-        """True if the source is packed to its end, and its shards are still those of the record."""
+        """True if the source was packed to its end, and its shards are still those of the note."""
         try:
             return self.record is not None and all(
                 files.file_digest(root / SHARDS_NAME / name / files.CHECKSUMS_NAME) == digest
@@ -111,6 +115,13 @@ class SourceNote(msgspec.Struct, frozen=True):
             )
         except FileNotFoundError:
             return False
+
+    def accounts_for_all(self, samples_per_shard: int) -> bool:
+        """True if no pair of a source that was packed to its end is missing."""
+        numbers = {}
+        for name in self.shards:
+            numbers[int(name.rpartition("-")[2])] = 0  # samples: not told here
+        return source_shortfall(self.record, numbers, samples_per_shard) is None
 
 
 def note_path(root: Path, source: str) -> Path:
@@ -141,7 +152,10 @@ class PackState:
 
     Attributes:
         shards: (source, number within it) → the published shard.
+        empty: (source, number within it) → a shard without samples, of a source that is read.
         sources: name of a finished source → its record in the manifest.
+        shortfalls: name of a source that was recorded as finished, but of which pairs are missing →
+            what is wrong. It is not among `sources`.
         listed: names of the shards that the manifest listed when the state was read.
         rebuild_index: write the index also if it exists: `repair` sets it where the index may be
             damaged.
@@ -165,7 +179,9 @@ class PackState:
         self.shards_dir = root / SHARDS_NAME  # where shards are built
         self.options = options
         self.shards: dict[Key, PublishedShard] = {}
+        self.empty: dict[Key, EmptyShard] = {}
         self.sources: dict[str, dict] = {}
+        self.shortfalls: dict[str, Shortfall] = {}
         self.listed: set[str] = set()
         self.rebuild_index = False
         self._entered: list[Path] = []  # notes of parts, removed once the manifest has them
@@ -230,6 +246,20 @@ class PackState:
             self.listed.add(entry.name)
             if (entry.source, entry.part) not in self.shards:
                 self.sources.pop(entry.source, None)
+        self._refuse_shortfalls()
+
+    def _refuse_shortfalls(self) -> None:
+        """Take out the records of sources of which pairs are missing: these are not finished."""
+        pairs: dict[str, dict[int, int]] = {}
+        for (source, number), shard in self.shards.items():
+            pairs.setdefault(source, {})[number] = shard.attributes["pairs"]
+        for name, record in list(self.sources.items()):
+            shortfall = source_shortfall(
+                record, pairs.get(name, {}), self.options.samples_per_shard, by_pairs=True
+            )
+            if shortfall is not None:
+                self.shortfalls[name] = shortfall
+                del self.sources[name]
 
     def write_first_manifest(self) -> None:
         """Make the folder a pack, which holds nothing yet, unless it is one.
@@ -251,19 +281,35 @@ class PackState:
         """Enter a published shard."""
         self.shards[shard.entry.source, shard.entry.part] = shard
 
-    def finish_source(self, record: dict, at_once: bool = False) -> None:
-        """Enter a source of which every shard is published.
+    def add_empty(self, source: str, number: int, shard: EmptyShard) -> None:
+        """Enter a shard without samples."""
+        self.empty[source, number] = shard
+
+    def record_of(self, read: SourceRead) -> dict[str, Any]:
+        """The record of a source. Raises PackError unless every shard of it is entered."""
+        empty = {}
+        for (name, number), shard in self.empty.items():
+            if name == read.name:
+                empty[number] = shard
+        shards = self.shards_of(read.name)
+        return source_record(read, shards, empty, self.options.samples_per_shard)
+
+    def finish_source(self, read: SourceRead, at_once: bool = False) -> None:
+        """Enter the record of a source that was read to its end, and of which all is entered.
 
         Manifest and index are written from time to time, in at most one twentieth of the time of
         the run: they take two seconds for all of SA-1B. A run killed in between reads the source
         again, but does not decode it again.
 
         Args:
-            record: record of the source in the manifest.
+            read: what was found in the source.
             at_once: write manifest and index now, because reading this source again would take
                 longer.
+
+        Raises:
+            PackError: a shard of it was not entered.
         """
-        self.sources[record["name"]] = record
+        self.sources[read.name] = self.record_of(read)
         if at_once or time.monotonic() - self._published_at >= 20 * self._publish_seconds:
             self.publish(complete=False)
 
@@ -333,14 +379,17 @@ class PackState:
             counts["rejects"] += 1
             counts[reason] = counts.get(reason, 0) + 1
         options = self.options
-        return make_manifest(
+        manifest = make_manifest(
             options.layout,
             entries,
-            complete=complete,
+            says_complete=complete,
             options=options.to_json(),
             sources=sources,
             counts=counts,
         )
+        if manifest.says_complete and manifest.shortfalls:
+            return msgspec.structs.replace(manifest, says_complete=False)
+        return manifest
 
     def publish(self, complete: bool) -> Manifest:
         """Write the index, rejects.jsonl, the manifest and the checksums, each atomically.
@@ -454,18 +503,19 @@ class PartState(PackState):
             shard = found
         super().add_shard(shard)
 
-    def finish_source(self, record: dict, *, at_once: bool = True) -> None:
-        """Record a source of which every shard is published; it is always done at once."""
+    def finish_source(self, read: SourceRead, *, at_once: bool = True) -> None:
+        """Record a source of which every shard is entered; it is always done at once."""
         self._reopen()
-        super().finish_source(record, at_once=True)
+        super().finish_source(read, at_once=True)
 
     def _reopen(self) -> None:
         """Mark the pack as incomplete until `finalize`, before anything is added."""
         if not self._reopened:
             with alone(self.root):
                 manifest = read_manifest(self.root)
-                if manifest.complete:
-                    write_manifest(self.root, msgspec.structs.replace(manifest, complete=False))
+                if manifest.says_complete:
+                    incomplete = msgspec.structs.replace(manifest, says_complete=False)
+                    write_manifest(self.root, incomplete)
             self._reopened = True
 
     def withdraw(self, source: str) -> int:
@@ -502,7 +552,10 @@ class PartState(PackState):
     def _is_packed(self, source: str) -> bool:
         """True if another process has packed a source to its end."""
         path = note_path(self.root, source)
-        return path.exists() and read_note(path, SourceNote).holds(self.root)
+        if not path.exists():
+            return False
+        note = read_note(path, SourceNote)
+        return note.holds(self.root) and note.accounts_for_all(self.options.samples_per_shard)
 
 
 def sources_to_pack(

@@ -3,6 +3,7 @@
 Readers of the format do not depend on them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -10,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.errors import FormatError, PackError, VersionError
+from sa1bpack.format.accounts import pairs_of_shard, shard_count, shard_fault
 from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -21,7 +23,7 @@ from sa1bpack.format.manifest import (
     shard_name,
 )
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.wording import printable
+from sa1bpack.wording import counted, printable
 
 Key = tuple[str, int]  # source, and number of the shard within it (its `part`)
 
@@ -63,6 +65,101 @@ class SourceRecord(msgspec.Struct):
 
 
 @dataclass(frozen=True)
+class SourceRead:
+    """What was found in a source that was read to its end.
+
+    Attributes:
+        name, kind, nbytes: as in its record.
+        xxh128, md5: digests of the file; None if it has none, or it was not computed.
+        md5_checked: the md5 is that of a list.
+        pairs: number of its pairs.
+        ignored, ignored_names: as in its record.
+        unpaired: the rejected members that never became half of a pair.
+    """
+
+    name: str
+    kind: str
+    nbytes: int
+    xxh128: str | None
+    md5: str | None
+    md5_checked: bool
+    pairs: int
+    ignored: dict[str, int]
+    ignored_names: list[str]
+    unpaired: list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class EmptyShard:
+    """A shard of whose pairs none became a sample: nothing is published of it.
+
+    Attributes:
+        pairs: number of its pairs.
+        rejects: those that were rejected.
+        dropped: number of those that were dropped.
+    """
+
+    pairs: int
+    rejects: list[dict[str, str]]
+    dropped: int
+
+
+def source_record(
+    read: SourceRead,
+    shards: Mapping[int, "PublishedShard"],
+    empty: Mapping[int, EmptyShard],
+    samples_per_shard: int,
+) -> dict[str, Any]:
+    """The record of a source, from what is entered of its pairs: nothing else can make one.
+
+    Args:
+        read: what was found in it.
+        shards: number → its published shards.
+        empty: number → its shards without samples.
+        samples_per_shard: the option of the pack.
+
+    Raises:
+        PackError: not every pair of the source is accounted for, by these.
+    """
+    entered: dict[int, int] = {}
+    for number, shard in shards.items():
+        entered[number] = shard.attributes["pairs"]
+    for number, account in empty.items():
+        entered[number] = account.pairs
+    for number in range(shard_count(read.pairs, samples_per_shard)):
+        expected = pairs_of_shard(read.pairs, samples_per_shard, number)
+        pairs = entered.pop(number, 0)
+        if pairs != expected:
+            raise PackError(
+                f"{read.name}: its shard {number} has {counted(expected, 'pair')}, but {pairs:,} "
+                "of them were packed; repeat the command, which packs the others"
+            )
+    for number, pairs in entered.items():
+        raise PackError(
+            f"{read.name}: its {counted(read.pairs, 'pair')} make no shard {number}, but one of "
+            f"{counted(pairs, 'pair')} is there; remove it, and repeat the command"
+        )
+    rejects = []
+    dropped = 0
+    for _, account in sorted(empty.items()):
+        rejects += account.rejects
+        dropped += account.dropped
+    return {
+        "name": read.name,
+        "kind": read.kind,
+        "nbytes": read.nbytes,
+        "xxh128": read.xxh128,
+        "md5": read.md5,
+        "md5_checked": read.md5_checked,
+        "pairs": read.pairs,
+        "ignored": read.ignored,
+        "ignored_names": read.ignored_names,
+        "rejects": rejects + read.unpaired,
+        "dropped": dropped,
+    }
+
+
+@dataclass(frozen=True)
 class PublishedShard:
     """A shard under its final name.
 
@@ -81,6 +178,8 @@ def read_shard(folder: Path, layout: Layout | None = None) -> PublishedShard:
     """A shard with the packer's record, of this layout if given. Raises FormatError and OSError."""
     shard = open_shard(folder, layout)
     check_record(shard.attributes, ShardRecord, f"{folder}: attributes")
+    if (fault := shard_fault(shard.attributes)) is not None:
+        raise FormatError(f"{folder}: {fault}")
     return PublishedShard(shard.entry, shard.attributes)
 
 

@@ -9,10 +9,12 @@ it did before: whatever is replaced changes in one step.
 import os
 import time
 from collections.abc import Container, Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
+
+import msgspec
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import (
@@ -26,14 +28,20 @@ from sa1bpack.arguments import (
     whole_number,
 )
 from sa1bpack.environment import available_cpus
-from sa1bpack.errors import FormatError, OptionError, SourceError
+from sa1bpack.errors import FormatError, OptionError, PackError, SourceError
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, put_in_place, restore_set_aside
 from sa1bpack.format.index import remove_old_indexes, remove_stale
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    SHARDS_NAME,
+    lost_remedy,
+    without_manifest,
+    write_manifest,
+)
 from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.damage import Damage, Unfinished, note_path, recorded_attributes
-from sa1bpack.packing.options import Request
+from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.pack_state import (
     NOT_LOCKED,
     PackState,
@@ -44,7 +52,7 @@ from sa1bpack.packing.pack_state import (
     working_folder,
 )
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.records import Key, PublishedShard, read_shard
+from sa1bpack.packing.records import Key, PublishedShard, SourceRead, read_shard
 from sa1bpack.packing.run import pack_into, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
@@ -205,10 +213,20 @@ def _whole(root: Path) -> str:
 
 
 class _Rebuilding(PackState):
-    """Sound shards of a pack, and those that are made again in a working folder."""
+    """Sound shards of a pack, and those that are made again in a working folder.
 
-    def finish_source(self, record: dict, at_once: bool = False) -> None:
-        """Do nothing when a source was read to its end: `swap_in` publishes."""
+    Attributes:
+        records: name → record, of the sources of which every shard is there.
+    """
+
+    def __init__(self, root: Path, options: PackOptions):
+        super().__init__(root, options, NOT_LOCKED)
+        self.records: dict[str, dict] = {}
+
+    def finish_source(self, read: SourceRead, at_once: bool = False) -> None:
+        """Keep the record of a source of which every shard was entered: `swap_in` publishes."""
+        with suppress(PackError):  # only some of its shards are damaged, and were packed again
+            self.records[read.name] = self.record_of(read)
 
     def withdraw(self, source: str) -> int:
         """Remove nothing of a source that cannot be used: the pack stays as it is."""
@@ -341,8 +359,11 @@ class _Repair:
                 rewrite = False
         if damage.lost:
             Unfinished(lost=True).write(self._root)
-        elif rewrite and damage.manifest.complete:
+        elif rewrite and damage.manifest.says_complete:
             Unfinished(complete=True).write(self._root)
+            if damage.unlisted:  # a complete pack gets no shard
+                incomplete = msgspec.structs.replace(damage.manifest, says_complete=False)
+                write_manifest(self._root, incomplete)
         interrupts.check()
         for rebuilt in made:
             name = rebuilt.shard.entry.name
@@ -364,10 +385,15 @@ class _Repair:
         elif rewrite:
             if others:  # for a moment: a complete one that does not match could not be believed
                 state.publish(complete=False)
-            state.publish(complete=damage.manifest.complete)
+            published = state.publish(complete=damage.manifest.says_complete)
+            result.complete = published.complete
+            for shortfall in published.shortfalls:
+                name = shortfall.source or OWN_FILES
+                result.left[name] = f"{shortfall}; {lost_remedy(self._root)}"
         result.rewritten = rewrite
-        # A lost manifest that lacks what a damaged shard would tell is not restored yet.
-        restored = not (damage.lost and result.left)
+        # A lost manifest that lacks what a damaged shard would tell is not restored yet, and a pack
+        # that lacks pairs is not complete again.
+        restored = not ((damage.lost or damage.unlisted) and result.left)
         if whole and restored and (rewrite or not damage.own_files):
             Unfinished().write(self._root)
 
@@ -399,7 +425,7 @@ class _Repair:
             return []
         damage, packed_by = self._damage, versions_in_force()
         request = self._request(self.wanted)
-        state = _Rebuilding(self._root, damage.options, NOT_LOCKED)
+        state = _Rebuilding(self._root, damage.options)
         state.shards_dir = held.enter_context(
             working_folder(self._root, of_part=self._share is not None)
         )
@@ -420,11 +446,18 @@ class _Repair:
                 try:
                     if source in failed:
                         raise failed[source]
+                    if name in damage.unlisted and (source, number) in state.empty:
+                        continue  # it was not missing: it has no samples
                     if (source, number) not in state.shards:
                         raise SourceError("the source has no image for it")
                     usable.append(_compared(state.shards[source, number], state.shards_dir, damage))
                 except (SourceError, FormatError) as error:
                     self.result.left[name] = str(error)
+        for shortfall in damage.manifest.shortfalls:
+            if (record := state.records.get(shortfall.source)) is not None:
+                mended = {"rejects": record["rejects"], "dropped": record["dropped"]}
+                before = self._records[shortfall.source]
+                self._records[shortfall.source] = before | mended
         interrupts.check()
         return usable
 
@@ -435,7 +468,7 @@ class _Repair:
         pack's own files. (A lost manifest is rewritten without it.)
         """
         damage = self._damage
-        for name in damage.shards.keys() & self.result.left.keys():
+        for name in (damage.shards.keys() - damage.unlisted) & self.result.left.keys():
             folder, expected = damage.folder(name), damage.digests.get(name)
             try:
                 vouched = expected is not None or damage.lost

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from sa1bpack import __version__, interrupts
 from sa1bpack.arguments import checks_options, local_path, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
+from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, PackError, SourceError
 from sa1bpack.format.files import discard_entry, remove_published
 from sa1bpack.format.manifest import JOB_PREFIX, PARTS_NAME, SHARDS_NAME, Manifest, identity_text
 from sa1bpack.masks.select import left_out_text
@@ -292,6 +292,8 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
     for shard in state.shards.values():
         if shard.attributes["packed_by"] != packed_by:
             others.add(versions_text(shard.attributes["packed_by"]))
+    for shortfall in state.shortfalls.values():
+        progress.note(f"{shortfall}; what is missing is packed again from the tar, if it is given")
     for other in sorted(others):
         progress.note(f"part of this pack was made with {other}; pixels may differ by rounding")
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was
@@ -299,6 +301,9 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
     try:
         run = PackRun(state, request, progress, packed_by)
         failed = unreadable | pack_sources(run, todo)
+        for source in todo:
+            if source.name not in failed and source.name not in state.sources:
+                raise PackError(f"{source.path}: not recorded as packed; repeat the command")
     except BaseException as error:
         outcome = f"stopped by {type(error).__name__}"
         try:
@@ -407,7 +412,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
         paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
         jobs, noted = [read_note(path, Job) for path in paths], source_notes(root)
         failed = {name: note for name, note in noted.items() if note.record is None}
-        if manifest.complete and (root / PARTS_NAME).is_dir():
+        if manifest.says_complete and (root / PARTS_NAME).is_dir():
             state.publish(complete=False)  # a complete one must match its checksums all the time
         notes = []
         for name, note in failed.items():
@@ -415,16 +420,18 @@ def finalize(pack: str | Path) -> FinalizeResult:
                 count = counted(state.withdraw(name), "shard")
                 notes.append(f"{name}: its bytes are wrong; {count} withdrawn")
         expected = {name for job in jobs for name in job.sources}
-        expected |= {source for source, _ in state.shards} | noted.keys()
+        expected |= {source for source, _ in state.shards} | noted.keys() | state.shortfalls.keys()
         missing = {}
         for name in sorted(expected - state.sources.keys()):
             if name in failed:
                 missing[name] = f"given up: {failed[name].error}"
+            elif name in state.shortfalls:
+                missing[name] = f"{state.shortfalls[name]}; pack it again, as before"
             elif shards := state.shards_of(name):
                 missing[name] = f"packed in part, {counted(len(shards), 'shard')}"
             else:
                 missing[name] = "no shard is published"
-        known = bool(jobs) or manifest.complete
+        known = bool(jobs) or manifest.says_complete
         done = known and not missing
         published = state.publish(complete=done)
         if done and (root / PARTS_NAME).is_dir():

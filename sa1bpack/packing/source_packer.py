@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
-from operator import attrgetter
 from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore, Event
 from typing import Any
@@ -19,13 +18,13 @@ from typing import Any
 import xxhash
 
 from sa1bpack import interrupts
-from sa1bpack.errors import SourceCorrupt, SourceError
+from sa1bpack.errors import PackError, Sa1bpackError, SourceCorrupt, SourceError
 from sa1bpack.format.manifest import DIGEST_NAMES, shard_name
 from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.records import PublishedShard
+from sa1bpack.packing.records import EmptyShard, PublishedShard, SourceRead
 from sa1bpack.packing.sample import Buffers, Outcome, Packed, attempt
 from sa1bpack.packing.workers import Workers
 from sa1bpack.progress import report
@@ -159,6 +158,10 @@ class InlineDecoder:
     close = stop  # no rows are needed any more: free their memory
 
 
+# What was made of the pairs of a shard: it is published, or has no samples.
+BuiltShard = PublishedShard | EmptyShard
+
+
 class ShardBuilder:
     """The builder of a shard: `samples_per_shard` pairs of a source, the last of fewer.
 
@@ -169,14 +172,13 @@ class ShardBuilder:
     Attributes:
         found: number of pairs of the shard, and the digest of their digests, once all were read.
         discarded: the shard is not published, unless it has been already.
-        shard: future of the published shard; its result is None if it has no sample or was
-            discarded.
+        shard: future of what was made of it; its result is None if it was discarded.
     """
 
     def __init__(self, run: PackRun, source: Source, number: int):
         self.source, self.number = source, number
         self.discarded = False
-        self.shard: Future[PublishedShard | None] | None = None
+        self.shard: Future[BuiltShard | None] | None = None
         self.rejects: list[dict[str, str]] = []
         self.dropped = 0
         self.made: SimpleQueue[Future[Made] | None] = SimpleQueue()  # of its pairs; None: no more
@@ -188,8 +190,8 @@ class ShardBuilder:
         self.discarded = True
         self.made.put(None)
 
-    def build(self) -> PublishedShard | None:
-        """Write and publish the shard. In its thread."""
+    def build(self) -> BuiltShard | None:
+        """Write and publish the shard; None if it was discarded. In its thread."""
         state, writer, unknown = self._run.state, None, set()
         try:
             while (made := self.made.get()) is not None:
@@ -209,8 +211,10 @@ class ShardBuilder:
                         self.dropped += 1
                 finally:
                     release()
-            if writer is None or self.discarded:
+            if self.discarded:
                 return None
+            if writer is None:
+                return EmptyShard(self.found[0], self.rejects, self.dropped)
             attributes = {
                 "source": self.source.name,
                 "part": self.number,
@@ -233,8 +237,8 @@ class SourcePacker:
     """The packing of one source.
 
     One thread calls `read`. The thread of the run calls `enter` and `finish`, which change the
-    state of the pack. In the end every shard of the source is published and its record is in the
-    pack state, or it was given up with `error`.
+    state of the pack. In the end every shard of the source is entered there, and its record, which
+    the state makes of them, or it was given up with `error`.
     """
 
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
@@ -254,8 +258,7 @@ class SourcePacker:
         self._is_other_file = False  # the pairs of some published shard are not those of the source
         # Of the shard that is being read, -1 for none: its builder, if it is packed, and its pairs.
         self._number, self._builder, self._pairs, self._digest = -1, None, 0, xxhash.xxh3_64()
-        self._without_samples: list[ShardBuilder] = []
-        self._record: dict[str, Any] | None = None
+        self._source_read: SourceRead | None = None  # once it was read to its end and is sound
         self._was_read = False
 
     def read(self, decoder: InlineDecoder | Workers) -> None:
@@ -344,7 +347,7 @@ class SourcePacker:
         return SourceError(message)
 
     def _check_whole(self, pairs: int) -> None:
-        """Make the record of the source, which was read to its end, `pairs` pairs in all.
+        """Note what was found in the source, which was read to its end, `pairs` pairs in all.
 
         Raises SourceError unless it is the source that was packed, and that a list demands.
         """
@@ -365,32 +368,48 @@ class SourcePacker:
             raise SourceCorrupt(
                 f"{path}: its md5 is {reader.md5}, but the list says {expected}; {remedy(path)}"
             )
-        rejects = []
+        unpaired = []
         for reject in reader.rejects:
             self._run.progress.reject(self.source, reject)
-            rejects.append(reject.as_json())
-        self._record = {
-            **found,
-            "name": self.source.name,
-            "kind": self.source.kind,
-            "nbytes": self.source.nbytes,
-            "md5_checked": expected is not None,
-            "ignored": dict(sorted(reader.ignored.items())),
-            "ignored_names": reader.ignored_names,
-            "rejects": rejects,
-            "dropped": 0,
-        }
+            unpaired.append(reject.as_json())
+        self._source_read = SourceRead(
+            name=self.source.name,
+            kind=self.source.kind,
+            nbytes=self.source.nbytes,
+            xxh128=reader.xxh128,
+            md5=reader.md5,
+            md5_checked=expected is not None,
+            pairs=pairs,
+            ignored=dict(sorted(reader.ignored.items())),
+            ignored_names=reader.ignored_names,
+            unpaired=unpaired,
+        )
 
-    def enter(self, builder: ShardBuilder, shard: PublishedShard | None) -> None:
-        """Enter a shard whose thread has ended; None if it has no sample, or was discarded."""
-        del self.builders[builder.number]
-        if shard is None:
-            self._without_samples.append(builder)
-        else:
+    def enter(self, builder: ShardBuilder, shard: BuiltShard | None) -> None:
+        """Enter a shard whose thread has ended; None if it was discarded.
+
+        If the state cannot take it, the builder stays among `builders`: the shard is not entered.
+        """
+        if isinstance(shard, EmptyShard):
+            self._state.add_empty(self.source.name, builder.number, shard)
+        elif shard is not None:
             self._state.add_shard(shard)
+        del self.builders[builder.number]
         self._run.open_shards.release()
         if self._was_read:
             self.finish()
+
+    def enter_what_is_built(self, error: BaseException) -> None:
+        """Enter the shards that are complete when a run ends with an error, to which others are
+        added as notes."""
+        for builder in list(self.builders.values()):
+            if builder.shard is None or builder.shard.exception() is not None:
+                continue
+            try:
+                self.enter(builder, builder.shard.result())
+            except (OSError, Sa1bpackError) as second:
+                name = shard_name(self.source.name, builder.number)
+                error.add_note(f"{name} is not entered: {second}")
 
     def finish(self, _: object = None) -> None:
         """Enter the record of the source, read to its end or given up, after its last shard."""
@@ -398,10 +417,10 @@ class SourcePacker:
         if self.builders:
             return
         if self.error is None:
-            for builder in sorted(self._without_samples, key=attrgetter("number"), reverse=True):
-                self._record["rejects"] = builder.rejects + self._record["rejects"]
-                self._record["dropped"] += builder.dropped
-            self._state.finish_source(self._record, at_once=isinstance(self.source.path, Address))
+            if self._source_read is None:
+                raise PackError(f"{self.source.path}: not read to its end; repeat the command")
+            at_once = isinstance(self.source.path, Address)
+            self._state.finish_source(self._source_read, at_once=at_once)
         # One that was packed to its end before keeps its shards: they came from sound bytes.
         elif (
             isinstance(self.error, SourceCorrupt)
@@ -477,11 +496,9 @@ def pack_sources(
                     run.stop(packers, decoder)
                 finally:  # all of it: Ctrl-C may come meanwhile, and a thread that waits would stay
                     run.stop(packers, decoder)
-    except BaseException:
+    except BaseException as error:
         for packer in packers:
-            for builder in list(packer.builders.values()):
-                if builder.shard is not None and builder.shard.exception() is None:
-                    packer.enter(builder, builder.shard.result())
+            packer.enter_what_is_built(error)
         raise
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

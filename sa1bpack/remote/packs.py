@@ -238,7 +238,7 @@ def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
     marks = (f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards)
     digests = [listed.get(mark, "") for mark in marks]
     if index_name_of(manifest.shards, digests) != manifest.index or (
-        manifest.complete and digest_of(heads[MANIFEST_NAME]) != listed.get(MANIFEST_NAME)
+        manifest.says_complete and digest_of(heads[MANIFEST_NAME]) != listed.get(MANIFEST_NAME)
     ):
         raise FormatError(
             f"{url}: {CHECKSUMS_NAME} is not that of {MANIFEST_NAME}: the pack is being uploaded, "
@@ -268,7 +268,7 @@ def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:
         for spec, rows in index_arrays(manifest).items()
         if rows
     }
-    others = {MANIFEST_NAME} if manifest.complete else {MANIFEST_NAME, REJECTS_NAME}
+    others = {MANIFEST_NAME} if manifest.says_complete else {MANIFEST_NAME, REJECTS_NAME}
     return {
         name: (lengths.get(name), digest)
         for name, digest in listed.items()

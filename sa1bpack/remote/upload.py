@@ -178,11 +178,13 @@ class UploadedState(PackState):
 
     def _reopen(self) -> None:
         """Publish a complete pack as not complete, before anything is added to it."""
-        there, self._manifest_there = self._manifest_there, None
-        if there is None or not (found := msgspec.json.decode(there))["complete"]:
+        if self._manifest_there is None:
             return
-        data = canonical_json(found | {"complete": False})
-        self._bucket.put({MANIFEST_NAME: (data, xxhash.xxh3_128_hexdigest(data))})
+        manifest = msgspec.json.decode(self._manifest_there)
+        if manifest["complete"]:
+            data = canonical_json(manifest | {"complete": False})
+            self._bucket.put({MANIFEST_NAME: (data, xxhash.xxh3_128_hexdigest(data))})
+        self._manifest_there = None  # only now: until then, no shard may be added
 
     def _put(self, paths: Iterable[str]) -> None:
         files = {path: self.root / path for path in paths}

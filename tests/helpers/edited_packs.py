@@ -1,6 +1,7 @@
 """Packs read and changed by hand: a bit flipped, JSON edited, digests made to fit again."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,19 @@ def forget_xxh128(root: Path) -> None:
     """Make a pack one of an earlier release, which recorded only the md5 of its sources."""
     edit(root / "manifest.json", lambda found: [each.pop("xxh128") for each in found["sources"]])
     publish(root)
+
+
+def lose_shard(root: Path, name: str) -> None:
+    """Leave a complete pack as sa1bpack 0.1 did that had lost a shard: without a trace of it.
+
+    One rename in a part of a job had failed; the part was repeated, and the job finalized.
+    """
+    shutil.rmtree(root / "shards" / name)
+    manifest = json.loads((root / "manifest.json").read_text())
+    kept = [entry for entry in manifest["shards"] if entry["name"] != name]
+    (lost,) = [entry for entry in manifest["shards"] if entry["name"] == name]
+    counts = manifest["counts"]
+    counts["images"] -= lost["samples"]
+    counts["masks"] -= lost["masks"]
+    counts["annotations"] -= lost["annotations"]
+    publish(root, [entry["name"] for entry in kept], counts=counts)
