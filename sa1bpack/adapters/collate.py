@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, whole_number
-from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field
+from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field, check_added_keys
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
 from sa1bpack.display import Sample
@@ -322,7 +322,9 @@ class Collate:
                 found = take_masks(sample["run_ends"], sample["run_offset"], rows)
                 runs.append((*found, *sample["size"][:2].tolist()))
             batch["runs"] = RunBatch.collate(runs)
-        for key in first.keys() - _OWN - {feature.name for feature in self._features}:
+        added = first.keys() - _OWN - {feature.name for feature in self._features}
+        check_added_keys(added)
+        for key in added:
             batch[key] = [sample[key] for sample in samples]
         if self._relate is not None:
             if taken := set(self._relate.names) & batch.keys():

@@ -7,12 +7,14 @@ another kind also needs its copy in `sa1bpack.loading.batch.load_samples` or in
 `sa1bpack.loading.located_batch`.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import side_name
+from sa1bpack.masks.relations import RELATIONS
 
 _INT32, _INT64, _FLOAT32 = map(np.dtype, ("i4", "i8", "f4"))
 
@@ -79,20 +81,81 @@ SAMPLE_COLUMNS = (
 SIZE_COLUMNS = {"height": 0, "width": 1}
 MASK_COLUMNS = (*(field.array for field in NUMBER_FIELDS), "number_types")
 
-# What a feature cannot be called: other keys of samples and of batches, before and after a
-# Pipeline.
-TAKEN_NAMES = frozenset(
-    {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS}
-    | {field.batch for field in SAMPLE_FIELDS + MASK_FIELDS}
-    | {"run_ends", "run_offset", "runs", "mask_counts", "mask_offsets", "mask_positions", "epoch"}
-    | {"batch_idx", "global_step", "spec", "dropped", "repeated", "boxes", "boxes_xyxy", "valid"}
-    | {"input_to_source", "source_to_input", "input_sizes", "source_window", "mix_lambda"}
-    | {"mix_partner", "mix_box", "point_inside", "pixel_mean", "pixel_std"}
-) - {""}
+# Every key that sa1bpack writes into a sample or a batch, by who writes it. Neither a feature nor
+# what a transform adds to a sample can be called so: it would be overwritten, or overwrite. A test
+# compares the table with what is written.
+WRITTEN_KEYS = {
+    "samples": (
+        *(field.sample for field in SAMPLE_FIELDS + MASK_FIELDS),
+        "run_ends",
+        "run_offset",
+    ),
+    "batches": (
+        *(field.batch for field in SAMPLE_FIELDS + MASK_FIELDS if field.batch),
+        "runs",
+        "mask_counts",
+        "mask_offsets",
+        "mask_positions",  # in the buffer of a Loader alone
+        "epoch",
+        "batch_idx",
+        "global_step",
+        "spec",
+        "dropped",
+        "repeated",
+    ),
+    "transforms.Pipeline": (
+        "boxes_xyxy",
+        "point_inside",
+        "valid",
+        "pixel_mean",
+        "pixel_std",
+        "input_to_source",
+        "source_to_input",
+        "input_sizes",
+        "source_window",
+        "mix_lambda",
+        "mix_partner",
+        "mix_box",
+    ),
+    "transforms.Prompts": (
+        "prompt_kinds",
+        "prompt_points",
+        "prompt_labels",
+        "prompt_boxes",
+        "prompt_masks",
+    ),
+    "as_tv_tensors": ("boxes",),
+    # These may be features: who asks for a relation of the same name is refused there.
+    "relations": tuple(RELATIONS),
+}
+
+
+def _taken_by() -> dict[str, str]:
+    """Key → who has it or writes it, as a clause, for all keys but those of relations."""
+    clauses = {}
+    for writer, keys in WRITTEN_KEYS.items():
+        clause = f"{writer} have that key"
+        if writer not in ("samples", "batches"):
+            clause = f"{writer} writes that key into batches"
+        if writer != "relations":
+            clauses |= {key: clause for key in keys if key not in clauses}
+    return clauses
+
+
+TAKEN_BY = _taken_by()
 
 
 def check_feature_name(name: str) -> str:
     """Check the name of a feature. Raises OptionError if it cannot be a key of a sample."""
-    if side_name(name) in TAKEN_NAMES:
-        raise OptionError(f"name is {name!r}: samples or batches have that key; choose another")
+    if side_name(name) in TAKEN_BY:
+        raise OptionError(f"name is {name!r}: {TAKEN_BY[name]}; choose another")
     return name
+
+
+def check_added_keys(keys: Collection[str]) -> None:
+    """Check keys that a transform added to a sample. Raises OptionError for one that is taken."""
+    for key in keys:
+        if key in TAKEN_BY and key not in WRITTEN_KEYS["as_tv_tensors"]:
+            raise OptionError(
+                f"the transform added {key!r} to a sample: {TAKEN_BY[key]}; choose another name"
+            )

@@ -300,7 +300,7 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "image"}, "samples or batches have that key"),
+        ({"name": "image"}, "samples have that key"),
         ({"fn": 5}, "fn is 5"),
         ({"axis": "row"}, "axis is 'row'"),
         ({"part": (0, 2)}, "part is 0"),

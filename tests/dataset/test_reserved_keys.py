@@ -1,0 +1,108 @@
+"""One table has every key that anything writes into a sample or a batch, and nothing else."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from packs_with_features import Feature as Spec
+from packs_with_features import write_side
+
+import sa1bpack
+from sa1bpack import OptionError
+from sa1bpack import transforms as T
+from sa1bpack.dataset.fields import TAKEN_BY, WRITTEN_KEYS
+from sa1bpack.masks.relations import RELATIONS
+
+STEPS = {
+    "none": [],
+    "affine, mixup": [T.RandomAffine(10), T.ColorJitter(0.1), T.Mixup()],
+    "crop, cutmix": [T.RandomResizedCrop(), T.RandomHorizontalFlip(), T.CutMix()],
+}
+PROMPTS = T.Prompts({"point": 1, "box": 1, "mask": 1})
+ON_THE_WAY = {"mask_positions"}  # in the buffer of a Loader that sends to a device
+OF_ADAPTERS = set(WRITTEN_KEYS["as_tv_tensors"])
+
+
+def loaded_batches(ds: sa1bpack.Dataset) -> Iterator[dict]:
+    """Batches of everything that makes them, with the options that add keys."""
+    relations = [] if ds.spec.masks.source == "runs" else list(RELATIONS)
+    layouts = ["padded", "concat", "padded_bits", "concat_bits"]
+    if ds.spec.masks.source == "runs":
+        layouts = layouts[:2]
+    orders = [None, sa1bpack.WeightedOrder(ds, np.ones(len(ds)), samples=9)]
+    for layout, on_error, order in itertools.product(layouts, ("raise", "drop"), orders):
+        options = {"mask_layout": layout, "on_error": on_error, "relations": relations}
+        options |= {"order": order, "pad_last": True, "max_masks": 3}
+        yield from sa1bpack.Loader(ds, 8, **options)
+        yield from sa1bpack.make_dataloader(ds, 8, num_workers=0, **options)
+        collate = sa1bpack.Collate(
+            layout, on_error=on_error, relations=relations, sample_spec=ds.spec, max_masks=3
+        )
+        yield collate([ds[0], ds[1]])
+
+
+def written_keys(ds: sa1bpack.Dataset) -> set[str]:
+    """The keys of samples and batches, before and after everything that takes batches."""
+    keys = set(ds[0])
+    for batch in loaded_batches(ds):
+        keys |= batch.keys()
+    with sa1bpack.Loader(ds, 2, max_masks=3) as loader:
+        batch = next(iter(loader))
+    for steps, relations in itertools.product(STEPS.values(), ((), list(RELATIONS))):
+        options = {"relations": relations, "max_valid": 2, "max_cover": 0.9, "size": 32}
+        made = T.Pipeline(ds, steps, **options)(batch)
+        keys |= PROMPTS(made).keys()
+    return keys
+
+
+def test_what_is_written_anywhere_is_what_the_table_has(root):
+    write_side(root, Spec("mine", "sample", "float16", (2, 4, 4), spatial=True))
+    write_side(root, Spec("of_masks", "mask", "float32", (2,)))
+    found = set()
+    for mask_format, pixels in itertools.product(("bits", "bool", "runs"), ("rgb", "stored")):
+        options = {"mask_format": mask_format, "pixels": pixels, "features": ["mine", "of_masks"]}
+        found |= written_keys(sa1bpack.open(root, **options))
+    table = {key for keys in WRITTEN_KEYS.values() for key in keys}
+    assert found - table == {"mine", "of_masks"}
+    assert table - found == ON_THE_WAY | OF_ADAPTERS
+
+
+def attached(root, name):
+    ds = sa1bpack.open(root)
+    sa1bpack.attach(ds, name, np.zeros(len(ds)), ds.column("image_id"))
+
+
+def derived(root, name):
+    sa1bpack.derive(sa1bpack.open(root), name, mean_grey)
+
+
+def opened(root, name):
+    write_side(root, Spec(name, "sample", "float16", ()))
+    sa1bpack.open(root, features=[name])
+
+
+def mean_grey(batch):
+    return batch["images"].float().mean((1, 2, 3))
+
+
+@pytest.mark.parametrize("door", [attached, derived, opened])
+def test_no_feature_is_called_as_a_key_that_is_written(root, door):
+    for name in sorted(TAKEN_BY):
+        with pytest.raises(OptionError, match=rf"name is '{name}': .* that key.*; choose another"):
+            door(root, name)
+    door(root, "ious")  # as a relation, which is refused where both are asked for
+    ds = sa1bpack.open(root, features=["ious"])
+    with pytest.raises(OptionError, match="relations has 'ious', also a feature"):
+        T.Pipeline(ds, relations=["ious"])
+
+
+def test_no_transform_adds_a_key_that_is_written(root):
+    own = set(sa1bpack.open(root)[0]) | set(sa1bpack.open(root, mask_format="runs")[0])
+    for name in sorted(TAKEN_BY.keys() - own - OF_ADAPTERS):
+        ds = sa1bpack.open(root, transform=lambda sample, name=name: sample | {name: 1})
+        with pytest.raises(OptionError, match=rf"the transform added '{name}' to a sample: "):
+            next(iter(sa1bpack.make_dataloader(ds, 2, num_workers=0)))
+    ds = sa1bpack.open(root, transform=lambda sample: sample | {"caption": 1, "boxes": 2})
+    batch = next(iter(sa1bpack.make_dataloader(ds, 2, num_workers=0)))
+    assert batch["caption"] == [1, 1]
