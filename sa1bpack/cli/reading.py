@@ -374,6 +374,8 @@ class Rows:
 
     axis: Literal["sample", "mask"] = "sample"
     spatial: bool = False
+    covers: Literal["canvas", "photograph"] | None = None
+    interpolation: Literal["bilinear", "nearest"] | None = None
     output: str | None = None
     batch_size: int = 32
     device: str = "cpu"
@@ -413,8 +415,11 @@ def derive(
         axis: a row per image (sample) or per mask
         mask_format: what the function gets of the masks: their bits on the grid, or the
             exact runs of source pixels
-        spatial: rows are (C, h, w) and cover the canvas of the image: a Pipeline transforms
-            them with it
+        spatial: rows are (C, h, w) over the image: a Pipeline transforms them with it
+        covers: what spatial rows cover: the canvas, with the padding of the image (default
+            if they are as high as wide), or the photograph without it
+        interpolation: how spatial rows are transformed: bilinear, or nearest for labels
+            (default: nearest for integers, bilinear for floats)
         output (FOLDER): of the array (default: PACK/side/NAME)
         batch_size (N): images per batch
         device (DEVICE): where the batches are: cpu, cuda, cuda:1

@@ -90,8 +90,16 @@ def derive(
             recorded.
         axis: "sample" (default): a row per image. "mask": a row per mask; the layout of masks
             is "concat".
-        spatial: rows are (C, h, w) over the canvas of the stored image, so that a
+        spatial: rows are (C, h, w) over the canvas or the photograph, so that a
             `transforms.Pipeline` moves them with the image; default: False.
+        covers: what spatial rows cover. "canvas": the stored image with its padding, S x S pixels,
+            as a batch has it. "photograph": the image without padding, whatever its height and
+            width. None (default): the canvas; rows that are not as high as wide must say it, unless
+            the pack has the fit "squash", where both are the same.
+        interpolation: how spatial rows are moved. "bilinear": with the filter of images; integers
+            become float32. "nearest": each cell is that of the rows which its centre lies in, and
+            types stay, as labels need it. None (default): nearest for integers, bilinear for
+            floats.
         options: keyword arguments of `fn`, which JSON can hold; they are recorded.
         output: folder of the feature, not among the files of the pack. Default: PACK/side/NAME.
         allow_nonfinite: store NaN and infinities, too, in place of an error; default: False.
@@ -340,7 +348,8 @@ def attach(
         ids: integers (n,), each once: the image id of each row, or with axis="mask" the annotation
             id.
         progress: as in `derive`.
-        options: axis, spatial, output, allow_nonfinite and quantize, as in `derive`.
+        options: axis, spatial, covers, interpolation, output, allow_nonfinite and quantize, as in
+            `derive`.
 
     Raises:
         OptionError: a value that cannot be used, an id that occurs twice, samples without a row, or

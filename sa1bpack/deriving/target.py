@@ -25,6 +25,8 @@ from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
 from sa1bpack.format.side.spec import (
+    COVERS,
+    INTERPOLATIONS,
     SCALED_DTYPES,
     SIDE_AXES,
     SIDES_NAME,
@@ -79,6 +81,8 @@ class RowKeywords(TypedDict, total=False):
 
     axis: str
     spatial: bool
+    covers: str | None
+    interpolation: str | None
     output: str | os.PathLike[str] | None
     allow_nonfinite: bool
     quantize: str | None
@@ -117,6 +121,8 @@ class Target:
         *,
         axis: str = "sample",
         spatial: bool = False,
+        covers: str | None = None,
+        interpolation: str | None = None,
         output: str | os.PathLike[str] | None = None,
         allow_nonfinite: bool = False,
         quantize: str | None = None,
@@ -131,6 +137,9 @@ class Target:
             raise OptionError(f"quantize is {quantize!r}: NaN and infinities have no scale")
         if spatial and axis != "sample":
             raise OptionError(f"spatial is True, but axis is {axis!r}: choose axis='sample'")
+        self._covers, self._interpolation = _of_spatial(spatial, covers, interpolation)
+        if spatial and covers is None and ds.layout.fit == "squash":
+            self._covers = "canvas"  # which the photograph fills
         if ds.options.rule is not None:
             raise OptionError(
                 f"the dataset has thresholds for masks, {ds.options.rule.as_text()}, but a "
@@ -165,7 +174,14 @@ class Target:
                     f"{self.folder}: rows are {found.to_text()}, but quantize is {quantize!r}: "
                     "choose quantize as before (--quantize), or another folder"
                 )
-            spec = replace(found, name=self.name, axis=axis, spatial=spatial)
+            spec = replace(
+                found,
+                name=self.name,
+                axis=axis,
+                spatial=spatial,
+                covers=self._covers,
+                interpolation=self._interpolation,
+            )
             create_side(self.folder, SideManifest(spec, self.provenance))  # refuses another one
             self.spec = found
 
@@ -179,7 +195,21 @@ class Target:
             if "float" not in dtype:
                 raise OptionError(f"rows are {dtype}: choose floats, or quantize=None")
             dtype = self._scaled
-        spec = SideSpec(self.name, self.axis, dtype, tuple(shape), self._spatial)
+        spec = SideSpec(
+            self.name,
+            self.axis,
+            dtype,
+            tuple(shape),
+            self._spatial,
+            self._covers,
+            self._interpolation,
+        )
+        if spec.spatial and spec.covers is None:
+            raise OptionError(
+                f"covers is None, but rows are {spec.row_shape}, not as high as wide: choose "
+                "covers='photograph' if they cover the image without its padding, or "
+                "covers='canvas' if they cover its padding, too"
+            )
         if self.spec is None:
             manifest = SideManifest(spec, self.provenance)
             try:
@@ -254,6 +284,19 @@ class Target:
 
 
 keywords_of(RowKeywords, Target)
+
+
+def _of_spatial(spatial: bool, covers: Any, interpolation: Any) -> tuple[str | None, str | None]:
+    """The options of spatial rows. Raises OptionError for one that cannot be used."""
+    for name, value, choices in (
+        ("covers", covers, COVERS),
+        ("interpolation", interpolation, INTERPOLATIONS),
+    ):
+        if value is not None:
+            choice(name, value, choices)
+            if not spatial:
+                raise OptionError(f"{name} is {value!r}, but spatial is False: choose spatial=True")
+    return covers, interpolation
 
 
 def _outside(name: str, output: str | os.PathLike[str]) -> Path:

@@ -104,6 +104,20 @@ def check_relations(names: Collection[str], features: Iterable[Any]) -> None:
         )
 
 
+def check_spatial(features: Iterable[Any], fit: str) -> None:
+    """Raise OptionError for a spatial feature of a pack with this fit that does not say its place.
+
+    Releases that did not know what rows cover took all for the canvas.
+    """
+    for feature in features:
+        if feature.covers is None and fit != "squash":
+            raise OptionError(
+                f"feature {feature.name}: rows are {feature.row_shape}, and it is not recorded "
+                "whether they cover the canvas or the photograph: make it again with "
+                "covers='photograph' or covers='canvas'"
+            )
+
+
 def check_made(batch: Mapping, needed: Collection[str]) -> None:
     """Raise OptionError unless a batch has keys that a pipeline's has."""
     if missing := sorted(set(needed) - batch.keys()):
@@ -130,7 +144,7 @@ def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]
 
 
 def check_arrays(
-    batch: Mapping, spec: str | None, side: int, cells: int, spatial: Mapping[str, tuple[int, ...]]
+    batch: Mapping, spec: str | None, side: int, cells: int, spatial: Mapping[str, Any]
 ) -> None:
     """Raise OptionError unless the arrays of a batch are those of the pipeline's dataset.
 
@@ -138,7 +152,7 @@ def check_arrays(
         spec: `spec` of the dataset; None if it has none. A batch without one is not checked for it.
         side: side of the images, uint8 (B, S, S, 3), or of planes (B, S * 3 / 2, S).
         cells: side of the masks, bool or bits in uint8, if there are no runs.
-        spatial: name → (C, h, w) of the spatial features.
+        spatial: name → spec of the spatial features, with rows (C, h, w).
     """
     found = batch.get("spec")
     if None not in (spec, found) and found != spec:
@@ -155,7 +169,7 @@ def check_arrays(
             wanted = f"{cells} x {cells} cells, torch.bool or bits in torch.uint8"
             _refuse("masks", batch["masks"], wanted)
     for name in spatial.keys() & batch.keys():
-        shape = len(images), *spatial[name]
+        shape = len(images), *spatial[name].row_shape
         if not isinstance(batch[name], torch.Tensor) or batch[name].shape != shape:
             _refuse(name, batch[name], f"a tensor {shape}")
 

@@ -19,6 +19,7 @@ from sa1bpack.transforms.geometry import Frame, GeometricStep
 from sa1bpack.transforms.host import all_on_host, sent
 from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
+from sa1bpack.transforms.images.spatial import SpatialRows, move_spatial
 from sa1bpack.transforms.images.steps import ColorJitter, MixStep
 from sa1bpack.transforms.masks.cells import ranks, uncovered
 from sa1bpack.transforms.masks.make import MaskMaker, Rows
@@ -78,9 +79,11 @@ class Pipeline:
     mix_box          int64    (B, 4) with `CutMix`
     ===============  =======  ==================================================================
 
-    Spatial features of the dataset, (B, C, h, w) over the canvas of the stored image, are moved
-    with the image, and have as many pixels per cell as before (`ImageMaker.move_spatial`). Other
-    features stay as they are. `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`.
+    Spatial features of the dataset, (B, C, h, w) over the canvas of the stored image or over the
+    photograph, are moved with the image, and have as many pixels per cell as before: afterwards all
+    of them are over the canvas of the result, zero where there is no image. Those with the
+    interpolation "nearest", such as integers, keep their type. Other features stay as they are.
+    `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`.
 
     Masks are drawn from the exact runs if the batch has `runs`, a `RunBatch` of its masks in the
     same order, without padding or with padding that has no run ends: by the rule of the dataset's
@@ -164,7 +167,8 @@ class Pipeline:
         self.fit, self.coordinates = ds.layout.fit, ds.options.coordinates
         self.spec = getattr(ds, "spec_text", None)
         features = getattr(getattr(ds, "spec", None), "features", ())
-        self._spatial = {each.name: each.row_shape for each in features if each.spatial}
+        self._spatial = {feature.name: feature for feature in features if feature.spatial}
+        checks.check_spatial(self._spatial.values(), self.fit)
         given = size, mask_size, self.image_size, self.cells
         self._schedules, self._in_proportion = checks.size_schedules(*given), mask_size is None
         self.canvas, self.grid = (each.at(0, 0) for each in self._schedules)  # of the beginning
@@ -298,7 +302,12 @@ class Pipeline:
             places = ranks(drawn.where(valid, 1.0), owner, len(batch["images"]))
             done["valid"] &= (places < self.max_valid).view(rows.shape)
         for name in self._spatial.keys() & batch.keys():
-            done[name] = self._images.move_spatial(batch[name], frame)
+            spec = self._spatial[name]
+            # With the fit "squash", the photograph fills the canvas.
+            photograph = spec.covers == "photograph" and self.fit != "squash"
+            stored = small["sizes"][:, 2:] if photograph else None
+            rows = SpatialRows(batch[name], self.image_size, stored, spec.interpolation)
+            done[name] = move_spatial(rows, frame, self._moves, self._images.most(frame))
         if mix is not None:
             step, drawn = mix
             done |= step(done["images"], drawn)

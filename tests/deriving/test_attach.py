@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from format_files import manifest_of
-from packs_with_features import stored
+from packs_with_features import Feature, stored, write_side
+from small_tars import members, pixels_of, write_tar
 from torch.utils.data import Subset, random_split
 
 import sa1bpack
-from sa1bpack import OptionError, attach, verify
+from sa1bpack import OptionError, attach, transforms, verify
 from sa1bpack.errors import OutputRefused
 
 
@@ -86,3 +87,106 @@ def test_what_cannot_be_matched_is_refused(ds, pack, given, change, message):
     with pytest.raises(OptionError, match=message):
         attach(ds, "a", rows, ids)
     assert not (pack / "side").exists()
+
+
+# -------------------------------------------------------------------------------- spatial rows
+
+
+def spatial_rows(ds, shape, dtype="f4"):
+    """Rows of a shape for all images of a dataset, and their ids."""
+    ids = ds.column("image_id")
+    return np.ones((len(ids), *shape), dtype), ids
+
+
+def test_rows_that_are_not_as_high_as_wide_must_say_what_they_cover(ds, pack):
+    rows, ids = spatial_rows(ds, (1, 4, 6))
+    with pytest.raises(OptionError, match=r"covers is None, but rows are \(1, 4, 6\), not as high"):
+        attach(ds, "depth", rows, ids, spatial=True)
+    assert not (pack / "side" / "depth").exists()
+    for covers in ("photograph", "canvas"):
+        folder = attach(ds, covers, rows, ids, spatial=True, covers=covers).folder
+        assert manifest_of(folder)["covers"] == covers
+        [spec] = sa1bpack.open(pack, features=[covers]).spec.features
+        assert (spec.covers, spec.interpolation) == (covers, "bilinear")
+        assert attach(ds, covers, rows, ids, spatial=True, covers=covers).made == ()
+    with pytest.raises(OutputRefused, match="covers is 'photograph', not 'canvas'"):
+        attach(ds, "photograph", rows, ids, spatial=True, covers="canvas")
+
+
+def test_what_a_pack_that_is_not_padded_covers_is_not_asked(layout_packs, tmp_path):
+    squashed = sa1bpack.open(layout_packs("squash", "rgb", "bits+runs"))
+    rows, ids = spatial_rows(squashed, (1, 4, 6))
+    attach(squashed, "depth", rows, ids, spatial=True, output=tmp_path / "depth")
+    found = squashed.with_options(features=tmp_path / "depth")
+    assert found.spec.features[0].covers == "canvas"
+
+
+def test_a_manifest_has_what_is_not_so_without_saying(ds):
+    """What earlier releases wrote of square rows over the canvas is written as before."""
+    cases = (
+        ("f4", {}, {}),
+        ("f4", {"covers": "canvas", "interpolation": "bilinear"}, {}),
+        ("u1", {"interpolation": "nearest"}, {}),
+        ("u1", {}, {}),
+        ("u1", {"interpolation": "bilinear"}, {"interpolation": "bilinear"}),
+        ("f4", {"interpolation": "nearest"}, {"interpolation": "nearest"}),
+        ("f4", {"covers": "photograph"}, {"covers": "photograph"}),
+    )
+    for number, (dtype, options, written) in enumerate(cases):
+        rows, ids = spatial_rows(ds, (2, 4, 4), dtype)
+        made = attach(ds, f"map_{number}", rows, ids, spatial=True, **options)
+        keys = manifest_of(made.folder)
+        assert {key: keys[key] for key in ("covers", "interpolation") if key in keys} == written
+        [spec] = ds.with_options(features=[f"map_{number}"]).spec.features
+        assert spec.covers == options.get("covers", "canvas")
+        default = "nearest" if dtype == "u1" else "bilinear"
+        assert spec.interpolation == options.get("interpolation", default)
+
+
+SHAPES = [(96, 144), (144, 96), (120, 120), (60, 150)]
+STEPS = [
+    [],
+    [transforms.RandomHorizontalFlip()],
+    [transforms.RandomResizedCrop((0.3, 0.8)), transforms.RandomHorizontalFlip()],
+    [transforms.RandomAffine(30, 10)],
+]
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
+def test_a_map_of_photographs_lies_on_their_images_after_any_step(tmp_path, fit):
+    """The green channel of photographs of any shape, as a model of photographs returns it."""
+    tar = write_tar(tmp_path / "sa_000000.tar", members(range(4), size=SHAPES.__getitem__))
+    options = {"image_size": 128, "mask_size": 16, "fit": fit, "workers": 1, "progress": False}
+    sa1bpack.pack(tar, tmp_path / "pack", **options)
+    ds = sa1bpack.open(tmp_path / "pack")
+    ids = ds.column("image_id")
+    greens = [pixels_of(number, *SHAPES[number]).getchannel(1) for number in ids]
+    maps = np.stack([np.asarray(green.resize((90, 60)), np.float32) for green in greens])
+    attach(ds, "map", maps[:, None], ids, spatial=True, covers="photograph")
+    levels = (maps[:, None] // 16).astype(np.uint8)
+    attach(ds, "levels", levels, ids, spatial=True, covers="photograph")
+    ds = ds.with_options(features=["map", "levels"])
+    for steps in STEPS:
+        pipeline = transforms.Pipeline(ds, steps, size=128, mean=(0.01,) * 3, std=(1,) * 3)
+        with sa1bpack.Loader(ds, 4, max_masks=0) as loader:
+            made = pipeline(next(iter(loader)))
+        grid = made["map"].shape[2:]
+        green = torch.nn.functional.interpolate(made["images"][:, 1:2], grid, mode="area")
+        inner = transforms.image_region(made, grid)[:, None]
+        # Without the outermost cells, which the average above mixes with what is beyond.
+        inner = -torch.nn.functional.max_pool2d(-inner.float(), 3, 1, 1) > 0
+        assert inner.sum() > 500
+        assert (made["map"] - green)[inner].abs().mean() < 2.5
+        assert made["levels"].dtype == torch.uint8
+        apart = (made["levels"] * 16.0 + 8 - green)[inner].abs()
+        assert apart.mean() < 8
+
+
+def test_rows_of_an_earlier_release_that_are_not_square_are_not_placed_by_guess(ds, pack):
+    """They are read as they were written; a pipeline refuses them, with the remedy."""
+    write_side(pack, Feature("old", "sample", "float32", (1, 4, 6), spatial=True))
+    found = ds.with_options(features=["old"])
+    assert found.spec.features[0].covers is None
+    assert found[0]["old"].shape == (1, 4, 6)
+    with pytest.raises(OptionError, match=r"old: rows are .* again with covers='photograph'"):
+        transforms.Pipeline(found)

@@ -91,12 +91,19 @@ def test_types_and_sizes_of_the_result(ds):
     rows = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
     square = rectangle_batch(LAYOUT, [(0, 0, 9, 9)], source=(96, 96))
     other = dataset(LAYOUT)
-    row = SimpleNamespace(name="bytes", row_shape=(1, 4, 4), spatial=True)
-    other.spec = SimpleNamespace(features=[row])
-    for steps in ([], [T.RandomHorizontalFlip(0)]):
-        found = T.Pipeline(other, steps)({**square, "bytes": rows}, 0)["bytes"]
-        assert found.dtype == torch.float32
-        assert torch.equal(found, rows.float())
+    for interpolation, dtype in (("bilinear", torch.float32), ("nearest", torch.uint8)):
+        row = SimpleNamespace(
+            name="bytes",
+            row_shape=(1, 4, 4),
+            spatial=True,
+            covers="canvas",
+            interpolation=interpolation,
+        )
+        other.spec = SimpleNamespace(features=[row])
+        for steps in ([], [T.RandomHorizontalFlip(0)]):
+            found = T.Pipeline(other, steps)({**square, "bytes": rows}, 0)["bytes"]
+            assert found.dtype == dtype
+            assert torch.equal(found, rows.to(dtype))
 
 
 def test_rows_of_another_shape_are_refused(ds):

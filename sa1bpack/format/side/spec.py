@@ -26,6 +26,9 @@ SIDES_NAME = "side"
 SIDE_AXES = ("sample", "mask")
 # bfloat16 is stored as uint16: neither numpy nor Zarr has the type.
 _WHOLE_NUMBERS = ("uint8", "int8", "int16", "int32", "int64")
+# What spatial rows cover, and how they are resampled where they are moved.
+COVERS = ("canvas", "photograph")
+INTERPOLATIONS = ("bilinear", "nearest")
 SIDE_DTYPES = (*_WHOLE_NUMBERS, "float16", "bfloat16", "float32", "float64")
 # What `quantize` may be → floats that are stored in a byte each, with a scale per channel, see
 # `scaled_shape`: as int8, and as bits of torch.float8_e4m3fn, which numpy does not have, in uint8.
@@ -61,11 +64,16 @@ class SideSpec:
         axis: "sample": a row per image; "mask": a row per mask, in the order of the shard.
         dtype: one of SIDE_DTYPES, or a value of SCALED_DTYPES.
         row_shape: shape of a row: at most 8 sides of at least 1.
-        spatial: rows are (C, h, w) over the canvas of the stored image: cell (i, j) covers the
-            pixels from row i * S / h and column j * S / w on.
+        spatial: rows are (C, h, w) over what they cover.
+        covers: of spatial rows. "canvas": the canvas of the stored image, S x S pixels. Cell (i, j)
+            covers the pixels from row i * S / h and column j * S / w on. "photograph": the stored
+            image without padding, H x W pixels; cell (i, j) covers those from row i * H / h and
+            column j * W / w on. None: the canvas if h and w are equal; else it is not known.
+        interpolation: of spatial rows: "bilinear", or "nearest", for labels. None: nearest for
+            integers, bilinear for floats.
 
     Raises:
-        OptionError: a type or a shape that cannot be stored.
+        OptionError: a type or a shape that cannot be stored, or keys that do not fit together.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME.pattern)]
@@ -73,6 +81,8 @@ class SideSpec:
     dtype: str
     row_shape: tuple[Annotated[int, msgspec.Meta(ge=1)], ...]
     spatial: bool = False
+    covers: Literal["canvas", "photograph"] | None = None
+    interpolation: Literal["bilinear", "nearest"] | None = None
 
     def __post_init__(self):
         choice("dtype", self.dtype, (*SIDE_DTYPES, *LARGEST))
@@ -89,6 +99,36 @@ class SideSpec:
                 f"spatial is True, but rows are {self.row_shape} per {self.axis}: spatial arrays "
                 "have rows (C, h, w) per sample"
             )
+        for name in ("covers", "interpolation"):
+            if not self.spatial and getattr(self, name) is not None:
+                raise OptionError(f"{name} is {getattr(self, name)!r}, but spatial is False")
+        if self.spatial:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Set what spatial rows cover and how they are resampled, if that is not said."""
+        _, height, width = self.row_shape
+        if self.covers is None and height == width:
+            object.__setattr__(self, "covers", "canvas")
+        if self.interpolation is None:
+            object.__setattr__(self, "interpolation", self._default_interpolation)
+
+    @property
+    def _default_interpolation(self) -> str:
+        return "nearest" if self.dtype in _WHOLE_NUMBERS else "bilinear"
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the manifest; those of spatial rows that say what is so without them are not.
+
+        So the manifest of such rows is that of releases that did not know these keys.
+        """
+        keys = asdict(self)
+        plain = self.covers == "canvas" and self.row_shape[1] == self.row_shape[2]
+        if plain or not self.spatial:
+            del keys["covers"]
+        if not self.spatial or self.interpolation == self._default_interpolation:
+            del keys["interpolation"]
+        return keys
 
     @property
     def scaled(self) -> bool:
@@ -140,7 +180,15 @@ class SideSpec:
     def to_text(self) -> str:
         """One line, such as "float16 (256, 64, 64) per image, spatial"."""
         of = "image" if self.axis == "sample" else "mask"
-        return f"{self.dtype} {self.row_shape} per {of}{', spatial' if self.spatial else ''}"
+        text = f"{self.dtype} {self.row_shape} per {of}"
+        if not self.spatial:
+            return text
+        text += ", spatial"
+        if self.covers != "canvas":
+            text += f" over {'the photograph' if self.covers else 'what is not said'}"
+        if self.interpolation != self._default_interpolation:
+            text += f", {self.interpolation}"
+        return text
 
 
 # XXH3-64 of the rows of `values` that belong to each sample.
@@ -228,7 +276,7 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
         try:
             staging.mkdir()
             kind = {"format": SIDE_FORMAT_NAME, "version": SIDE_FORMAT_VERSION}
-            described = {**kind, **asdict(manifest.spec), "provenance": manifest.provenance}
+            described = {**kind, **manifest.spec.to_json(), "provenance": manifest.provenance}
             top = {
                 MANIFEST_NAME: arrays.canonical_json(described),
                 arrays.METADATA_NAME: arrays.canonical_json(SIDE_ROOT_METADATA),

@@ -11,11 +11,6 @@ images: `resample` for axis-aligned maps (the filter of each axis as a matrix, t
 `resample_affine` for maps that may rotate or shear (the filter of each pixel).
 
 Where several can be used, the results are the same, but for the rounding of sums.
-
-Spatial features, (C, h, w) over the canvas of the stored image, are moved by torch operations on
-every device: cell (i, j) covers the pixels from row i * S / h and column j * S / w on, so such an
-array moves as an image of h x w pixels would. The complete canvas counts, also what lies beyond the
-image: a teacher has seen it.
 """
 
 from collections.abc import Iterator
@@ -131,44 +126,6 @@ class ImageMaker:
     def most(self, frame: Frame) -> float:
         """The largest factor by which an image may be reduced on a canvas."""
         return self.shrinks * self.side / min(frame.canvas)
-
-    def move_spatial(self, rows: torch.Tensor, frame: Frame) -> torch.Tensor:
-        """Move spatial rows with their images.
-
-        Args:
-            rows: (B, C, h, w), rows of a feature.
-            frame: frame of the images, on any device.
-
-        Returns:
-            (B, C, h', w') with as many pixels per cell as before, h' = H h / S rounded down and at
-            least 1; of the same type if that is a floating-point type, otherwise float32. Zero
-            outside the stored canvas, and in cells that geometric steps left without image.
-        """
-        canvas, side = frame.canvas, self.side
-        kind = rows.dtype if rows.is_floating_point() else torch.float32
-        if not self.geometric and canvas == (side, side):
-            return rows.to(kind)
-        frame, (height, width) = on_device(frame, rows.device), rows.shape[2:]
-        out = max(1, canvas[0] * height // side), max(1, canvas[1] * width // side)
-        sides = geometry.pair(width, height, rows.device).expand(len(rows), -1)
-        cell = geometry.pair(canvas[1] / out[1], canvas[0] / out[0], rows.device)
-        between = geometry.scaling(sides / side).after(frame.maps).after(geometry.scaling(cell))
-        planes, shown = rows.permute(0, 2, 3, 1), frame.visible(out)
-        if isinstance(between, AffineMaps):
-            # A cell is as many pixels long as before, but for the rounding of their number.
-            longer = max(width / side * canvas[1] / out[1], height / side * canvas[0] / out[0])
-            most = self.most(frame) * longer
-            cells, support = geometry.fixed_steps(between), supports(between, most)
-            moved = resample_affine(planes, sides.flip(1), cells, support, out, most)
-            x, y = (at >> FRACTION for at in geometry.positions(cells, (0, out[0]), out[1]))
-            shown &= (x >= 0) & (x < width) & (y >= 0) & (y < height)
-        else:
-            moved = resample(planes, between, sides, out)
-            x, y = between.centers(*out)
-            within = (x >= 0) & (x <= width), (y >= 0) & (y <= height)
-            within = within[1][:, :, None] & within[0][:, None, :]
-            shown = within & shown if self.geometric else within
-        return moved.mul_(shown[:, None]).to(kind)
 
 
 # Rows of an image in one job: small enough for the cache, large enough to be worth a start.

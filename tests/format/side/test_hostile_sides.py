@@ -23,6 +23,7 @@ MANIFESTS = {
 KEYS = {
     "name": ["..", 5, "x" * 65], "axis": ["run", None], "dtype": ["bool", "O", 4],
     "row_shape": [[0], [-1], [1 << 62] * 2, "ab", [1.5], [1] * 9], "spatial": [True, 1],
+    "covers": ["canvas", "source", 1], "interpolation": ["nearest", "cubic", 1],
 }  # fmt: skip
 
 

@@ -1,0 +1,154 @@
+"""Spatial features of a batch under the maps of their images.
+
+Rows are (C, h, w) over the canvas of the stored image, whose cells lie beyond the image as well (a
+teacher has seen its padding), or over the photograph, the stored image without padding. Either way
+they move as an image of h x w pixels at that place would, to the canvas of the result, by torch
+operations on every device. Floats are resampled with the filter of images. Labels are taken: each
+cell of the result is the cell that its centre lies in, found in the same numbers on every device.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from sa1bpack.transforms import geometry
+from sa1bpack.transforms.geometry import FRACTION, AffineMaps, Frame, Maps
+from sa1bpack.transforms.host import on_device, sent
+from sa1bpack.transforms.images.make import resample, resample_affine, supports
+
+
+@dataclass(frozen=True)
+class SpatialRows:
+    """The rows of a spatial feature in a batch.
+
+    Attributes:
+        rows: (B, C, h, w).
+        side: S, side of the stored canvas in pixels.
+        stored: integers (B, 2), height and width of the stored images in pixels, if the rows cover
+            these; None: the rows cover the canvas.
+        interpolation: "bilinear" or "nearest".
+    """
+
+    rows: torch.Tensor
+    side: int
+    stored: torch.Tensor | None
+    interpolation: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the result: that of the rows, but float32 for integers that are blended."""
+        if self.interpolation == "nearest" or self.rows.is_floating_point():
+            return self.rows.dtype
+        return torch.float32
+
+    def grid(self, canvas: tuple[int, int]) -> tuple[int, int]:
+        """(h', w'), cells over a canvas (H, W) with as many pixels per cell as in the rows.
+
+        Over photographs of any shape, the cells are as many as the longer side of the rows has for
+        that of the photograph.
+        """
+        height, width = self.rows.shape[2:]
+        if self.stored is not None:
+            height = width = max(height, width)
+        down = canvas[0] * height // self.side
+        across = canvas[1] * width // self.side
+        return max(1, down), max(1, across)
+
+    def cells_per_pixel(self) -> tuple[torch.Tensor, tuple[float, float]]:
+        """float64 (B, 2), x and y, cells of the rows per stored pixel; and the most of any image.
+
+        If the host does not know the sizes of the images, the most is that of an image of a pixel.
+        """
+        samples, _, height, width = self.rows.shape
+        device = self.rows.device
+        sides = geometry.pair(width, height, device).expand(samples, -1)
+        if self.stored is None:
+            return sides / self.side, (width / self.side, height / self.side)
+        most = float(width), float(height)
+        if self.stored.device.type == "cpu" and samples:
+            lowest, narrowest = self.stored.amin(0).tolist()
+            most = width / narrowest, height / lowest
+        [stored] = sent([self.stored], device)
+        return sides / stored.flip(1), most
+
+
+def move_spatial(
+    given: SpatialRows, frame: Frame, geometric: bool, reduction: float
+) -> torch.Tensor:
+    """Move spatial rows with their images.
+
+    Args:
+        given: the rows.
+        frame: frame of the images, on any device.
+        geometric: steps move the images.
+        reduction: the largest factor by which an image may be reduced on the canvas of the frame.
+
+    Returns:
+        (B, C, h', w'), cells over the canvas of the frame, see `SpatialRows.grid`; zero outside of
+        what the rows cover, and in cells that geometric steps left without image.
+    """
+    rows, canvas = given.rows, frame.canvas
+    unmoved = not geometric and canvas == (given.side, given.side)
+    if unmoved and given.stored is None:
+        return rows.to(given.dtype)
+    out = given.grid(canvas)
+    frame = on_device(frame, rows.device)
+    per_pixel, most_per_pixel = given.cells_per_pixel()
+    cell = geometry.pair(canvas[1] / out[1], canvas[0] / out[0], rows.device)
+    to_canvas = frame.maps.after(geometry.scaling(cell))
+    between = geometry.scaling(per_pixel).after(to_canvas)
+    shown = _shown(given, between, frame, out, geometric)[:, None]
+    if given.interpolation == "nearest":
+        return _nearest(rows, between, out).masked_fill_(~shown, 0)
+    planes = rows.permute(0, 2, 3, 1)
+    height, width = rows.shape[2:]
+    sides = geometry.pair(width, height, rows.device).expand(len(rows), -1)
+    if isinstance(between, AffineMaps):
+        # A cell is as many pixels long as before, but for the rounding of their number.
+        across = most_per_pixel[0] * canvas[1] / out[1]
+        down = most_per_pixel[1] * canvas[0] / out[0]
+        most = reduction * max(across, down)
+        steps = geometry.fixed_steps(between)
+        support = supports(between, most)
+        moved = resample_affine(planes, sides.flip(1), steps, support, out, most)
+    else:
+        moved = resample(planes, between, sides, out)
+    return moved.mul_(shown).to(given.dtype)
+
+
+def _shown(
+    given: SpatialRows, between: Maps, frame: Frame, out: tuple[int, int], geometric: bool
+) -> torch.Tensor:
+    """bool (B, *out): the cells of the result that show what the rows cover."""
+    height, width = given.rows.shape[2:]
+    if given.stored is not None:
+        return frame.visible(out)
+    if isinstance(between, AffineMaps):
+        steps = geometry.fixed_steps(between)
+        x, y = (at >> FRACTION for at in geometry.positions(steps, (0, out[0]), out[1]))
+        within = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        return within & frame.visible(out)
+    x, y = between.centers(*out)
+    columns = (x >= 0) & (x <= width)
+    lines = (y >= 0) & (y <= height)
+    within = lines[:, :, None] & columns[:, None, :]
+    return within & frame.visible(out) if geometric else within
+
+
+def _nearest(rows: torch.Tensor, between: Maps, out: tuple[int, int]) -> torch.Tensor:
+    """The cells of rows (B, C, h, w) that the centres of cells lie in: (B, C, *out), a new tensor.
+
+    Of a centre that lies outside, the nearest cell.
+    """
+    channels, height, width = rows.shape[1:]
+    if isinstance(between, AffineMaps):
+        steps = geometry.fixed_steps(between)
+        x, y = (at >> FRACTION for at in geometry.positions(steps, (0, out[0]), out[1]))
+        place = y.clamp(0, height - 1) * width + x.clamp(0, width - 1)
+        place = place.flatten(1)[:, None].expand(-1, channels, -1)
+        return rows.flatten(2).gather(2, place).unflatten(2, out)
+    x, y = (at.floor().long() for at in between.centers(*out))
+    x = x.clamp(0, width - 1)[:, None, None, :]
+    y = y.clamp(0, height - 1)[:, None, :, None]
+    lines = rows.gather(2, y.expand(-1, channels, -1, width))
+    return lines.gather(3, x.expand(-1, channels, out[0], -1))
