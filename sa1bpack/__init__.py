@@ -14,7 +14,8 @@ What to call; `help(sa1bpack.NAME)` has the options and the rest:
 - one tar, no pack: TarDataset, IterableTarDataset
 - train: Loader; make_dataloader, or torch's DataLoader with Collate (options of the first two:
   ReadingOptions)
-- augment: transforms.Pipeline, called with each batch; transforms.Prompts
+- augment: transforms.Pipeline, called with each batch; transforms.Prompts; Seeded, for other
+  libraries' transforms
 - order: shuffle=, or an Order: LocalShuffleOrder, NodeShuffleOrder, WeightedOrder; Buckets; without
   a loader OrderedBatches
 - over time: Linear, Cosine, Steps, Function

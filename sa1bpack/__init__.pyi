@@ -50,5 +50,6 @@ from sa1bpack.schedules import Cosine as Cosine
 from sa1bpack.schedules import Function as Function
 from sa1bpack.schedules import Linear as Linear
 from sa1bpack.schedules import Steps as Steps
+from sa1bpack.transforms.seeding import Seeded as Seeded
 
 __version__: str

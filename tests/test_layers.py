@@ -14,7 +14,16 @@ from commands import python
 
 PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"arguments", "display", "environment", "errors", "interrupts", "lazy", "progress"}
+BASE = {
+    "arguments",
+    "display",
+    "environment",
+    "errors",
+    "interrupts",
+    "lazy",
+    "progress",
+    "occurrence",
+}
 BASE |= {"schedules", "urls", "user_code", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
@@ -26,6 +35,7 @@ ALLOWED = {
     "environment": {"errors"},
     "schedules": {"arguments", "errors", "user_code"},
     "user_code": {"errors"},
+    "occurrence": set(),
     "urls": {"errors", "__init__"},
     **dict.fromkeys(CODECS, BASE),
     **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),

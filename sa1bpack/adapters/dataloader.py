@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -25,7 +26,7 @@ from sa1bpack.adapters.collate import Collate
 from sa1bpack.arguments import checks_options, choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Sample
-from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BaseLoader, Taken
@@ -34,9 +35,12 @@ from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
 from sa1bpack.loading.stats import EpochCounts
+from sa1bpack.occurrence import BatchIndices
 from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.transforms.batch import Batch, make_known
 from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms.seeding import Seeded, held_generators
+from sa1bpack.user_code import call_user
 from sa1bpack.wording import counted, size_text
 
 # Batches of worker processes are sent through this folder.
@@ -119,7 +123,7 @@ class PackDataLoader(BaseLoader, DataLoader):
         batches, drops = self.batches, options.on_error == "drop"
         collate = _SendingCollate(ds, options, self._masks)
         super().__init__(
-            EpochDataset(ds.with_options(on_error="return") if drops else ds, batches),
+            EpochDataset(ds.with_options(on_error="return") if drops else ds, batches, collate),
             batch_sampler=DealtBatches(batches, collate, drops),
             collate_fn=collate,
             **of_torch,
@@ -236,6 +240,7 @@ def make_dataloader(
     prefetch_factor: int | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
+    worker_init_fn: Callable[[int], object] | None = None,
     **options: Unpack[ReadingKeywords],
 ) -> PackDataLoader:
     """A torch DataLoader that yields the batches of `Loader` with the same options, on the CPU.
@@ -255,6 +260,9 @@ def make_dataloader(
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
             `if __name__ == "__main__"` in the script, otherwise the platform's default; "spawn" for
             packs in object stores, whose connections do not survive a fork.
+        worker_init_fn: called with its number, 0 to num_workers - 1, in each worker process when it
+            begins, after torch has seeded `random`, `numpy.random` and torch there, each worker
+            otherwise. Random numbers that do not depend on the workers: `Seeded`.
         options: global_batch_size, shuffle, order, mask_layout, max_masks, mask_select, pad_to_max,
             bucket_by, relations, seed, drop_last, pad_last, rank, world_size, on_error,
             max_dropped, timeout, on_epoch_end: see ReadingOptions.
@@ -283,6 +291,8 @@ def make_dataloader(
     if multiprocessing_context is not None:
         methods = torch.multiprocessing.get_all_start_methods()
         choice("multiprocessing_context", multiprocessing_context, methods)
+    if worker_init_fn is not None and not callable(worker_init_fn):
+        raise OptionError(f"worker_init_fn is {worker_init_fn!r}: choose a function or None")
     if ds.options.transform is None:
         BatchSpec(ds, chosen.layout, to_device=False)  # raises if it cannot be made
     of_torch: dict[str, Any] = {}
@@ -294,17 +304,40 @@ def make_dataloader(
             "persistent_workers": True,
             "timeout": chosen.timeout,
             "multiprocessing_context": multiprocessing_context,
-            "worker_init_fn": _begin_worker,
+            "worker_init_fn": partial(_begin_worker, worker_init_fn),
         }
     of_torch |= {"num_workers": num_workers, "pin_memory": flag("pin_memory", pin_memory)}
     loader = PackDataLoader(ds, batch_size, chosen, **of_torch)
+    if num_workers:
+        _warn_of_repeated_numbers(ds.options.transform)
     _check_shared_memory(loader)
     return loader
 
 
-def _begin_worker(number: int) -> None:
-    """Leave Ctrl-C to the main process, which ends its workers; each would print a traceback."""
+def _begin_worker(function: Callable[[int], object] | None, number: int) -> None:
+    """Leave Ctrl-C to the main process, which ends its workers; each would print a traceback.
+
+    Then call the function of the user's.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if function is not None:
+        call_user(function, number, role="worker_init_fn", subject=f"worker {number}")
+
+
+def _warn_of_repeated_numbers(transform: Any) -> None:
+    """Warn of a transform whose generators every worker would continue from the same state."""
+    if transform is None or isinstance(transform, Seeded):
+        return
+    held = held_generators(transform)
+    if held:
+        kinds = sorted({f"{type(each).__module__}.{type(each).__qualname__}" for each in held})
+        _log.warning(
+            "the transform has random generators of its own (%d: %s), which every worker process "
+            "continues from the same state: workers repeat one another's numbers. Wrap it: "
+            "transform=sa1bpack.Seeded(transform)",
+            len(held),
+            ", ".join(kinds),
+        )
 
 
 def _check_shared_memory(loader: PackDataLoader) -> None:
@@ -322,17 +355,25 @@ def _check_shared_memory(loader: PackDataLoader) -> None:
         )
 
 
-class OfBatch(list):
+class OfBatch(BatchIndices):
     """The indices of a batch, or its samples, with what a worker process needs to know of it.
 
     Args:
         items: indices, or samples.
-        epoch, step: numbers of the batch; its samples may be loaded long before it is used.
+        epoch, step: numbers of the batch; its samples may be loaded long before it is used. The
+            step is None where a library has cut the batch.
+        repetitions: as in BatchIndices.
     """
 
-    def __init__(self, items: Iterable[Any], epoch: int, step: int):
-        super().__init__(items)
-        self.epoch, self.step = epoch, step
+    def __init__(
+        self,
+        items: Iterable[Any],
+        epoch: int,
+        step: int | None,
+        repetitions: np.ndarray | None = None,
+    ):
+        super().__init__(items, epoch, repetitions)
+        self.step = step
 
 
 class DealtBatches:
@@ -387,7 +428,10 @@ class DealtBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         if (own := self.own) is not None:
-            return (OfBatch(own[k].tolist(), own.epoch, own.step(k)) for k in range(len(own)))
+            return (
+                OfBatch(own[k].tolist(), own.epoch, own.step(k), own.repetitions(k))
+                for k in range(len(own))
+            )
         if self._drops:
             raise LoaderError(
                 "with on_error='drop' only the loader itself can count and limit the samples "
@@ -402,9 +446,11 @@ class DealtBatches:
         self._collate.set_epoch(batches.epoch)
         for k in range(len(batches)):
             indices = batches.global_batch(k).tolist()
+            repetitions = batches.global_repetitions(k)
             for part in _parts(batches, k):
                 self.batches.took(place, None)
-                yield OfBatch(indices[part], batches.epoch, batches.step(k))
+                of_part = None if repetitions is None else repetitions[part]
+                yield OfBatch(indices[part], batches.epoch, batches.step(k), of_part)
 
 
 def _parts(batches: EpochBatches, k: int) -> list[slice]:
@@ -420,21 +466,25 @@ class EpochDataset(Dataset):
     Accelerate looks for `set_epoch` here, however deep it has wrapped the batch sampler.
     """
 
-    def __init__(self, ds: Dataset, batches: OrderedBatches):
-        """The dataset of a loader, with the loader's batches."""
+    def __init__(self, ds: Dataset, batches: OrderedBatches, collate: Collate):
+        """The dataset of a loader, with the loader's batches and its collate function."""
         super().__init__(ds.pack, ds._rows, ds.options)
         self._batches = batches
+        self._collate = collate
 
     def set_epoch(self, epoch: int) -> None:
         """As `PackDataLoader.set_epoch`."""
         self._batches.set_epoch(epoch)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """As that of Dataset; with the epoch and step of the batch, if the indices have them."""
-        samples = super().__getitems__(indices)
-        if isinstance(indices, OfBatch):
-            return OfBatch(samples, indices.epoch, indices.step)
-        return samples
+        """As that of Dataset, with the epoch and step of the batch.
+
+        Of indices that a library has cut again, the step is not known, and the epoch is that of the
+        batches that it takes.
+        """
+        if not isinstance(indices, OfBatch):
+            indices = OfBatch(indices, self._collate.epoch, step=None)
+        return OfBatch(super().__getitems__(indices), indices.epoch, indices.step)
 
     def __reduce__(self):
-        return EpochDataset, (self.with_options(), self._batches)
+        return EpochDataset, (self.with_options(), self._batches, self._collate)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,7 @@ from sa1bpack.dataset.select import Columns
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
+from sa1bpack.occurrence import loading, occurrences_of
 from sa1bpack.urls import ShardSource
 from sa1bpack.wording import brief, counted
 
@@ -86,12 +87,18 @@ class MapStyle:
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
-    def _samples(self, rows: Iterable[int]) -> list[Any]:
-        """The samples of rows, or by the options, the error of one that cannot be read."""
+    def _samples(self, rows: Sequence[int], indices: Iterable[int]) -> list[Any]:
+        """The samples of rows, or by the options, the error of one that cannot be read.
+
+        Args:
+            rows: the rows.
+            indices: their indices, which may know the epoch, see `occurrence.BatchIndices`.
+        """
         found = []
-        for row in rows:
+        for row, place in zip(rows, occurrences_of(indices, len(rows)), strict=True):
             try:
-                found.append(self._sample(row))
+                with loading(place):
+                    found.append(self._sample(row))
             except ReadError as error:
                 if self.options.on_error == "raise":
                     raise
@@ -249,7 +256,7 @@ class Dataset(MapStyle, Pictured):
         """
         rows = [self._row(index) for index in indices]
         self.pack.open_many(self.pack.locate(row)[0] for row in rows)
-        return self._samples(rows)
+        return self._samples(rows, indices)
 
     def _sample(self, row: int) -> Any:
         return read_sample(self.pack, row, self.options, self.spec)

@@ -25,6 +25,7 @@ from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms.geometry import GeometricStep
 from sa1bpack.transforms.pipeline import Pipeline
+from sa1bpack.transforms.seeding import Seeded
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted
 
@@ -162,6 +163,8 @@ def function_name(fn: Function) -> str:
 
 def _named(fn: Function) -> Any:
     """The object that has the name of a function: itself, or the class of a callable object."""
+    if isinstance(fn, Seeded):
+        fn = fn.function
     return fn if hasattr(fn, "__qualname__") else type(fn)
 
 
@@ -208,6 +211,8 @@ class FeatureShardMaker:
         self._fn, self._options, self._pipeline = fn, dict(options), pipeline
         self._loading = {"rank": 0, "world_size": 1, **others}
         made_by = {"function": function_name(fn), "options": self._options}
+        if isinstance(fn, Seeded):
+            made_by["seed"] = fn.seed
         if pipeline is not None:
             made_by["pipeline"] = str(pipeline)
         self.target = Target(ds, name, made_by | {"samples": ds.spec_text}, **rows)

@@ -270,7 +270,7 @@ class TarDataset(MapStyle):
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch."""
-        return self._samples([self._row(index) for index in indices])
+        return self._samples([self._row(index) for index in indices], indices)
 
     def _sample(self, row: int) -> Any:
         return self._decoder.sample(self._decoded(row), row)

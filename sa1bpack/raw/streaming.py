@@ -14,6 +14,7 @@ from sa1bpack.arguments import MAX_WORD, checks_options, choice, local_path, who
 from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.order.batches import announced_ranks, process_group
+from sa1bpack.occurrence import Occurrence, loading
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, RawKeywords, Tars, no_pairs, sources_of, unusable
 from sa1bpack.source.pairs import Pair, PairReader
@@ -168,12 +169,12 @@ class IterableTarDataset(IterableDataset):
             for pair in self._pairs(number, consumer // step, of):
                 held.append((number, pair))
                 if len(held) > self._buffer:
-                    yield from self._taken(held, rng)
+                    yield from self._taken(held, rng, epoch)
                     self._note_done(held, read, done)
             read.add(number)
             self._note_done(held, read, done)
         while held:
-            yield from self._taken(held, rng)
+            yield from self._taken(held, rng, epoch)
             self._note_done(held, read, done)
 
     def _note_done(self, held: list[tuple[int, Pair]], read: set[int], done: list[str]) -> None:
@@ -200,7 +201,9 @@ class IterableTarDataset(IterableDataset):
                 error = unusable(source, reject.member, f"{reject.code}: {reject.detail}")
                 self._reject(error, len(reader.rejects))
 
-    def _taken(self, held: list[tuple[int, Pair]], rng: np.random.Generator) -> Iterator[Any]:
+    def _taken(
+        self, held: list[tuple[int, Pair]], rng: np.random.Generator, epoch: int
+    ) -> Iterator[Any]:
         """The next sample of those that are held: none if it cannot be used."""
         chosen = int(rng.integers(len(held))) if self._buffer else 0
         held[chosen], held[-1] = held[-1], held[chosen]
@@ -212,7 +215,9 @@ class IterableTarDataset(IterableDataset):
             self._reject(error, 1)
             return
         if rows is not None:
-            yield self._decoder.sample(rows, (number << _PLACE_BITS) + pair.index)
+            with loading(Occurrence(epoch)):
+                sample = self._decoder.sample(rows, (number << _PLACE_BITS) + pair.index)
+            yield sample
 
     def _reject(self, error: ReadError, count: int) -> None:
         if self._on_error == "raise":

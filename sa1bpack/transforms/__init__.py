@@ -15,7 +15,8 @@ Modules:
     triton/: images and masks on CUDA.
     backends: what makes images and masks on a device; threads for compiled kernels.
     batch: batches and samples as torch's trees, and as data that is safe to load.
-    random: random numbers as a function of (seed, epoch, id).
+    random: random numbers as a function of (seed, epoch, id); seeding: the same for functions of
+        the user's, whatever they draw from.
     memory: memory for results on a CPU, used again; constants on every device.
 """
 

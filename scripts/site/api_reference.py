@@ -19,7 +19,7 @@ TOP = {
         "Extent", "OrderedBatches", "Buckets", "Steps", "Linear", "Cosine", "Function",
     ]),
     "loading": ("Loading", [
-        "Loader", "make_dataloader", "ReadingOptions", "Collate", "LoadingStats", "bench",
+        "Loader", "make_dataloader", "ReadingOptions", "Collate", "Seeded", "LoadingStats", "bench",
     ]),
     "deriving": ("Features", ["derive", "attach", "DeriveResult"]),
 }  # fmt: skip

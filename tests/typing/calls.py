@@ -88,6 +88,9 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
     for batch in sa1bpack.make_dataloader(ds, 8, max_masks=rising, relations=["ious"]):
         assert_type(batch, Batch)
     sa1bpack.make_dataloader(ds, sizes(0), shuffle=True, prefetch_factor=4)
+    seeded = sa1bpack.Seeded(lambda sample: sample, seed=3)
+    seeded.set_epoch(1)
+    sa1bpack.make_dataloader(ds.with_options(transform=seeded), 8, worker_init_fn=print)
     options = sa1bpack.ReadingOptions(order=sa1bpack.ShuffleOrder(ds), max_masks=64)
     assert_type(options.timeout, float)
     collate = sa1bpack.Collate("concat", sample_spec=ds.spec)

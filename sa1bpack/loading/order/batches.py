@@ -24,6 +24,7 @@ from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.order.epoch import STATE_VERSION, Buckets, EpochBatches
 from sa1bpack.loading.order.orders import Order
+from sa1bpack.occurrence import BatchIndices
 from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.wording import brief
 
@@ -210,8 +211,9 @@ class OrderedBatches:
         place = self.begin()
         for k in range(len(place.batches)):
             indices = place.batches[k].tolist()
+            repetitions = place.batches.repetitions(k)
             self.took(place, k + 1)
-            yield indices
+            yield BatchIndices(indices, place.batches.epoch, repetitions)
 
     def state_after(self, k: int) -> dict[str, Any]:
         """The state to save when k batches of the latest iteration have been used.

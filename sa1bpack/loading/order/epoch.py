@@ -6,7 +6,7 @@ Samples that are alike can be put into one batch, so that padding them to one sh
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -119,6 +119,18 @@ def _spread(count: int) -> np.ndarray:
     for bit in range(bits):
         reverse |= ((numbers >> bit) & 1) << (bits - 1 - bit)
     return reverse[reverse < count]
+
+
+class Window(NamedTuple):
+    """The full batches of a window of `Buckets`.
+
+    Attributes:
+        samples: int64 (n,) of each batch: its samples.
+        positions: int64 (n,) of each batch: their positions in the epoch.
+    """
+
+    samples: list[np.ndarray]
+    positions: list[np.ndarray]
 
 
 class Cut:
@@ -364,6 +376,41 @@ class EpochBatches:
             found = found[self._left_over(self._take(first, stop))]
         return found[self._own(stop - first)]
 
+    def repetitions(self, k: int) -> np.ndarray | None:
+        """`global_repetitions` of this rank's share of batch k."""
+        first, stop = self.span(k)
+        repetitions = self.global_repetitions(k)
+        return None if repetitions is None else repetitions[self._own(stop - first)]
+
+    def global_repetitions(self, k: int) -> np.ndarray | None:
+        """int64 (n,): what tells the occurrences of a sample in the epoch apart; None: all are 0.
+
+        For each sample of `global_batch(k)` a number that depends on its position in the epoch
+        alone: the position itself where the order may repeat samples, otherwise how often the epoch
+        has come to its end before it.
+
+        Raises:
+            IndexError: batch k does not exist.
+        """
+        _, stop = self.span(k)
+        size = len(self.order)
+        if stop <= size and not self.order.repeats:
+            return None
+        positions = self._positions(k)
+        return positions if self.order.repeats else positions // size
+
+    def _positions(self, k: int) -> np.ndarray:
+        """int64 (n,): the positions in the epoch of the samples of `global_batch(k)`."""
+        first, stop = self.span(k)
+        positions = np.arange(first, stop)
+        if self.buckets is None:
+            return positions
+        number = self._first + k
+        width = self.buckets.batches
+        if k >= self._full:
+            return positions[self._left_over(self._take(first, stop))]
+        return self._window(number // width).positions[number % width]
+
     def number(self, k: int) -> int:
         """The number of batch k, counted from the first sample of the epoch.
 
@@ -412,9 +459,7 @@ class EpochBatches:
         """
         number, width = self._first + k, self.buckets.batches if self.buckets else 0
         if width and k < self._full:
-            at = self.epoch, number // width
-            window = self._latest.get(at, lambda: self._window(number // width))
-            return window[number % width].copy()
+            return self._window(number // width).samples[number % width].copy()
         first, stop = self.span(k)
         samples, own = self._take(first, stop), len(self.order) - first
         if width:
@@ -442,22 +487,35 @@ class EpochBatches:
         """int64 (n,): the positions by which the samples that fill no batch are arranged."""
         return self.buckets.arranged(samples, int(self._key().words(LEFT_OVER, 0, 1)[0]))
 
-    def _window(self, window: int) -> list[np.ndarray]:
+    def _window(self, window: int) -> "Window":
+        """The full batches of a window, by its number."""
+        return self._latest.get((self.epoch, window), lambda: self._arranged_window(window))
+
+    def _arranged_window(self, window: int) -> "Window":
         """The full batches of a window, arranged, in the order in which they come."""
-        cut, epoch, width = self.cut, self.epoch, self.buckets.batches
+        cut = self.cut
+        epoch = self.epoch
+        width = self.buckets.batches
         numbers = range(window * width, min((window + 1) * width, self._first + self._full))
-        low, high = cut.position(epoch, numbers[0]), cut.position(epoch, numbers[-1] + 1)
-        samples = self._take(low, high)
-        samples = samples[self.buckets.order(samples)]
+        begin = cut.position(epoch, numbers[0])
+        samples = self._take(begin, cut.position(epoch, numbers[-1] + 1))
+        sorting = self.buckets.order(samples)
         words = self._key().words(BUCKETS, window, 2 * len(numbers))
-        places, words = permutation(words[: len(numbers)].copy()), words[len(numbers) :]
-        batches, low = [np.empty(0, np.int64)] * len(numbers), 0
+        places = permutation(words[: len(numbers)].copy())
+        words = words[len(numbers) :]
+        sorted_window = Window(
+            samples=[np.empty(0, np.int64)] * len(numbers),
+            positions=[np.empty(0, np.int64)] * len(numbers),
+        )
+        low = 0
         for place in places.tolist():
             high = low + cut.size(epoch, numbers[place])
-            own = samples[low:high]
-            batches[place] = own[self.buckets.arranged(own, int(words[place]))]
+            of_batch = sorting[low:high]
+            of_batch = of_batch[self.buckets.arranged(samples[of_batch], int(words[place]))]
+            sorted_window.samples[place] = samples[of_batch]
+            sorted_window.positions[place] = begin + of_batch
             low = high
-        return batches
+        return sorted_window
 
     def _take(self, low: int, high: int) -> np.ndarray:
         """The samples at these positions; past its end the epoch starts again."""

@@ -238,6 +238,7 @@ class Order(ABC):
         shards_at_once: number of shards that are mixed at any time, by a node at least; None: not
             known.
         arranges: `arranged` changes the order of samples.
+        repeats: a sample may come more than once in an epoch.
 
     Raises:
         OptionError: the dataset has no samples, or a value is out of range.
@@ -247,6 +248,7 @@ class Order(ABC):
     seed: int | None = None
     shards_at_once: int | None = None
     arranges = False
+    repeats = True
 
     def __init__(self, dataset: Ordered):
         found = described(dataset)
@@ -332,6 +334,7 @@ class SequentialOrder(Order):
     """
 
     kind = "sequential"
+    repeats = False
     shards_at_once = 1
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
@@ -371,6 +374,7 @@ class ShuffleOrder(SeededOrder):
     """
 
     kind = "shuffle"
+    repeats = False
 
     def __init__(self, dataset: Ordered, *, seed: int = 0):
         super().__init__(dataset, seed)
@@ -407,6 +411,7 @@ class LocalShuffleOrder(SeededOrder):
     """
 
     kind = "local-shuffle"
+    repeats = False
 
     def __init__(self, dataset: Ordered, *, window: int = 8, block: int = 1, seed: int = 0):
         super().__init__(dataset, seed)
@@ -569,6 +574,7 @@ class NodeShuffleOrder(SeededOrder):
     """
 
     kind = "node-shuffle"
+    repeats = False
     arranges = True
 
     def __init__(self, dataset: Ordered, *, nodes: int = 64, seed: int = 0):

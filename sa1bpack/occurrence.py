@@ -1,0 +1,67 @@
+"""The occurrence for which a sample is loaded: its epoch, and which repetition of it there.
+
+Whoever chooses samples knows both, and random numbers of a transform depend on them. They travel
+with the indices of a batch, into worker processes too, and are noted here while a sample is loaded.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Occurrence(NamedTuple):
+    """An occurrence of a sample.
+
+    Attributes:
+        epoch: the epoch; None if who asked for the sample did not pass it on.
+        repetition: a number that no other occurrence of the sample in the epoch has; 0 where each
+            sample comes once.
+    """
+
+    epoch: int | None
+    repetition: int = 0
+
+
+_current: ContextVar[Occurrence | None] = ContextVar("sa1bpack.occurrence", default=None)
+
+
+class BatchIndices(list[Any]):
+    """The indices of a batch, with the epoch and the repetitions of its samples.
+
+    Args:
+        indices: the indices.
+        epoch: epoch of the batch.
+        repetitions: int64 (n,), a number for each index, see `Occurrence`; None: all are 0.
+    """
+
+    def __init__(self, indices: Iterable[Any], epoch: int, repetitions: np.ndarray | None = None):
+        super().__init__(indices)
+        self.epoch = epoch
+        self.repetitions = repetitions
+
+
+def current() -> Occurrence | None:
+    """The occurrence for which a sample is being loaded; None outside of a batch."""
+    return _current.get()
+
+
+@contextmanager
+def loading(occurrence: Occurrence) -> Iterator[None]:
+    """Note for which occurrence a sample is loaded within the block."""
+    token = _current.set(occurrence)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def occurrences_of(indices: Any, count: int) -> list[Occurrence]:
+    """The occurrences of `count` samples, by their indices: without an epoch if these have none."""
+    epoch = getattr(indices, "epoch", None)
+    repetitions = getattr(indices, "repetitions", None)
+    if repetitions is None:
+        return [Occurrence(epoch)] * count
+    return [Occurrence(epoch, repetition) for repetition in repetitions.tolist()]
