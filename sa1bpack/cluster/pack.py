@@ -24,7 +24,7 @@ from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request
 from sa1bpack.packing.pack_state import Job, PartState, sources_to_pack
-from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.progress import Progress, unknown_keys_text
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.run import PackResult, Totals, finalize, run_part
 from sa1bpack.progress import report, step_bar
@@ -95,6 +95,8 @@ def pack_on_ray(
     for source in request.sources:
         if source.name in found.missing and source.name not in failed:
             failed[source.name] = SourceError(f"{source.path}: {found.missing[source.name]}")
+    if (text := unknown_keys_text(show.unknown_keys, "this run")) is not None:
+        show.note(text)
     return PackResult(
         **{field.name: getattr(found, field.name) for field in fields(Totals)},
         sources=len(request.sources),
@@ -103,6 +105,7 @@ def pack_on_ray(
         failed=failed,
         notes=show.notes,
         seconds=show.seconds,
+        unknown_keys=dict(sorted(show.unknown_keys.items())),
     )
 
 
@@ -130,6 +133,7 @@ def _run(
         for note in result.notes:
             progress.note(f"{name}: {note}")
         progress.images += result.new_images
+        progress.add_unknown_keys(result.unknown_keys)
         progress.add_rejects(rejects)
         failed |= result.failed
     return failed

@@ -24,7 +24,7 @@ from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.dataset import TarDataset
-from sa1bpack.raw.decoding import Decoder
+from sa1bpack.raw.decoding import Decoder, no_pairs
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.wording import counted
@@ -266,7 +266,7 @@ def first_subjects(
             sample = decoder.sample(rows, pair.index)
             found.append(Subject(sample, int(rows["annotation_count"][0])))
     if not found:
-        raise OptionError(f"{source.path}: has no image with its record to show")
+        raise OptionError(str(no_pairs(source, reader.rejects)))
     return found
 
 

@@ -23,11 +23,11 @@ from sa1bpack.format.layout import AxisLengths, Layout, image_nbytes, image_plan
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.packing.options import PRESETS, PackOptions, Request, RunKeywords, checked_request
 from sa1bpack.packing.pack_state import PackState, existing_parent, sources_to_pack
-from sa1bpack.packing.progress import Progress, nothing_to_do
+from sa1bpack.packing.progress import Progress, nothing_to_do, unknown_keys_text
 from sa1bpack.packing.sample import Buffers, Packed, attempt, most_image_bytes, warm_up
 from sa1bpack.packing.source_packer import readers_of
 from sa1bpack.source.find import Source
-from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject
+from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject, why_no_pairs
 from sa1bpack.wording import counted, size_text, span_text
 
 # Enough for a mean; reading that far into a tar in random order takes about a second.
@@ -37,6 +37,9 @@ PROBE_PAIRS = 24
 _OVERHEAD = 1.15
 
 _REMEDY = "use fewer tars or another disk, or continue with --ignore-space"
+
+# Rejects that the forecast names.
+_REJECTS_NAMED = 10
 
 # A pair of a source, and the record of a mask in it, have more bytes than this, also compressed.
 _LEAST_PAIR, _LEAST_MASK = 512, 64
@@ -76,6 +79,11 @@ class Forecast:
         shards: expected number of shards.
         workers, seconds: number of processes, and their wall time on this machine.
         probed, rejected: samples tried, and how many of them would be rejected.
+        rejects: member → why it would be rejected, of the samples tried and of other members that
+            were met on the way.
+        no_pairs: why the source that was tried has no sample at all; empty if it has some.
+        unknown_keys: key of the JSON records that would not be stored → number of samples tried
+            whose records have it.
     """
 
     sources: int
@@ -95,6 +103,9 @@ class Forecast:
     compact_bytes: int
     packed: int = 0
     unreadable: dict[str, SourceError] = field(default_factory=dict)
+    rejects: dict[str, str] = field(default_factory=dict)
+    no_pairs: str = ""
+    unknown_keys: dict[str, int] = field(default_factory=dict)
 
     @property
     def needed_bytes(self) -> int:
@@ -122,8 +133,15 @@ class Forecast:
             f"{counted(self.workers, 'worker')} here",
             f"measured on {counted(self.probed, 'image')}; nothing was written",
         ]
-        if self.rejected:
-            lines.append(f"{self.rejected:,} of these would be rejected")
+        if self.no_pairs:
+            lines.append(f"no sample was met: {self.no_pairs}")
+        if self.rejects:
+            lines.append(f"{counted(len(self.rejects), 'member')} met so far would be rejected:")
+            lines += [f"  {member}: {why}" for member, why in self._first_rejects()]
+        if len(self.rejects) > _REJECTS_NAMED:
+            lines.append(f"  and {len(self.rejects) - _REJECTS_NAMED:,} more")
+        if text := unknown_keys_text(self.unknown_keys, "the images tried"):
+            lines.append(text)
         if self.packed:
             lines.append(f"skipped: {counted(self.packed, 'source')} already in the pack")
         if self.unreadable:
@@ -131,6 +149,9 @@ class Forecast:
         if self.begun:
             lines.append(f"packed in part, and counted here without that: {span_text(self.begun)}")
         return "\n".join(lines)
+
+    def _first_rejects(self) -> list[tuple[str, str]]:
+        return [*self.rejects.items()][:_REJECTS_NAMED]
 
 
 @checks_options(out="output", select="mask_select")
@@ -243,6 +264,9 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         probed=probe.pairs,
         rejected=probe.rejected,
         compact_bytes=compact - holes + spool_bytes,
+        rejects=probe.rejects,
+        no_pairs=probe.no_pairs,
+        unknown_keys=dict(sorted(probe.unknown_keys.items())),
     )
 
 
@@ -260,6 +284,9 @@ class _Probe:
 
     Attributes:
         pairs, rejected: number of pairs that were tried, and of those that are rejected.
+        rejects: member → why it is rejected, of these and of other members that were met.
+        no_pairs: why the source has no pair; empty if it has some.
+        unknown_keys: key that is not stored → number of records tried that have it.
         lengths: rows of the packed ones, with runs, and without images.
         tar_bytes, seconds: bytes and time of all that were tried.
         sizes: stored height and width of each packed image.
@@ -270,6 +297,9 @@ class _Probe:
         self.pairs = self.rejected = self.tar_bytes = 0
         self.seconds, self.lengths = 0.0, AxisLengths()
         self.sizes: list[tuple[int, int]] = []
+        self.rejects: dict[str, str] = {}
+        self.no_pairs = ""
+        self.unknown_keys: Counter[str] = Counter()
         if source is None:
             return
         if not options.layout.runs:  # for the compact layout
@@ -285,10 +315,20 @@ class _Probe:
                 started = time.perf_counter()
                 outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
                 self.seconds += time.perf_counter() - started
-                self.rejected += isinstance(outcome, Reject)
+                if isinstance(outcome, Reject):
+                    self.rejected += 1
+                    self.rejects[outcome.member] = f"{outcome.code}: {outcome.detail}"
                 if isinstance(outcome, Packed):
+                    self.unknown_keys.update(outcome.unknown_keys)
                     self.lengths += outcome.lengths
                     self.sizes.append(tuple(map(int, outcome.rows["size"][0, 2:])))
+
+            for reject in reader.rejects:
+                member = reject.member.removeprefix("./")
+                self.rejects[member] = f"{reject.code}: {reject.detail}"
+            if self.pairs == 0:
+                codes = {reject.code for reject in reader.rejects}
+                self.no_pairs = why_no_pairs(reader.ignored_names, codes)
 
     def scaled(self, images: int, layout: Layout) -> AxisLengths:
         """The lengths of this number of samples in a layout, as those that were tried suggest."""

@@ -59,6 +59,7 @@ from sa1bpack.packing.records import (
 )
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, look_at
+from sa1bpack.source.pairs import why_no_pairs
 from sa1bpack.wording import printable
 
 _NAMED = 5  # sources in one line
@@ -347,16 +348,17 @@ class PackState:
     def findings(self) -> list[str]:
         """Lines for the user about what is published: duplicates, and sources without any pair."""
         lines = find_duplicates(*open_manifest_and_index(self.root))
-        names = []
+        names_by_reason: dict[str, list[str]] = {}
         for name, record in sorted(self.sources.items()):
             if not record["pairs"]:
-                names.append(name)
-        if names:
+                codes = {reject["reason"] for reject in record["rejects"]}
+                reason = why_no_pairs(record["ignored_names"], codes)
+                names_by_reason.setdefault(reason, []).append(name)
+        for reason, names in names_by_reason.items():
             more = " and others" if len(names) > _NAMED else ""
             lines.append(
                 "no pair of a .jpg and a .json file of the same name is in "
-                f"{', '.join(names[:_NAMED])}{more}; if it should hold images of SA-1B, download "
-                "it again"
+                f"{', '.join(names[:_NAMED])}{more}: {reason}"
             )
         return lines
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ _REFRESH_SECONDS = 0.5
 # Without a terminal a line is written this often, so that the log of a long job shows its pace.
 LINE_SECONDS = 60
 
+# Keys that a message about those which are not stored names.
+_KEYS_NAMED = 20
+
 # Rejects that TooManyRejects quotes.
 _REJECTS_NAMED = 10
 
@@ -38,6 +42,8 @@ class Progress:
         rejected: number of members that were rejected, with those of earlier runs.
         read: bytes of each source so far, with those of skipped pairs.
         notes: messages that were shown to the user.
+        unknown_keys: key of the JSON records that is not stored → number of images decoded whose
+            records have it.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Progress:
         self.images = self.rejected = 0
         self.read: dict[str, int] = {}
         self.notes: list[str] = []
+        self.unknown_keys: Counter[str] = Counter()
         self._max_rejects = max_rejects
         self._first: list[str] = []  # rejects, to be named
         self._lock = Lock()
@@ -102,7 +109,14 @@ class Progress:
         """Count a pair with its outcome. Raises TooManyRejects as `reject` does."""
         if isinstance(outcome, Reject):
             self.reject(source, outcome)
+        elif isinstance(outcome, Packed) and outcome.unknown_keys:
+            self.add_unknown_keys(dict.fromkeys(outcome.unknown_keys, 1))
         self.advance(source, bytes_read, images=isinstance(outcome, Packed))
+
+    def add_unknown_keys(self, images_by_key: Mapping[str, int]) -> None:
+        """Count images by the keys of their records that are not stored."""
+        with self._lock:
+            self.unknown_keys.update(images_by_key)
 
     def reject(self, source: Source, reject: Reject) -> None:
         """Count a reject. Raises TooManyRejects if there are more than allowed."""
@@ -146,6 +160,25 @@ class Progress:
             self._shown += since
             rejected = f", {self.rejected} rejected" if self.rejected else ""
             self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")
+
+
+def unknown_keys_text(images_by_key: Mapping[str, int], images: str) -> str | None:
+    """The message about keys of records that are not stored; None if there are none.
+
+    Args:
+        images_by_key: key → number of images whose records have it.
+        images: which images were looked at, in words.
+    """
+    if not images_by_key:
+        return None
+    keys = sorted(images_by_key.items(), key=lambda item: (-item[1], item[0]))
+    names = [f"{key} (in {counted(count, 'image')})" for key, count in keys[:_KEYS_NAMED]]
+    if len(keys) > _KEYS_NAMED:
+        names.append(f"{len(keys) - _KEYS_NAMED} more")
+    return (
+        f"{images}: keys of the JSON that are not stored, because SA-1B does not have them: "
+        f"{', '.join(names)}; what they hold can be attached as a feature (docs/features.md)"
+    )
 
 
 def nothing_to_do(sources: int) -> str:

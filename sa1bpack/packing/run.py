@@ -26,7 +26,7 @@ from sa1bpack.packing.pack_state import (
     source_notes,
     sources_to_pack,
 )
-from sa1bpack.packing.progress import Progress, log_run
+from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
 from sa1bpack.packing.records import read_own_manifest
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
@@ -103,6 +103,9 @@ class PackResult(Totals):
         bytes: size of the files of the shards, with holes counted.
         reasons: code of a reason → how many members were rejected for it.
         notes: messages that were shown to the user during the run.
+        unknown_keys: key of the JSON records that is not stored, such as "annotations.caption" →
+            number of images that this run decoded whose records have it. If a record has more than
+            64 such keys, the first 64 in alphabetical order count, and "...".
         seconds: wall time.
         url: URL of the pack in an object store, if it was uploaded; `root` is its staging folder.
 
@@ -119,6 +122,7 @@ class PackResult(Totals):
     notes: list[str] = field(repr=False)
     seconds: float
     url: str | None = None
+    unknown_keys: dict[str, int] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -204,6 +208,7 @@ def pack(
             opened = scheme_of(url).upload_state(url, request.output, request.options)
         with closing(opened) as state:
             result = pack_into(state, request, progress)
+            _say_unknown_keys(result)
             if url is not None:
                 state.finish(result.complete)
                 result = replace(result, url=shown(url), root=request.output)
@@ -263,7 +268,17 @@ def pack_part(
         mine, failed = look_at(mine, on_wait=report)
         check_room(request, mine)
         mine += [source for source in request.sources if source.name in failed]
-    return run_part(replace(request, sources=mine, ignore_space=True), job, progress)[0]
+    result, _ = run_part(replace(request, sources=mine, ignore_space=True), job, progress)
+    _say_unknown_keys(result)
+    return result
+
+
+def _say_unknown_keys(result: PackResult) -> None:
+    """Tell the user which keys of the records are not stored, if there are any."""
+    text = unknown_keys_text(result.unknown_keys, "this run")
+    if text is not None:
+        report(text)
+        result.notes.append(text)
 
 
 def run_part(
@@ -327,6 +342,7 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
         failed=failed,
         notes=progress.notes,
         seconds=progress.seconds,
+        unknown_keys=dict(sorted(progress.unknown_keys.items())),
     )
 
 

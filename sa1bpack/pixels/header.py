@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 
 from sa1bpack.errors import ImageError
+from sa1bpack.signatures import HEAD_BYTES, format_of
 
 # 2**26 pixels decode to 256 MiB of RGBX. The largest image of SA-1B has fewer than 2**23.
 MAX_PIXELS = 2**26
@@ -75,10 +76,12 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     MAX_SCANS).
     """
     if bytes(jpeg[:2]) != b"\xff\xd8":
-        raise ImageError(
-            f"not a JPEG: it starts with {bytes(jpeg[:8]).hex(' ') or 'nothing'}, not with ff d8",
-            "not-jpeg",
-        )
+        known = format_of(bytes(jpeg[:HEAD_BYTES]))
+        if known is None:
+            found = f"it starts with {bytes(jpeg[:8]).hex(' ')}, not with ff d8"
+        else:
+            found = f"it is {known.name}; save it as a JPEG, or fetch it again"
+        raise ImageError(f"not a JPEG: {found}", "not-jpeg")
     frame, jfif, adobe = None, False, None
     for marker, body, end in _segments(jpeg):
         if marker == _SOS:

@@ -22,7 +22,7 @@ from sa1bpack.packing.sample import Buffers, Packed, attempt, require_decoder
 from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import Source, find_sources
-from sa1bpack.source.pairs import Reject
+from sa1bpack.source.pairs import Reject, first_other_names, why_no_pairs
 
 Tars = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 # A sample's rows by array name, as a shard stores them, with run_offset as offsets.
@@ -165,5 +165,7 @@ def sources_of(tars: Tars) -> list[Source]:
 
 def no_pairs(source: Source, rejects: Sequence[Reject]) -> SourceError:
     """The error for a tar or folder without an image that has a record."""
-    why = f"; {rejects[0].member} is {rejects[0].code}: {rejects[0].detail}" if rejects else ""
-    return SourceError(f"{source.path}: has no image with its record{why}; download it again")
+    codes = {reject.code for reject in rejects}
+    first = f" ({rejects[0].member} is {rejects[0].code}: {rejects[0].detail})" if rejects else ""
+    why = why_no_pairs(first_other_names(source), codes)
+    return SourceError(f"{source.path}: has no image with its record{first}: {why}")

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from sa1bpack.errors import AnnotationError
+from sa1bpack.signatures import HEAD_BYTES, JSON, format_of
 from sa1bpack.wording import brief
 
 # The numbers of a mask, in the order of their bits in `number_types`.
@@ -34,6 +35,13 @@ MAX_FILE_NAME = 255  # characters; a pack stores fewer, see format.layout.FILE_N
 MAX_ANNOTATIONS = 10_000
 MAX_UNKNOWN_KEYS = 64  # reported per record
 _REMEDY = "correct or remove the record"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# What other programs write as numbers, and JSON does not have.
+_NOT_A_NUMBER = re.compile(rb"[+-]?(?:NaN|Infinity|inf)", re.IGNORECASE)
+_LAYOUT = (
+    'one record per image is expected: {"image": {"image_id", "width", "height", "file_name"}, '
+    '"annotations": [masks]} (docs/from-your-dataset.md)'
+)
 
 _Number = int | float
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -146,15 +154,19 @@ class Annotations:
 def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
     """Decode and check one JSON record; nothing in the result refers to `data`.
 
-    If a key occurs twice, the last value counts, as in Python's json.
+    If a key occurs twice, the last value counts, as in Python's json. A byte order mark of UTF-8 is
+    passed over, and is not kept.
 
     Raises AnnotationError, naming the annotation, the field and the value, if there are more than
-    MAX_ANNOTATIONS masks (code `too-many-masks`), if the bytes are not JSON (NaN and Infinity are
-    not), a field is missing or has the wrong type, a number does not fit its array, the image has
-    2^31 pixels or more, `size` is not [height, width], `area` is negative or not a whole number,
-    `point_coords` does not have exactly one point, or `counts` is not an ASCII string. The mask
-    kernels check whether `counts` is a valid run-length string.
+    MAX_ANNOTATIONS masks (code `too-many-masks`), if the bytes are not JSON (the message says what
+    they are, if that is known; NaN and Infinity are not JSON), a field is missing or has the wrong
+    type, a number does not fit its array, the image has 2^31 pixels or more, `size` is not [height,
+    width], `area` is negative or not a whole number, `point_coords` does not have exactly one
+    point, or `counts` is not an ASCII string. The mask kernels check whether `counts` is a valid
+    run-length string.
     """
+    if data[:3] == _BYTE_ORDER_MARK:
+        data = data[3:]
     record, unknown = _decode(data)
     image, masks = record.image, record.annotations
     if len(masks) > MAX_ANNOTATIONS:
@@ -214,14 +226,37 @@ def _decode(data: bytes | bytearray | memoryview) -> tuple[_Record, frozenset[st
     try:
         return _decode_lenient(data), _unknown_keys(data)
     except msgspec.ValidationError as error:
-        reason = _describe(str(error), data)
+        reason = _other_layout(data) or _describe(str(error), data)
     except RecursionError:
         reason = "the JSON is nested too deeply"
-    except UnicodeDecodeError as error:
-        reason = f"the JSON is not UTF-8 ({error.reason})"
     except (msgspec.MsgspecError, ValueError) as error:
-        reason = str(error)
+        reason = _why_no_json(error, bytes(data))
     raise AnnotationError(f"{reason}; {_REMEDY}")
+
+
+def _why_no_json(error: Exception, data: bytes) -> str:
+    """What is there in place of JSON."""
+    known = format_of(data[:HEAD_BYTES])
+    if known is not None and known is not JSON:
+        return f"the record is {known.name}, not JSON"
+    if isinstance(error, UnicodeDecodeError):
+        return f"the JSON is not UTF-8 ({error.reason})"
+    place = re.search(r"\(byte (\d+)\)", str(error))
+    if place is not None:
+        at = int(place[1])
+        # The place is that of the character which cannot begin, or continue, a number.
+        word = _NOT_A_NUMBER.match(data, max(0, at - 1)) or _NOT_A_NUMBER.match(data, at)
+        if word is not None:
+            return (
+                f"the number at byte {at} is {word[0].decode()}, which JSON does not have: write a "
+                "number, or leave out the mask"
+            )
+    if "truncated" in str(error):
+        end = brief(data[-20:].decode("utf-8", "replace"))
+        return (
+            f"the JSON is cut short after {len(data)} bytes, which end with {end}; fetch it again"
+        )
+    return str(error)
 
 
 def _unknown_keys(data: bytes | bytearray | memoryview) -> frozenset[str]:
@@ -274,6 +309,25 @@ def _number_table(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
     return numbers.reshape(-1, NUMBERS), types.astype(np.uint16)
 
 
+def _other_layout(data: bytes | bytearray | memoryview) -> str | None:
+    """What a JSON text of another layout is, and how SA-1B's differs; None if it is not known."""
+    try:
+        value = _decode_untyped(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if isinstance(value, list):
+        first = value[0] if value else None
+        if isinstance(first, dict) and "segmentation" in first:
+            return (
+                f"a list of {len(value)} masks, as SamAutomaticMaskGenerator returns them "
+                f"(output_mode='coco_rle'); {_LAYOUT}, each mask with an \"id\""
+            )
+        return f"a list of {len(value)} values; {_LAYOUT}"
+    if isinstance(value, dict) and isinstance(value.get("images"), list):
+        return f"a COCO file of {len(value['images'])} images; {_LAYOUT}"
+    return None
+
+
 _NOTHING = object()
 
 
@@ -296,6 +350,8 @@ def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
     found = "" if value is _NOTHING else f", found {brief(value)}"
     if isinstance(value, list) and place.endswith("segmentation.counts"):
         found += "; this is an uncompressed run-length mask: compress it with pycocotools"
+    if isinstance(value, list) and place.endswith("segmentation"):
+        found += "; these are polygons: make masks of them with pycocotools (frPyObjects, merge)"
     return f"{place}: {reason}{found}" if place else f"{reason}{found}"
 
 

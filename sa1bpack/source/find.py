@@ -26,6 +26,7 @@ from typing import Literal
 from sa1bpack.arguments import looks_like_url, refuse_url
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
+from sa1bpack.signatures import EMPTY, TEXT, format_of, name_remedy, part_pattern
 from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
 from sa1bpack.source.tar import BLOCK, Member, decode_name, parse_header, split_name
 from sa1bpack.urls import Address, Patience, Stream, is_url, parse_address, scheme_of
@@ -39,6 +40,8 @@ _PACK_ENTRIES = ("manifest.json", "zarr.json", "shards")
 AT_ONCE = 16  # URLs that are asked
 
 MAX_LIST_BYTES = 64 << 20  # of a list; that of SA-1B's links has 0.5 MB
+
+_LOOKED_AT = 100  # files of a folder that has neither tars nor images
 
 _NUMBERED = re.compile(r"(.*?)(\d+)$", re.ASCII)
 # "<32 hex digits> <space or *><name>"; md5sum marks escaped names with a leading backslash.
@@ -127,6 +130,7 @@ def open_source(path: str | Path) -> Source:
                 raise SourceError(f"{path}: neither a file nor a folder")
             with path.open("rb") as file:
                 kind = kind_of(file.read(BLOCK), path)
+            _refuse_first_part(path)
             return Source(_stem(path), path, kind, path.stat().st_size)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -139,11 +143,43 @@ def open_source(path: str | Path) -> Source:
     if not files:
         raise SourceError(
             f"{path}: the folder holds no .jpg, .jpeg or .json file, and no .tar, .tar.gz or .tgz "
-            "file in their place; name tars, or the folder that holds them"
+            f"file in their place; {_in_place_of_images(path)}"
         )
     # Path.name is empty for '.', and '/' has no better name than its own.
     name = path.resolve().name or "root"
     return Source(name, path, "folder", sum(file.size for _, file in files))
+
+
+def _refuse_first_part(path: Path) -> None:
+    """Raise SourceError for the first part of a split tar, whose end would be missing in hours."""
+    pattern = part_pattern(path.name)
+    if pattern is None:
+        return
+    for other in path.parent.glob(f"{glob.escape(pattern[1])}*"):
+        if other.name > path.name and part_pattern(other.name) == pattern:
+            with other.open("rb") as file:
+                try:
+                    kind_of(file.read(BLOCK), other)
+                except SourceError:
+                    raise SourceError(
+                        f"{path}: {other.name} beside it does not begin like a tar: "
+                        f"{name_remedy(path)}"
+                    ) from None
+
+
+def _in_place_of_images(folder: Path) -> str:
+    """What a folder has in place of tars and images, and the remedy."""
+    paths = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
+    for path in paths[:_LOOKED_AT]:
+        if path.name.lower().endswith(_TAR_SUFFIXES):
+            return f"its tars are in {path.parent}: give that folder"
+        with suppress(OSError), path.open("rb") as file:
+            known = format_of(file.read(BLOCK))
+            if (text := name_remedy(path)) is not None:
+                return f"{path}: {text}"
+            if known not in (None, EMPTY, TEXT):
+                return f"{path} is {known.name}: {known.remedy_for(path)}"
+    return "name tars, or the folder that holds them"
 
 
 def _expand(pattern: str | Path) -> list[Path]:
@@ -190,7 +226,7 @@ def _stem(path: Path | Address) -> str:
 def kind_of(head: bytes, path: Path | Address) -> Kind:
     """The kind of a file, by its first 512 bytes (`BLOCK`); `path` is for messages.
 
-    Raises SourceError for neither a gzip stream nor a tar.
+    Raises SourceError for neither a gzip stream nor a tar, and says what it is, if that is known.
     """
     if head.startswith(GZIP_MAGIC):
         return "gzip-tar"
@@ -198,11 +234,14 @@ def kind_of(head: bytes, path: Path | Address) -> Kind:
         with suppress(ValueError):  # ustar and GNU have a magic, older ones a checksum
             if head[257:262] == b"ustar" or parse_header(head):
                 return "tar"
-    found = f"begins with {head[:16]!r}"
-    if not any(head):
-        found = "begins with zeros, or is empty (a download reserved but not filled)"
+    known = format_of(head)
+    if known is not None:
+        # Of a part of a split file, these bytes come from its middle.
+        text = name_remedy(path) or known.remedy_for(path)
+        raise SourceError(f"{path}: it is {known.name}, where a tar is expected; {text}")
     raise SourceError(
-        f"{path}: {found}, which is neither a gzip stream nor a tar header; {remedy(path)}"
+        f"{path}: begins with {head[:16]!r}, which is neither a gzip stream nor a tar header; "
+        f"{remedy(path)}"
     )
 
 
@@ -317,10 +356,12 @@ def _lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
         if len(data) > MAX_LIST_BYTES:
             raise SourceError(f"{path}: more than {MAX_LIST_BYTES} bytes: not a list of {what}")
         lines = data.decode("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        # The text of a decoding error has the bytes at fault.
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SourceError(f"{path}: the list of {what} cannot be read: {why}") from None
+    except OSError as error:
+        raise SourceError(f"{path}: the list of {what} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        known = format_of(data[:BLOCK])
+        found = "it is not UTF-8" if known is None else f"it is {known.name}"
+        raise SourceError(f"{path}: the list of {what} cannot be read: {found}") from None
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             yield f"{path}, line {number}", line

@@ -16,6 +16,7 @@ import xxhash
 from zlib_ng import zlib_ng
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.signatures import name_remedy
 from sa1bpack.urls import Address, Stream, scheme_of
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -34,6 +35,8 @@ OnWait = Callable[[str], object] | None
 
 def remedy(path: object) -> str:
     """The remedy for a tar whose bytes are wrong, by its path or Address."""
+    if (by_name := name_remedy(path)) is not None:
+        return by_name
     if isinstance(path, Address):
         return (
             "repeat the command; if it fails again, compare the md5 there with the published list"
@@ -95,6 +98,13 @@ class ByteStream:
                 left -= len(pieces[-1])
             data = b"".join(pieces)
         self.position += len(data)
+        return data
+
+    def peek(self, count: int) -> bytes:
+        """The next `count` bytes, which the next read returns again."""
+        data = self.read(count)
+        self.chunk = memoryview(data + self.chunk)
+        self.position -= len(data)
         return data
 
     def skip(self, count: int) -> int:

@@ -8,8 +8,8 @@ import errno
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,54 @@ class Reject:
         """The line in rejects.jsonl, without the source."""
         member = self.member.removeprefix("./")
         return {"member": member, "reason": self.code, "detail": self.detail}
+
+
+# Endings of names of what may lie in a tar in place of pairs.
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip", ".7z", ".rar", ".tar.xz", ".tar.bz2", ".tar.zst")
+_OTHER_IMAGES = (".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".jxl")
+
+
+def why_no_pairs(names: Sequence[str], codes: Collection[str]) -> str:
+    """The reason why a source has no pair, and the remedy, in words.
+
+    Args:
+        names: some of its members that are not named like half of a pair.
+        codes: why other members were rejected.
+    """
+    archive = next((name for name in names if name.lower().endswith(_ARCHIVES)), None)
+    image = next((name for name in names if name.lower().endswith(_OTHER_IMAGES)), None)
+    if archive is not None:
+        return (
+            f"it holds archives, such as {archive}: unpack it, `tar -xf TAR -C FOLDER`, and pack "
+            "FOLDER or the tars in it"
+        )
+    if image is not None:
+        return f"its images are not JPEG, such as {image}: convert them to sa_<id>.jpg"
+    if set(codes) == {"missing-json"}:
+        return (
+            "it has images alone, without records: put sa_<id>.json beside each sa_<id>.jpg "
+            "(docs/from-your-dataset.md says what is in them)"
+        )
+    if set(codes) == {"missing-jpeg"}:
+        return "it has records alone, without images: put sa_<id>.jpg beside each sa_<id>.json"
+    found = f"it has other files, such as {names[0]}" if names else "no member can be used"
+    return f"{found}; if it should hold images of SA-1B, download it again"
+
+
+def first_other_names(source: Source) -> list[str]:
+    """The names of the first members of a source that are not named like half of a pair.
+
+    Raises SourceError if it cannot be read.
+    """
+    names = []
+    members = _open_members(source)
+    with closing(members.stream):
+        for member in members:
+            if member.kind == "file" and split_name(member.name)[1] is None:
+                names.append(member.name)
+            if len(names) == _NAMES_KEPT:
+                break
+    return names
 
 
 # What stands for an item in a Spool: itself, or its blocks in the file and its size.
@@ -194,6 +242,13 @@ class FolderStream:
         """Do nothing: nothing is held open between files."""
 
 
+def _open_members(source: Source, **options) -> TarStream | FolderStream:
+    """The members of a source; `options` as for a ByteStream. The caller closes their stream."""
+    if source.kind == "folder":
+        return FolderStream(source.path)
+    return TarStream(open_stream(source.path, gzip=source.kind == "gzip-tar", **options))
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A half whose other half has not been read yet."""
@@ -266,11 +321,8 @@ class PairReader(AbstractContextManager):
         self._waiting: dict[str, _Waiting] = {}
         self._settled: dict[str, bool] = {}  # stem → whether it became a pair
         self._found = 0  # pairs
-        if members is None and source.kind == "folder":
-            members = FolderStream(source.path)
-        elif members is None:
-            gzip = source.kind == "gzip-tar"
-            members = TarStream(open_stream(source.path, gzip=gzip, **options))
+        if members is None:
+            members = _open_members(source, **options)
         self._members, self._stream = members, members.stream
 
     def __exit__(self, *_: object) -> None:

@@ -15,11 +15,14 @@ checked nevertheless, because they appear in journals and reports.
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from shlex import quote
 from typing import Literal
 
-from sa1bpack.errors import SourceCorrupt, SourceTruncated
-from sa1bpack.source.inflate import ByteStream, remedy
+from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.signatures import ZEROS, format_of, name_remedy
+from sa1bpack.source.inflate import ByteStream, GzipStream, remedy
 
 BLOCK = 512
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of a pax header or a GNU long name
@@ -110,7 +113,7 @@ class TarStream:
     `stream` has the bytes of the tar, and is closed by the caller.
 
     Raises SourceTruncated if the stream ends too early and SourceCorrupt if a header is wrong; both
-    name the file and the place.
+    name the file and the place; SourceError if it is no tar at all.
     """
 
     def __init__(self, stream: ByteStream):
@@ -120,6 +123,7 @@ class TarStream:
         self._data_size = 0
 
     def __iter__(self) -> Iterator[Member]:
+        self._check_beginning()
         while (header := self._next_header()) is not None:
             try:
                 member = self._member(header)
@@ -131,6 +135,25 @@ class TarStream:
             unread, self._unread = self._unread, 0
             if self.stream.skip(unread) < unread:
                 raise self._truncated("within a member's data")
+
+    def _check_beginning(self) -> None:
+        """Raise SourceError if a gzip stream holds another kind of file, as its beginning says."""
+        if not isinstance(self.stream, GzipStream):  # the kind of a plain file is known
+            return
+        head = self.stream.peek(BLOCK)
+        with suppress(ValueError):
+            parse_header(head.ljust(BLOCK, b"\0"))
+            return
+        known = format_of(head)
+        if known in (None, ZEROS):  # zeros are the end of a tar, of one without members here
+            return
+        text = known.remedy_for("NEW")
+        if "{file}" in known.remedy or "FOLDER" in known.remedy:
+            text = f"inflate it, `gunzip -c {quote(str(self._path))} > NEW`; then {text}"
+        raise SourceError(
+            f"{self._path}: its gzip stream holds {known.name}, where a tar is expected; "
+            f"{name_remedy(self._path) or text}"
+        )
 
     def read(self) -> bytes:
         """All data of the current member; may be called once."""

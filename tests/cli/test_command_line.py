@@ -79,8 +79,8 @@ def test_a_run_that_packs_no_image_names_rejects_only_if_there_are_any(command, 
     code, _, error = command(*pack_command(nothing, tmp_path / "pack_a"))
     assert code == 1
     assert error == (
-        "sa1bpack: no pair of a .jpg and a .json file of the same name is in a; if it should hold "
-        "images of SA-1B, download it again\n"
+        "sa1bpack: no pair of a .jpg and a .json file of the same name is in a: it has other "
+        "files, such as ./readme.txt; if it should hold images of SA-1B, download it again\n"
         "sa1bpack: no image was packed\n"
     )
     dropped = write_tar(tmp_path / "b.tar", members([1], masks=lambda number: 1))
@@ -122,7 +122,7 @@ def test_sources_and_lists_that_cannot_be_used_are_2_and_write_nothing(
     file = tmp_path / "text"
     for arguments, word in (
         ((tmp_path / "none_*.tar",), "none_*.tar: nothing matches"),
-        ((tmp_path / "text",), "neither a gzip stream nor a tar"),
+        ((tmp_path / "text",), "it is a text, where a tar is expected"),
         ((tar, twin), "both called 'sa_000000'"),
         ((tar, "--md5sums", tmp_path / "none"), "cannot be read: No such file or directory\n"),
         ((tar, "-o", file), f": {file}: {file} is a file; give a new folder, or that of a"),

@@ -210,7 +210,7 @@ def test_what_a_tar_cannot_be_asked_is_refused(tar, pack, tmp_path, command):
         sa1bpack.show(empty)
     strange = tmp_path / "strange.tar"
     strange.write_bytes(b"neither")
-    with pytest.raises(SourceError, match="neither a gzip stream nor a tar header"):
+    with pytest.raises(SourceError, match="it is a text, where a tar is expected"):
         sa1bpack.show(strange)
 
 
