@@ -14,7 +14,8 @@ from commands import python
 
 PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE |= {"arguments", "display", "environment", "errors", "interrupts", "lazy", "occurrence", "progress", "schedules", "signatures", "urls", "user_code", "wording"}
+BASE = {"arguments", "display", "environment", "errors", "interrupts", "lazy", "occurrence"}
+BASE |= {"progress", "schedules", "signatures", "urls", "user_code", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
