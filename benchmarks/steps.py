@@ -7,13 +7,13 @@ in them, as in batches of a Loader; one pipeline is timed for a batch that came 
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from sa1bpack import transforms
+from sa1bpack.display import Batch
 from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import SAM_MEAN, SAM_STD, AxisMaps, RunBatch, draw_runs, host
 from sa1bpack.transforms.geometry import scaling
@@ -29,7 +29,7 @@ Step = tuple[Callable[[], object], int]  # function, and the bytes that it must 
 
 
 def made_batch(samples: int, masks: int, device: torch.device, layout: Layout = LAYOUT) -> dict:
-    """A padded batch with packed bits."""
+    """A padded batch with packed bits; what is large in it is on a device."""
     side, grid = layout.image_size, layout.mask_size
     stored = (round(side * SOURCE[0] / SOURCE[1]), side)
     batch = {
@@ -43,13 +43,21 @@ def made_batch(samples: int, masks: int, device: torch.device, layout: Layout = 
         "sizes": torch.tensor([[*SOURCE, *stored]] * samples, dtype=torch.int32),
     }
     batch["images"][:, stored[0] :] = 0
-    there = {key: value.to(device) for key, value in batch.items()}
-    for key in batch.keys() - LARGE:
-        host.remember(there[key], batch[key])
-    return {"epoch": 0} | there
+    return {key: value.to(device) if key in LARGE else value for key, value in batch.items()}
 
 
-def made_runs(samples: int, masks: int, device: torch.device) -> RunBatch:
+def as_sent(batch: dict, device: torch.device) -> Batch:
+    """The batch on a device as a Loader sends it: the host knows what is small."""
+    there = Batch({key: value.to(device) for key, value in batch.items()})
+    copies = dict(batch)
+    if "runs" in batch:
+        copies["mask_offsets"] = batch["runs"].mask_offset
+    there.numbers = host.SentNumbers(there, lambda: copies)
+    there["epoch"] = 0
+    return there
+
+
+def made_runs(samples: int, masks: int) -> RunBatch:
     """The exact runs of random rectangles, each `RUNS` columns wide."""
     rng = np.random.default_rng(0)
     height, width = SOURCE
@@ -61,26 +69,17 @@ def made_runs(samples: int, masks: int, device: torch.device) -> RunBatch:
         ends = np.column_stack([ends.reshape(masks, -1), np.full(masks, height * width)])
         offset = np.arange(masks + 1) * ends.shape[1]
         taken.append((ends.astype(np.int32).ravel(), offset, height, width))
-    runs = RunBatch.collate(taken)
-    there = runs.to(device)
-    host.remember(there.mask_offset, runs.mask_offset)
-    host.remember(there.sizes, runs.sizes)
-    return there
-
-
-def forgotten(batch: dict) -> dict:
-    """The batch, with copies of what is small, of which the host knows nothing."""
-    runs = batch["runs"]
-    small = {key: batch[key].clone() for key in batch.keys() - LARGE - {"runs", "epoch"}}
-    runs = replace(runs, mask_offset=runs.mask_offset.clone(), sizes=runs.sizes.clone())
-    return {**batch, **small, "runs": runs}
+    return RunBatch.collate(taken)
 
 
 def steps(
     samples: int, masks: int, device: torch.device, layout: Layout = LAYOUT
 ) -> dict[str, Step]:
     """Name → step. The first one is the ceiling."""
-    batch = made_batch(samples, masks, device, layout)
+    on_host, host_runs = made_batch(samples, masks, device, layout), made_runs(samples, masks)
+    batch = as_sent(on_host, device)
+    drawn = as_sent(on_host | {"runs": host_runs}, device)
+    unknown = dict(as_sent(on_host | {"runs": host_runs}, device))
     images, bits = batch["images"], batch["masks"]
     side, grid = layout.image_size, layout.mask_size
     cells = samples * masks * grid**2
@@ -90,14 +89,15 @@ def steps(
     mean, std = torch.tensor(SAM_MEAN, device=device), torch.tensor(SAM_STD, device=device)
     inside = torch.ones((samples, 1, side, side), dtype=torch.bool, device=device)
     source, target = torch.zeros((2, 4 * pixels), dtype=torch.uint8, device=device)
-    runs = made_runs(samples, masks, device)
+    runs, stored = host_runs.to(device), on_host["sizes"].to(device)[:, 2:]
 
     def over(cells: int) -> AxisMaps:
         scale = [[SOURCE[1] / cells] * 2] * samples
         return scaling(torch.tensor(scale, dtype=torch.float64, device=device))
 
     small, large = over(grid), over(side)
-    alone = {key: batch[key] for key in ("images", "mask_counts", "image_ids", "sizes", "epoch")}
+    keys = ("images", "mask_counts", "image_ids", "sizes")
+    alone = as_sent({key: on_host[key] for key in keys}, device)
     ends = runs.run_ends.numel() * 4
 
     def pipeline(batch: dict, *chosen, **options) -> Callable[[], object]:
@@ -113,7 +113,7 @@ def steps(
         "copy on the device (ceiling)": (lambda: target.copy_(source), 8 * pixels),
         "bits to bool": (lambda: transforms.unpack_bits(bits), cells * 9 // 8),
         "yuv420 to RGB": (
-            lambda: transforms.yuv420_to_rgb(planes, batch["sizes"][:, 2:]), planes.numel() + pixels
+            lambda: transforms.yuv420_to_rgb(planes, stored), planes.numel() + pixels
         ),
         "normalise to float32": (lambda: normalize(first, mean, std, inside), 5 * pixels),
         "images: no step, bfloat16": (pipeline(alone, dtype=torch.bfloat16), 3 * pixels),
@@ -136,26 +136,26 @@ def steps(
             pipeline(batch, *CROP), 5 * pixels + cells * 9 // 8
         ),
         f"pipeline: crop, flip, masks from runs, {grid}": (
-            pipeline({**batch, "runs": runs}, *CROP), 5 * pixels + cells + ends
+            pipeline(drawn, *CROP), 5 * pixels + cells + ends
         ),
         f"pipeline: crop, flip, masks from runs, {grid}, of a batch that no Loader sent": (
-            pipeline(forgotten({**batch, "runs": runs}), *CROP), 5 * pixels + cells + ends
+            pipeline(unknown, *CROP), 5 * pixels + cells + ends
         ),
         f"pipeline: crop, flip, masks from runs, {side}": (
-            pipeline({**batch, "runs": runs}, *CROP, mask_size=side),
+            pipeline(drawn, *CROP, mask_size=side),
             5 * pixels + samples * masks * side**2 + ends,
         ),
         f"pipeline: crop, flip, rotation, masks from bits, {grid}": (
             pipeline(batch, *CROP, turn), 5 * pixels + cells * 9 // 8
         ),
         f"pipeline: crop, flip, rotation, masks from runs, {grid}": (
-            pipeline({**batch, "runs": runs}, *CROP, turn), 5 * pixels + cells + ends
+            pipeline(drawn, *CROP, turn), 5 * pixels + cells + ends
         ),
         f"pipeline: crop, flip, colours, masks from runs, {grid}": (
-            pipeline({**batch, "runs": runs}, *CROP, jitter), 5 * pixels + cells + ends
+            pipeline(drawn, *CROP, jitter), 5 * pixels + cells + ends
         ),
         f"pipeline: crop, flip, colours, masks from runs, {side}": (
-            pipeline({**batch, "runs": runs}, *CROP, jitter, mask_size=side),
+            pipeline(drawn, *CROP, jitter, mask_size=side),
             5 * pixels + samples * masks * side**2 + ends,
         ),
         f"pipeline: scale jitter, colours, mixup, masks from bits, {grid}": (

@@ -73,7 +73,7 @@ class _Arrays(dict[str, Any]):
 
     def __repr__(self) -> str:
         width = max(map(len, map(str, self)), default=0)
-        lines = [f"  {key!s:{width}}  {_array_text(value)}" for key, value in self.items()]
+        lines = [f"  {key!s:{width}}  {_array_text(value)}" for key, value in dict.items(self)]
         return "\n".join([f"{type(self).__name__} of {len(self)} keys", *lines])
 
     def copy(self):
@@ -91,7 +91,79 @@ class Sample(_Arrays):
 
 
 class Batch(Pictured, _Arrays):
-    """A batch of a loader, `Collate` or a `Pipeline`: a dict, see `sa1bpack.Collate`."""
+    """A batch of a loader, `Collate` or a `Pipeline`: a dict, see `sa1bpack.Collate`.
+
+    Attributes:
+        numbers: what the host knows of small tensors on a device, a
+            `transforms.host.SentNumbers`; None: nothing. Who has asked for such a tensor may write
+            to it, so that every way to a value tells `numbers`; copies of a batch have none.
+    """
+
+    __slots__ = ("numbers",)  # not in `vars`, and so in no pickle or copy
+
+    def __init__(self, *items: Any, **more: Any):
+        super().__init__(*items, **more)
+        self.numbers = None
+
+    def unseen(self) -> dict[str, Any]:
+        """The items, for code of sa1bpack that writes to none of them."""
+        return dict(dict.items(self))
+
+    def to(self, device: Any, non_blocking: bool = False) -> "Batch":
+        """The batch on a device: itself if all of it is there.
+
+        Lightning and Accelerate call this; otherwise they would move one tensor after the other.
+        """
+        items = self.unseen()
+        there = {
+            key: value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
+            for key, value in items.items()
+        }
+        moved = any(there[key] is not value for key, value in items.items())
+        return type(self)(there) if moved else self
+
+    def forget_numbers(self) -> None:
+        """Forget what the host knows of small tensors."""
+        if self.numbers is not None:
+            self.numbers.forget()
+            self.numbers = None
+
+    def _hand_out(self, key: Any) -> None:
+        if self.numbers is not None and key in self.numbers.keys:
+            self.forget_numbers()
+
+    def __getitem__(self, key: str) -> Any:
+        self._hand_out(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._hand_out(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self._hand_out(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        self._hand_out(key)
+        return super().setdefault(key, default)
+
+    def popitem(self) -> tuple[str, Any]:
+        self.forget_numbers()
+        return super().popitem()
+
+    def values(self) -> Any:
+        self.forget_numbers()
+        return super().values()
+
+    def items(self) -> Any:
+        self.forget_numbers()
+        return super().items()
+
+    def __iter__(self) -> Any:
+        # A dict with an iterator of its own is copied, as by `dict(batch)` and `**batch`, by
+        # `__getitem__`.
+        return super().__iter__()
 
 
 def _array_text(value: Any) -> str:

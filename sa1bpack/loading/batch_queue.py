@@ -174,8 +174,9 @@ class QueuedBatch:
         dropped: errors of samples that the batch lacks.
         ranges_left: ranges of samples that threads are still copying.
         error: why the batch could not be made.
-        data: uint8 (n,), the batch on a device; None: it is not there, or not yet.
-        event: event recorded when `data` is there.
+        tensors: the arrays of the batch on a device; None: it is not sent, or not yet.
+        memory: uint8 (n,) each, the memory that they have there.
+        event: event recorded when they are there.
         small: uint8 (m,), the host's copy of the small arrays, once it is sent.
     """
 
@@ -185,7 +186,8 @@ class QueuedBatch:
     dropped: Sequence[ReadError] = ()
     ranges_left: int = 0
     error: BaseException | None = None
-    data: torch.Tensor | None = None
+    tensors: dict[str, Any] | None = None
+    memory: Sequence[torch.Tensor] = ()
     event: Any = None
     small: np.ndarray | None = None
 

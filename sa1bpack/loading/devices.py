@@ -6,8 +6,8 @@ beginning of a reader thread; `wait`, until the last copy out of a buffer is don
 sending a filled buffer, without waiting for it.
 
 `arrange` brings the arrays of a sent batch into the layout that the consumer requested.
-`open_device` checks a name; `device_here`, in the thread that begins an iteration, returns what is
-there.
+`open_device` checks a name; `ChosenDevice` settles which device it is, and returns it in the thread
+that begins an iteration.
 """
 
 import atexit
@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 from contextlib import AbstractContextManager, suppress
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -30,7 +31,8 @@ from sa1bpack.loading.batch.spec import BatchSpec, Regions, split_regions
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch
 from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.loading.pinned import keep_maps, pinned_memory
-from sa1bpack.transforms.host import on_host, remember
+from sa1bpack.transforms.batch import Batch
+from sa1bpack.transforms.host import SentNumbers
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch
@@ -67,6 +69,10 @@ class CudaRuntime:
     def used_before_fork(self) -> bool:
         """True if this process was forked from one that had used CUDA: then it cannot."""
         return torch.cuda._is_in_bad_fork()
+
+    def in_use(self) -> bool:
+        """True if this process uses CUDA."""
+        return torch.cuda.is_initialized()
 
     def current(self) -> int:
         """The current device."""
@@ -201,6 +207,14 @@ _CONVERSION_TENSORS = 8  # that live at once
 _SMALL_TENSORS = 64  # of at most 512 bytes, with numbers per sample or row
 
 
+@lru_cache
+def kind_of(dtype: np.dtype) -> torch.dtype:
+    """The type of a tensor with the elements of an array of a batch."""
+    if dtype == np.uint16:  # of features alone: numpy has no such type
+        return torch.bfloat16
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
 def host_views(data: np.ndarray, regions: Regions) -> Tensors:
     """`batch_views` of a uint8 (n,) array.
 
@@ -210,33 +224,88 @@ def host_views(data: np.ndarray, regions: Regions) -> Tensors:
     views = {}
     for key, region in regions.items():
         views[key] = torch.from_numpy(region.view(data))
-        if region.dtype == np.uint16:  # bfloat16, see batch_views
+        if region.dtype == np.uint16:  # bfloat16, see kind_of
             views[key] = views[key].view(torch.bfloat16)
     return views
 
 
-def batch_views(data: torch.Tensor, regions: Regions) -> Tensors:
+def batch_views(data: torch.Tensor, regions: Regions, first: int = 0) -> Tensors:
     """The arrays of a batch as tensors that share the memory of one.
 
     The tensors are not views of one another: autograd, which follows changes of a tensor and of its
-    views, does not take a change of one for a change of all.
+    views, does not take a change of one for a change of all. One operation of torch yields all that
+    have one type, and another one the shape of each that has several axes.
 
     Args:
-        data: contiguous, uint8 (n,), at the beginning of its memory.
-        regions: regions of the batch in `data`.
+        data: contiguous, uint8 (n,).
+        regions: regions of the batch, in ascending order.
+        first: the byte of the batch that `data` begins with, a multiple of ALIGNMENT.
     """
-    memory, views = data.untyped_storage(), {}
+    by_kind: dict[torch.dtype, list[str]] = {}
     for key, region in regions.items():
-        kind = torch.bfloat16  # of features alone: numpy has no such type
-        if region.dtype != np.uint16:
-            kind = torch.from_numpy(np.empty(0, region.dtype)).dtype
-        tensor = torch.empty(0, dtype=kind, device=data.device)
-        views[key] = tensor.set_(memory, region.start // region.dtype.itemsize, region.shape)
+        by_kind.setdefault(kind_of(region.dtype), []).append(key)
+    views: Tensors = dict.fromkeys(regions)
+    for kind, keys in by_kind.items():
+        elements = data if kind == torch.uint8 else data.view(kind)
+        places, sizes = _cuts(regions, keys, first, len(elements), kind.itemsize)
+        pieces = torch.unsafe_split_with_sizes(elements, sizes)
+        for key, place in zip(keys, places, strict=True):
+            shape = regions[key].shape
+            views[key] = pieces[place] if len(shape) == 1 else pieces[place].view(shape)
     return views
 
 
+def _cuts(
+    regions: Regions, keys: list[str], first: int, total: int, itemsize: int
+) -> tuple[list[int], list[int]]:
+    """How memory is cut into the regions of some keys, and what lies between them.
+
+    Args:
+        regions: regions of the batch, in ascending order.
+        keys: keys of those with this `itemsize`.
+        first: byte of the batch that the memory begins with.
+        total: elements of the memory.
+        itemsize: bytes of an element.
+
+    Returns:
+        The number of each key's piece, and the elements of all pieces.
+    """
+    places, sizes, end = [], [], 0
+    for key in keys:
+        region = regions[key]
+        start = (region.start - first) // itemsize
+        if start > end:
+            sizes.append(start - end)
+        places.append(len(sizes))
+        sizes.append(region.nbytes // itemsize)
+        end = start + sizes[-1]
+    sizes.append(total - end)
+    return places, sizes
+
+
+def split_span(regions: Regions, nbytes: int) -> tuple[Regions, Regions, slice, slice]:
+    """`split_regions`, with the bytes of the buffer that hold the large ones as well."""
+    large, small, span = split_regions(regions)
+    first = min((region.start for region in large.values()), default=nbytes)
+    return large, small, span, slice(first, nbytes)
+
+
+def sent_bytes(spec: BatchSpec, samples: int, capacity: int, total: int, nbytes: int) -> int:
+    """The most bytes that a batch takes on a device as it is sent.
+
+    Args:
+        spec: layout of the batches.
+        samples, capacity, total: see `arranging_bytes`.
+        nbytes: bytes of the batch in a buffer.
+    """
+    regions, _ = spec.regions(samples, capacity, total, 0)
+    _, _, of_small, of_large = split_span(regions, nbytes)
+    parts = (part.stop - part.start for part in (of_small, of_large))
+    return sum(map(allocated_bytes, parts))
+
+
 def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> tuple[int, int]:
-    """The most bytes that `batch_views` and `arrange` add to a batch on its device.
+    """The most bytes that `arrange` adds to a batch on its device.
 
     Args:
         spec: layout of the batches.
@@ -245,9 +314,7 @@ def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
     Returns:
         Bytes in the batch that results, and bytes in addition until they return.
     """
-    regions, _ = spec.regions(samples, capacity, total, 0)
-    _, _, span = split_regions(regions)
-    made, temporary = allocated_bytes(span.stop - span.start), _SMALL_TENSORS * 512
+    made, temporary = 0, _SMALL_TENSORS * 512
     if spec.to_rgb:
         pixels = samples * spec.image.side**2
         made += allocated_bytes(RGB_BYTES * pixels)
@@ -286,8 +353,6 @@ def arrange(batch: Tensors, spec: BatchSpec, located: LocatedBatch) -> Tensors:
         batch["images"] = yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
     if spec.masks.source == "runs":
         sizes = batch["sizes"][:, :2].long()
-        if (known := on_host(batch["sizes"])) is not None:
-            remember(sizes, known[:, :2].long())
         ends, offset = batch.pop("run_ends"), batch.pop("run_offset")
         known = torch.from_numpy(located.run_offset)
         batch["runs"] = RunBatch(ends, offset, batch["mask_offsets"], sizes, known)
@@ -349,7 +414,7 @@ class Host:
         """A buffer of ordinary memory."""
         return Buffer(aligned(nbytes))
 
-    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Tensors:
+    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
 
         The small ones are copies, so keeping the ids of a batch does not keep its pixels.
@@ -358,7 +423,7 @@ class Host:
         lent = np.asarray(LentBuffer(buffer, located.nbytes, pool))
         large, small, span = split_regions(located.regions)
         copied = buffer.bytes[span].copy()
-        return arrange(host_views(lent, large) | host_views(copied, small), spec, located)
+        return Batch(arrange(host_views(lent, large) | host_views(copied, small), spec, located))
 
 
 class CudaDevice:
@@ -422,33 +487,48 @@ class CudaDevice:
             self.send(batch)
 
     def send(self, batch: QueuedBatch) -> None:
-        """Begin a single copy of all bytes, after which the buffer's event is recorded.
+        """Begin the copies of all bytes, after which the buffer's event is recorded.
 
-        Raises torch.cuda.OutOfMemoryError."""
+        The large arrays and the small ones have memory of their own there.
+
+        Raises torch.cuda.OutOfMemoryError.
+        """
         located, buffer = batch.located, batch.buffer
+        large, small, of_small, of_large = split_span(located.regions, located.nbytes)
         with self._lock, CUDA.queuing_on(self.stream):
-            data = CUDA.empty(located.nbytes, self._index)
-            _memory[data.untyped_storage()] = None
+            numbers = self._empty(of_small)
+            data = self._empty(of_large)
             event = CUDA.event()
             buffer.streams[:] = [self.stream]  # of another device in an earlier epoch
             try:
-                CUDA.send(buffer.pinned[: located.nbytes], data)
+                for memory, part in ((numbers, of_small), (data, of_large)):
+                    if len(memory):
+                        CUDA.send(buffer.pinned[part], memory)
                 event.record(self.stream)
             except BaseException:
                 # A copy may be in progress whose end no event will show: the buffer gets new memory
                 # before it is filled again. The old one is pinned until the stream is done.
                 buffer.bytes, buffer.pinned = buffer.bytes[:0], None
                 raise
-        buffer.event = event
-        _, _, span = split_regions(located.regions)
-        batch.data, batch.event, batch.small = data, event, buffer.bytes[span].copy()
+        buffer.event = batch.event = event
+        batch.small = buffer.bytes[of_small].copy()
+        batch.memory = [memory for memory in (numbers, data) if len(memory)]
+        batch.tensors = batch_views(data, large, of_large.start) | batch_views(numbers, small)
 
-    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Tensors:
+    def _empty(self, part: slice) -> torch.Tensor:
+        """Memory of the device for a part of a buffer."""
+        memory = CUDA.empty(part.stop - part.start, self._index)
+        _memory[memory.untyped_storage()] = None
+        return memory
+
+    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors on the device, for use on the consumer's current stream.
 
-        The small ones are copies, as on the CPU, and the host remembers what they are: in inference
-        mode, too, whose own tensors do not count their changes. Raises LoaderError while that
-        stream is captured, or if the device has no memory for the batch.
+        The small ones have memory of their own, and the host knows what they are. In inference
+        mode, too, they are tensors that can take part in training.
+
+        Raises LoaderError while that stream is captured, or if the device has no memory for the
+        batch or for what is made of it there.
         """
         with CUDA.on(self._index), torch.inference_mode(False):
             if CUDA.capturing():
@@ -456,31 +536,42 @@ class CudaDevice:
                     f"a batch cannot be taken while a CUDA graph is captured on {self.device}: "
                     "take it before, and copy it to the tensors that the graph reads"
                 )
-            if batch.data is None:  # there was no memory for it
-                reason = None
-                try:
-                    self.send(batch)
-                except torch.cuda.OutOfMemoryError as error:
-                    reason = str(error)  # not its traceback, whose frames hold the buffer
-                finally:
-                    pool.release(batch.buffer)
-                if reason is not None:
-                    raise LoaderError(
-                        f"{self.device} has no memory for a batch of "
-                        f"{size_text(batch.located.nbytes)}; lower batch_size, max_masks or "
-                        "prefetch, or keep fewer batches; loader.plan() shows what it takes: "
-                        + reason
-                    )
-            located, data = batch.located, batch.data
-            stream = CUDA.current_stream(self._index)
-            stream.wait_event(batch.event)
-            # Allocated on the side stream: its memory must not be reused before this one is done.
-            CUDA.keep(data, stream)
-            large, small, span = split_regions(located.regions)
-            views = batch_views(data[span].clone(), small)
-            for key, known in host_views(batch.small, small).items():
-                remember(views[key], known)
-            return arrange(batch_views(data, large) | views, spec, located)
+            try:
+                return self._delivered(batch, spec, pool)
+            except RuntimeError as error:
+                if not lacks_memory(error):
+                    raise
+                reason = str(error)  # not its traceback, whose frames hold the buffer
+        raise LoaderError(
+            f"{self.device} has no memory for a batch of {size_text(batch.located.nbytes)}, or for "
+            "what is made of it there; lower batch_size, max_masks or prefetch, or keep fewer "
+            "batches; loader.plan() shows what it takes. The batch is not lost: "
+            "loader.load_state_dict(loader.state_dict()) makes the next iteration begin with it: "
+            + reason
+        )
+
+    def _delivered(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
+        """`deliver`; raises torch.OutOfMemoryError."""
+        if batch.tensors is None:  # there was no memory for it
+            try:
+                self.send(batch)
+            finally:
+                pool.release(batch.buffer)
+        stream = CUDA.current_stream(self._index)
+        stream.wait_event(batch.event)
+        for memory in batch.memory:
+            # Allocated on the side stream: it must not be used again before this one is done.
+            CUDA.keep(memory, stream)
+        _, small, _ = split_regions(batch.located.regions)
+        made = Batch(arrange(batch.tensors, spec, batch.located))
+        made.numbers = SentNumbers(made, partial(host_views, batch.small, small))
+        return made
+
+
+def lacks_memory(error: RuntimeError) -> bool:
+    """True if an error of torch says that a device has no memory."""
+    no_workspace = "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or no_workspace
 
 
 def open_device(name: str | torch.device) -> torch.device:
@@ -507,10 +598,7 @@ devices_in_use: dict[int, CudaDevice] = {}
 
 
 def device_here(device: torch.device) -> Host | CudaDevice:
-    """The device for an iteration that this thread begins.
-
-    "cuda" is the current device of this thread: where the Loader is made, it may not be set yet,
-    and a Loader may be sent to processes with a device each.
+    """The device for an iteration that this thread begins; "cuda" is the thread's current one.
 
     Raises LoaderError in a forked child of a process that has used CUDA.
     """
@@ -524,6 +612,66 @@ def device_here(device: torch.device) -> Host | CudaDevice:
         )
     index = CUDA.current() if device.index is None else device.index
     return devices_in_use.setdefault(index, devices_in_use.get(index) or CudaDevice(index))
+
+
+class ChosenDevice:
+    """The device of a Loader, which is settled once in each process.
+
+    "cuda" is the device that is current in the thread that makes the Loader. (In a new thread, that
+    is the first one, whatever other threads have chosen.) Only if this process does not use CUDA
+    yet, or gets the Loader from another one, is it settled when the first iteration begins: to ask
+    would begin to use CUDA, and children could not be forked any more.
+
+    Attributes:
+        asked: the device, as it was named.
+    """
+
+    def __init__(self, name: str | torch.device):
+        """Raises OptionError as `open_device`."""
+        self.asked = open_device(name)
+        self._named = self.asked.type == "cpu" or self.asked.index is not None
+        self._maker = threading.get_ident()
+        self._process = os.getpid()
+        self._settled: int | None = None
+        if not self._named and CUDA.in_use():
+            self._settled = CUDA.current()
+
+    def __str__(self) -> str:
+        return str(self.asked) if self._settled is None else f"cuda:{self._settled}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_maker": None, "_settled": None}
+
+    def here(self) -> Host | CudaDevice:
+        """The device for an iteration that this thread begins.
+
+        Raises:
+            LoaderError: it cannot be known which device is meant, because another one has become
+                current since, or the thread is not the one that made the Loader; or as for
+                `device_here`.
+        """
+        if self._named or CUDA.used_before_fork():
+            return device_here(self.asked)
+        elsewhere = self._maker not in (None, threading.get_ident())
+        elsewhere = elsewhere and self._process == os.getpid()
+        remedy = (
+            "call torch.cuda.set_device before the loader is made, or name the device, as "
+            "device='cuda:1'"
+        )
+        if self._settled is None:
+            if elsewhere and CUDA.count() > 1:
+                raise LoaderError(
+                    "device is 'cuda', but the loader was made in another thread, before CUDA was "
+                    "used, and in a new thread cuda:0 is current whatever others have chosen: "
+                    + remedy
+                )
+            self._settled = CUDA.current()
+        elif not elsewhere and CUDA.current() != self._settled:
+            raise LoaderError(
+                f"device is 'cuda', which was cuda:{self._settled} before, but now "
+                f"cuda:{CUDA.current()} is current: {remedy}"
+            )
+        return device_here(torch.device("cuda", self._settled))
 
 
 # ------------------------------------------------------------------------- memory that is not freed

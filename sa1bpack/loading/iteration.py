@@ -21,7 +21,7 @@ from sa1bpack.loading.shard_prefetcher import check_order
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.batch import Batch
-from sa1bpack.transforms.host import on_host, sent
+from sa1bpack.transforms.host import numbers_of, sent, unseen
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import counted
 
@@ -230,7 +230,7 @@ class Iteration:
                 cursor.check(self._state)
                 raise LoaderError("the loader was closed while waiting for a batch")
             batch, errors, nbytes, ready = taken
-            samples = 0 if batch is None else len(batch["image_ids"])
+            samples = 0 if batch is None else len(unseen(batch)["image_ids"])
             self.counts.took(begin, samples, nbytes, len(errors), ready)
             begin = perf_counter()
             if errors:
@@ -241,9 +241,11 @@ class Iteration:
             if batch is None:
                 continue
             epoch, spec = self._batches.epoch, loader._dataset.spec_text
-            batch = Batch(batch, epoch=epoch, batch_idx=number, global_step=step, spec=spec)
+            items, numbers = unseen(batch), batch.numbers
+            batch = Batch(items, epoch=epoch, batch_idx=number, global_step=step, spec=spec)
+            batch.numbers = numbers
             if self._batches.pad_last:
-                batch["repeated"] = self._repeated(self._done - 1, batch["indices"])
+                batch["repeated"] = self._repeated(self._done - 1, batch)
             if loader._options.on_error == "drop":
                 batch["dropped"] = rows_of(errors, batch["indices"].device)
             self._yielded = True
@@ -258,15 +260,17 @@ class Iteration:
             )
         return None
 
-    def _repeated(self, k: int, indices: torch.Tensor) -> torch.Tensor:
-        """bool (n,), on the device of `indices`: the samples of batch k that only fill it up."""
-        found = self._batches.repeated(k)
-        if not found.any():
+    def _repeated(self, k: int, batch: Batch) -> torch.Tensor:
+        """bool (n,), on the device of the batch: the samples of batch k that only fill it up."""
+        indices = unseen(batch)["indices"]
+        repeated = self._batches.repeated(k)
+        if not repeated.any():
             return torch.zeros_like(indices, dtype=torch.bool)
-        if len(found) > len(indices):  # some were dropped
+        if len(repeated) > len(indices):  # some were dropped
             rows = self._loader._dataset.rows_at(self._batches[k])
-            found = found[np.isin(rows, on_host(indices).numpy())]
-        return sent([torch.from_numpy(found)], indices.device)[0]
+            remaining = numbers_of(batch).get("indices", indices)
+            repeated = repeated[np.isin(rows, remaining.numpy())]
+        return sent([torch.from_numpy(repeated)], indices.device)[0]
 
     def _note(self, batch: Batch | None, errors: list[ReadError]) -> None:
         """Note the errors of a batch. Raises LoaderError beyond what may be dropped."""

@@ -19,12 +19,12 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (
+    ChosenDevice,
     CudaDevice,
     Host,
     arranging_bytes,
-    device_here,
     float_bytes,
-    open_device,
+    sent_bytes,
 )
 from sa1bpack.loading.iteration import BaseLoader
 from sa1bpack.loading.located_batch import OPEN_SAMPLES
@@ -35,7 +35,6 @@ from sa1bpack.loading.plans import LoadingPlan, cores, dataset_bytes, io_obstacl
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.schedules import WholeNumbers
-from sa1bpack.transforms.memory import allocated_bytes
 from sa1bpack.wording import counted
 
 # More threads than this are not faster: the memory channels are the limit.
@@ -124,8 +123,9 @@ class Loader(BaseLoader):
             batch_size: samples per batch, of each rank; or a schedule of it: `Steps`, `Linear`,
                 `Cosine`, `Function`, a list with one value per epoch, or a function of the epoch.
                 Or None, with the option `global_batch_size`.
-            device: "cpu", "cuda" or "cuda:1". "cuda" is the current device when an iteration
-                begins, so it may be set after the Loader is made, also in another process.
+            device: "cpu", "cuda" or "cuda:1". "cuda" is the current device of the thread that
+                makes the Loader; or, where CUDA is not used yet, and in another process that the
+                Loader was sent to, of the one that iterates first.
             threads: None: one per core available to this process, at most 12, and at least 4 to
                 read past the page cache. At most 1024 can be chosen.
             prefetch: batches that are ready or in progress while one is used, 1 to 1024. None: 2;
@@ -163,8 +163,8 @@ class Loader(BaseLoader):
                 together = max(1, self.batches.most_samples // OPEN_SAMPLES)
                 prefetch = max(PREFETCH, -(-self._threads // together))
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
-        self._device = open_device(device)
-        on_cuda, relate = self._device.type == "cuda", chosen.relations or None
+        self._device = ChosenDevice(device)
+        on_cuda, relate = self._device.asked.type == "cuda", chosen.relations or None
         self._spec = BatchSpec(ds, chosen.layout, to_device=on_cuda, relate=relate)
         self._pool: BufferPool | None = None
         self._pid = os.getpid()
@@ -194,7 +194,8 @@ class Loader(BaseLoader):
         else:
             # In the queue, being delivered, and the one that the consumer still has meanwhile.
             made, temporary = arranging_bytes(spec, samples, capacity, total)
-            device_bytes = (count + 1) * allocated_bytes(nbytes)
+            sent = sent_bytes(spec, samples, capacity, total, nbytes)
+            device_bytes = (count + 1) * sent
             device_bytes += 2 * made + temporary + related
             if spec.relate is not None:
                 cells, layout = spec.masks.size**2, spec.mask_layout
@@ -216,7 +217,7 @@ class Loader(BaseLoader):
     def _begin(self, batches: EpochBatches, counts: EpochCounts) -> ReaderThreads:
         if self._closed:
             raise LoaderError("this loader is closed; make a new one")
-        device = device_here(self._device)
+        device = self._device.here()
         if self._pid != os.getpid():
             self._pid, self._pool = os.getpid(), None
         if self._pool is None:

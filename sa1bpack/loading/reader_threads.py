@@ -186,7 +186,8 @@ class ReaderThreads:
                 self._counts.worked("stage", begin)
         except BaseException as error:
             failed = error
-        self._queue.complete(batch, failed, free=batch.data is not None or not len(batch.located))
+        sent = batch.tensors is not None
+        self._queue.complete(batch, failed, free=sent or not len(batch.located))
 
     # ------------------------------------------------------------------------------ in the consumer
 

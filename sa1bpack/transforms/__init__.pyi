@@ -12,6 +12,7 @@ from sa1bpack.transforms.geometry import RandomHorizontalFlip as RandomHorizonta
 from sa1bpack.transforms.geometry import RandomResizedCrop as RandomResizedCrop
 from sa1bpack.transforms.geometry import ScaleJitter as ScaleJitter
 from sa1bpack.transforms.geometry import image_region as image_region
+from sa1bpack.transforms.host import forget_sent as forget_sent
 from sa1bpack.transforms.images.pixels import SAM_MEAN as SAM_MEAN
 from sa1bpack.transforms.images.pixels import SAM_STD as SAM_STD
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb as yuv420_to_rgb

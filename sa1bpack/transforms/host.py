@@ -1,45 +1,133 @@
 """Small arrays of a batch on a device that the host knows as well, and small arrays sent to one.
 
 What is made of a few numbers per image or mask is made on the host, where it takes microseconds,
-and sent as one array: on a device it would be hundreds of launches. A Loader remembers the host's
-copies of what it sent. A tensor that was changed, or that came another way, has none.
+and sent as one array: on a device it would be hundreds of launches. A batch of a Loader has the
+host's copies of what was sent, and loses them when it hands out one of the tensors: that may then
+be written by a collective operation, through DLPack, or by a kernel of another library, which torch
+does not count as changes. A batch that came another way has none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
+
+from sa1bpack.arguments import checks_options
+from sa1bpack.transforms.batch import Batch
 
 Record = TypeVar("Record")
 
-# Tensor of a device → the host's copy, and the tensor's version at that time.
-_copies = WeakIdKeyDictionary()
+# Keys of a batch of which pipelines read the numbers.
+SMALL = ("sizes", "image_ids", "mask_counts", "bboxes", "point_coords")
+# And that of which the Loader itself does, before it hands out anything.
+_ROWS = "indices"
 
 
-def remember(tensor: torch.Tensor, copy: torch.Tensor) -> None:
-    """Let `on_host` find the host's copy of a tensor, for as long as neither is changed."""
-    if not tensor.is_inference():  # these do not count their changes
-        _copies[tensor] = copy, tensor._version
+class SentNumbers:
+    """The small tensors of a batch as they were sent, for as long as only sa1bpack has had them.
+
+    Attributes:
+        keys: keys of the batch that have, or share memory with, one of the tensors.
+        known: the tensors have been handed out to nobody.
+    """
+
+    def __init__(self, batch: Batch, copies: Callable[[], Mapping[str, torch.Tensor]]):
+        """
+        Args:
+            batch: the batch, complete.
+            copies: makes the tensors on the host, by their names in the buffer; called when they
+                are needed first.
+        """
+        self.known = True
+        items = batch.unseen()
+        names = {*SMALL, "mask_offsets", "runs", _ROWS} & items.keys()
+        self._sent = {key: items[key] for key in names}
+        self.keys = names - {_ROWS}
+        self._copies = copies
+        self._numbers: dict[str, torch.Tensor] | None = None
+
+    def forget(self) -> None:
+        """Use them no more."""
+        self.known = False
+        self._sent.clear()
+
+    def of(self, items: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The numbers of those keys that still have the tensors that were sent, on the host.
+
+        For `runs`, they are `mask_offset` and `source_sizes`.
+
+        Args:
+            items: the items of the batch.
+        """
+        sent = dict(self._sent)  # a thread may forget meanwhile
+        if not self.known:
+            return {}
+        if self._numbers is None:
+            self._numbers = self._made()
+        same = {key for key, value in sent.items() if items.get(key) is value}
+        if "runs" in same:
+            same |= {"mask_offset", "source_sizes"}
+        return {name: value for name, value in self._numbers.items() if name in same}
+
+    def _made(self) -> dict[str, torch.Tensor]:
+        copies = self._copies()
+        numbers = {key: copies[key] for key in (*SMALL, _ROWS) if key in copies}
+        if "mask_offsets" in copies:
+            numbers["mask_offset"] = copies["mask_offsets"]
+            numbers["source_sizes"] = copies["sizes"][:, :2].long()
+        return numbers
 
 
-def on_host(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The same numbers on the CPU, without waiting for a device; None if they are not known."""
-    if tensor.device.type == "cpu":
-        return tensor
-    copy, version = _copies.get(tensor, (None, 0))
-    return copy if copy is None or tensor._version == version else None
+def numbers_of(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What the host knows of the small tensors of a batch, by key; nothing for most batches."""
+    if not isinstance(batch, Batch) or batch.numbers is None:
+        return {}
+    return batch.numbers.of(batch.unseen())
 
 
-def all_on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def unseen(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The items of a batch, for code that writes to none of them."""
+    return batch.unseen() if isinstance(batch, Batch) else batch
+
+
+@checks_options
+def forget_sent(batch: Mapping[str, Any]) -> None:
+    """Let pipelines read the numbers of a batch from its device, not from copies of what was sent.
+
+    A Loader's batch on CUDA does so by itself once one of its small tensors has been handed out, so
+    this is only for code that writes to their memory without asking the batch for them.
+
+    Args:
+        batch: the batch.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> with sa1bpack.Loader(ds, batch_size=2) as loader:
+        ...     batch = next(iter(loader))
+        >>> T.forget_sent(batch)
+    """
+    if isinstance(batch, Batch):
+        batch.forget_numbers()
+
+
+def all_on_host(
+    tensors: Mapping[str, torch.Tensor], known: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """The tensors on the CPU if all of them are known there; otherwise as they are.
 
     They also stay as they are while a CUDA graph is captured, which is replayed for other numbers.
+
+    Args:
+        tensors: name → tensor.
+        known: name → the same numbers on the CPU, see `numbers_of`.
     """
-    found = {key: on_host(tensor) for key, tensor in tensors.items()}
-    unknown = any(copy is None for copy in found.values())
-    return dict(tensors) if unknown or captured(tensors.values()) else found
+    on_host = {
+        name: tensor if tensor.device.type == "cpu" else known.get(name)
+        for name, tensor in tensors.items()
+    }
+    unknown = any(copy is None for copy in on_host.values())
+    return dict(tensors) if unknown or captured(tensors.values()) else on_host
 
 
 def captured(tensors: Iterable[torch.Tensor]) -> bool:

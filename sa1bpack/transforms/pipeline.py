@@ -16,7 +16,7 @@ from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import Sides, Size, as_numbers
 from sa1bpack.transforms.geometry import Frame, GeometricStep
-from sa1bpack.transforms.host import all_on_host, sent
+from sa1bpack.transforms.host import all_on_host, numbers_of, sent, unseen
 from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.spatial import SpatialRows, move_spatial
@@ -228,18 +228,22 @@ class Pipeline:
                 the host knows them, as those of a Loader's batches: nothing waits for a device.
             MaskError: runs on the CPU are damaged.
         """
-        small = self._checked(batch)
+        items = unseen(batch)
+        small = self._checked(items, numbers_of(batch))
         changing = {each.by for each in self._schedules if not each.constant}
         draws = bool(self.steps) or self.max_valid is not None
-        epoch = checks.check_epoch(batch, epoch, needed=draws or "epoch" in changing)
-        step = batch.get("global_step")
+        epoch = checks.check_epoch(items, epoch, needed=draws or "epoch" in changing)
+        step = items.get("global_step")
         if "step" in changing and step is None:
             raise OptionError(
                 "sizes change by step, but the batch has no 'global_step': take it from a Loader"
             )
         sizes = (each.at(epoch, step) for each in self._schedules)
-        with full_precision(batch["images"].device):
-            return self._made(batch, small, epoch, *sizes)
+        with full_precision(items["images"].device):
+            made = self._made(items, small, epoch, *sizes)
+        if isinstance(batch, Batch):
+            made.numbers = batch.numbers  # it has the same small tensors
+        return made
 
     def _made(
         self, batch: Mapping, small: Mapping, epoch: int | None, canvas: Sides, grid: Sides
@@ -313,8 +317,10 @@ class Pipeline:
             done |= step(done["images"], drawn)
         return done
 
-    def _checked(self, batch: Mapping) -> dict[str, torch.Tensor]:
-        """Check a batch.
+    def _checked(
+        self, batch: Mapping, known: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Check a batch, of which the host knows some numbers.
 
         Returns its numbers per image and mask, on the host if they are known there: those of
         `_SMALL`, and of runs `mask_offset` and `source_sizes`.
@@ -328,7 +334,7 @@ class Pipeline:
         if "runs" in batch:
             runs = batch["runs"]
             small |= {"mask_offset": runs.mask_offset, "source_sizes": runs.sizes}
-        small = all_on_host(small)
+        small = all_on_host(small, known)
         checks.check_sizes(small["sizes"], len(batch["images"]), self.image_size, self.fit)
         if self._relate is not None and not {"masks", "runs"} & batch.keys():
             raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
@@ -348,11 +354,12 @@ class Pipeline:
         masks, areas = self._masks(batch, small, rows, frame, grid)
         done["masks"] = masks.view(*rows.shape, *grid)
         counts, used = batch["mask_counts"], areas >= self.min_area
-        padded = "mask_offsets" not in batch
+        padded, most = "mask_offsets" not in batch, None
+        if self._relate is not None or self.max_cover < 1:
+            most = rows.shape[1] if padded else fullest(small["mask_counts"])
         if self._relate is not None:
-            done |= self._relate.of_masks(done["masks"], counts, padded)
+            done |= self._relate.of_masks(done["masks"], counts, padded, most)
         if self.max_cover < 1:
-            most = rows.shape[1] if padded else fullest(counts)
             [owner] = sent([rows.owner], masks.device)
             used &= uncovered(masks, areas, owner, len(counts), most, self.max_cover)
         return used

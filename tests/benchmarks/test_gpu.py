@@ -257,14 +257,11 @@ def test_a_signal_ends_the_part_as_well(gpu, tmp_path):
 
 def test_the_host_knows_of_made_batches_what_a_loader_would_have_sent(module):
     steps, device = module("steps"), torch.device("meta")
-    batch, runs = steps.made_batch(2, 3, device), steps.made_runs(2, 3, device)
-    small = [batch[key] for key in batch.keys() - steps.LARGE - {"epoch"}]
-    small += [runs.mask_offset, runs.sizes]
-    assert len(small) >= 8 and None not in map(steps.host.on_host, small)
-    other = steps.forgotten({**batch, "runs": runs})
-    assert [steps.host.on_host(each) for each in (other["sizes"], other["runs"].sizes)] == [
-        None
-    ] * 2
+    batch = steps.made_batch(2, 3, device) | {"runs": steps.made_runs(2, 3)}
+    there = steps.as_sent(batch, device)
+    names = {"sizes", "image_ids", "mask_counts", "bboxes", "point_coords", "mask_offset"}
+    assert steps.host.numbers_of(there).keys() == names | {"source_sizes"}
+    assert steps.host.numbers_of(dict(there)) == {}
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import torch
 from mask_oracle import runs_of
 
 from sa1bpack import transforms as T
+from sa1bpack.display import Batch
 from sa1bpack.transforms import RunBatch, backends, host
 
 
@@ -172,15 +173,14 @@ def moved(batch: dict, device: torch.device) -> dict:
     }
 
 
-def sent(batch: dict, device: torch.device) -> dict:
+def sent(batch: dict, device: torch.device) -> Batch:
     """The batch on a device, as a Loader sends it: the host knows what is small."""
-    there = moved(batch, device)
-    for key, value in batch.items():
-        if isinstance(value, RunBatch):
-            host.remember(there[key].mask_offset, value.mask_offset)
-            host.remember(there[key].sizes, value.sizes)
-        elif torch.is_tensor(value) and key not in ("images", "masks"):
-            host.remember(there[key], value)
+    there, copies = Batch(moved(batch, device)), dict(batch)
+    if "runs" in batch:
+        copies["mask_offsets"] = batch["runs"].mask_offset
+        copies["sizes"] = torch.cat([batch["runs"].sizes, batch["sizes"][:, 2:]], 1)
+        copies["sizes"] = copies["sizes"].to(batch["sizes"].dtype)
+    there.numbers = host.SentNumbers(there, lambda: copies)
     return there
 
 

@@ -106,6 +106,7 @@ class SimulatedCuda:
         memory: bytes of each device, None for no limit.
         pins: bytes of pinned memory, None for no limit.
         broken: whether a kernel has failed, and with it every later call.
+        was_set: `set_device` has been called.
         sync_is_an_error: torch's sync-debug mode is "error".
     """
 
@@ -122,7 +123,7 @@ class SimulatedCuda:
         self.pinned: dict[int, int] = {}  # address → bytes
         self.cached: list[np.ndarray] = []  # of it, what torch keeps
         self.copying: dict[int, int] = defaultdict(int)  # address → halves to be copied out of it
-        self.broken = self.sync_is_an_error = False
+        self.broken = self.sync_is_an_error = self.was_set = False
         self.streams = [Stream(self, index) for index in range(devices)]
         self._default = {stream.index: stream for stream in self.streams}
         self._blocks: dict[int, _Block] = {}  # by address
@@ -176,8 +177,15 @@ class SimulatedCuda:
     def used_before_fork(self) -> bool:
         return self.forked or (os.getpid() != self.process and bool(self.contexts))
 
+    def in_use(self) -> bool:
+        return bool(self.contexts) or self.was_set
+
     def current(self) -> int:
         return self.thread.index
+
+    def set_device(self, index: int) -> None:
+        """As torch.cuda.set_device, which begins to use CUDA."""
+        self.thread.index, self.was_set = index, True
 
     def enter_thread(self, index: int) -> None:
         self.call(index, failing="enter_thread")
@@ -260,9 +268,13 @@ class SimulatedCuda:
     def send(self, data: torch.Tensor, to: torch.Tensor) -> None:
         block = self._blocks[to.data_ptr()]
         self.call(block.index, failing="send")
-        address, nbytes = data.data_ptr(), len(data)
-        source = _bytes_at(address, nbytes)
-        assert nbytes <= self.pinned[address]
+        nbytes = len(data)
+        source = _bytes_at(data.data_ptr(), nbytes)
+        [address] = (
+            start
+            for start, size in self.pinned.items()
+            if start <= data.data_ptr() and data.data_ptr() + nbytes <= start + size
+        )
         stream, half = self.thread.streams[block.index], nbytes // 2
         with self._stepping:
             self.copying[address] += 2

@@ -50,12 +50,18 @@ class Consumer:
         self.read: list[tuple[np.ndarray, dict, dict]] = []
         self.kept: list[dict] = []
 
+    def rows_of(self, batch: dict, index: int) -> list[int]:
+        """As `batch["indices"].tolist()`, which waits for what the current stream waits for."""
+        self.cuda.reach_waits(self.cuda.current_stream(index))
+        return batch["indices"].tolist()
+
     def take(self, batch: dict, index: int) -> None:
         late = {key: [] for key in LATE}
         for key, found in late.items():
             self.cuda.later(index, batch[key], found)
+        rows = np.array(self.rows_of(batch, index))
         soon = {key: tensor.clone() for key, tensor in tensors_of(batch).items() if key not in LATE}
-        self.read.append((batch["indices"].numpy().copy(), late, soon))
+        self.read.append((rows, late, soon))
         if self.random.random() < 0.3:
             self.kept.append(batch)
         if self.kept and self.random.random() < 0.4:

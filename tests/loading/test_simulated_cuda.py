@@ -38,7 +38,7 @@ def run_epochs(ds, monkeypatch, seed: int, **options) -> SimpleNamespace:
                     break
             del batch
             for batch in batches:
-                rows.extend(batch["indices"].tolist())
+                rows.extend(consumer.rows_of(batch, 1))
                 consumer.take(batch, 1)
             free = len(pools[0].free)
             assert free == made["prefetch"] + 2, "a buffer is lost"
@@ -85,7 +85,7 @@ def test_an_error_of_a_call_reaches_the_consumer_and_nothing_is_lost(ds, monkeyp
                 pytest.fail("the iteration continues after its error")
             rows = []
             for batch in batches:
-                rows += batch["indices"].tolist()
+                rows += consumer.rows_of(batch, 1)
                 consumer.take(batch, 1)
             assert sorted(rows) == list(range(len(ds)))
 

@@ -4,6 +4,7 @@ Loader while a graph is captured, and in forked children."""
 import os
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from simulated_loading import LATE, simulate
 from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError
 from sa1bpack import open as open_pack
 from sa1bpack.loading import devices
+from sa1bpack.transforms import host, unpack_bits
 
 # ------------------------------------------------------------------------------------ which device
 
@@ -31,17 +33,38 @@ def first_device(batches: Loader, cuda: SimulatedCuda) -> int:
     return index
 
 
-def test_cuda_is_the_device_that_is_current_when_an_iteration_begins(ds, cuda):
+def test_cuda_is_the_device_that_is_current_where_the_loader_is_made(ds, cuda):
+    """In a new thread, cuda:0 is current whatever other threads have chosen."""
+    cuda.set_device(1)
+    with Loader(ds, 2, device="cuda") as batches, ThreadPoolExecutor(1) as pool:
+        assert "cuda:1, " in repr(batches)
+        assert pool.submit(first_device, batches, cuda).result() == 1
+        assert first_device(batches, cuda) == 1
+    assert cuda.contexts == {1}
+
+
+def test_before_cuda_is_used_the_device_is_settled_by_the_first_iteration(ds, cuda):
+    """A Loader may be made before the process has chosen its device, or forks."""
     with Loader(ds, 2, device="cuda") as batches:
-        assert cuda.contexts == set()  # made before the process has chosen its device
-        assert "cuda, " in repr(batches)
-        cuda.thread.index = 1
-        assert first_device(batches, cuda) == 1 and cuda.contexts == {1}
+        assert not cuda.in_use() and "cuda, " in repr(batches)
+        cuda.set_device(1)
+        assert first_device(batches, cuda) == 1 and "cuda:1, " in repr(batches)
         sent = pickle.loads(pickle.dumps(batches))  # to a process with another device
-        cuda.thread.index = 0
+        cuda.set_device(0)
         with sent:
             assert first_device(sent, cuda) == 0
-        assert first_device(batches, cuda) == 0
+        with pytest.raises(LoaderError, match="was cuda:1 before, but now cuda:0 is current: call"):
+            next(iter(batches))
+        cuda.set_device(1)
+        assert first_device(batches, cuda) == 1
+
+
+def test_a_device_that_no_thread_can_know_is_an_error_that_says_how_to_name_it(ds, cuda):
+    with Loader(ds, 2, device="cuda") as batches, ThreadPoolExecutor(1) as pool:
+        with pytest.raises(LoaderError, match=r"made in another thread.*device='cuda:1'"):
+            pool.submit(first_device, batches, cuda).result()
+        cuda.devices = 1
+        assert pool.submit(first_device, batches, cuda).result() == 0
 
 
 def test_an_index_is_the_device_whatever_is_current(ds, cuda):
@@ -78,29 +101,24 @@ def test_batches_of_a_device_are_those_of_collate_with_features(
 
 @pytest.mark.parametrize("evaluates", [False, True], ids=["trains", "evaluates"])
 @pytest.mark.parametrize("masks", ["bits", "runs"])
-def test_the_host_keeps_the_numbers_of_what_it_sent(
-    layout_packs, cuda, masks, evaluates, monkeypatch
-):
+def test_the_host_knows_the_numbers_of_what_it_sent(layout_packs, cuda, masks, evaluates):
     """All that a pipeline reads but images and masks: nothing has to wait for them."""
-    known = {}
-
-    def remember(tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        assert not tensor.is_inference()
-        known[id(tensor)] = copy
-
-    monkeypatch.setattr(devices, "remember", remember)
     with (
         torch.inference_mode(evaluates),
         Loader(open_pack(layout_packs(), mask_format=masks), 5, device="cuda") as batches,
     ):
         for batch in batches:
-            keys = ("sizes", "image_ids", "mask_counts", "bboxes", "point_coords")
-            small = [batch[key] for key in keys]
+            cuda.synchronize()
+            known, items = host.numbers_of(batch), batch.unseen()
+            assert {*host.SMALL, "indices"} <= known.keys()
+            there = {key: items[key] for key in known.keys() & items.keys()}
             if masks == "runs":
-                small += [batch["runs"].mask_offset, batch["runs"].sizes]
-            for tensor in small:
-                assert torch.equal(known[id(tensor)], tensor)
-                assert known[id(tensor)] is not tensor
+                there["mask_offset"] = items["runs"].mask_offset
+                there["source_sizes"] = items["runs"].sizes
+            assert there.keys() == known.keys()
+            for key, tensor in there.items():
+                assert torch.equal(known[key], tensor) and not tensor.is_inference()
+                assert known[key].data_ptr() != tensor.data_ptr()
 
 
 def test_taking_a_batch_asks_the_device_for_nothing(damaged, cuda, monkeypatch):
@@ -132,6 +150,49 @@ def test_missing_memory_is_an_error_with_the_remedy(ds, cuda, of, batches_that_f
             next(iter(batches))
         setattr(cuda, of, None)
         assert sum(len(batch["images"]) for batch in batches) == len(ds)
+
+
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+NO_WORKSPACE = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+
+
+@pytest.mark.parametrize("error", [NO_MEMORY, NO_WORKSPACE], ids=["tensor", "workspace"])
+@pytest.mark.parametrize("after", range(3))
+def test_missing_memory_for_what_is_made_of_a_batch_is_a_named_error_and_loses_no_sample(
+    ds, cuda, monkeypatch, after, error
+):
+    calls = []
+
+    def no_memory(bits: torch.Tensor) -> torch.Tensor:
+        calls.append(len(calls))
+        if calls[-1] == after:
+            raise error
+        return unpack_bits(bits)
+
+    monkeypatch.setattr(devices, "unpack_bits", no_memory)
+    rows = []
+    with Loader(ds, 4, device="cuda", shuffle=True, mask_layout="padded") as batches:
+        with pytest.raises(LoaderError, match=r"cuda:0 has no memory for a batch.*lower batch_"):
+            for batch in batches:
+                cuda.synchronize()
+                rows += batch["indices"].tolist()
+        assert len(rows) == 4 * after
+        batches.load_state_dict(batches.state_dict())
+        for batch in batches:
+            cuda.synchronize()
+            rows += batch["indices"].tolist()
+    assert sorted(rows) == list(range(len(ds)))
+
+
+def test_another_error_while_a_batch_is_arranged_is_raised_as_it_is(ds, cuda, monkeypatch):
+    def fails(bits: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(devices, "unpack_bits", fails)
+    with Loader(ds, 4, device="cuda", mask_layout="padded") as batches:
+        with pytest.raises(RuntimeError, match="illegal memory access") as raised:
+            next(iter(batches))
+        assert not isinstance(raised.value, LoaderError)
 
 
 def test_if_cuda_cannot_pin_memory_torch_does_which_is_logged_once(ds, cuda, caplog):
@@ -185,7 +246,11 @@ def test_small_tensors_do_not_hold_the_pixels(ds, cuda, device):
             del tensor, storage, pixels, batch
             cuda.synchronize()
             cuda.collect()
-            assert cuda.live[0] == 0 and len(small[0])
+            assert 0 < cuda.live[0] < 4096 and len(small[0])
+            small.clear()
+            cuda.synchronize()
+            cuda.collect()
+            assert cuda.live[0] == 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -210,6 +275,7 @@ def test_a_default_device_does_not_move_the_memory_of_the_host(ds, cuda):
         with Loader(ds, 4, device=device) as batches:
             with torch.device("meta"):
                 found = [tensors_of(batch) for batch in batches]
+            cuda.synchronize()
             for batch in found:
                 same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
 

@@ -90,7 +90,9 @@ def made_batch(masks: str, send) -> dict:
         ends[299::300] = SOURCE[0] * SOURCE[1]
         sample = ends, np.arange(MASKS + 1) * 300, *SOURCE
         batch["runs"] = T.RunBatch.collate([sample] * SAMPLES)
-    return {"epoch": 0} | send(batch, META)
+    there = send(batch, META)
+    there["epoch"] = 0
+    return there
 
 
 CROP = [T.RandomResizedCrop(), T.RandomHorizontalFlip()]

@@ -4,6 +4,8 @@ Meta tensors have shapes but no contents, and raise where an operation needs con
 them never waits for a device.
 """
 
+import copy
+from operator import itemgetter
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +22,10 @@ from made_batches import (
     rectangle_runs,
     sent,
 )
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sa1bpack import transforms as T
+from sa1bpack.display import Batch
 from sa1bpack.transforms import host
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -36,7 +40,9 @@ def with_planes(batch: dict) -> dict:
 
 def with_teacher(batch: dict, ds: SimpleNamespace) -> dict:
     """The batch of three samples with a spatial feature, which the dataset then has."""
-    row = SimpleNamespace(name="teacher", row_shape=(4, 6, 6), spatial=True)
+    row = SimpleNamespace(
+        name="teacher", row_shape=(4, 6, 6), spatial=True, covers="canvas", interpolation="bilinear"
+    )
     ds.spec = SimpleNamespace(features=[row])
     return {**batch, "teacher": torch.zeros((3, 4, 6, 6), dtype=torch.float16)}
 
@@ -72,22 +78,130 @@ def test_relations_of_a_batch_that_a_loader_sent_do_not_wait_for_the_device(mask
             made(moved(ragged(masks), META), 1)
 
 
+# Ways to a small tensor of a batch, whoever takes them may write to it by what torch does not count
+# as a change: a collective operation, DLPack, a kernel.
+WAYS = {
+    "item": lambda batch, key: batch[key],
+    "get": lambda batch, key: batch.get(key),
+    "pop": lambda batch, key: batch.pop(key),
+    "setdefault": lambda batch, key: batch.setdefault(key),
+    "popitem": lambda batch, key: batch.popitem(),
+    "values": lambda batch, key: [*batch.values()],
+    "items": lambda batch, key: [*batch.items()],
+    "dict": lambda batch, key: dict(batch),
+    "keywords": lambda batch, key: dict(**batch),
+    "braces": lambda batch, key: {**batch},
+    "or": lambda batch, key: batch | {},
+    "reversed or": lambda batch, key: {} | batch,
+    "update": lambda batch, key: {}.update(batch),
+    "copied": lambda batch, key: batch.copy(),
+    "copy": lambda batch, key: copy.copy(batch),
+    "deepcopy": lambda batch, key: copy.deepcopy(batch),
+    "itemgetter": lambda batch, key: itemgetter(key)(batch),
+    "leaves": lambda batch, key: tree_leaves(batch),
+    "map": lambda batch, key: tree_map(lambda value: value, batch),
+    "match": lambda batch, key: matched(batch),
+    "generator": lambda batch, key: [batch[name] for name in batch],
+    "forget_sent": lambda batch, key: T.forget_sent(batch),
+}
+# Those of a dict that yield no value, or those above that are operators.
+NO_WAYS = {
+    "clear", "fromkeys", "keys", "__class__", "__class_getitem__", "__contains__", "__delattr__",
+    "__delitem__", "__dir__", "__doc__", "__eq__", "__format__", "__ge__", "__getattribute__",
+    "__getstate__", "__gt__", "__hash__", "__init__", "__init_subclass__", "__ior__", "__le__",
+    "__len__", "__lt__", "__ne__", "__new__", "__reduce__", "__reduce_ex__", "__repr__",
+    "__reversed__", "__setattr__", "__setitem__", "__sizeof__", "__str__", "__subclasshook__",
+}  # fmt: skip
+OPERATORS = {"__getitem__", "__iter__", "__or__", "__ror__"}
+
+
+def matched(batch: dict) -> torch.Tensor:
+    match batch:
+        case {"sizes": sizes}:
+            return sizes
+
+
+def test_the_ways_to_a_tensor_of_a_batch_are_all_that_a_dict_has():
+    assert set(dir(dict)) <= NO_WAYS | OPERATORS | {"copy", "update"} | WAYS.keys()
+
+
 @pytest.mark.parametrize("masks", ["padded_bits", "concat", "runs"])
-def test_what_the_host_knows_counts_as_long_as_the_device_has_it(masks, monkeypatch):
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_host_knows_counts_until_somebody_has_a_tensor_that_may_be_written(way, masks):
+    for key in (*host.SMALL, "mask_offsets", "runs"):
+        batch = sent(ragged(masks), META)
+        if key not in batch or (way == "match" and key != "sizes"):
+            continue
+        assert set(host.SMALL) <= host.numbers_of(batch).keys()
+        given = WAYS[way](batch, key)
+        assert host.numbers_of(batch) == {}
+        if isinstance(given, dict):
+            assert host.numbers_of(given) == {}
+
+
+@pytest.mark.parametrize("masks", ["padded_bits", "concat", "runs"])
+def test_a_pipeline_uses_what_the_host_knows_for_every_view_and_then_what_the_device_has(masks):
     made = T.Pipeline(dataset(LAYOUT), FEW_STEPS["any"])
     batch = sent(ragged(masks), META)
-    known = [host.on_host(batch[key]) for key in ("sizes", "bboxes", "mask_counts")]
-    assert None not in known
-    batch["sizes"] += 0
-    batch["bboxes"] = batch["bboxes"] * 1
-    assert host.on_host(batch["sizes"]) is None and host.on_host(batch["bboxes"]) is None
-    there = sent(ragged(masks), META)
-    there["mask_counts"] = there["mask_counts"].clone()
-    found = made(there, 1)
-    assert all(found[key].is_meta for key in ("images", "masks", "boxes_xyxy", "valid"))
-    known = sent(ragged(masks), META)
+    views = [made(batch, 1), made(batch, 2)]
+    assert set(host.SMALL) <= host.numbers_of(batch).keys()
+    assert batch["sizes"].is_meta and host.numbers_of(batch) == {}
+    for found in (*views, made(batch, 1)):
+        assert all(found[name].is_meta for name in ("images", "masks", "boxes_xyxy", "valid"))
+
+
+@pytest.mark.parametrize("masks", ["padded_bits", "concat", "runs"])
+def test_what_is_not_written_by_a_look_at_other_parts_of_a_batch_remains_known(masks):
+    batch = sent(ragged(masks), META)
+    images = batch["images"]
+    assert len(batch) and "sizes" in batch and repr(batch) and [*batch] and batch.keys()
+    batch["images"] = images
+    batch["epoch"] = 1
+    assert set(host.SMALL) <= host.numbers_of(batch).keys()
+
+
+@pytest.mark.parametrize("masks", ["padded_bits", "concat", "runs"])
+def test_a_batch_that_is_moved_to_where_it_is_remains_itself(masks):
+    """As Lightning and Accelerate do with every batch."""
+    batch = sent(ragged(masks), META)
+    assert batch.to(META, non_blocking=True) is batch
+    assert (
+        pytest.importorskip("lightning_fabric.utilities").move_data_to_device(batch, META) is batch
+    )
+    assert pytest.importorskip("accelerate.utils").send_to_device(batch, META) is batch
+    assert host.numbers_of(batch)
+    here = ragged(masks)
+    there = Batch(here).to(META)
+    assert host.numbers_of(there) == {} and there.keys() == here.keys()
+    assert all(value.run_ends.is_meta if key == "runs" else value.is_meta
+               for key, value in there.items())  # fmt: skip
+
+
+def test_a_tensor_that_takes_the_place_of_one_that_was_sent_is_not_known():
+    batch = sent(ragged("concat"), META)
+    batch["sizes"] = torch.zeros((3, 4), dtype=torch.int32, device=META)
+    known = host.numbers_of(batch)
+    assert "sizes" not in known and "bboxes" in known
+    small = {"sizes": dict.__getitem__(batch, "sizes"), "bboxes": dict.get(batch, "bboxes")}
+    assert host.all_on_host(small, known) == small
+
+
+def test_what_a_pipeline_returns_has_the_tensors_of_the_batch_and_hands_out_those():
+    made = T.Pipeline(dataset(LAYOUT), FEW_STEPS["any"])
+    batch = sent(ragged("padded_bits"), META)
+    first = made(batch, 1)
+    assert first["images"].is_meta and host.numbers_of(batch)
+    handed_out = first["image_ids"]
+    assert handed_out is dict.get(batch, "image_ids") and host.numbers_of(batch) == {}
+
+
+def test_what_the_host_knows_is_not_used_while_a_graph_is_captured(monkeypatch):
+    batch = sent(ragged("concat"), META)
+    known = host.numbers_of(batch)
+    small = {"sizes": dict.get(batch, "sizes")}
+    assert not host.all_on_host(small, known)["sizes"].is_meta
     monkeypatch.setattr(host, "captured", lambda tensors: True)
-    assert host.all_on_host({"sizes": known["sizes"]})["sizes"].is_meta
+    assert host.all_on_host(small, known)["sizes"].is_meta
 
 
 def test_small_tensors_are_sent_as_they_are():

@@ -113,6 +113,7 @@ def transform(ds: sa1bpack.Dataset, batch: dict[str, Any]) -> dict[str, Any]:
     pipeline = T.Pipeline(ds, steps, size=(512, 768), dtype=torch.bfloat16, relations=["parents"])
     assert_type(pipeline(batch), Batch)
     assert_type(T.describe_kernels("cuda"), str)
+    T.forget_sent(batch)
     assert_type(T.Relate(["ious"])(batch), dict[str, torch.Tensor])
     clicks, _ = T.correction_clicks(
         batch["masks"], batch["masks"], batch["annotation_ids"], where="interior", seed=0, epoch=0

@@ -20,7 +20,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.masks import relations as single
 from sa1bpack.masks.relations import NEIGHBORS, RELATIONS, SHARE, Derived, Relation
 from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
-from sa1bpack.transforms.host import on_host
+from sa1bpack.transforms.host import numbers_of, unseen
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
 from sa1bpack.transforms.masks.run_batch import padded_rows
 from sa1bpack.transforms.memory import allocated_bytes
@@ -146,6 +146,8 @@ class Relate:
                 device: relate the masks that a Pipeline draws from them.
             MaskError: runs are damaged.
         """
+        known = numbers_of(batch)
+        batch = unseen(batch)
         if "mask_counts" not in batch or not {"masks", "runs"} & batch.keys():
             raise OptionError(
                 f"the batch has {sorted(batch)}: relations need mask_counts, and masks or runs"
@@ -167,6 +169,8 @@ class Relate:
         masks = batch["masks"]
         if masks.dtype not in (torch.bool, torch.uint8) or masks.dim() != 3 + padded:
             raise OptionError(f"masks are {masks.dtype} {tuple(masks.shape)}: give bool or bits")
+        if not padded and most is None:
+            most = fullest(known.get("mask_counts", counts))
         return self.of_masks(masks, counts, padded, most)
 
     def of_masks(
@@ -272,9 +276,8 @@ def relation(
 
 
 def fullest(counts: torch.Tensor) -> int:
-    """The mask count of the fullest sample. Waits for a device if the host does not know it."""
-    known = on_host(counts)
-    return int((counts if known is None else known).max()) if len(counts) else 0
+    """The mask count of the fullest sample. Waits for a device that has the counts."""
+    return int(counts.max()) if len(counts) else 0
 
 
 class _OfBatch(Derived):

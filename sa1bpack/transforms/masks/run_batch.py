@@ -77,7 +77,7 @@ class RunBatch:
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "RunBatch":
-        """A copy on a device."""
+        """The runs on a device: a copy, or themselves if they are there."""
         return self._moved(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: str | None = None) -> "RunBatch":
@@ -86,7 +86,10 @@ class RunBatch:
 
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "RunBatch":
         tensors = (self.run_ends, self.run_offset, self.mask_offset, self.sizes)
-        return RunBatch(*map(move, tensors), self.host_offset)
+        moved = [move(tensor) for tensor in tensors]
+        if all(new is old for new, old in zip(moved, tensors, strict=True)):
+            return self
+        return RunBatch(*moved, self.host_offset)
 
     @property
     def masks(self) -> int:
