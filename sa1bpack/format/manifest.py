@@ -354,17 +354,20 @@ def completeness_of(root: Path, manifest: Manifest) -> Completeness:
     listed = {shard.name for shard in manifest.shards}
     complete = manifest.complete
     found = [] if complete else [folder.name for folder in shard_folders(root)]
+    shortfalls = manifest.shortfalls
+    lossy = {shortfall.source for shortfall in shortfalls}
     names = [record.get("name") for record in manifest.sources]
+    names = [name for name in names if name not in lossy]
     partial = {shard.source for shard in manifest.shards if shard.source not in names}
     remedy = remedy_of(root)
-    if shortfalls := manifest.shortfalls:
+    if shortfalls:
         named = "; ".join(map(str, shortfalls[:_LOST_NAMED]))
         remedy = f"{named}; {lost_remedy(root)}"
     return Completeness(
         complete=complete,
         images=manifest.samples,
         shards=len(manifest.shards),
-        sources=len(manifest.sources),
+        sources=len(names),
         partial=() if complete else tuple(sorted(partial)),
         unindexed=tuple(name for name in found if name not in listed),
         remedy=remedy,

@@ -251,6 +251,7 @@ class PackState:
 
     def _refuse_shortfalls(self) -> None:
         """Take out the records of sources of which pairs are missing: these are not finished."""
+        self.shortfalls = {}
         pairs: dict[str, dict[int, int]] = {}
         for (source, number), shard in self.shards.items():
             pairs.setdefault(source, {})[number] = shard.attributes["pairs"]

@@ -37,6 +37,7 @@ from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     REJECTS_NAME,
     SHARDS_NAME,
+    ShardEntry,
     check_shard_name,
     read_manifest,
 )
@@ -90,7 +91,7 @@ class UploadedState(PackState):
             self.shards.clear()
             self._load()
             for shard in list(self.shards.values()):
-                self._upload(shard.entry.name)
+                self._upload(shard.entry)
         except BaseException:
             self.close()
             raise
@@ -101,7 +102,7 @@ class UploadedState(PackState):
         Waits while others wait for that. Raises what an earlier upload raised.
         """
         super().add_shard(shard)
-        self._upload(shard.entry.name)
+        self._upload(shard.entry)
 
     def withdraw(self, source: str) -> int:
         """Remove every shard of a source, in the bucket too; returns their number."""
@@ -151,9 +152,9 @@ class UploadedState(PackState):
 
     # ---------------------------------------------------------------------------------- uploading
 
-    def _upload(self, name: str) -> None:
+    def _upload(self, entry: ShardEntry) -> None:
         self._settle(MOST_WAITING - 1)
-        self._uploads.append(self._pool.submit(self._upload_shard, name))
+        self._uploads.append(self._pool.submit(self._upload_shard, entry))
 
     def _settle(self, waiting: int = 0) -> None:
         """Wait until at most `waiting` uploads are left. Raises what one of them raised."""
@@ -161,8 +162,9 @@ class UploadedState(PackState):
             result_of(self._uploads[0], float("inf"))
             self._uploads.popleft()
 
-    def _upload_shard(self, name: str) -> None:
+    def _upload_shard(self, entry: ShardEntry) -> None:
         """Upload a shard unless it is in the bucket, and remove its large arrays here."""
+        name = entry.name
         folder = self.shards_dir / name
         digest, mark = file_digest(folder / CHECKSUMS_NAME), self._marks / name
         key = f"{SHARDS_NAME}/{name}/"
@@ -172,8 +174,7 @@ class UploadedState(PackState):
         listed = read_checksums(folder / CHECKSUMS_NAME)
         for files in (listed, {CHECKSUMS_NAME: digest}):
             self._bucket.put({key + path: (folder / path, each) for path, each in files.items()})
-        write_durably(mark, digest.encode())
-        entry = next(shard.entry for shard in self.shards.values() if shard.entry.name == name)
+        replace_file(mark, digest.encode())  # durably, before anything is removed here
         _empty_large_files(folder, self.options.layout, entry.lengths)
 
     def _reopen(self) -> None:
@@ -252,8 +253,9 @@ def _restore_shard(root: Path, name: str, bucket: Bucket) -> None:
         layout = Layout.from_json(attributes["layout"], f"{bucket.url}/{path}: layout")
         counts = (attributes[key] for key in ("samples", "masks", "runs", "image_bytes"))
         _empty_large_files(staging, layout, AxisLengths(*counts))
+        # First: a folder with holes and without a mark would be uploaded, over what is there.
+        replace_file(root / _MARKS / name, file_digest(staging / CHECKSUMS_NAME).encode())
         staging.rename(folder)
-        write_durably(root / _MARKS / name, file_digest(folder / CHECKSUMS_NAME).encode())
     finally:
         discard_entry(staging)
 

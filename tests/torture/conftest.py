@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
+from s3_server import s3_process  # noqa: F401 - a fixture
 from scenarios import Stage
 
 Row = tuple[str, str, str, str]  # what was done, how often, the outcome, the seconds it took
