@@ -50,11 +50,13 @@ _KINDS: dict[bytes, MemberKind] = {
 # Types 1 to 6 have no data, whatever their size field says, as in tarfile.
 _WITHOUT_DATA = frozenset(b"123456")
 _PAX_LOCAL = (b"x", b"X")
+_PAX_GLOBAL = b"g"  # for all members that follow
 _GNU_LONG_NAME = b"L"
-_NOT_USED = (
-    b"g",
-    b"K",
-)  # pax records for all members, such as a comment; GNU's long names of links
+_GNU_LONG_LINK = b"K"
+_GNU_SPARSE = b"S"
+# Bytes of a sparse header, and of a block of its map, that say whether another block follows.
+_SPARSE_HEADER_EXTENDED = 482
+_SPARSE_BLOCK_EXTENDED = 504
 _PAX_SPARSE = b"GNU.sparse."  # prefix of the keys of all records about sparse files
 
 
@@ -121,6 +123,7 @@ class TarStream:
         self._path = stream.path
         self._unread = 0  # data and padding of the current member
         self._data_size = 0
+        self._global_name: bytes | None = None
 
     def __iter__(self) -> Iterator[Member]:
         self._check_beginning()
@@ -174,16 +177,19 @@ class TarStream:
                 pax |= parse_pax(self._extended(size))
             elif kind_byte == _GNU_LONG_NAME:
                 long_name = self._extended(size).rstrip(b"\0")
-            elif kind_byte in _NOT_USED:
+            elif kind_byte == _PAX_GLOBAL:
+                records = parse_pax(self._extended(size))
+                self._global_name = records.get(b"path", self._global_name)
+            elif kind_byte == _GNU_LONG_LINK:
                 self._extended(size)
             else:
                 break
             header = self.stream.read(BLOCK)
             if len(header) < BLOCK or header == _ZEROS:
                 raise self._truncated("after an extended header whose member is missing")
-        if kind_byte == b"S" and header[482]:
-            raise ValueError("a sparse file has a map of its own; make the tar without --sparse")
-        raw_name = pax.get(b"path", long_name or raw_name)
+        if kind_byte == _GNU_SPARSE:
+            self._pass_sparse_map(header)
+        raw_name = pax.get(b"path", long_name or self._global_name or raw_name)
         if text := pax.get(b"size"):
             if not text.isdigit() or len(text) > 20:
                 raise ValueError(f"a pax header has size {text[:40]!r}, which is not a number")
@@ -221,6 +227,15 @@ class TarStream:
                     f"{remedy(self._path)}"
                 )
 
+    def _pass_sparse_map(self, header: bytes) -> None:
+        """Pass over the blocks between the header of a sparse file and its data."""
+        more = header[_SPARSE_HEADER_EXTENDED]
+        while more:
+            block = self.stream.read(BLOCK)
+            if len(block) < BLOCK:
+                raise self._truncated("within the map of a sparse file")
+            more = block[_SPARSE_BLOCK_EXTENDED]
+
     def _extended(self, size: int) -> bytes:
         """The data of a pax header or a GNU long name."""
         if size > MAX_EXTENDED_HEADER:
@@ -247,13 +262,19 @@ def parse_header(header: bytes) -> tuple[bytes, int, bytes]:
     stored = _number(header[148:156], "checksum")
     # The checksum counts its own field as eight spaces (8 * 32).
     total = sum(header) - sum(header[148:156]) + 256
-    if stored != total:
+    if stored != total and stored != total - 256 * _bytes_from_128(header):
         raise ValueError(f"a tar header has checksum {stored}, but its bytes sum to {total}")
     name = header[:100].partition(b"\0")[0]
     prefix = header[345:500].partition(b"\0")[0]
     if prefix and header[257:263] == b"ustar\0":  # in GNU's own format other fields are there
         name = prefix + b"/" + name
     return name, _number(header[124:136], "size"), header[156:157]
+
+
+def _bytes_from_128(header: bytes) -> int:
+    """Number of bytes that old tar programs sum as negative ones, as signed chars."""
+    counted = header[:148] + header[156:]
+    return sum(byte >= 128 for byte in counted)
 
 
 def parse_pax(data: bytes) -> dict[bytes, bytes]:
