@@ -48,6 +48,8 @@ ALL: Share = (1, 1)
 _URL = re.compile(
     r"([A-Za-z][A-Za-z0-9+.-]+)://|(s3|gs|gcs|az|abfss?|hf|hdfs|https?|ftp|file):/", re.IGNORECASE
 )
+# A drive and a folder of it, or a share of the network.
+_WINDOWS_PATH = re.compile(r"([A-Za-z]):\\(.*)|\\\\[^\\]", re.DOTALL)
 
 
 def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -191,8 +193,8 @@ def select_nested(dataset: Any, selections: list[Any]) -> Any:
 def local_path(name: str, value: str | os.PathLike[str]) -> Path:
     """A path of this machine, with `~` expanded.
 
-    Raises OptionError for what is not a path, and for a URL, which `Path` would take for a folder
-    named `s3:`.
+    Raises OptionError for what is not a path, and for a URL or a path of Windows, which `Path`
+    would take for a folder named `s3:` or `D:\\packed`.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
     if not text or "\0" in text:
@@ -201,6 +203,7 @@ def local_path(name: str, value: str | os.PathLike[str]) -> Path:
             "folder is '.'"
         )
     refuse_url(name, text)
+    refuse_windows_path(name, text)
     # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.
     return Path(os.path.expanduser(text))  # noqa: PTH111
 
@@ -415,6 +418,21 @@ def refuse_url(name: str, text: str) -> None:
             f"{name} is {shown!r}: {(found[1] or found[2]).lower()} URLs are not supported; give a "
             "path of this machine, such as a mounted folder or a local copy"
         )
+
+
+def refuse_windows_path(name: str, text: str) -> None:
+    """Raise OptionError for a path of Windows, unless there is a file or folder of that name."""
+    found = _WINDOWS_PATH.match(text)
+    if found is None or os.path.lexists(text.partition("/")[0]):
+        return
+    remedy = "mount the share, and give the path of the mount"
+    if found[1] is not None:
+        inner = found[2].replace("\\", "/")
+        remedy = f"give a path of this system; in WSL, {f'/mnt/{found[1].lower()}/{inner}'!r}"
+    raise OptionError(
+        f"{name} is {text!r}: a path of Windows, which here is a name in the current folder; "
+        f"{remedy}"
+    )
 
 
 # ---------------------------------------------------------------------------------------- options

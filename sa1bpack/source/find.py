@@ -23,7 +23,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from sa1bpack.arguments import looks_like_url, refuse_url
+from sa1bpack.arguments import looks_like_url, refuse_url, refuse_windows_path
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
 from sa1bpack.signatures import EMPTY, TEXT, format_of, name_remedy, part_pattern
@@ -188,6 +188,7 @@ def _expand(pattern: str | Path) -> list[Path]:
     Raises SourceError for a folder that has tars and images.
     """
     refuse_url("source", os.fspath(pattern))
+    refuse_windows_path("source", os.fspath(pattern))
     text = os.path.expanduser(os.fspath(pattern))  # noqa: PTH111 - a Path drops a closing slash
     found = [text]  # a literal path first: it may hold * or [
     try:

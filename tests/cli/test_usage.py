@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from commands import SMALL_FLAGS
@@ -109,6 +110,57 @@ def test_a_url_is_refused_by_name_and_nothing_is_created(
     assert (code, out) == (2, "")
     assert f"'{URL}': s3 URLs are not supported; give a path of this machine" in error
     assert contents(tmp_path) == before
+
+
+WINDOWS_PATH = "D:\\data\\packed"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pack", "{tar}", "-o", WINDOWS_PATH), ("pack", WINDOWS_PATH, "-o", "out"),
+        ("pack", "{tar}", "-o", WINDOWS_PATH, "--dry-run"),
+        ("pack", "{tar}", "-o", WINDOWS_PATH, "--part", "1/2"),
+        ("pack", "{tar}", "-o", "out", "--md5sums", WINDOWS_PATH),
+        ("pack", "-o", "out", "--links", WINDOWS_PATH),
+        ("pack", "{tar}", "-o", "s3://bucket/pack", "--staging", WINDOWS_PATH),
+        ("finalize", WINDOWS_PATH), ("repair", WINDOWS_PATH), ("repair", "{pack}", WINDOWS_PATH),
+        ("merge", WINDOWS_PATH, "-o", "out"), ("merge", "{pack}", "-o", WINDOWS_PATH),
+        ("verify", WINDOWS_PATH), ("info", WINDOWS_PATH),
+        ("export", WINDOWS_PATH, "-o", "json"), ("export", "{pack}", "-o", WINDOWS_PATH),
+        ("export", "{pack}", "-o", WINDOWS_PATH + ".json", "--format", "coco"),
+        ("show", WINDOWS_PATH, "-o", "a.png"), ("show", "{pack}", "-o", WINDOWS_PATH + ".png"),
+        ("report", WINDOWS_PATH, "-o", "a.html"),
+        ("report", "{pack}", "-o", WINDOWS_PATH + ".html"),
+        ("derive", WINDOWS_PATH, "grey", "--fn", "colorsys:rgb_to_hsv"),
+        ("derive", "{pack}", "grey", "--fn", "colorsys:rgb_to_hsv", "--output", WINDOWS_PATH),
+        ("subset", "{pack}", "-o", WINDOWS_PATH, "--where", "mask_count > 1"),
+        ("bench", WINDOWS_PATH),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_path_of_windows_is_refused_with_the_path_in_wsl_and_nothing_is_created(
+    command, packed, tar, tmp_path, monkeypatch, arguments
+):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    code, out, error = command(*(text.format(pack=packed, tar=tar) for text in arguments))
+    assert (code, out) == (2, "")
+    assert f"is {WINDOWS_PATH!r}"[:-1] in error and "'/mnt/d/data/packed" in error
+    assert list(here.iterdir()) == []
+
+
+def test_a_share_of_windows_is_refused_and_a_folder_of_such_a_name_is_taken(
+    command, tar, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    share = "\\\\server\\share\\sa_000000.tar"
+    code, _, error = command("pack", share, "-o", "out")
+    assert code == 2 and "mount the share, and give the path of the mount" in error
+    Path(WINDOWS_PATH).mkdir()
+    assert command("pack", tar, "-o", WINDOWS_PATH, *SMALL_FLAGS, "--workers", 1)[0] == 0
+    assert command("verify", WINDOWS_PATH)[0] == 0
 
 
 def test_a_command_is_needed_and_without_one_the_help_is_shown(command):
