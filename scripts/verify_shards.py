@@ -39,6 +39,12 @@ CHANGING = ("manifest.json", "rejects.jsonl")  # until the pack is complete
 HEAVY = ("image", "mask_bits", "run_ends")
 # Reasons of rejects that are no pair of an image and a record; "too-large" may be either.
 UNPAIRED = "missing-json", "missing-jpeg", "duplicate", "name-too-long", "bad-name", "not-a-file"
+# What Windows, network disks and file systems put into folders of their own accord; what macOS and
+# desktops do begins with a dot.
+OF_SYSTEM = (
+    *("$RECYCLE.BIN", "@eaDir", "desktop.ini", "Desktop.ini", "ehthumbs.db", "lost+found"),
+    *("System Volume Information", "Thumbs.db"),
+)
 
 
 def main() -> int:
@@ -153,8 +159,8 @@ class Check:
         """Compare the files of a folder that its checksum file lists, and report all others.
 
         Args:
-            others: names in the folder that are checked elsewhere; if any, names that begin with a
-                dot are working files of a packer.
+            others: names in the folder that are checked elsewhere; if any, working files and what
+                systems put there are passed over.
         """
 
         def report(error: OSError) -> None:
@@ -165,7 +171,7 @@ class Check:
         for parent, _, names in os.walk(folder, onerror=report):
             for path in (Path(parent, name).relative_to(folder) for name in names):
                 top = path.parts[0]
-                mine = top not in others and not (others and top[0] == ".")
+                mine = top not in others and not (others and passed_over(top))
                 if mine and str(path) not in {*listed, CHECKSUMS}:
                     self.problem(f"{folder / path}: not a file of the pack: not in {CHECKSUMS}")
         for name, digest in listed.items():
@@ -204,7 +210,12 @@ def lost_pairs(manifest: dict[str, Any]) -> list[str]:
 def entries(folder: Path) -> list[Path]:
     """The content of a folder, if there is one, except working files."""
     found = folder.iterdir() if folder.exists() else ()
-    return sorted(path for path in found if path.name[0] != ".")
+    return sorted(path for path in found if not passed_over(path.name))
+
+
+def passed_over(name: str) -> bool:
+    """Whether a name above the shards is that of a working file, or of a system."""
+    return name[0] == "." or name in OF_SYSTEM
 
 
 def checksums(path: Path) -> dict[str, str]:

@@ -47,6 +47,28 @@ _IN_USE = frozenset({errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST})
 # Beginnings of the names under which network file systems keep a removed file that is in use: NFS,
 # FUSE (sshfs, s3fs), SMB and AFS. They remove it themselves when it is closed.
 _KEPT_PREFIXES = (".nfs", ".fuse_hidden", ".smb", ".__afs")
+# Of macOS, Windows, desktops, network disks and file systems.
+_SYSTEM_NAMES = frozenset(
+    {
+        ".DS_Store",
+        ".directory",
+        ".fseventsd",
+        ".localized",
+        ".snapshot",
+        ".Spotlight-V100",
+        ".TemporaryItems",
+        ".Trashes",
+        "$RECYCLE.BIN",
+        "@eaDir",
+        "desktop.ini",
+        "Desktop.ini",
+        "ehthumbs.db",
+        "lost+found",
+        "System Volume Information",
+        "Thumbs.db",
+    }
+)
+_SYSTEM_PREFIXES = ("._", ".Trash-")
 
 _log = logging.getLogger("sa1bpack")
 # File systems without locks that a warning of this process has named, with what it said is lost.
@@ -404,6 +426,19 @@ def discard_entry(path: Path) -> None:
     """Remove what has a working name, as far as possible: a later run removes the rest."""
     with suppress(OSError):
         remove_entry(path)
+
+
+def is_of_system(name: str) -> bool:
+    """True for a name that an operating or a file system puts into folders of its own accord."""
+    return name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIXES) or is_kept_in_use(name)
+
+
+def is_passed_over(name: str) -> bool:
+    """True for a name at the top of a pack, under shards/ or in a feature that means nothing there.
+
+    It is that of a working file, or `is_of_system`.
+    """
+    return name.startswith(".") or is_of_system(name)
 
 
 def is_kept_in_use(name: str) -> bool:

@@ -31,6 +31,7 @@ REJECTS_NAME = "rejects.jsonl"
 MAX_NAME_BYTES = 200
 # Of a folder at the top of a pack.
 INDEX_NAME = re.compile(r"^index-[0-9a-f]{8}\Z")
+SHARD_NAME = re.compile(r"(.+)-(\d{3,})")  # of the packer: source and number within it
 
 
 # In the folder of a pack: what the parts of a job (`sa1bpack pack --part`) leave for
@@ -299,11 +300,17 @@ def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def shard_folders(root: Path) -> list[Path]:
-    """Folders of all published shards, listed or not, sorted by name."""
+    """Folders of all shards that a packer has published, listed or not, sorted by name."""
     shards = Path(root) / SHARDS_NAME
     if not shards.is_dir():
         return []
-    return sorted(path for path in shards.iterdir() if path.is_dir() and path.name[0] != ".")
+    return sorted(path for path in shards.iterdir() if is_shard_folder(path))
+
+
+def is_shard_folder(path: Path) -> bool:
+    """True for a folder that has the name of a packer's shard."""
+    named = SHARD_NAME.fullmatch(path.name) is not None and not path.name.startswith(".")
+    return named and path.is_dir()
 
 
 @dataclass(frozen=True)

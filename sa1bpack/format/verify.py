@@ -18,7 +18,7 @@ from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format import arrays
 from sa1bpack.format.accounts import expected_pairs
-from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, is_passed_over, read_checksums
 from sa1bpack.format.index import (
     Index,
     check_against_shards,
@@ -37,6 +37,7 @@ from sa1bpack.format.manifest import (
     SHARDS_NAME,
     Manifest,
     ShardEntry,
+    is_shard_folder,
     lost_remedy,
     read_manifest,
     shard_folders,
@@ -197,6 +198,9 @@ def _check_side(
             return 0
         names = side.feature_shard_names(folder)
         if share[0] == 1:
+            for path in side.strays_of(folder):
+                what = f"{path}: not a feature shard; remove it"
+                check.add(what, feature=spec.name, extra=True)
             with check.collecting(feature=spec.name):
                 listed = read_checksums(folder / CHECKSUMS_NAME)
                 with check.collecting(feature=spec.name):
@@ -351,18 +355,23 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
     root = check.files.root
     names = {path.split("/")[0] for path in expected}
     names |= {CHECKSUMS_NAME, SHARDS_NAME, side.SIDES_NAME}
-    for path in sorted(root.glob("[!.]*")):
-        if path.name in names:
+    for path in sorted(root.glob("*")):
+        if path.name in names or is_passed_over(path.name):
             continue
         if INDEX_NAME.match(path.name):
             check.notes.append(f"{path}: an index that the manifest does not name")
         else:
             check.add(f"{path}: not a file of the pack; remove it", extra=True)
     listed = {arrays.METADATA_NAME} | {shard.name for shard in manifest.shards}
-    for path in sorted((root / SHARDS_NAME).glob("[!.]*")):
-        if path.name not in listed and (manifest.says_complete or not path.is_dir()):
+    for path in sorted((root / SHARDS_NAME).glob("*")):
+        if path.name in listed or is_passed_over(path.name):
+            continue
+        what = "not a shard; remove it"
+        if is_shard_folder(path):
+            if not manifest.says_complete:  # noted by `_unlisted_shards`
+                continue
             what = "not in the manifest; repeat the pack command to publish it, or remove it"
-            check.add(f"{path}: {what}", extra=True)
+        check.add(f"{path}: {what}", extra=True)
 
 
 def _unlisted_shards(check: Check, manifest: Manifest) -> list[ShardEntry]:

@@ -307,9 +307,6 @@ def check_feature_shard(
         FormatError, OSError: it does not say which shard it is for.
     """
     place = {"feature": spec.name, "shard": folder.name}
-    if not folder.is_dir():
-        check.add(f"{folder}: not a feature shard; remove it", extra=True, **place)
-        return
     identity = _read_identity(folder)
     arrays = spec.arrays(identity.lengths)
     check.advance(group_bytes(arrays))

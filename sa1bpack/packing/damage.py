@@ -5,7 +5,6 @@ a digest that is off by one or two digits is considered damaged itself: the dige
 files differ in about thirty of their 32 digits.
 """
 
-import re
 from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from sa1bpack.format.arrays import METADATA_NAME, canonical_json
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
+    SHARD_NAME,
     SHARDS_NAME,
     Manifest,
     make_manifest,
@@ -73,7 +73,6 @@ def note_path(root: Path) -> Path:
 
 
 _MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
-_SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
 
 
 class Damage:
@@ -252,7 +251,7 @@ def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) ->
 
 def _place_of(name: str) -> tuple[str, int] | None:
     """Source, and number within it, from a name such as "sa_000000-001"."""
-    match = _SHARD_NAME.fullmatch(name)
+    match = SHARD_NAME.fullmatch(name)
     return (match[1], int(match[2])) if match else None
 
 

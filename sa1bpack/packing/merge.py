@@ -40,6 +40,7 @@ from sa1bpack.format.side.spec import (
     is_side,
     is_unused,
     read_side_manifest,
+    side_folders,
 )
 from sa1bpack.packing.options import PackOptions, differences
 from sa1bpack.packing.pack_state import PackState, lock_folder
@@ -241,8 +242,15 @@ class _Union:
         self.features: dict[str, list[Path]] = {}
         self.without_rows: dict[str, list[str]] = {}
         for pack in packs:
-            for folder in sorted((pack / SIDES_NAME).glob("[!.]*")):
-                if not (is_side(folder) and is_unused(folder)):  # what a failed call left
+            for folder in side_folders(pack):
+                if not folder.is_dir():  # a stray file, which `verify` names
+                    continue
+                if not is_side(folder):
+                    raise FormatError(
+                        f"{folder}: not a feature: it has no {MANIFEST_NAME}; remove it, or make "
+                        "the feature again"
+                    )
+                if not is_unused(folder):  # as a failed call leaves it
                     self.features.setdefault(folder.name, []).append(folder)
         for name, folders in self.features.items():
             out = root / SIDES_NAME / name
@@ -365,12 +373,14 @@ class Placing:
         try:
             self._place(source, working)
             if digest is not None:
-                paths = (path for path in working.rglob("*") if path.is_file())
-                found = {path.relative_to(working).as_posix() for path in paths}
+                found = {path.relative_to(working).as_posix() for path in working.rglob("*")}
                 checksums = working / files.CHECKSUMS_NAME
                 listed = {files.CHECKSUMS_NAME, *files.read_checksums(checksums)}
+                listed |= {path.partition("/")[0] for path in listed}  # folders of arrays
+                if strays := sorted(found - listed):
+                    raise FormatError(f"{source / strays[0]}: not a file of the shard; remove it")
                 if files.file_digest(checksums) != digest or found != listed:
-                    raise FormatError(f"{source}: it changed or has other files; `sa1bpack verify`")
+                    raise FormatError(f"{source}: it changed or lacks files; `sa1bpack verify`")
             working.rename(final)
         except BaseException:
             files.discard_entry(working)

@@ -599,7 +599,7 @@ def check_ours(root: Path) -> None:
         return
     working = (LOCK_NAME, PARTS_NAME, files.TEMPORARY_PREFIX + MANIFEST_NAME)
     for path in root.iterdir():
-        if not path.name.startswith(working):
+        if not (path.name.startswith(working) or files.is_of_system(path.name)):
             raise OutputRefused(
                 f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
                 "folder. If it is a pack that lost its manifest: sa1bpack repair "

@@ -78,7 +78,7 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path, limit: int):
-        self._folder, self._limit = folder, limit
+        self._folder, self._limit = folder.absolute(), limit
         self._full, self._unseen = False, limit  # so that the first sample looks at the folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,9 @@ class TarDataset(MapStyle):
                 "options have empty='drop', but which images have no masks left is not known "
                 "before they are decoded: use 'keep' and look at the masks, or IterableTarDataset"
             )
-        folder = None if index_folder is None else folder_to_write("index_folder", index_folder)
+        folder = None
+        if index_folder is not None:
+            folder = folder_to_write("index_folder", index_folder).absolute()
         memory = bytes_of("cache_size", cache_size) if cache_size != 0 else 0
         limit = bytes_of("cache_dir_size", cache_dir_size) if cache_dir_size != 0 else 0
         if (cache_dir is None) != (limit == 0):

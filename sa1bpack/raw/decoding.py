@@ -156,11 +156,14 @@ def unusable(source: Source, member: str, reason: str) -> ReadError:
 def sources_of(tars: Tars) -> list[Source]:
     """The tars and folders that paths and patterns stand for, sorted by name.
 
+    Their paths are absolute, as they are read after the process may have changed its folder.
+
     Raises OptionError for an empty list and for what is not a path, and as `find_sources`.
     """
-    if found := find_sources(patterns_of("tars", tars)):
-        return found
-    raise OptionError("tars is an empty list: name at least one tar or folder")
+    sources = find_sources(patterns_of("tars", tars))
+    if not sources:
+        raise OptionError("tars is an empty list: name at least one tar or folder")
+    return [replace(source, path=source.path.absolute()) for source in sources]
 
 
 def no_pairs(source: Source, rejects: Sequence[Reject]) -> SourceError:

@@ -100,7 +100,7 @@ class IterableTarDataset(IterableDataset):
             rank = whole_number("rank", rank, 0, world_size - 1)
         self._rank, self._world_size = rank, world_size
         spool = tempfile.gettempdir() if spool_folder is None else spool_folder
-        self._spool = local_path("spool_folder", spool)
+        self._spool = local_path("spool_folder", spool).absolute()
         self._done: tuple[int, list[str]] = (0, [])  # an epoch, and its tars that were taken
         self._loaded: dict | None = None
         # In shared memory, for worker processes: epoch, whether workers iterate, whether set_epoch

@@ -50,6 +50,8 @@ _TOP_FILES = {MANIFEST_NAME, arrays.METADATA_NAME, files.CHECKSUMS_NAME}
 
 AGAIN = "repeat the `sa1bpack derive` or the `sa1bpack.attach` that made the array"
 REMAKE = f"remove that folder, and {AGAIN}"
+# Name of a shard, and the beginning of its digest.
+_FEATURE_SHARD_NAME = re.compile(r"[^.].*-[0-9a-f]{8}")
 _NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,63}\Z")
 
 
@@ -454,13 +456,29 @@ class Coverage:
 
 def side_folders(root: Path) -> list[Path]:
     """The features in a pack's own folder, sorted by name."""
-    return sorted((root / SIDES_NAME).glob("[!.]*"))
+    folder = root / SIDES_NAME
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if not files.is_passed_over(path.name))
 
 
 def feature_shard_names(folder: Path) -> list[str]:
     """Names of the published feature shards of a feature, sorted. Raises OSError."""
-    names = {path.name for path in Path(folder).iterdir()} - _TOP_FILES
-    return sorted(name for name in names if not name.startswith("."))
+    return sorted(path.name for path in Path(folder).iterdir() if _is_feature_shard(path))
+
+
+def strays_of(folder: Path) -> list[Path]:
+    """What is in the folder of a feature and means nothing there, sorted. Raises OSError."""
+    strays = []
+    for path in sorted(Path(folder).iterdir()):
+        meant = path.name in _TOP_FILES or _is_feature_shard(path)
+        if not (meant or files.is_passed_over(path.name)):
+            strays.append(path)
+    return strays
+
+
+def _is_feature_shard(path: Path) -> bool:
+    return _FEATURE_SHARD_NAME.fullmatch(path.name) is not None and path.is_dir()
 
 
 def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
