@@ -9,6 +9,10 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 from shlex import quote
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sa1bpack.urls import Address
 
 # Bytes of a file by which its kind is known. More do no harm.
 HEAD_BYTES = 512
@@ -30,9 +34,14 @@ class Format:
     name: str
     remedy: str
 
-    def remedy_for(self, file: object) -> str:
-        """The remedy for a file of this kind, by its path or address."""
-        return self.remedy.replace("{file}", quote(str(file)))
+    def remedy_for(self, file: "PurePath | Address") -> str:
+        """The remedy for a file of this kind."""
+        return self.remedy.replace("{file}", quoted(file))
+
+
+def quoted(file: "PurePath | Address") -> str:
+    """A path for a command, or of a file at a URL the name that it has when it is downloaded."""
+    return quote(str(file) if isinstance(file, PurePath) else file.name)
 
 
 def _compressed(name: str, command: str) -> Format:
@@ -208,15 +217,15 @@ def part_pattern(name: str) -> tuple[str, str] | None:
     return match["whole"], match["whole"] + match["joint"]
 
 
-def name_remedy(path: object) -> str | None:
+def name_remedy(file: "PurePath | Address") -> str | None:
     """The remedy for a file that is not whole, if its name says why: a part, or a download."""
-    # An address has no path to a folder that a command could use.
-    file = path if isinstance(path, PurePath) else PurePath(PurePath(str(path)).name)
     if pattern := part_pattern(file.name):
-        whole, beginning = (quote(str(file.with_name(name))) for name in pattern)
+        folder = file.parent if isinstance(file, PurePath) else PurePath()
+        whole = quoted(folder / pattern[0])
+        parts = quoted(folder / pattern[1])
         return (
             "it is one part of a file that was split: join all parts in the order of their "
-            f"numbers, `cat {beginning}* > {whole}`"
+            f"numbers, `cat {parts}* > {whole}`"
         )
     if file.name.lower().endswith(_UNFINISHED):
         return "its name is that of a download that has not ended: complete it"

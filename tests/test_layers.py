@@ -27,6 +27,7 @@ ALLOWED = {
     "schedules": {"arguments", "errors", "user_code"},
     "user_code": {"errors"},
     "occurrence": set(),
+    "signatures": {"urls"},
     "urls": {"errors", "__init__"},
     **dict.fromkeys(CODECS, BASE),
     **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),

@@ -33,9 +33,10 @@ _GZIP_WBITS = 31  # window of 32 KiB; the library checks the gzip header and tra
 OnWait = Callable[[str], object] | None
 
 
-def remedy(path: object) -> str:
+def remedy(path: str | Path | Address) -> str:
     """The remedy for a tar whose bytes are wrong, by its path or Address."""
-    if (by_name := name_remedy(path)) is not None:
+    by_name = name_remedy(Path(path) if isinstance(path, str) else path)
+    if by_name is not None:
         return by_name
     if isinstance(path, Address):
         return (

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.source.find import Source, list_folder
@@ -321,6 +321,7 @@ class PairReader(AbstractContextManager):
         self._waiting: dict[str, _Waiting] = {}
         self._settled: dict[str, bool] = {}  # stem → whether it became a pair
         self._found = 0  # pairs
+        self._other_images: dict[str, str] = {}  # stem → ending of images that are no JPEGs
         if members is None:
             members = _open_members(source, **options)
         self._members, self._stream = members, members.stream
@@ -354,11 +355,16 @@ class PairReader(AbstractContextManager):
                 self.ignored["foreign" if member.kind == "file" else member.kind] += 1
                 if len(self.ignored_names) < _NAMES_KEPT:
                     self.ignored_names.append(member.name)
+                ending = PurePath(member.name).suffix
+                if ending.lower() in _OTHER_IMAGES:
+                    self._other_images[PurePath(member.name).stem] = ending
             elif self._admit(member, stem, half) and (pair := self._match(member, stem, half)):
                 yield pair
         for stem, waiting in self._waiting.items():
             missing = "json" if waiting.half == "jpeg" else "jpeg"
             detail = f"the source has no {missing} for {stem!r}"
+            if missing == "jpeg" and stem in self._other_images:
+                detail += f", but {stem}{self._other_images[stem]}: convert that to JPEG"
             self.rejects.append(Reject(waiting.member, f"missing-{missing}", detail))
         self.xxh128, self.md5 = self._stream.digests()
 

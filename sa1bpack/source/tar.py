@@ -17,11 +17,11 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from shlex import quote
+from pathlib import PurePath
 from typing import Literal
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
-from sa1bpack.signatures import ZEROS, format_of, name_remedy
+from sa1bpack.signatures import ZEROS, format_of, name_remedy, quoted
 from sa1bpack.source.inflate import ByteStream, GzipStream, remedy
 
 BLOCK = 512
@@ -150,9 +150,9 @@ class TarStream:
         known = format_of(head)
         if known in (None, ZEROS):  # zeros are the end of a tar, of one without members here
             return
-        text = known.remedy_for("NEW")
+        text = known.remedy_for(PurePath("NEW"))
         if "{file}" in known.remedy or "FOLDER" in known.remedy:
-            text = f"inflate it, `gunzip -c {quote(str(self._path))} > NEW`; then {text}"
+            text = f"inflate it, `gunzip -c {quoted(self._path)} > NEW`; then {text}"
         raise SourceError(
             f"{self._path}: its gzip stream holds {known.name}, where a tar is expected; "
             f"{name_remedy(self._path) or text}"

@@ -268,3 +268,16 @@ def test_urls_without_room_are_refused_before_all(web, long_tars, root, free, en
     with pytest.raises(OutputRefused, match="continue with --ignore-space"):
         call(urls, root, workers=1, **SMALL)
     assert not root.exists()
+
+
+def test_what_a_link_leads_to_in_place_of_a_tar_is_called_what_it_is(web, tmp_path):
+    web.files["/a/sa_1.tar"] = b"<!DOCTYPE html><html>Log in</html>"
+    web.files["/a/sa_2.tar"] = b"PK\3\4" + bytes(range(256)) * 3
+    web.files["/a/sa_3.tar.ab"] = bytes(range(1, 256)) * 3
+    urls = [f"{web.url}/a/{name}?oh=SECRET" for name in ("sa_1.tar", "sa_2.tar", "sa_3.tar.ab")]
+    result = sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL)
+    page, archive, part = (str(result.failed[name]) for name in ("sa_1", "sa_2", "sa_3.tar.ab"))
+    assert "it is a web page, where a tar is expected" in page
+    assert "unpack it, `unzip sa_2.tar -d FOLDER`" in archive
+    assert "join all parts in the order of their numbers, `cat sa_3.tar.* > sa_3.tar`" in part
+    assert_no_secret(page, archive, part)

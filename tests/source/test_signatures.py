@@ -383,6 +383,17 @@ def test_a_record_with_a_byte_order_mark_is_read_and_exported_without_it(tmp_pat
     assert texts[0] == texts[1] and json.loads(texts[1]) == json.loads(record_bytes)
 
 
+def test_a_record_whose_image_is_no_jpeg_says_which_it_is(tmp_path):
+    found = members([1, 2])
+    del found["./sa_2.jpg"]
+    found["./sa_2.PNG"] = picture("PNG")
+    tar = write_tar(tmp_path / "sa_1.tar", found)
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    (line,) = rejects_of(tmp_path / "pack")
+    assert (line["member"], line["reason"]) == ("sa_2.json", "missing-jpeg")
+    assert line["detail"].endswith("but sa_2.PNG: convert that to JPEG")
+
+
 # --------------------------------------------------------------------------------- any bytes
 
 BEGINNINGS = st.sampled_from([make()[:20] for make, _, _ in FILES.values()])
