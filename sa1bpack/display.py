@@ -94,10 +94,15 @@ class Batch(Pictured, _Arrays):
     """A batch of a loader, `Collate` or a `Pipeline`: a dict, see `sa1bpack.Collate`.
 
     Attributes:
+        spec: of the samples, `ds.spec_text`; None if it is not known. It is an attribute of the
+            class, one class for each spec, because libraries that move, cut or join a batch make a
+            new one by `type(batch)(...)`: that has the same spec.
         numbers: what the host knows of small tensors on a device, a
             `transforms.host.SentNumbers`; None: nothing. Who has asked for such a tensor may write
             to it, so that every way to a value tells `numbers`; copies of a batch have none.
     """
+
+    spec: str | None = None
 
     __slots__ = ("numbers",)  # not in `vars`, and so in no pickle or copy
 

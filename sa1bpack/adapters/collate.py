@@ -17,7 +17,7 @@ from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout, warn_of_dropped
 from sa1bpack.masks.rle import take_masks
-from sa1bpack.transforms.batch import Batch
+from sa1bpack.transforms.batch import Batch, batch_of
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
@@ -166,10 +166,12 @@ class Collate:
 
     With `relations` there is one more key for each of them, see `transforms.Relate`.
 
-    With `sample_spec` there is one more key, which is not a tensor: `spec` (str: `ds.spec_text`),
-    by which a `transforms.Pipeline` recognises the batches of its dataset. Batches of Loader and
-    make_dataloader always have it, and three more: `epoch`, `batch_idx` and `global_step` (int: the
-    epoch, and the number of the batch in it and in all epochs).
+    Batches of Loader and make_dataloader have three more keys: `epoch`, `batch_idx` and
+    `global_step` (int: the epoch, and the number of the batch in it and in all epochs).
+
+    With `sample_spec` the batch has the attribute `spec` (str: `ds.spec_text`; otherwise None), by
+    which a `transforms.Pipeline` recognises the batches of its dataset. Batches of Loader and
+    make_dataloader always have it.
 
     Padding is zero. Keys that a transform removed from the samples are not in the batch; keys that
     it added become lists with one entry per sample. Images and bool masks may have any shape, and
@@ -216,8 +218,8 @@ class Collate:
                 has one, `max_dropped`.
             sample_spec: `ds.spec` of a dataset without transforms. It defines the canvas on which
                 images with fit="native" are put (zero elsewhere), whether masks are bits, the
-                features (which become tensors, (B, ...) or like other arrays of masks), and `spec`
-                in the batch.
+                features (which become tensors, (B, ...) or like other arrays of masks), and the
+                `spec` of the batch.
             relations: names of relations of the kept masks, or a `transforms.Relate`.
 
         Raises:
@@ -303,7 +305,7 @@ class Collate:
             chosen.append(np.arange(count) if rows is None else rows)
         counts = np.array([len(rows) for rows in chosen], np.int64)
         offsets = offsets_of(counts)
-        batch = Batch(mask_counts=torch.from_numpy(counts))
+        batch = batch_of(self._spec_text, {"mask_counts": torch.from_numpy(counts)})
         if not self.layout.padded:
             batch["mask_offsets"] = torch.from_numpy(offsets)
         for field in self._of_samples:
@@ -333,8 +335,6 @@ class Collate:
                     "transform or a feature: leave one of them out"
                 )
             batch |= self._relate(batch)
-        if self._spec_text is not None:
-            batch["spec"] = self._spec_text
         return batch
 
     def _stacked(self, field: Field, samples: Sequence[Sample]) -> torch.Tensor:

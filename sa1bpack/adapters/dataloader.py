@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from sa1bpack.display import Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.iteration import BaseLoader, Taken
+from sa1bpack.loading.iteration import BaseLoader, Taken, sampler_of
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
@@ -63,9 +63,9 @@ _log = logging.getLogger("sa1bpack")
 
 
 class _SentBatch(Batch):
-    """A batch, and the errors of samples dropped from it; no keys if no sample remained.
+    """A batch for the loader itself, and the errors of samples dropped from it.
 
-    The errors are not a key, because other libraries receive batches of this class.
+    It has no keys if no sample remained.
     """
 
     errors: Sequence[ReadError] = ()
@@ -85,23 +85,36 @@ class _SendingCollate(Collate):
         super().__init__(options.mask_layout, sample_spec=ds.spec, relations=options.relations)
         self.masks = masks
 
-    def __call__(self, samples: Sequence[Sample | ReadError]) -> _SentBatch:
-        epoch, step = getattr(samples, "epoch", self.epoch), getattr(samples, "step", None)
+    def __call__(self, samples: Sequence[Sample | ReadError]) -> Batch:
+        epoch = getattr(samples, "epoch", self.epoch)
+        step = getattr(samples, "step", None)
         if step is None and any(each.by == "step" for _, each in self.masks.schedules):
             raise LoaderError(
                 f"{self.masks.schedules} change by step, but the library that takes these batches "
                 "does not pass on which step they are: choose schedules by epoch"
             )
         choice = self.masks.at(epoch, step)
+        errors = [sample for sample in samples if isinstance(sample, ReadError)]
         kept = [sample for sample in samples if not isinstance(sample, ReadError)]
-        batch = _SentBatch()
-        batch.errors = [sample for sample in samples if isinstance(sample, ReadError)]
-        if kept:
-            batch |= self._batch(kept, choice, epoch)
-            batch["epoch"] = epoch
-            if step is not None:
-                batch["global_step"] = step
+        if not getattr(samples, "dealt", True):
+            sent = _SentBatch()
+            sent.errors = errors
+            if kept:
+                sent |= self._batch(kept, choice, epoch)
+            return sent
+        if errors:
+            raise errors[0]
+        batch = self._batch(kept, choice, epoch)
+        batch["epoch"] = _per_sample(epoch, len(kept))
+        if step is not None:
+            batch["global_step"] = _per_sample(step, len(kept))
         return batch
+
+
+def _per_sample(number: int, samples: int) -> torch.Tensor:
+    """int64 (samples,): a number of a batch, in the form that libraries can move, cut and join."""
+    signed = number - 2**64 if number >= 2**63 else number
+    return torch.full((samples,), signed, dtype=torch.int64, device="cpu")
 
 
 class PackDataLoader(BaseLoader, DataLoader):
@@ -128,9 +141,11 @@ class PackDataLoader(BaseLoader, DataLoader):
             collate_fn=collate,
             **of_torch,
         )
-        # For Accelerate's gather_for_metrics, which otherwise takes the end of the last batch for
-        # padding. torch reads it only for iterable datasets, and its __setattr__ refuses it.
+        # Not by __setattr__, which torch refuses. torch reads neither: `drop_last` is for
+        # Accelerate's gather_for_metrics, which otherwise takes the end of the last batch for
+        # padding; `sampler` is for Lightning, which otherwise takes the order for unshuffled.
         self.__dict__["drop_last"] = batches.current.drop_last
+        self.__dict__["sampler"] = self.batch_sampler.sampler
 
     def _begin(self, batches: EpochBatches, counts: EpochCounts) -> "_TorchEpoch":
         return _TorchEpoch(self, batches)
@@ -362,6 +377,7 @@ class OfBatch(BatchIndices):
         items: indices, or samples.
         epoch, step: numbers of the batch; its samples may be loaded long before it is used. The
             step is None where a library has cut the batch.
+        dealt: another library takes it, not the loader itself.
         repetitions: as in BatchIndices.
     """
 
@@ -370,10 +386,12 @@ class OfBatch(BatchIndices):
         items: Iterable[Any],
         epoch: int,
         step: int | None,
+        dealt: bool,
         repetitions: np.ndarray | None = None,
     ):
         super().__init__(items, epoch, repetitions)
         self.step = step
+        self.dealt = dealt
 
 
 class DealtBatches:
@@ -392,7 +410,8 @@ class DealtBatches:
     its place. Such libraries fetch ahead, so nobody here knows how many batches were used:
     `state_dict` of the OrderedBatches raises LoaderError until `set_epoch` or `load_state_dict`.
 
-    It has no `drop_last` and no `sampler`: Lightning would make another one of its class from them.
+    Its `sampler` only sets the epoch. It has no `drop_last`, by which Lightning would make another
+    one of its class.
 
     To its own loader it yields the batches of the current epoch of the loader's rank.
 
@@ -404,6 +423,7 @@ class DealtBatches:
 
     def __init__(self, batches: OrderedBatches, collate: Collate, drops: bool = False):
         self.batches, self._collate, self._drops = batches, collate, drops
+        self.sampler = sampler_of(batches)
         self.own: EpochBatches | None = None  # while the loader begins: torch calls `iter` twice
 
     @property
@@ -422,6 +442,7 @@ class DealtBatches:
 
     def __len__(self) -> int:
         """The number of batches of a complete epoch, all ranks together."""
+        len(self.batches)  # the ranks stay what they are
         batches = replace(self.batches.current, start=0)
         last = len(batches) - 1
         return last * batches.world_size + len(_parts(batches, last))
@@ -429,7 +450,7 @@ class DealtBatches:
     def __iter__(self) -> Iterator[list[int]]:
         if (own := self.own) is not None:
             return (
-                OfBatch(own[k].tolist(), own.epoch, own.step(k), own.repetitions(k))
+                OfBatch(own[k].tolist(), own.epoch, own.step(k), False, own.repetitions(k))
                 for k in range(len(own))
             )
         if self._drops:
@@ -450,7 +471,7 @@ class DealtBatches:
             for part in _parts(batches, k):
                 self.batches.took(place, None)
                 of_part = None if repetitions is None else repetitions[part]
-                yield OfBatch(indices[part], batches.epoch, batches.step(k), of_part)
+                yield OfBatch(indices[part], batches.epoch, batches.step(k), True, of_part)
 
 
 def _parts(batches: EpochBatches, k: int) -> list[slice]:
@@ -483,8 +504,27 @@ class EpochDataset(Dataset):
         batches that it takes.
         """
         if not isinstance(indices, OfBatch):
-            indices = OfBatch(indices, self._collate.epoch, step=None)
-        return OfBatch(super().__getitems__(indices), indices.epoch, indices.step)
+            indices = OfBatch(indices, self._collate.epoch, step=None, dealt=True)
+        samples = super().__getitems__(indices)
+        return OfBatch(samples, indices.epoch, indices.step, indices.dealt)
+
+    def state_dict(self) -> NoReturn:
+        """Refuse torchdata's StatefulDataLoader, which looks for a state here.
+
+        It would save the number of batches without their epoch, and it starts workers before the
+        epoch is set.
+        """
+        raise LoaderError(
+            "the dataset of make_dataloader is in a StatefulDataLoader (Accelerate's "
+            "use_stateful_dataloader=True), which does not know the epoch, and would resume in "
+            "another: leave use_stateful_dataloader out, and resume with loader.set_epoch(epoch) and "
+            "skip_first_batches(loader, batches), or register_for_checkpointing a sa1bpack.Loader. "
+            "A StatefulDataLoader of your own takes OrderedBatches as batch_sampler"
+        )
+
+    def load_state_dict(self, state: Any) -> NoReturn:
+        """As `state_dict`."""
+        self.state_dict()
 
     def __reduce__(self):
         return EpochDataset, (self.with_options(), self._batches, self._collate)

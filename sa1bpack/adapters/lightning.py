@@ -1,27 +1,41 @@
-"""A Lightning DataModule over a pack."""
+"""A Lightning DataModule over a pack.
+
+Lightning restores the state of a training loader only in mid-epoch, and not at all if a schedule
+asked for the number of steps before; otherwise it sets the epoch. So the DataModule has the place of
+its loader in its own state, and Lightning sets the epoch by the loader's `sampler`. Which of the two
+comes last does not matter: the epoch in which a loaded state is keeps the place in it, and another
+one begins at its beginning.
+"""
 
 import sys
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Unpack
+from weakref import proxy
 
 from sa1bpack.adapters import opened
-from sa1bpack.arguments import checks_options, keywords_of
+from sa1bpack.adapters.lightning_places import unused_batches
+from sa1bpack.arguments import checks_options, keywords_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.errors import OptionError
+from sa1bpack.loading.iteration import EpochSampler, UnshuffledSampler
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords
+from sa1bpack.loading.order.epoch import RANKS
 from sa1bpack.schedules import WholeNumbers, as_schedule
+from sa1bpack.wording import brief
 
 # One library under two names, each of which refuses the classes of the other: the name that the
 # program has imported, otherwise the newer one if it is installed.
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
-    from pytorch_lightning import LightningDataModule
+    from pytorch_lightning import LightningDataModule, Trainer
 else:
     try:
-        from lightning.pytorch import LightningDataModule
+        from lightning.pytorch import LightningDataModule, Trainer
     except ModuleNotFoundError:
-        from pytorch_lightning import LightningDataModule
+        from pytorch_lightning import LightningDataModule, Trainer
 
+_STATE_VERSION = 1
 
 _CHANGING = {"global_batch_size", "max_masks", "mask_select"}
 
@@ -38,6 +52,69 @@ class LoaderKeywords(ReadingKeywords, total=False):
 keywords_of(LoaderKeywords, Loader)
 
 
+class _DrivenLoader(Loader):
+    """A Loader of a DataModule, whose epochs are chosen by the module's trainer.
+
+    Attributes:
+        module: the DataModule.
+        driver: what Lightning finds as `sampler`, by which it sets the epoch.
+    """
+
+    module: "DataModule | None" = None
+    driver: EpochSampler
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """The driver."""
+        return self.driver
+
+    @property
+    def batch_sampler(self) -> EpochSampler:
+        """The driver."""
+        return self.driver
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last batch that was processed.
+
+        An exception may be the reason for which Lightning saves a checkpoint: then it repeats the
+        batch of the step that failed.
+        """
+        trainer = None if self.module is None else self.module.trainer
+        return self.batches.state_dict(unused=unused_batches(trainer))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"module": None}
+
+
+class _TrainingSampler(EpochSampler):
+    """Counts the epochs of a run from the first epoch of the run.
+
+    Attributes:
+        first_epoch: what Lightning counts as epoch 0.
+        module: the DataModule.
+    """
+
+    first_epoch = 0
+    module: "DataModule"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the epoch in which the trainer is.
+
+        With max_steps Lightning passes a number that is too large by 1 once it has resumed a run at
+        the end of an epoch.
+        """
+        super().set_epoch(self.first_epoch + self.module.trainer.current_epoch)
+
+
+class _SameEpochSampler(UnshuffledSampler):
+    """Makes every epoch the first one: the same images in the same order, and the same masks."""
+
+    first_epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(self.first_epoch)
+
+
 @checks_options(**OF_OTHER_LOADERS)
 class DataModule(LightningDataModule):
     """Training and validation batches of a pack, by a `Loader` each.
@@ -45,8 +122,13 @@ class DataModule(LightningDataModule):
     - The split is by image id, as in `Dataset.split`: the same on every rank and in every run.
     - Each process takes its part of every batch; its rank is that of torch.distributed. Batches are
       made on the device of the trainer.
-    - Lightning saves the place of the training loader in its checkpoints, and restores it: a run
-      continues with the next batch, on another number of ranks too.
+    - The place of the training loader is in Lightning's checkpoints, as the state of this module: a
+      run continues with the next batch, on another number of ranks too, wherever it was stopped.
+    - Every validation has the same batches, with the same masks. On several ranks, one that would
+      have no image of the last batch repeats one, which `batch["repeated"]` marks.
+    - With `overfit_batches` every epoch has the batches of the first.
+    - A second fit by another Trainer goes on with the epoch after those of the first, as a
+      shuffling DataLoader of torch draws another order.
 
     `train` and `val` are the two Datasets, once `setup` has run; `val` is None if there is none.
     """
@@ -69,11 +151,10 @@ class DataModule(LightningDataModule):
                 themselves, in any form that `pack` accepts, and then all of `pack` is for training.
             split_seed: seed of the split.
             val_options: options of the validation loader that differ from `options`. By default it
-                has no shuffle, order or bucket_by, and what changes while training has its last
-                value in every validation. Where the last batch has fewer images than there are
-                ranks, which is an error, `{"pad_last": True}` repeats some.
-            options: options of both loaders, see `Loader`; `shuffle=True` is for training alone.
-                The device is the trainer's unless given.
+                has no shuffle, order or bucket_by, `pad_last="ranks"`, and what changes while
+                training has its last value in every validation.
+            options: options of both loaders, see `Loader`; `shuffle=True`, `drop_last` and
+                `pad_last` are for training alone. The device is the trainer's unless given.
         """
         super().__init__()
         self.pack, self.batch_size = pack, batch_size
@@ -84,9 +165,14 @@ class DataModule(LightningDataModule):
         if "max_masks" in options:  # a function is called here, once
             self._options["max_masks"] = as_schedule("max_masks", options["max_masks"])
         fixed = {name: _last(name, self._options[name]) for name in _CHANGING & options.keys()}
+        chosen = dict(val_options or {})
         in_order = {"shuffle": False, "order": None, "bucket_by": None}
-        self._val_options = {**self._options, **fixed, **in_order, **(val_options or {})}
-        self._loaders: dict[str, Loader] = {}
+        every_image = {"drop_last": False, "pad_last": not chosen.get("drop_last") and RANKS}
+        self._val_options = {**self._options, **fixed, **in_order, **every_image, **chosen}
+        self._loaders: dict[str, _DrivenLoader] = {}
+        self._first_epoch = 0  # of this run
+        self._unused_epoch = 0  # the first one that no run has used
+        self._loaded: dict[str, Any] | None = None  # state of the training loader, to be loaded
         if isinstance(val, Real) and val == 0:
             # Lightning validates if this method is not its own, and warns of no batches.
             self.val_dataloader = super().val_dataloader
@@ -96,6 +182,8 @@ class DataModule(LightningDataModule):
 
         Raises OptionError for a split without images in one of its parts, and as `sa1bpack.open`.
         """
+        if stage == "fit" and self.trainer is not None:
+            self._begin_run(self.trainer)
         if self.train is not None:
             return
         ds = opened(self.pack)
@@ -105,23 +193,94 @@ class DataModule(LightningDataModule):
         split = ds.split(val_fraction=self._val, seed=self._split_seed) if self._val else (ds, None)
         self.train, self.val = split
 
+    def _begin_run(self, trainer: Trainer) -> None:
+        """Choose the first epoch of a run: `load_state_dict` may choose another."""
+        self.teardown()  # of a run that an exception has ended
+        self._loaded = None
+        if trainer.current_epoch == 0:  # otherwise a trainer goes on with its own run
+            self._first_epoch = self._unused_epoch
+
     def train_dataloader(self) -> Loader:
-        """The training loader: one for all epochs."""
-        return self._loader("train", self.train, self.batch_size, self._options)
+        """The training loader: one for all epochs.
+
+        Raises OptionError if the checkpoint that is resumed was made from other images.
+        """
+        loader = self._loaders.get("train")
+        if loader is None:
+            loader = self._made(self.train, self.batch_size, self._options)
+            overfit = self.trainer is not None and self.trainer.overfit_batches > 0
+            kind = _SameEpochSampler if overfit else _TrainingSampler
+            loader.driver = kind(loader.batches)
+            loader.driver.module = loader.module
+            loader.driver.first_epoch = self._first_epoch
+            loader.set_epoch(self._first_epoch)
+            self._loaders["train"] = loader
+            self._restore()
+        return loader
 
     def val_dataloader(self) -> Loader:
         """The validation loader, by default in the order of the pack."""
-        size = None if self.batch_size is None else _last("batch_size", self.batch_size)
-        return self._loader("val", self.val, size, self._val_options)
+        loader = self._loaders.get("val")
+        if loader is None:
+            size = None if self.batch_size is None else _last("batch_size", self.batch_size)
+            loader = self._made(self.val, size, self._val_options)
+            loader.driver = _SameEpochSampler(loader.batches)
+            self._loaders["val"] = loader
+        return loader
 
-    def _loader(self, split: str, ds: Dataset, size: Any, options: dict[str, Any]) -> Loader:
-        if split not in self._loaders:
-            device = "cpu" if self.trainer is None else str(self.trainer.strategy.root_device)
-            self._loaders[split] = Loader(ds, size, **{"device": device, **options})
-        return self._loaders[split]
+    def _made(self, ds: Dataset, size: Any, options: dict[str, Any]) -> _DrivenLoader:
+        device = "cpu" if self.trainer is None else str(self.trainer.strategy.root_device)
+        loader = _DrivenLoader(ds, size, **{"device": device, **options})
+        loader.module = proxy(self)
+        return loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """The first epoch of the run, and the place of the training loader."""
+        loader = self._loaders.get("train")
+        place = self._loaded if loader is None else loader.state_dict()
+        return {"version": _STATE_VERSION, "first_epoch": self._first_epoch, "train": place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the run of a checkpoint.
+
+        Raises:
+            OptionError: the state is damaged or has another version; or the training loader, if it
+                has been made already, has other images.
+        """
+        keys = {"version", "first_epoch", "train"}
+        known = isinstance(state, dict) and set(state) == keys
+        if not known or state["version"] != _STATE_VERSION:
+            raise OptionError(
+                f"the state of the DataModule is {brief(state)}: this release reads states with the "
+                f"keys {sorted(keys)}, version {_STATE_VERSION}"
+            )
+        self._first_epoch = whole_number("the state's first_epoch", state["first_epoch"], 0)
+        self._loaded = state["train"]
+        if "train" in self._loaders:
+            self._loaders["train"].driver.first_epoch = self._first_epoch
+            self._restore()
+
+    def _restore(self) -> None:
+        """Give the training loader the state that was loaded, if any."""
+        if self._loaded is None:
+            return
+        try:
+            self._loaders["train"].load_state_dict(self._loaded)
+        except OptionError as error:
+            raise OptionError(
+                "the checkpoint was saved by a run with other training images, or in another order: "
+                f"give the DataModule the pack, val, split_seed and options of that run; or begin a "
+                "run with its weights alone, by load_from_checkpoint of your LightningModule and fit "
+                f"without ckpt_path. {error}"
+            ) from None
+        self._loaded = None
 
     def teardown(self, stage: str | None = None) -> None:
         """End the threads of the loaders and release their memory."""
+        if "train" in self._loaders:
+            place = self._loaders["train"].batches.state_dict()
+            begun = place["samples"] > 0
+            self._unused_epoch = max(self._unused_epoch, place["epoch"] + begun)
         while self._loaders:
             self._loaders.popitem()[1].close()
 

@@ -52,9 +52,10 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
             f"item is {type(item).__name__}: pass a sample of a Dataset or a batch of a loader"
         )
     key, sizes = ("image", "size") if "image" in item else ("images", "sizes")
-    assumed = coordinates is None and "spec" not in item
+    spec = getattr(item, "spec", None)
+    assumed = coordinates is None and spec is None
     if coordinates is None:
-        source = ", source coordinates" in item.get("spec", "")
+        source = spec is not None and ", source coordinates" in spec
         coordinates = "source" if source else "stored"
     choice("coordinates", coordinates, COORDINATES)
     found = {name: _tensor(value) for name, value in item.items()}

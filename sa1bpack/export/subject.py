@@ -194,8 +194,13 @@ def _bits(batch: Batch, row: int, rows: Any, count: int) -> np.ndarray:
     first, last = _array(runs.mask_offset)[row : row + 2].tolist()
     with_runs = first + np.flatnonzero(np.diff(offset[first : last + 1]) > 0)
     height, width = _array(runs.sizes)[row].tolist()
-    fit = "squash" if str(batch.get("spec", "")).startswith("squash") else "pad"
+    fit = "squash" if _spec(batch).startswith("squash") else "pad"
     return rasterize(ends, np.append(offset[with_runs], offset[last]), height, width, _GRID, fit)
+
+
+def _spec(batch: Any) -> str:
+    """The spec of a batch, "" for one without."""
+    return getattr(batch, "spec", None) or ""
 
 
 def _boxes_and_points(
@@ -217,7 +222,7 @@ def _boxes_and_points(
     if "bboxes" in batch or "point_coords" in batch:
         sizes = _array(batch["sizes"])[row].astype(float)
         scale = pixel = (sizes[2:] / sizes[:2])[::-1]  # of a source pixel on the canvas, x and y
-        if "source coordinates" not in str(batch.get("spec", "")):
+        if "source coordinates" not in _spec(batch):
             scale = np.ones(2)
         if "bboxes" in batch:
             edges = np.split(_array(batch["bboxes"][rows]), 2, axis=1)

@@ -10,17 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import Sampler, SequentialSampler
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.orders import SequentialOrder
 from sa1bpack.loading.shard_prefetcher import check_order
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
-from sa1bpack.transforms.batch import Batch
+from sa1bpack.transforms.batch import Batch, batch_class
 from sa1bpack.transforms.host import numbers_of, sent, unseen
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import counted
@@ -55,6 +58,55 @@ def most_dropped(share: float, samples: int) -> int:
     """
     whole = floor(round(share * samples, 6))  # 0.29 * 100 is 28.999999999999996
     return max(whole, 1) if share else 0
+
+
+class EpochSampler(Sampler[int]):
+    """What a library that drives the loop finds as the `sampler` of a loader: it sets the epoch.
+
+    Lightning, Fabric, Accelerate and loops written for a DistributedSampler call
+    `loader.sampler.set_epoch`, or that of `loader.batch_sampler.sampler`. The loader itself decides
+    which samples come, so a library that takes them from here, to make a DataLoader of its own, is
+    refused.
+    """
+
+    def __init__(self, batches: OrderedBatches):
+        self._batches = batches
+
+    @property
+    def sampler(self) -> "EpochSampler":
+        """This object, for those who look for the sampler of a batch sampler."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the next epoch, as `OrderedBatches.set_epoch`."""
+        self._batches.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Samples of an epoch, of all ranks together."""
+        return len(self._batches.order)
+
+    def __iter__(self):
+        raise LoaderError(
+            "only the loader itself takes its samples, so nobody can make another DataLoader of "
+            "its sampler, as Accelerate's skip_first_batches does: to resume a Loader use "
+            "load_state_dict, which accelerator.register_for_checkpointing(loader) makes load_state "
+            "call; or use make_dataloader, as Trainer requires"
+        )
+
+
+class UnshuffledSampler(EpochSampler, SequentialSampler):
+    """An EpochSampler of a loader that has the same samples in every epoch.
+
+    Lightning knows it by its base class, and then need not turn off the shuffling for
+    `overfit_batches`.
+    """
+
+
+def sampler_of(batches: OrderedBatches) -> EpochSampler:
+    """The `sampler` of a loader of these batches."""
+    if isinstance(batches.order, SequentialOrder):
+        return UnshuffledSampler(batches)
+    return EpochSampler(batches)
 
 
 @checks_options
@@ -149,9 +201,10 @@ class BaseLoader:
     def _described(self, own: str) -> str:
         """The text for `repr`: the dataset, the batches, the position in the order, and `own`."""
         batches, options = self.batches, self._options
+        length = batches.current.cut.length(batches.epoch)  # len() would settle the ranks
         most = "all masks" if options.max_masks is None else f"max_masks {options.max_masks}"
         return (
-            f"<{type(self).__name__} of {self._dataset!r}: {counted(len(batches), 'batch')} of "
+            f"<{type(self).__name__} of {self._dataset!r}: {counted(length, 'batch')} of "
             f"{batches.batch_size}, {batches.order.kind} order, epoch {batches.epoch}, "
             f"{most} {options.mask_layout}, {own}>"
         )
@@ -216,6 +269,7 @@ class Iteration:
             self._batches = self._state.batches
             loader._end_epoch()  # the loop over the one before was left
             self._pid, self._total = os.getpid(), len(self._batches)
+            self._class = batch_class(loader._dataset.spec_text)
             self.counts = loader._counts = EpochCounts(self._batches.epoch, begin)
             self._producer = loader._begin(self._batches, self.counts)
             # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
@@ -240,9 +294,10 @@ class Iteration:
             cursor.took(self._state, self._done)
             if batch is None:
                 continue
-            epoch, spec = self._batches.epoch, loader._dataset.spec_text
             items, numbers = unseen(batch), batch.numbers
-            batch = Batch(items, epoch=epoch, batch_idx=number, global_step=step, spec=spec)
+            batch = self._class(
+                items, epoch=self._batches.epoch, batch_idx=number, global_step=step
+            )
             batch.numbers = numbers
             if self._batches.pad_last:
                 batch["repeated"] = self._repeated(self._done - 1, batch)

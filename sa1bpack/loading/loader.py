@@ -26,7 +26,7 @@ from sa1bpack.loading.devices import (
     float_bytes,
     sent_bytes,
 )
-from sa1bpack.loading.iteration import BaseLoader
+from sa1bpack.loading.iteration import BaseLoader, EpochSampler, sampler_of
 from sa1bpack.loading.located_batch import OPEN_SAMPLES
 from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
@@ -175,6 +175,20 @@ class Loader(BaseLoader):
         """The dataset that is read."""
         return self._dataset
 
+    # As a DataLoader without workers has it: Accelerate's skip_first_batches makes one of what it
+    # finds here, and the sampler then says what to do instead.
+    prefetch_factor = None
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """Has `set_epoch`, which libraries look for here: see `BaseLoader.set_epoch`."""
+        return sampler_of(self.batches)
+
+    @property
+    def batch_sampler(self) -> EpochSampler:
+        """As `sampler`."""
+        return sampler_of(self.batches)
+
     def __repr__(self) -> str:
         return self._described(f"{self._device}, {counted(self._threads, 'thread')}")
 
@@ -240,15 +254,6 @@ class Loader(BaseLoader):
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
         self._pool = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("sampler", "batch_sampler"):  # a DataLoader has them; Accelerate asks for them
-            raise AttributeError(
-                f"a Loader has no {name}, so skip_first_batches cannot make a DataLoader of it: "
-                "resume with load_state_dict, which accelerator.register_for_checkpointing(loader) "
-                "makes load_state call; or use make_dataloader, as Trainer requires"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_pool": None}

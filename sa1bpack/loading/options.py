@@ -19,7 +19,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
 from sa1bpack.loading.batch.spec import LAYOUTS, ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.epoch import Buckets
+from sa1bpack.loading.order.epoch import Buckets, checked_pad_last
 from sa1bpack.loading.order.orders import (
     LocalShuffleOrder,
     NodeShuffleOrder,
@@ -61,7 +61,7 @@ class ReadingKeywords(TypedDict, total=False):
     relations: Relate | Sequence[str] | None
     seed: int | None
     drop_last: bool
-    pad_last: bool
+    pad_last: bool | str
     rank: int | None
     world_size: int | None
     on_error: str
@@ -75,8 +75,9 @@ class ReadingKeywords(TypedDict, total=False):
 class ReadingOptions(Options):
     """Options that Loader and make_dataloader share.
 
-    `rank` and `world_size` of torch.distributed are those when an iteration begins; 0 of 1 if it is
-    not initialized, which is refused if torchrun or srun started several processes.
+    `rank` and `world_size` of torch.distributed are those when the length or a batch is first asked
+    for; 0 of 1 if it is not initialized, which is refused if torchrun or srun started several
+    processes. They stay: if torch.distributed has others later, that is a LoaderError.
 
     With on_error="drop", a batch in which no sample remains is skipped; with several ranks, which
     must all have the same number of batches, it is a LoaderError, and so is an epoch without any
@@ -103,6 +104,13 @@ class ReadingOptions(Options):
             None: by the order.
         relations: names of relations of the masks of a batch, or a `transforms.Relate`: each is one
             more key.
+        pad_last: what becomes of the samples at the end of an epoch that do not fill a batch. False: a
+            short batch, and an error where it has fewer samples than there are ranks. "ranks": a
+            short batch, in which ranks that would have no sample repeat one, so that it fits any
+            number of samples and ranks: the choice for an exact evaluation. True: a full batch,
+            filled with samples of the epoch that came before. With the last two,
+            `batch["repeated"]`, bool (B,), marks the repeated samples, which an evaluation leaves
+            out.
         on_epoch_end: a function that is called with the `LoadingStats` of every epoch that was
             taken to its end: `print`, or one that logs them.
 
@@ -143,11 +151,7 @@ class ReadingOptions(Options):
     drop_last: bool = option(
         False, "drop the samples at the end of an epoch that do not fill a batch"
     )
-    pad_last: bool = option(
-        False,
-        "fill the last batch with samples of the epoch that came before; `batch['repeated']`, bool "
-        "(B,), marks them, so that an evaluation can leave them out",
-    )
+    pad_last: bool | str = False
     rank: int | None = option(None, "number of this process", low=0, none="torch.distributed's")
     world_size: int | None = option(None, "number of processes", low=1, none="torch.distributed's")
     on_error: str = option(
@@ -172,6 +176,7 @@ class ReadingOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
+        object.__setattr__(self, "pad_last", checked_pad_last(self.pad_last))
         if self.shuffle and self.order is not None:
             raise OptionError(
                 "shuffle is True, and an order is given, which says itself how samples are "

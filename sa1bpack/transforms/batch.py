@@ -1,6 +1,10 @@
 """Samples and batches as torch knows them: trees of tensors, and data that is safe to load."""
 
+from functools import cache
+from typing import Any
+
 import torch
+import xxhash
 from torch.utils import _pytree as pytree
 
 from sa1bpack.display import Batch, Sample
@@ -13,11 +17,16 @@ def make_known(kind: type[dict]) -> None:
     `torch.save` wrote.
     """
     torch.serialization.add_safe_globals([kind])
+    _make_tree(kind, f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _make_tree(kind: type[dict], name: str) -> None:
+    """Let `tree_map` look into a kind of dict, which trees that are saved know by this name."""
     pytree.register_pytree_node(
         kind,
         lambda found: ([*found.values()], [*found]),
         lambda values, keys: kind(zip(keys, values, strict=True)),
-        serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+        serialized_type_name=name,
         flatten_with_keys_fn=lambda found: (
             [(pytree.MappingKey(key), value) for key, value in found.items()],
             [*found],
@@ -27,3 +36,30 @@ def make_known(kind: type[dict]) -> None:
 
 for _kind in (Sample, Batch):
     make_known(_kind)
+
+
+@cache
+def batch_class(spec: str | None) -> type[Batch]:
+    """The class of the batches whose samples have this spec, see `Batch.spec`."""
+    if spec is None:
+        return Batch
+
+    class BatchOfSpec(Batch):
+        """A batch of samples of one spec."""
+
+        def __reduce__(self):
+            return batch_of, (self.spec, dict(self)), vars(self) or None
+
+    BatchOfSpec.spec = spec
+    BatchOfSpec.__name__ = Batch.__name__
+    BatchOfSpec.__qualname__ = Batch.__qualname__
+    _make_tree(BatchOfSpec, f"{Batch.__module__}.Batch.{xxhash.xxh3_64_hexdigest(spec.encode())}")
+    return BatchOfSpec
+
+
+def batch_of(spec: str | None, values: dict[str, Any]) -> Batch:
+    """A batch of samples of this spec."""
+    return batch_class(spec)(values)
+
+
+torch.serialization.add_safe_globals([batch_of])

@@ -154,10 +154,10 @@ def check_arrays(
         cells: side of the masks, bool or bits in uint8, if there are no runs.
         spatial: name → spec of the spatial features, with rows (C, h, w).
     """
-    found = batch.get("spec")
-    if None not in (spec, found) and found != spec:
+    of_batch = getattr(batch, "spec", None)
+    if None not in (spec, of_batch) and of_batch != spec:
         raise OptionError(
-            f"the samples of the batch are {found!r}, but those of this pipeline's dataset are "
+            f"the samples of the batch are {of_batch!r}, but those of this pipeline's dataset are "
             f"{spec!r}: create the pipeline with the dataset that the batches come from"
         )
     images, rgb, planes = batch["images"], (side, side, 3), (side * 3 // 2, side)
@@ -179,13 +179,26 @@ def _refuse(name: str, value: Any, wanted: str) -> None:
     raise OptionError(f"{name} are {shown}: batches of this pipeline's dataset have {wanted}")
 
 
+def number_of_batch(batch: Mapping, key: str) -> Any:
+    """A number of a batch, such as its epoch; None if it has none.
+
+    In batches that another library takes, as those of make_dataloader with Accelerate, it is int64
+    (B,), a number per sample. The largest counts: Accelerate may complete the last batch of an
+    epoch by samples of the first.
+    """
+    value = batch.get(key)
+    if not isinstance(value, torch.Tensor):
+        return value
+    return int(value.max()) % 2**64
+
+
 def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
     """The epoch of a batch, or `epoch` for a batch without one.
 
     Raises OptionError if there is neither and one is needed, if both are given and differ, or for a
     value that is not a whole number from 0 to 2**64 - 1.
     """
-    name, found = "batch['epoch']", batch.get("epoch")
+    name, found = "batch['epoch']", number_of_batch(batch, "epoch")
     if found is None:
         name, found = "epoch", epoch
     if found is None and needed:

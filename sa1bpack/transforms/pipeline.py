@@ -216,8 +216,8 @@ class Pipeline:
         """Make training input from a batch.
 
         Args:
-            batch: tensors, all on one device; they are not changed. If there is a `batch["spec"]`,
-                it must be that of the pipeline's dataset.
+            batch: tensors, all on one device; they are not changed. Its `spec`, if it has one, must
+                be that of the pipeline's dataset: a plain dict has none, and is not checked for it.
             epoch: epoch of a batch without `batch["epoch"]`, as plain `Collate` makes them. Random
                 steps depend on it, and sizes may.
 
@@ -233,7 +233,7 @@ class Pipeline:
         changing = {each.by for each in self._schedules if not each.constant}
         draws = bool(self.steps) or self.max_valid is not None
         epoch = checks.check_epoch(items, epoch, needed=draws or "epoch" in changing)
-        step = items.get("global_step")
+        step = checks.number_of_batch(items, "global_step")
         if "step" in changing and step is None:
             raise OptionError(
                 "sizes change by step, but the batch has no 'global_step': take it from a Loader"
@@ -268,8 +268,11 @@ class Pipeline:
                 colors = step, drawn
             else:
                 mix = step, drawn
-        done = Batch(batch)
-        done.pop("spec", None)  # it describes the images of the batch, not those of the result
+        done = Batch(
+            batch
+        )  # without its spec, which describes other images than those of the result
+        if "epoch" in done:
+            done["epoch"] = epoch
         done.pop("bboxes", None)
         done["images"] = self._images(batch["images"], small["sizes"], frame, colors)
         mean, std = self._normal.on(small["sizes"].device)

@@ -198,8 +198,8 @@ class Crossing:
             expected["dropped"] = np.empty(0, np.int64)
         if "pad_last" in case.reading:
             expected["repeated"] = repeated
-        own = place | {"spec": ds.spec_text}
-        assert {key: batch[key] for key in OF_LOADERS} == own
+        assert {key: batch[key] for key in OF_LOADERS} == place
+        assert batch.spec == ds.spec_text
         same_arrays(batch, expected, OF_LOADERS)
         if made is not None:
             plain = ds.with_options(pixels="rgb", mask_format="bool")

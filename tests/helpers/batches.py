@@ -15,7 +15,7 @@ BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 
 # What batches of a loader have and those of a plain Collate do not.
-OF_LOADERS = {"batch_idx", "epoch", "global_step", "spec"}
+OF_LOADERS = {"batch_idx", "epoch", "global_step"}
 
 
 def tensors_of(batch: dict) -> dict[str, torch.Tensor]:
@@ -46,9 +46,11 @@ def clone(batch: dict) -> dict[str, torch.Tensor]:
 
 def same(batch: dict, expected: dict) -> None:
     """Assert that two batches have the same tensors: keys, types, shapes and values; and where both
-    have it, the same of what loaders add."""
+    have it, the same of what loaders add, and the same spec."""
     for key in OF_LOADERS & batch.keys() & expected.keys():
         assert batch[key] == expected[key], key
+    specs = {getattr(made, "spec", None) for made in (batch, expected)} - {None}
+    assert len(specs) <= 1, specs
     found, wanted = tensors_of(batch), tensors_of(expected)
     assert found.keys() == wanted.keys()
     for key, tensor in wanted.items():

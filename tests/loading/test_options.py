@@ -41,7 +41,7 @@ def test_every_batch_carries_epoch_number_and_spec(ds, make):
     loader = make(ds, 5, shuffle=True)
     peeked = next(iter(loader))
     assert set(peeked) >= OF_LOADERS and (peeked["epoch"], peeked["batch_idx"]) == (0, 0)
-    seen = [(batch["epoch"], batch["batch_idx"], batch["spec"]) for batch in loader]
+    seen = [(batch["epoch"], batch["batch_idx"], batch.spec) for batch in loader]
     assert seen == [(1, number, ds.spec_text) for number in range(3)]
     batches = iter(loader)
     next(batches)

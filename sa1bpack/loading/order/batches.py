@@ -15,12 +15,12 @@ of a run in its order, and is a batch sampler for one rank.
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, flag, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.order.epoch import STATE_VERSION, Buckets, EpochBatches
 from sa1bpack.loading.order.orders import Order
@@ -48,11 +48,13 @@ class IterationState:
         done: number of batches that came out; None if a library took some and only it knows how
             many.
         ended: no further batch may come out.
+        loaded: the batches that `load_state_dict` chose, until the first batch has come out.
     """
 
     batches: EpochBatches
     done: int | None = 0
     ended: bool = False
+    loaded: EpochBatches | None = None
 
 
 @checks_options
@@ -84,12 +86,13 @@ class OrderedBatches:
             multiple of world_size; or a schedule of it.
         rank: 0 to world_size - 1, `torch.distributed.get_rank()`.
         world_size: ranks that share each batch, `torch.distributed.get_world_size()`. With None for
-            both, those that torch.distributed has when an iteration begins, 0 of 1 if it is not
-            initialized: so batches may be made before the process group is.
+            both, those that torch.distributed has when the length or a batch is first asked for, 0
+            of 1 if it is not initialized: so batches may be made before the process group is. From
+            then on they stay: a process group that has others is an error.
         drop_last: drop the samples at the end that do not fill a batch. By default, they are a
             short batch.
-        pad_last: fill the last batch with the epoch's first samples. `EpochBatches` has the exact
-            rules.
+        pad_last: True: fill the last batch with the epoch's first samples; "ranks": only so far
+            that each rank has a sample of it. `EpochBatches` has the exact rules.
         bucket_by: `Buckets` of the dataset, so that samples that are alike are in the same batch.
         schedules: names and schedules of other options of a loader, which a state has to agree
             with.
@@ -118,7 +121,7 @@ class OrderedBatches:
         rank: int | None = 0,
         world_size: int | None = 1,
         drop_last: bool = False,
-        pad_last: bool = False,
+        pad_last: bool | str = False,
         bucket_by: Buckets | None = None,
         schedules: Sequence[tuple[str, Schedule]] = (),
     ):
@@ -134,7 +137,9 @@ class OrderedBatches:
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
         )
-        self.order, self._state = order, IterationState(batches)
+        self.order = order
+        self._state = IterationState(batches)
+        self._settled: tuple[int, int] | None = None  # rank and world size of torch.distributed
         self.current  # noqa: B018 - raises where they cannot be cut
 
     @property
@@ -147,12 +152,12 @@ class OrderedBatches:
     @property
     def rank(self) -> int:
         """The rank whose batches these are."""
-        return self.current.rank
+        return self._of_settled_ranks().rank
 
     @property
     def world_size(self) -> int:
         """Ranks that share each batch."""
-        return self.current.world_size
+        return self._of_settled_ranks().world_size
 
     def __repr__(self) -> str:
         current = self.current
@@ -184,36 +189,65 @@ class OrderedBatches:
 
         So it is the length of a run of that many epochs, and the step at which this one begins.
         """
-        return self.current.cut.first_step(whole_number("epoch", epoch, 0, MAX_WORD))
+        epoch = whole_number("epoch", epoch, 0, MAX_WORD)
+        return self._of_settled_ranks().cut.first_step(epoch)
 
     @property
     def current(self) -> EpochBatches:
-        """The batches of the latest iteration, of the rank that this process has now.
+        """The batches of the latest iteration, of the rank that this process has.
 
         Before it has begun, those of the one to come.
         """
-        batches, group = self._state.batches, process_group()
-        if not self._by_group or group is None:
+        batches = self._state.batches
+        if not self._by_group:
             return batches
-        rank, world_size = group.get_rank(), group.get_world_size()
+        rank, world_size = self._settled or ranks_of_group()
         if (rank, world_size) == (batches.rank, batches.world_size):
             return batches
         return replace(batches, rank=rank, world_size=world_size, cut=None)
+
+    def _of_settled_ranks(self) -> EpochBatches:
+        """`current`, of a rank that stays what it is: the first call settles it.
+
+        Raises:
+            LoaderError: torch.distributed has other ranks than at the first call, or none though
+                the environment announces several.
+        """
+        if not self._by_group:
+            return self.current
+        announced = announced_ranks()
+        if announced and process_group() is None:
+            raise LoaderError(
+                f"{announced}, but torch.distributed is not initialized: every rank would get all "
+                "samples. Call init_process_group before the first batch and before len(), or pass "
+                "rank and world_size: 0 and 1 if each process is to have all samples"
+            )
+        rank, world_size = ranks_of_group()
+        if self._settled is None:
+            current = self.current
+            self._settled = rank, world_size
+            return current
+        if self._settled != (rank, world_size):
+            first_rank, first_world_size = self._settled
+            raise LoaderError(
+                f"this process is rank {rank} of {world_size}, but it was rank {first_rank} of "
+                f"{first_world_size} when the length or a batch was first asked for: schedules "
+                "made of that are wrong now. Call init_process_group before, or pass rank and "
+                "world_size"
+            )
+        return self.current
 
     def __len__(self) -> int:
         """Batches of the complete epoch of `current`, also if the rest of it is yielded.
 
         If the batch size changes, other epochs have other lengths, see `first_step`.
-        """
-        return self.current.cut.length(self.epoch)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        place = self.begin()
-        for k in range(len(place.batches)):
-            indices = place.batches[k].tolist()
-            repetitions = place.batches.repetitions(k)
-            self.took(place, k + 1)
-            yield BatchIndices(indices, place.batches.epoch, repetitions)
+        Raises LoaderError if torch.distributed has other ranks than when they were settled.
+        """
+        return self._of_settled_ranks().cut.length(self.epoch)
+
+    def __iter__(self) -> "BatchIterator":
+        return BatchIterator(self)
 
     def state_after(self, k: int) -> dict[str, Any]:
         """The state to save when k batches of the latest iteration have been used.
@@ -238,21 +272,23 @@ class OrderedBatches:
 
         Raises:
             LoaderError, OptionError: this process has no rank, though the environment announces
-                several, each of which would get all samples; or there is no cut for its rank. Then
-                nothing has changed.
+                several, each of which would get all samples; its rank or their number has changed;
+                there is no cut for its rank; or `set_epoch` has chosen an epoch before that of a
+                loaded state. Then nothing has changed.
         """
-        announced = announced_ranks()
-        if self._by_group and announced and process_group() is None:
+        batches = self._of_settled_ranks()
+        state = self._state
+        loaded = state.loaded
+        if loaded is not None and batches.epoch < loaded.epoch:
             raise LoaderError(
-                f"{announced}, but torch.distributed is not initialized: every rank "
-                "would get all samples. Call init_process_group before the first batch, or pass "
-                "rank and world_size: 0 and 1 if each process is to have all samples"
+                f"a state of epoch {loaded.epoch} was loaded, but then set_epoch({batches.epoch}) "
+                "was called, by this program or by a library that counts its epochs from 0 again: "
+                f"call set_epoch({loaded.epoch}) to continue, or make a new loader to begin again"
             )
-        batches = self.current
-        if self._state.done != 0:
+        if state.done != 0:
             batches = batches.after(len(batches))
-        self._state = place = IterationState(batches)
-        return place
+        self._state = IterationState(batches, loaded=loaded)
+        return self._state
 
     def check(self, place: IterationState) -> None:
         """Raise LoaderError if this iteration has ended."""
@@ -270,6 +306,7 @@ class OrderedBatches:
         """
         self.check(place)
         place.done = done
+        place.loaded = None
 
     def end(self, place: IterationState | None = None) -> None:
         """End the running iteration, if there is one; with a place, only that iteration."""
@@ -278,24 +315,31 @@ class OrderedBatches:
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration this epoch, from its first batch; end the running iteration.
 
-        If it is the epoch that comes next anyway, because `load_state_dict` chose it or no batch of
-        it came out, the place within it stays: a loop that calls `set_epoch` every time resumes in
-        mid-epoch after `load_state_dict`.
+        If it is the epoch that `load_state_dict` chose, or that comes next anyway because no batch
+        of it came out, the place within it stays: a loop that calls `set_epoch` every time resumes
+        in mid-epoch after `load_state_dict`. To begin an epoch before that of a loaded state, of
+        which no batch came out, is a LoaderError.
 
         Raises:
             OptionError: epoch is not a whole number of 0 or more.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         batches = self._state.batches
-        if self._state.done != 0 or batches.epoch != epoch:
+        loaded = self._state.loaded
+        if loaded is not None and loaded.epoch == epoch:
+            batches = loaded
+        elif self._state.done != 0 or batches.epoch != epoch:
             batches = replace(batches, epoch=epoch, start=0)
-        self._state = IterationState(batches)
+        self._state = IterationState(batches, loaded=loaded)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, unused: int = 0) -> dict[str, Any]:
         """The state after the batch that came out last, equal on all ranks.
 
         Right where batches are used as they come out: by hand or with `num_workers=0`. With
         workers, which fetch ahead, use `OrderedBatches.state_after`.
+
+        Args:
+            unused: how many of the last batches of this iteration were not used; they come again.
 
         Raises:
             LoaderError: another library takes the batches, so only it knows how many were used.
@@ -307,7 +351,7 @@ class OrderedBatches:
                 "only it knows how many were used: save its count, and resume with set_epoch() and "
                 "its own way of skipping batches (Accelerate: skip_first_batches)"
             )
-        return place.batches.state_after(place.done)
+        return place.batches.state_after(max(0, place.done - unused))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iteration begin after the last batch of the state; end the running one.
@@ -319,11 +363,63 @@ class OrderedBatches:
         batches = self._state.batches
         epoch, start = _checked_state(state, batches.identity(), len(batches.order))
         rest = replace(batches, epoch=epoch, start=start)
-        # With drop_last and a larger batch_size than before, too few samples may remain.
-        self._state = IterationState(rest if len(rest) else rest.after(0))
+        if len(rest) == 0:  # with drop_last and a larger batch_size than before, or at its end
+            rest = rest.after(0)
+        self._state = IterationState(rest, loaded=rest)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_state": replace(self._state, ended=False)}
+
+
+class BatchIterator:
+    """The batches of one iteration of OrderedBatches, which begins with the first `next`.
+
+    torchdata's StatefulDataLoader saves its state beside that of the OrderedBatches. A run that was
+    stopped after the last batch of an epoch has an empty rest of this epoch, as with torchdata's own
+    samplers: its loop over epochs then counts on.
+    """
+
+    def __init__(self, batches: OrderedBatches):
+        self._batches = batches
+        self._place: IterationState | None = None
+        self._done = 0
+        self._over = False
+
+    def __iter__(self) -> "BatchIterator":
+        return self
+
+    def __next__(self) -> list[int]:
+        if self._over:
+            raise StopIteration
+        if self._place is None:
+            self._place = self._batches.begin()
+        place = self._place
+        if self._done == len(place.batches):
+            self._over = True
+            raise StopIteration
+        indices = place.batches[self._done].tolist()
+        repetitions = place.batches.repetitions(self._done)
+        self._done += 1
+        self._batches.took(place, self._done)
+        return BatchIndices(indices, place.batches.epoch, repetitions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether the last batch has been taken; the place is in the state of OrderedBatches."""
+        place = self._place
+        ended = place is not None and self._done == len(place.batches)
+        return {"version": STATE_VERSION, "ended": self._over or ended}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the iteration of a state, whose place the OrderedBatches have loaded.
+
+        Raises OptionError for a state that is damaged.
+        """
+        if not isinstance(state, dict) or set(state) != {"version", "ended"}:
+            raise OptionError(
+                f"the state of an iterator is {brief(state)}: this release reads those with the keys "
+                "version and ended"
+            )
+        self._over = flag("the state's ended", state["ended"])
 
 
 def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
@@ -353,8 +449,8 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
     if differ:
         raise OptionError(
             f"the state belongs to another order: {'; '.join(differ)}. Open the same data with the "
-            "same options (after more tars were added, ds.from_sources of those there were), or "
-            "begin an epoch of this with set_epoch"
+            "same options, split and seed (after more tars were added, ds.from_sources of those "
+            "there were), or begin without the state, with the weights alone"
         )
     epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
     return epoch, whole_number("the state's samples", state["samples"], 0, size)
@@ -370,6 +466,15 @@ def announced_ranks() -> str | None:
 
 def process_group() -> ModuleType | None:
     """torch.distributed if it is initialized; a program without torch has no group."""
-    found = sys.modules.get("torch.distributed")
-    ready = found is not None and found.is_available() and found.is_initialized()
-    return found if ready else None
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return None
+    return distributed if distributed.is_initialized() else None
+
+
+def ranks_of_group() -> tuple[int, int]:
+    """The rank of this process and the world size by torch.distributed, 0 and 1 without it."""
+    group = process_group()
+    if group is None:
+        return 0, 1
+    return group.get_rank(), group.get_world_size()

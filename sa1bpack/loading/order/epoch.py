@@ -202,6 +202,19 @@ class Cut:
 
 STATE_VERSION = 1
 MAX_RANKS = MAX_BATCH = 2**32 - 1
+# The value of `pad_last` that repeats samples only where a rank would have none.
+RANKS = "ranks"
+
+
+def checked_pad_last(value: Any) -> bool | str:
+    """A value of the option `pad_last`. Raises OptionError for anything else."""
+    if isinstance(value, str) and value == RANKS:
+        return value
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise OptionError(f'pad_last is {value!r}: choose True, False or "{RANKS}"')
+
+
 # Epochs of a batch size by step that are cut beforehand, to find one that cannot be.
 _CHECKED_EPOCHS = 1000
 
@@ -224,6 +237,9 @@ class EpochBatches:
     - With `drop_last` they are dropped from this epoch. All batches are full.
     - With `pad_last` the epoch's first samples follow them until the batch is full. All batches are
       full, and `repeated` tells which samples have come before.
+    - With `pad_last="ranks"` they are a short batch, and where they are fewer than the ranks, the
+      epoch's first samples follow until each rank has one. This fits any number of samples and
+      ranks; `repeated` tells which samples have come before.
 
     In every case all ranks have the same number of batches, and none is empty.
 
@@ -252,7 +268,7 @@ class EpochBatches:
     rank: int = 0
     world_size: int = 1
     drop_last: bool = False
-    pad_last: bool = False
+    pad_last: bool | str = False
     epoch: int = 0
     start: int = 0
     buckets: Buckets | None = None
@@ -274,7 +290,8 @@ class EpochBatches:
         samples, own = len(self.order), vars(self)  # of a frozen object; checked values replace its
         own["world_size"] = whole_number("world_size", self.world_size, 1, MAX_RANKS)
         own["rank"] = whole_number("rank", self.rank, 0, self.world_size - 1)
-        if flag("drop_last", self.drop_last) and flag("pad_last", self.pad_last):
+        own["pad_last"] = checked_pad_last(self.pad_last)
+        if flag("drop_last", self.drop_last) and self.pad_last:
             raise OptionError(
                 "drop_last and pad_last are True: choose one, or neither for a short last batch"
             )
@@ -336,7 +353,8 @@ class EpochBatches:
             raise OptionError(
                 f"the last batch{when} has "
                 f"{counted(left_over, 'sample')} for {self.world_size} ranks; choose "
-                "pad_last=True or drop_last=True, or another batch size"
+                'pad_last="ranks", which repeats a sample on the ranks that would have none and marks '
+                "it, or drop_last=True, or another batch size"
             )
         count = last - first + (left_over > 0 and not self.drop_last)
         return {"_first": first, "_moved": moved, "_full": last - first, "_count": count}
@@ -447,7 +465,7 @@ class EpochBatches:
 
     def most_per_rank(self, size: int) -> int:
         """The most samples that a rank has of a batch of this size."""
-        if not self.pad_last:
+        if self.pad_last is not True:  # with "ranks" at least one, which rounding up gives
             size = min(size, len(self.order))
         return -(-size // self.world_size)
 
@@ -478,7 +496,10 @@ class EpochBatches:
         number = self._first + k
         first = self.cut.position(self.epoch, number) - self._moved
         stop = first + self.cut.size(self.epoch, number)
-        return first, stop if self.pad_last else min(stop, len(self.order))
+        if self.pad_last is True:
+            return first, stop
+        least = self.world_size if self.pad_last == RANKS else 0
+        return first, min(stop, max(len(self.order), first + least))
 
     def _key(self) -> Key:
         return Key(self.order.seed or 0, self.epoch, self.order.fingerprint)

@@ -32,6 +32,7 @@ class Model:
     start: int = 0
     done: int = 0
     live: object = None  # of the running iteration
+    loaded: tuple[int, int] | None = None  # epoch and start of a state, until a batch came out
 
     def batches(self) -> int:
         return -(-(20 - self.start) // 8)
@@ -63,6 +64,10 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
     begun: list[list] = []  # place, how many it has taken
     for name, *values in steps:
         if name == "begin":
+            if model.loaded is not None and model.epoch < model.loaded[0]:
+                with pytest.raises(LoaderError, match=r"state of epoch . was loaded, but then"):
+                    cursor.begin()
+                continue
             if model.done:
                 model = Model(model.epoch + 1)
             live = cursor.begin()
@@ -80,7 +85,7 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
                 cursor.check(live)
                 cursor.took(live, taken + 1)
                 taker[1] += 1
-                model = replace(model, done=taken + 1)
+                model = replace(model, done=taken + 1, loaded=None)
             else:
                 for late in (
                     lambda at=live: cursor.check(at),
@@ -90,13 +95,16 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
                         late()
         elif name == "set_epoch":
             cursor.set_epoch(values[0])
-            if model.done or values[0] != model.epoch:
-                model = Model(values[0])
+            if model.loaded is not None and values[0] == model.loaded[0]:
+                model = replace(model, epoch=values[0], start=model.loaded[1], done=0)
+            elif model.done or values[0] != model.epoch:
+                model = Model(values[0], loaded=model.loaded)
             model = replace(model, live=None)
         elif name == "load":
             epoch, samples = values
             cursor.load_state_dict(cursor.state_dict() | {"epoch": epoch, "samples": samples})
-            model = Model(epoch + 1) if samples == 20 else Model(epoch, samples)
+            place_of_state = (epoch + 1, 0) if samples == 20 else (epoch, samples)
+            model = Model(*place_of_state, loaded=place_of_state)
         elif values and len(begun) > values[0]:
             live = begun[-1 - values[0]][0]
             cursor.end(live)

@@ -1,4 +1,4 @@
-"""Rank and world size that nobody passed: those of torch.distributed when an iteration begins."""
+"""Rank and world size that nobody passed: those of torch.distributed at the first need."""
 
 import os
 import sys
@@ -12,6 +12,12 @@ from sa1bpack import Extent, LoaderError, OptionError, OrderedBatches, ShuffleOr
 ANNOUNCED = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 OF_GROUP = {"rank": None, "world_size": None}
 ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
+NEEDS = {
+    "len": len,
+    "world size": lambda batches: batches.world_size,
+    "steps": lambda batches: batches.first_step(2),
+    "a batch": lambda batches: next(iter(batches)),
+}
 
 
 @pytest.fixture
@@ -36,12 +42,34 @@ def test_a_batch_size_that_the_ranks_cannot_share_is_refused(group):
         OrderedBatches(ORDER, global_batch_size=3, **OF_GROUP)
 
 
+@pytest.mark.parametrize("first", NEEDS.values(), ids=NEEDS)
+@pytest.mark.parametrize("later", NEEDS.values(), ids=NEEDS)
+def test_the_number_of_ranks_is_settled_by_the_first_need_and_a_later_change_is_an_error(
+    group, first, later
+):
+    batches = OrderedBatches(ORDER, 4, **OF_GROUP)
+    state, text = batches.state_dict(), repr(batches)
+    first(batches)
+    group.ready, group.world_size = True, 2
+    with pytest.raises(LoaderError, match="is rank 0 of 2, but it was rank 0 of 1 when"):
+        later(batches)
+    assert batches.state_dict()["order"] == state["order"] and repr(batches) == text
+    settled = OrderedBatches(ORDER, 4, **OF_GROUP)
+    first(settled)
+    later(settled)
+    assert (len(settled), settled.world_size) == (3, 2)
+    group.ready = False
+    with pytest.raises(LoaderError, match="is rank 0 of 1, but it was rank 0 of 2 when"):
+        later(settled)
+
+
 @pytest.mark.parametrize("name", ANNOUNCED)
 def test_ranks_that_are_announced_but_have_no_process_group_are_refused(group, monkeypatch, name):
     monkeypatch.setenv(name, "2")
     batches = OrderedBatches(ORDER, global_batch_size=8, **OF_GROUP)
-    with pytest.raises(LoaderError, match=rf"{name} is 2, but .*init_process_group before"):
-        next(iter(batches))
+    for need in NEEDS.values():
+        with pytest.raises(LoaderError, match=rf"{name} is 2, but .*init_process_group before"):
+            need(batches)
     assert len(list(OrderedBatches(ORDER, 8, rank=0, world_size=1))) == 3
     group.ready, group.world_size = True, 2
     assert [len(batch) for batch in batches] == [4, 4, 2]

@@ -1,0 +1,727 @@
+"""Somebody else's loop over a loader, stopped and resumed: is it where it would be, had it run on?
+
+A case is drawn from its seed: who drives the loop, what it does meanwhile, and where it is stopped.
+What it sees, (epoch, image ids, masks of each image) by step, is compared with the batches that
+plain Loaders have in these epochs, each begun by `set_epoch`.
+
+::
+
+    python tests/helpers/driving.py SEED...     # what each case is, and whether it holds
+"""
+
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from frameworks import has_torchvision
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+
+EPOCHS = 3
+IMAGES = 20
+SPLIT = {"val_fraction": 0.25, "seed": 3}
+Step = list  # of a run: epoch of the driver, epoch of the batch, image ids, masks of each image
+
+
+class Stopped(Exception):
+    """Ends a run after its checkpoint was saved."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a run is stopped, after a checkpoint was saved there.
+
+    Attributes:
+        kind: "step", after that many steps; "failed step", in the step after them; "epoch", after
+            an epoch and what follows it; "validation", after a validation.
+        number: of steps, epochs or validations in the run that is stopped, 1 or more.
+    """
+
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case.
+
+    Attributes:
+        driver, mode: who drives the loop, and how it has the loader.
+        ranks: processes.
+        workers: worker processes of a DataLoader; threads - 1 of a Loader.
+        size: images per batch of a rank.
+        options: of the loaders.
+        stops: of the first run, and of the run that resumes it if there are two.
+        limit: batches of an epoch that are used; None: all.
+        ahead: a schedule asks for the number of steps before the run.
+        reload: the loader is made anew for each epoch.
+        accumulate: batches whose gradients are summed.
+        sanity: batches that are validated before the run.
+        validate: "": never; "epoch": after each epoch; "steps": after every two batches.
+        by_steps: the run ends by its number of steps, not by epochs.
+    """
+
+    seed: int
+    driver: str
+    mode: str
+    ranks: int
+    workers: int
+    size: int
+    options: dict[str, Any]
+    stops: tuple[Stop, ...]
+    limit: int | None = None
+    ahead: bool = False
+    reload: bool = False
+    accumulate: int = 1
+    sanity: int = 0
+    validate: str = ""
+    by_steps: bool = False
+
+    def __str__(self) -> str:
+        fields = dataclasses.asdict(self)
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        shown = [f"{name}={value}" for name, value in fields.items() if value != defaults[name]]
+        return ", ".join(shown)
+
+
+MODES = {
+    "plain": ("Loader", "make_dataloader", "DataLoader"),
+    "lightning": ("DataModule", "DataModule", "Loader", "make_dataloader", "Loader of fit"),
+    "accelerate": ("default", "split", "dispatch", "registered"),
+    "trainer": ("make_dataloader",),
+    "torchdata": ("StatefulDataLoader",),
+}
+PACKAGES = {
+    "lightning": "pytorch_lightning",
+    "accelerate": "accelerate",
+    "trainer": "transformers",
+    "torchdata": "torchdata",
+}
+
+
+def drivers() -> list[str]:
+    """The drivers whose packages are installed."""
+    needed = {driver: PACKAGES.get(driver, "torch") for driver in MODES}
+    return [driver for driver, name in needed.items() if importlib.util.find_spec(name)]
+
+
+def case_of(seed: int, among: tuple[str, ...] | None = None) -> Case:
+    """The case of a seed, of one of these drivers; None: of all that are always installed."""
+    rng = random.Random(f"driving {seed}")
+    driver = rng.choice(among or ("plain", "lightning", "lightning", "lightning", "accelerate"))
+    mode = rng.choice(MODES[driver])
+    ranks = 1 if driver == "trainer" else rng.choice((1, 1, 1, 2))
+    size = rng.choice((2, 3, 4))
+    options = {
+        "seed": rng.randrange(100),
+        "max_masks": 2,
+        "mask_select": rng.choice(("random", "random", "largest")),
+        **rng.choice(({"shuffle": True}, {"shuffle": True}, {"order": "local"}, {})),
+        **rng.choice(({}, {"drop_last": True}, {"pad_last": True}, {"pad_last": "ranks"})),
+    }
+    if ranks == 2 and not {"drop_last", "pad_last"} & options.keys():
+        options["pad_last"] = "ranks"
+    if driver == "accelerate" and mode != "registered" and ranks == 2:
+        options.pop("pad_last", None)  # Accelerate fills up the end by its own rules
+        options["drop_last"] = True
+    if driver == "torchdata":
+        options.pop("order", None)
+    case = Case(
+        seed=seed,
+        driver=driver,
+        mode=mode,
+        ranks=ranks,
+        workers=rng.choice((0, 0, 1, 2)),
+        size=size,
+        options=options,
+        stops=(),
+        limit=rng.choice((None, None, 1, 2, 3)),
+        accumulate=rng.choice((1, 1, 2)),
+    )
+    if driver == "lightning":
+        case = dataclasses.replace(
+            case,
+            ahead=rng.random() < 0.4,
+            reload=rng.random() < 0.3,
+            sanity=rng.choice((0, 2)),
+            validate=rng.choice(("", "epoch", "steps")),
+            by_steps=rng.random() < 0.2,
+        )
+    if driver == "trainer":
+        case = dataclasses.replace(case, limit=None)
+    return dataclasses.replace(case, stops=_stops_of(case, rng))
+
+
+def _stops_of(case: Case, rng: random.Random) -> tuple[Stop, ...]:
+    kinds = ["step", "step", "epoch"]
+    if case.driver == "lightning":
+        kinds.append("failed step")
+    if case.validate:
+        kinds.append("validation")
+    stops: list[Stop] = []
+    steps = case.limit or 2
+    for _ in range(rng.choice((1, 1, 2))):
+        if stops and stops[-1].kind == "failed step" and "validation" in kinds:
+            # Lightning counts the failed step among all steps for good. A run that has resumed after
+            # it, and then after a validation, trains a batch too many, with any loader.
+            kinds.remove("validation")
+        kind = rng.choice(kinds)
+        number = rng.randint(1, 2 * steps) if "step" in kind else 1
+        stops.append(Stop(kind, number))
+    return tuple(stops)
+
+
+# ------------------------------------------------------------------------------------ what is right
+
+
+def pack_of(folder: Path) -> Path:
+    """A pack of small photographs with 0 to 4 masks, made once in a folder."""
+    root = folder / "packed"
+    if not root.exists():
+        tar = write_tar(folder / "sa_000000.tar", members(range(IMAGES), lambda n: n % 5))
+        sa1bpack.pack(tar, root, workers=1, **SMALL)
+    return root
+
+
+def parts_of(root: Path) -> tuple[sa1bpack.Dataset, sa1bpack.Dataset]:
+    """The images of training, and those of validation."""
+    return sa1bpack.open(root).split(**SPLIT)
+
+
+def content(batch: dict, epoch: int) -> Step:
+    """What a driver in an epoch saw in a step."""
+    of_batch = batch.get("epoch", epoch)
+    if isinstance(of_batch, torch.Tensor):
+        of_batch = int(of_batch.max())
+    counts = batch["mask_counts"].tolist()
+    rows = batch["annotation_ids"].tolist()
+    masks = [row[:count] for row, count in zip(rows, counts, strict=True)]
+    return [epoch, of_batch, batch["image_ids"].tolist(), masks]
+
+
+def expected(case: Case, root: Path, rank: int) -> list[Step]:
+    """All steps of a rank that was never stopped."""
+    train, _ = parts_of(root)
+    seen = []
+    for epoch in range(EPOCHS):
+        ranks = {"rank": rank, "world_size": case.ranks}
+        with sa1bpack.Loader(train, case.size, threads=1, **case.options, **ranks) as loader:
+            loader.set_epoch(epoch)
+            steps = [content(batch, epoch) for batch in loader]
+        seen += steps[: case.limit]
+    return seen
+
+
+class Recorder:
+    """What a run sees, and where it stops."""
+
+    def __init__(self, stop: Stop | None):
+        self.seen: list[Step] = []
+        self.validated: list[list] = []  # by validation
+        self.stop = stop
+
+    def reached(self, kind: str, number: int) -> bool:
+        """True where the run stops."""
+        return self.stop == Stop(kind, number)
+
+
+# ------------------------------------------------------------------------------------------ drivers
+
+
+def loader_of(case: Case, ds: Any, kind: str) -> Any:
+    """A loader of the program's own."""
+    if kind == "Loader":
+        return sa1bpack.Loader(ds, case.size, threads=case.workers + 1, **case.options)
+    workers = {"num_workers": case.workers, "pin_memory": False}
+    return sa1bpack.make_dataloader(ds, case.size, **workers, **case.options)
+
+
+def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+    """A loop of the program's own, which saves the state of its loader."""
+    train, _ = parts_of(root)
+    collate = sampler = None
+    if case.mode == "DataLoader":
+        chosen = sa1bpack.ReadingOptions(**case.options)
+        sampler = chosen.batches(train, case.size)
+        names = ("max_masks", "mask_select", "seed")
+        collate = sa1bpack.Collate(**{name: case.options[name] for name in names})
+        loader = torch.utils.data.DataLoader(
+            train, batch_sampler=sampler, collate_fn=collate, num_workers=case.workers
+        )
+    else:
+        loader = loader_of(case, train, case.mode)
+    state = sampler or loader
+    if saved is not None:
+        state.load_state_dict(saved)
+    first = 0 if saved is None else saved["epoch"]
+    taken = 0
+    for epoch in range(first, EPOCHS):
+        if case.seed % 2 or case.limit:
+            state.set_epoch(epoch)
+        if collate is not None:
+            collate.set_epoch(epoch)
+        for done, batch in enumerate(loader, 1):
+            record.seen.append(content(batch, epoch))
+            taken += 1
+            number = (
+                batch.get("batch_idx", done - 1)
+                if sampler is None
+                else _first_of(sampler) + done - 1
+            )
+            at_limit = number + 1 == case.limit
+            if record.reached("step", taken):
+                saved = state.state_dict() if sampler is None else sampler.state_after(done)
+                if at_limit:  # the program knows that the epoch has ended
+                    saved = saved | {"epoch": epoch + 1, "samples": 0}
+                return saved
+            if at_limit:
+                break
+        if record.reached("epoch", epoch - first + 1):
+            saved = state.state_dict() if sampler is None else sampler.state_after(done)
+            return saved | {"epoch": epoch + 1, "samples": 0}
+    return None
+
+
+def _first_of(sampler: sa1bpack.OrderedBatches) -> int:
+    """The number of the first batch of the iteration."""
+    return sampler.current.number(0)
+
+
+def lightning(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+    """Lightning's Trainer."""
+    import pytorch_lightning
+    from pytorch_lightning import callbacks
+
+    from sa1bpack.adapters import lightning_places
+    from sa1bpack.adapters.lightning import DataModule
+
+    train, val = parts_of(root)
+    path = folder / "checkpoint.ckpt"
+
+    class Model(pytorch_lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+            self.steps = 0
+
+        def training_step(self, batch, _):
+            if record.reached("failed step", self.steps):
+                raise Stopped
+            self.steps += 1
+            record.seen.append(content(batch, self.current_epoch))
+            return self.layer(batch["images"].float().mean((1, 2)) / 255).mean()
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 0.01)
+            if not case.ahead:
+                return optimizer
+            total = self.trainer.estimated_stepping_batches
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=int(total))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    class Own(Model):
+        def train_dataloader(self):
+            return loader_of(case, train, case.mode)
+
+    def validation_step(self, batch, number):
+        if not self.trainer.sanity_checking:
+            if number == 0:
+                record.validated.append([])
+            record.validated[-1].append(content(batch, 0))
+
+    def val_dataloader(self):
+        return loader_of(
+            dataclasses.replace(case, options={"max_masks": 2, "pad_last": "ranks"}), val, "Loader"
+        )
+
+    kind = Own if case.mode in ("Loader", "make_dataloader") else Model
+    if case.validate:
+        kind.validation_step = validation_step
+        if kind is Own:
+            kind.val_dataloader = val_dataloader
+    model = kind()
+
+    class Stopping(callbacks.Callback):
+        epochs = validations = 0
+
+        def save(self, trainer):
+            trainer.save_checkpoint(path)
+            raise Stopped
+
+        def on_train_batch_end(self, trainer, *_):
+            if record.reached("step", model.steps):
+                self.save(trainer)
+
+        def on_train_epoch_end(self, trainer, _):
+            self.epochs += 1
+            if record.reached("epoch", self.epochs):
+                self.save(trainer)
+
+        def on_validation_end(self, trainer, _):
+            if trainer.sanity_checking:
+                return
+            self.validations += 1
+            if record.reached("validation", self.validations):
+                self.save(trainer)
+
+        def on_exception(self, trainer, _, error):
+            if record.stop is not None and record.stop.kind == "failed step":
+                trainer.save_checkpoint(path)
+
+    per_epoch = len(expected(case, root, 0)) // EPOCHS
+    steps = EPOCHS * -(-per_epoch // case.accumulate)
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cpu",
+        devices=case.ranks,
+        strategy="ddp" if case.ranks > 1 else "auto",
+        max_epochs=-1 if case.by_steps and not case.ahead else EPOCHS,
+        max_steps=steps if case.by_steps else -1,
+        limit_train_batches=case.limit or 1.0,
+        accumulate_grad_batches=case.accumulate,
+        num_sanity_val_steps=case.sanity,
+        reload_dataloaders_every_n_epochs=int(case.reload),
+        val_check_interval=2 if case.validate == "steps" and per_epoch > 1 else 1.0,
+        use_distributed_sampler=False,
+        callbacks=[Stopping()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    places = lightning_places.for_pytorch_lightning()
+    if not any(
+        type(callback).__name__ == type(places[0]).__name__ for callback in trainer.callbacks
+    ):
+        trainer.callbacks += places  # of a package that is not installed
+    data = {}
+    module = None
+    if case.mode == "DataModule":
+        split = {"val": SPLIT["val_fraction"], "split_seed": SPLIT["seed"]}
+        module = DataModule(root, case.size, threads=case.workers + 1, **split, **case.options)
+        data = {"datamodule": module}
+    elif case.mode == "Loader of fit":
+        data = {"train_dataloaders": loader_of(case, train, "Loader")}
+        if case.validate:
+            data["val_dataloaders"] = val_dataloader(model)
+    resumed = {} if saved is None else {"ckpt_path": saved, "weights_only": False}
+    try:
+        trainer.fit(model, **data, **resumed)
+    except Stopped:
+        if module is not None:
+            module.teardown()
+        return path
+    return None
+
+
+def accelerate(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+    """A loop with Accelerate, as its documentation has it."""
+    from accelerate import Accelerator, skip_first_batches
+    from accelerate.utils import DataLoaderConfiguration
+
+    train, _ = parts_of(root)
+    config = DataLoaderConfiguration(
+        split_batches=case.mode == "split", dispatch_batches=case.mode == "dispatch"
+    )
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=config, gradient_accumulation_steps=case.accumulate
+    )
+    done = 0
+    if case.mode == "registered":
+        loader = accelerator.prepare(loader_of(case, train, "Loader"))
+        accelerator.register_for_checkpointing(loader)
+        if saved is not None:
+            accelerator.load_state(folder / "state")
+    else:
+        of_mode = case
+        if case.mode == "split":  # batches are cut for the processes by Accelerate
+            ranks = {"rank": 0, "world_size": 1}
+            options = case.options | ranks
+            of_mode = dataclasses.replace(case, size=case.size * case.ranks, options=options)
+        if case.mode == "dispatch":
+            of_mode = dataclasses.replace(case, options=case.options | {"pad_to_max": True})
+        loader = accelerator.prepare(loader_of(of_mode, train, "make_dataloader"))
+    first, done = (0, 0) if saved is None else saved
+    taken = 0
+    for epoch in range(first, EPOCHS):
+        loader.set_epoch(epoch)
+        rest = loader
+        if done and epoch == first and case.mode != "registered":
+            rest = skip_first_batches(loader, done)
+        for number, batch in enumerate(rest, 1 + (done if epoch == first else 0)):
+            record.seen.append(content(batch, epoch))
+            taken += 1
+            at_limit = number == case.limit
+            if record.reached("step", taken):
+                accelerator.save_state(folder / "state")
+                accelerator.wait_for_everyone()
+                return (epoch + 1, 0) if at_limit else (epoch, number)
+            if at_limit:
+                break
+        if record.reached("epoch", epoch - first + 1):
+            accelerator.save_state(folder / "state")
+            accelerator.wait_for_everyone()
+            return epoch + 1, 0
+    return None
+
+
+def trainer(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+    """The Trainer of transformers."""
+    has_torchvision()  # before transformers imports it
+    import transformers
+
+    train, _ = parts_of(root)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+
+        def forward(self, images, **rest):
+            record.seen.append(content(rest, int(rest["epoch"].max())))
+            return {"loss": self.layer(images.float().mean((1, 2)) / 255).mean()}
+
+    class PackTrainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            return self.accelerator.prepare(loader_of(case, train, "make_dataloader"))
+
+    class Stopping(transformers.TrainerCallback):
+        def __init__(self):
+            self.steps = self.epochs = 0
+
+        def on_step_end(self, args, state, control, **_):
+            self.steps += 1
+            if record.reached("step", self.steps):
+                control.should_save = control.should_training_stop = True
+
+        def on_epoch_end(self, args, state, control, **_):
+            self.epochs += 1
+            if record.reached("epoch", self.epochs):
+                control.should_save = control.should_training_stop = True
+
+    arguments = transformers.TrainingArguments(
+        str(folder / "trainer"),
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=case.size,
+        gradient_accumulation_steps=case.accumulate,
+        save_strategy="no",
+        use_cpu=True,
+        remove_unused_columns=False,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+    )
+    model = Model()
+    made = PackTrainer(model, arguments, train_dataset=train, callbacks=[Stopping()])
+    made.train(resume_from_checkpoint=saved)
+    if made.state.global_step >= made.state.max_steps:
+        return None
+    return str(folder / "trainer" / f"checkpoint-{made.state.global_step}")
+
+
+def torchdata(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+    """A loop over torchdata's StatefulDataLoader, which saves its state."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    train, _ = parts_of(root)
+    sampler = sa1bpack.ReadingOptions(**case.options).batches(train, case.size)
+    names = ("max_masks", "mask_select", "seed")
+    collate = sa1bpack.Collate(**{name: case.options[name] for name in names})
+    loader = StatefulDataLoader(
+        train, batch_sampler=sampler, collate_fn=collate, num_workers=case.workers
+    )
+    first = number = 0
+    state = None
+    if saved is not None:
+        first, number, state = saved
+    if state is not None:
+        loader.load_state_dict(state)
+    taken = 0
+    for epoch in range(first, EPOCHS):
+        if state is None:  # otherwise the state has the epoch
+            sampler.set_epoch(epoch)
+        state = None
+        collate.set_epoch(epoch)
+        for batch in loader:
+            record.seen.append(content(batch, epoch))
+            taken += 1
+            number += 1
+            at_limit = number == case.limit
+            if record.reached("step", taken):
+                return (epoch + 1, 0, None) if at_limit else (epoch, number, loader.state_dict())
+            if at_limit:
+                break
+        number = 0
+        if record.reached("epoch", epoch - first + 1):
+            return epoch + 1, 0, None if case.limit else loader.state_dict()
+    return None
+
+
+DRIVERS: dict[str, Callable] = {
+    "plain": plain,
+    "lightning": lightning,
+    "accelerate": accelerate,
+    "trainer": trainer,
+    "torchdata": torchdata,
+}
+
+
+# ---------------------------------------------------------------------------------------- one case
+
+
+def check(case: Case, root: Path, folder: Path, rank: int = 0) -> None:
+    """Run a case in this process, the only one or one of several.
+
+    Raises AssertionError if a run is not where it should be.
+    """
+    right = expected(case, root, rank)
+    drive = DRIVERS[case.driver]
+    saved = None
+    trained: list[Step] = []
+    validated: list[list] = []
+    for stop in (*case.stops, None):
+        record = Recorder(stop)
+        saved = drive(case, root, folder, record, saved)
+        trained += record.seen
+        validated += record.validated
+        if saved is None:
+            break
+    for number, (step, wanted) in enumerate(zip(trained, right, strict=False)):
+        assert step == wanted, f"step {number} was {step}, but is {wanted} in a run without stops"
+    assert len(trained) == len(right), f"{len(trained)} steps in place of {len(right)}"
+    whole = [batches for batches in validated if len(batches) == max(map(len, validated))]
+    if case.mode == "DataModule":
+        assert all(batches == whole[0] for batches in whole), "validations differ"
+
+
+def quiet() -> None:
+    """Silence what libraries say about themselves."""
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def outcomes(seeds: list[int], among: tuple[str, ...] | None = None) -> Iterator[tuple[int, str]]:
+    """Each seed of a case for this process alone, and what is wrong with it: "" for nothing."""
+    with tempfile.TemporaryDirectory() as base:
+        root = pack_of(Path(base))
+        for seed in seeds:
+            folder = Path(base) / str(seed)
+            folder.mkdir(exist_ok=True)
+            yield seed, _outcome(case_of(seed, among), root, folder, 0)
+
+
+def _outcome(case: Case, root: Path, folder: Path, rank: int) -> str:
+    before = torch.random.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            quiet()
+            check(case, root, folder, rank)
+    except Exception as error:
+        return f"{case}\n  {type(error).__name__}: {error}"
+    finally:
+        torch.random.set_rng_state(before)
+    return ""
+
+
+def outcomes_of_ranks(
+    seeds: list[int], among: tuple[str, ...] | None = None
+) -> Iterator[tuple[int, str]]:
+    """As `outcomes`, for cases of two processes: all in one pair of processes."""
+    with tempfile.TemporaryDirectory() as base:
+        pack_of(Path(base))
+        environment = os.environ | {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "TORCHELASTIC_RUN_ID": "driving",
+            "ACCELERATE_USE_CPU": "true",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        arguments = [base, json.dumps(seeds), json.dumps(among)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment | {"RANK": rank, "LOCAL_RANK": rank},
+            )
+            for rank in ("0", "1")
+        ]
+        try:
+            outputs = [process.communicate(timeout=600) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        for rank, (output, errors) in enumerate(outputs):
+            lines = [line for line in output.splitlines() if line.startswith("[")]
+            for seed, text in map(json.loads, lines):
+                yield seed, text and f"rank {rank}: {text}"
+            if processes[rank].returncode:
+                yield seeds[min(len(lines), len(seeds) - 1)], f"rank {rank} ended: {errors[-3000:]}"
+
+
+def _as_rank(base: str, seeds: str, among: str) -> None:
+    """Run cases as one of two processes; each case is one line of output."""
+    rank = int(os.environ["RANK"])
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{base}/meeting", rank=rank, world_size=2
+    )
+    chosen = json.loads(among)
+    for seed in json.loads(seeds):
+        folder = Path(base) / f"{seed} {rank}"
+        if case_of(seed, chosen and tuple(chosen)).driver in ("lightning", "accelerate"):
+            folder = Path(base) / str(seed)  # rank 0 saves for all
+        folder.mkdir(exist_ok=True)
+        case = case_of(seed, chosen and tuple(chosen))
+        text = _outcome(case, Path(base) / "packed", folder, rank)
+        print(json.dumps([seed, text]), flush=True)
+        if text:
+            os._exit(1)  # the other process may wait for this one
+        torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def split_by_ranks(
+    seeds: list[int], among: tuple[str, ...] | None = None
+) -> tuple[list[int], list[int]]:
+    """The seeds of cases of one process, and of two."""
+    alone = [seed for seed in seeds if case_of(seed, among).ranks == 1]
+    return alone, [seed for seed in seeds if seed not in alone]
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--rank"]:
+        _as_rank(*arguments[1:])
+        return 0
+    among = tuple(arguments.pop(0).split(",")) if not arguments[0].isdigit() else None
+    seeds = [int(text) for text in arguments]
+    if len(seeds) == 2 and seeds[0] < seeds[1]:
+        seeds = [*range(*seeds)]
+    alone, together = split_by_ranks(seeds, among)
+    wrong = 0
+    for runs in (outcomes(alone, among), outcomes_of_ranks(together, among) if together else ()):
+        for seed, text in runs:
+            print(f"{seed}: {text or case_of(seed, among)}{'' if text else ': right'}", flush=True)
+            wrong += bool(text)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
