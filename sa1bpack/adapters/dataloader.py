@@ -517,9 +517,10 @@ class EpochDataset(Dataset):
         raise LoaderError(
             "the dataset of make_dataloader is in a StatefulDataLoader (Accelerate's "
             "use_stateful_dataloader=True), which does not know the epoch, and would resume in "
-            "another: leave use_stateful_dataloader out, and resume with loader.set_epoch(epoch) and "
-            "skip_first_batches(loader, batches), or register_for_checkpointing a sa1bpack.Loader. "
-            "A StatefulDataLoader of your own takes OrderedBatches as batch_sampler"
+            "another: leave use_stateful_dataloader out, and resume with loader.set_epoch(epoch) "
+            "and skip_first_batches(loader, batches), or register_for_checkpointing a "
+            "sa1bpack.Loader. A StatefulDataLoader of your own takes OrderedBatches as "
+            "batch_sampler"
         )
 
     def load_state_dict(self, state: Any) -> NoReturn:

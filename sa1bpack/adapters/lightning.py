@@ -1,10 +1,10 @@
 """A Lightning DataModule over a pack.
 
 Lightning restores the state of a training loader only in mid-epoch, and not at all if a schedule
-asked for the number of steps before; otherwise it sets the epoch. So the DataModule has the place of
-its loader in its own state, and Lightning sets the epoch by the loader's `sampler`. Which of the two
-comes last does not matter: the epoch in which a loaded state is keeps the place in it, and another
-one begins at its beginning.
+asked for the number of steps before; otherwise it sets the epoch. So the DataModule has the place
+of its loader in its own state, and Lightning sets the epoch by the loader's `sampler`. The order of
+the two does not matter: the epoch of a loaded state keeps the place in it, and another one begins
+at its beginning.
 """
 
 import sys
@@ -251,8 +251,8 @@ class DataModule(LightningDataModule):
         known = isinstance(state, dict) and set(state) == keys
         if not known or state["version"] != _STATE_VERSION:
             raise OptionError(
-                f"the state of the DataModule is {brief(state)}: this release reads states with the "
-                f"keys {sorted(keys)}, version {_STATE_VERSION}"
+                f"the state of the DataModule is {brief(state)}: this release reads states with "
+                f"the keys {sorted(keys)}, version {_STATE_VERSION}"
             )
         self._first_epoch = whole_number("the state's first_epoch", state["first_epoch"], 0)
         self._loaded = state["train"]
@@ -268,10 +268,10 @@ class DataModule(LightningDataModule):
             self._loaders["train"].load_state_dict(self._loaded)
         except OptionError as error:
             raise OptionError(
-                "the checkpoint was saved by a run with other training images, or in another order: "
-                f"give the DataModule the pack, val, split_seed and options of that run; or begin a "
-                "run with its weights alone, by load_from_checkpoint of your LightningModule and fit "
-                f"without ckpt_path. {error}"
+                "the checkpoint was saved by a run with other training images, or in another "
+                "order: give the DataModule the pack, val, split_seed and options of that run; or "
+                "begin a run with its weights alone, by load_from_checkpoint of your "
+                f"LightningModule and fit without ckpt_path. {error}"
             ) from None
         self._loaded = None
 

@@ -1,9 +1,9 @@
 """The place of loaders that a program gives to Lightning by itself, without the DataModule.
 
 Lightning saves the state of such a loader, but does not load it if a schedule has asked for
-`trainer.estimated_stepping_batches` before. A callback loads it. Lightning adds it to every Trainer,
-because the package declares it as an entry point of `callbacks_factory`; so this module imports
-no loader, and the callback does nothing unless the program has a loader of sa1bpack.
+`trainer.estimated_stepping_batches` before. A callback loads it. Lightning adds it to every
+Trainer, because the package declares it as an entry point of `callbacks_factory`; so this module
+imports no loader, and the callback does nothing unless the program has a loader of sa1bpack.
 """
 
 import sys

@@ -89,8 +89,8 @@ class EpochSampler(Sampler[int]):
         raise LoaderError(
             "only the loader itself takes its samples, so nobody can make another DataLoader of "
             "its sampler, as Accelerate's skip_first_batches does: to resume a Loader use "
-            "load_state_dict, which accelerator.register_for_checkpointing(loader) makes load_state "
-            "call; or use make_dataloader, as Trainer requires"
+            "load_state_dict, which accelerator.register_for_checkpointing(loader) makes "
+            "load_state call; or use make_dataloader, as Trainer requires"
         )
 
 

@@ -104,11 +104,11 @@ class ReadingOptions(Options):
             None: by the order.
         relations: names of relations of the masks of a batch, or a `transforms.Relate`: each is one
             more key.
-        pad_last: what becomes of the samples at the end of an epoch that do not fill a batch. False: a
-            short batch, and an error where it has fewer samples than there are ranks. "ranks": a
-            short batch, in which ranks that would have no sample repeat one, so that it fits any
-            number of samples and ranks: the choice for an exact evaluation. True: a full batch,
-            filled with samples of the epoch that came before. With the last two,
+        pad_last: what becomes of the samples at the end of an epoch that do not fill a batch.
+            False: a short batch, and an error where it has fewer samples than there are ranks.
+            "ranks": a short batch, in which ranks that would have no sample repeat one, so that it
+            fits any number of samples and ranks: the choice for an exact evaluation. True: a full
+            batch, filled with samples of the epoch that came before. With the last two,
             `batch["repeated"]`, bool (B,), marks the repeated samples, which an evaluation leaves
             out.
         on_epoch_end: a function that is called with the `LoadingStats` of every epoch that was

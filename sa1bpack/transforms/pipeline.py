@@ -268,9 +268,7 @@ class Pipeline:
                 colors = step, drawn
             else:
                 mix = step, drawn
-        done = Batch(
-            batch
-        )  # without its spec, which describes other images than those of the result
+        done = Batch(batch)  # without its spec, which does not describe the images of the result
         if "epoch" in done:
             done["epoch"] = epoch
         done.pop("bboxes", None)

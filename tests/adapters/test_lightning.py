@@ -1,4 +1,11 @@
-"""A DataModule splits, resumes in mid-epoch, and cuts its batches by rank."""
+"""A DataModule splits, resumes where it was, validates the same, and cuts its batches by rank.
+
+Where a run may be stopped, and what Lightning may do meanwhile, is in `test_driving.py`.
+"""
+
+import importlib
+import tomllib
+from pathlib import Path
 
 import pytest
 import pytorch_lightning as lightning
@@ -8,7 +15,13 @@ import sa1bpack
 from sa1bpack.adapters.lightning import DataModule
 
 # Lightning's own: its use of torch, and advice.
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:.*srun")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*LeafSpec:FutureWarning",
+    "ignore:.*srun",
+    "ignore:Checkpoint directory .* is not empty",
+    "ignore:You passed in a `val_dataloader` but have no",
+    "ignore:You requested to overfit",
+)
 EPOCHS = 3
 # By their ids, four of the five images are for training and one for validation.
 OPTIONS = {"val": 0.15, "split_seed": 2, "max_masks": 2, "shuffle": True, "seed": 1}
@@ -52,11 +65,16 @@ def made(photos, **options) -> DataModule:
     return DataModule(photos.root, **{"batch_size": 2} | OPTIONS | options)
 
 
-def fit(data, module, resume=None):
-    trainer = lightning.Trainer(
-        accelerator="cpu", use_distributed_sampler=False, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, max_epochs=EPOCHS,
-    )  # fmt: skip
+def trainer_of(**options) -> lightning.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    of_run = {"max_epochs": EPOCHS, "enable_checkpointing": "callbacks" in options}
+    return lightning.Trainer(
+        accelerator="cpu", use_distributed_sampler=False, **quiet, **of_run | options
+    )
+
+
+def fit(data, module, resume=None, **options):
+    trainer = trainer_of(**options)
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=resume and False)
     return module
 
@@ -154,3 +172,138 @@ def test_a_trainer_that_asks_again_gets_the_same_training_loader(photos):
     with pytest.raises(sa1bpack.LoaderError, match="closed"):
         next(iter(loader))
     assert data.train_dataloader() is not loader
+
+
+def test_a_run_resumed_from_the_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(
+    photos, complete, tmp_path
+):
+    """As ModelCheckpoint saves it by default."""
+
+    def saving():
+        return lightning.callbacks.ModelCheckpoint(tmp_path, save_last=True)
+
+    first = fit(made(photos), Validated(), max_epochs=1, callbacks=[saving()])
+    rest = fit(made(photos), Validated(), tmp_path / "last.ckpt", callbacks=[saving()])
+    assert first.seen + rest.seen == complete.seen
+
+
+@pytest.mark.parametrize("make", [sa1bpack.Loader, sa1bpack.make_dataloader])
+def test_so_does_a_loader_of_the_programs_own(photos, tmp_path, make):
+    ds = sa1bpack.open(photos.root)
+
+    class Own(Recorder):
+        def train_dataloader(self):
+            return make(ds, 2, shuffle=True, seed=1, max_masks=2)
+
+    def run(folder, epochs, resume=None):
+        saving = lightning.callbacks.ModelCheckpoint(tmp_path / folder, save_last=True)
+        model = Own()
+        trainer = trainer_of(max_epochs=epochs, callbacks=[saving])
+        trainer.fit(model, ckpt_path=resume, weights_only=resume and False)
+        return model.seen
+
+    whole = run("whole", 3)
+    assert run("first", 1) + run("first", 3, tmp_path / "first" / "last.ckpt") == whole
+    assert len({str(images) for _, images in whole}) == len(whole)
+
+
+class Masks(Recorder):
+    """Notes the masks of every validation."""
+
+    def __init__(self, *options):
+        super().__init__(*options)
+        self.masks: list[list] = []
+
+    def on_validation_epoch_start(self):
+        self.masks.append([])
+
+    def validation_step(self, batch, _):
+        self.masks[-1].append(batch["annotation_ids"].tolist())
+
+
+def test_every_validation_has_the_same_random_masks_also_after_a_resume(photos, tmp_path):
+    options = {"val": photos.root, "max_masks": 1, "mask_select": "random"}
+    whole = fit(made(photos, **options), Masks())
+    first = Masks(tmp_path / "middle.ckpt", 2)
+    with pytest.raises(Interrupted):
+        fit(made(photos, **options), first)
+    rest = fit(made(photos, **options), Masks(), tmp_path / "middle.ckpt")
+    full = max(whole.masks, key=len)
+    assert len(full) > 1
+    # Before training, Lightning may validate some batches only.
+    assert all(seen == full[: len(seen)] for seen in whole.masks + first.masks + rest.masks)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_overfit_batches_has_the_same_batches_in_every_epoch(photos, shuffle):
+    run = fit(made(photos, shuffle=shuffle, batch_size=1), Recorder(), overfit_batches=2)
+    epochs = [[images for of, images in run.seen if of == epoch] for epoch in range(EPOCHS)]
+    assert len(epochs[0]) == 2 and epochs[1] == epochs[2] == epochs[0]
+
+
+def test_overfit_batches_is_refused_for_a_shuffling_loader_of_the_programs_own(photos):
+    """Lightning wants to make another loader of it."""
+    ds = sa1bpack.open(photos.root)
+    for make in (sa1bpack.Loader, sa1bpack.make_dataloader):
+        with pytest.raises((ValueError, TypeError), match=r"DataLoader|batch sampler"):
+            trainer_of(overfit_batches=1).fit(Recorder(), make(ds, 2, shuffle=True))
+        model = Recorder()
+        trainer_of(overfit_batches=1).fit(model, make(ds, 2))
+        first = ds.column("image_id")[:2].tolist()
+        assert [images for _, images in model.seen] == [first] * EPOCHS
+
+
+def test_a_second_fit_has_other_epochs_and_resumes_among_them(photos, tmp_path):
+    options = {"val": 0, "batch_size": 1}
+    data = made(photos, **options)
+    runs = [fit(data, Recorder()).seen for _ in range(2)]
+    orders = [[images for of, images in run if of == epoch] for run in runs for epoch in range(3)]
+    assert len({str(order) for order in orders}) == 6
+    again = made(photos, **options)
+    fit(again, Recorder())
+    first = Recorder(tmp_path / "second.ckpt", 7)
+    with pytest.raises(Interrupted):
+        fit(again, first)
+    rest = fit(made(photos, **options), Recorder(), tmp_path / "second.ckpt")
+    assert first.seen + rest.seen == runs[1]
+
+
+def test_a_trainer_that_fits_again_goes_on_with_its_epochs(photos):
+    whole = fit(made(photos), Recorder(), max_epochs=4).seen
+    data, model, trainer = made(photos), Recorder(), trainer_of(max_epochs=2)
+    trainer.fit(model, datamodule=data)
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(model, datamodule=data)
+    assert model.seen == whole
+
+
+def test_a_checkpoint_of_another_split_is_refused_with_what_a_user_of_lightning_can_do(
+    photos, tmp_path
+):
+    with pytest.raises(Interrupted):
+        fit(made(photos), Validated(tmp_path / "middle.ckpt", 1))
+    with pytest.raises(
+        sa1bpack.OptionError, match=r"split_seed.*load_from_checkpoint.*fingerprint"
+    ):
+        fit(made(photos, val=0.5), Validated(), tmp_path / "middle.ckpt")
+    state = {"version": 1, "first_epoch": 0}
+    for wrong in (None, {}, state, state | {"train": None, "version": 2}):
+        with pytest.raises(sa1bpack.OptionError, match="the state of the DataModule is"):
+            made(photos).load_state_dict(wrong)
+
+
+def test_the_callback_that_places_loaders_is_declared_and_needs_no_loader(photos):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    declared = project["project"]["entry-points"]["pytorch_lightning.callbacks_factory"]
+    module, _, name = declared["sa1bpack"].partition(":")
+    (callback,) = getattr(importlib.import_module(module), name)()
+    ds = torch.utils.data.TensorDataset(torch.zeros(2, 1))
+
+    class Plain(Recorder):
+        def training_step(self, batch, _):
+            return self.model(batch[0].expand(1, 3)).mean()
+
+    trainer = trainer_of(max_epochs=1)
+    trainer.callbacks = [callback]
+    trainer.fit(Plain(), torch.utils.data.DataLoader(ds))
+    assert trainer.global_step == 2

@@ -174,10 +174,14 @@ def _stops_of(case: Case, rng: random.Random) -> tuple[Stop, ...]:
     stops: list[Stop] = []
     steps = case.limit or 2
     for _ in range(rng.choice((1, 1, 2))):
-        if stops and stops[-1].kind == "failed step" and "validation" in kinds:
-            # Lightning counts the failed step among all steps for good. A run that has resumed after
-            # it, and then after a validation, trains a batch too many, with any loader.
-            kinds.remove("validation")
+        if stops and stops[-1].kind == "failed step":
+            # Lightning counts the failed step among all steps for good. A run that has resumed
+            # after it, and then after another stop, may train a batch too many, with any loader.
+            break
+        if stops and case.driver == "lightning" and case.limit and stops[-1].kind == "step":
+            # Nor does Lightning count right after a stop at the last batch of an epoch, and then
+            # another one: it uses as many batches of the second epoch as if none had been used.
+            break
         kind = rng.choice(kinds)
         number = rng.randint(1, 2 * steps) if "step" in kind else 1
         stops.append(Stop(kind, number))
@@ -264,6 +268,7 @@ def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) ->
     else:
         loader = loader_of(case, train, case.mode)
     state = sampler or loader
+    state_batches = sampler or loader.batches
     if saved is not None:
         state.load_state_dict(saved)
     first = 0 if saved is None else saved["epoch"]
@@ -276,12 +281,7 @@ def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) ->
         for done, batch in enumerate(loader, 1):
             record.seen.append(content(batch, epoch))
             taken += 1
-            number = (
-                batch.get("batch_idx", done - 1)
-                if sampler is None
-                else _first_of(sampler) + done - 1
-            )
-            at_limit = number + 1 == case.limit
+            at_limit = state_batches.current.number(done) == case.limit
             if record.reached("step", taken):
                 saved = state.state_dict() if sampler is None else sampler.state_after(done)
                 if at_limit:  # the program knows that the epoch has ended
@@ -293,11 +293,6 @@ def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) ->
             saved = state.state_dict() if sampler is None else sampler.state_after(done)
             return saved | {"epoch": epoch + 1, "samples": 0}
     return None
-
-
-def _first_of(sampler: sa1bpack.OrderedBatches) -> int:
-    """The number of the first batch of the iteration."""
-    return sampler.current.number(0)
 
 
 def lightning(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
@@ -387,7 +382,7 @@ def lightning(case: Case, root: Path, folder: Path, record: Recorder, saved: Any
         accelerator="cpu",
         devices=case.ranks,
         strategy="ddp" if case.ranks > 1 else "auto",
-        max_epochs=-1 if case.by_steps and not case.ahead else EPOCHS,
+        max_epochs=-1 if case.by_steps else EPOCHS,
         max_steps=steps if case.by_steps else -1,
         limit_train_batches=case.limit or 1.0,
         accumulate_grad_batches=case.accumulate,
@@ -402,11 +397,10 @@ def lightning(case: Case, root: Path, folder: Path, record: Recorder, saved: Any
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    places = lightning_places.for_pytorch_lightning()
-    if not any(
-        type(callback).__name__ == type(places[0]).__name__ for callback in trainer.callbacks
-    ):
-        trainer.callbacks += places  # of a package that is not installed
+    (places,) = lightning_places.for_pytorch_lightning()
+    names = [type(callback).__name__ for callback in trainer.callbacks]
+    if type(places).__name__ not in names:  # the package is not installed, but on the path
+        trainer.callbacks.append(places)
     data = {}
     module = None
     if case.mode == "DataModule":
@@ -468,7 +462,8 @@ def accelerate(case: Case, root: Path, folder: Path, record: Recorder, saved: An
             if record.reached("step", taken):
                 accelerator.save_state(folder / "state")
                 accelerator.wait_for_everyone()
-                return (epoch + 1, 0) if at_limit else (epoch, number)
+                ended = at_limit or number == len(loader)
+                return (epoch + 1, 0) if ended else (epoch, number)
             if at_limit:
                 break
         if record.reached("epoch", epoch - first + 1):

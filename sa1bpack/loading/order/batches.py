@@ -375,8 +375,8 @@ class BatchIterator:
     """The batches of one iteration of OrderedBatches, which begins with the first `next`.
 
     torchdata's StatefulDataLoader saves its state beside that of the OrderedBatches. A run that was
-    stopped after the last batch of an epoch has an empty rest of this epoch, as with torchdata's own
-    samplers: its loop over epochs then counts on.
+    stopped after the last batch of an epoch has an empty rest of this epoch, as with torchdata's
+    own samplers: its loop over epochs then counts on.
     """
 
     def __init__(self, batches: OrderedBatches):
@@ -416,8 +416,8 @@ class BatchIterator:
         """
         if not isinstance(state, dict) or set(state) != {"version", "ended"}:
             raise OptionError(
-                f"the state of an iterator is {brief(state)}: this release reads those with the keys "
-                "version and ended"
+                f"the state of an iterator is {brief(state)}: this release reads those with the "
+                "keys version and ended"
             )
         self._over = flag("the state's ended", state["ended"])
 

@@ -353,8 +353,8 @@ class EpochBatches:
             raise OptionError(
                 f"the last batch{when} has "
                 f"{counted(left_over, 'sample')} for {self.world_size} ranks; choose "
-                'pad_last="ranks", which repeats a sample on the ranks that would have none and marks '
-                "it, or drop_last=True, or another batch size"
+                'pad_last="ranks", which repeats a sample on the ranks that would have none and '
+                "marks it, or pad_last=True or drop_last=True, or another batch size"
             )
         count = last - first + (left_over > 0 and not self.drop_last)
         return {"_first": first, "_moved": moved, "_full": last - first, "_count": count}
