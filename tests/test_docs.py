@@ -48,7 +48,7 @@ def folder(tmp_path, sample_tar, monkeypatch):
 
 
 # What recipes may import that is not installed for the tests; see docs/recipes.md.
-OPTIONAL = {"albumentations", "kornia", "monai", "torchvision", "transformers"}
+OPTIONAL = {"albumentations", "kornia", "monai", "torchdata", "torchvision", "transformers"}
 
 
 def missing_of(block: str) -> set[str]:
