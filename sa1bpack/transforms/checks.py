@@ -143,23 +143,24 @@ def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]
             raise OptionError(f"{key} is a {_kind(batch[key])}: pass a tensor (torch.from_numpy)")
 
 
-def check_arrays(
-    batch: Mapping, spec: str | None, side: int, cells: int, spatial: Mapping[str, Any]
-) -> None:
-    """Raise OptionError unless the arrays of a batch are those of the pipeline's dataset.
-
-    Args:
-        spec: `spec` of the dataset; None if it has none. A batch without one is not checked for it.
-        side: side of the images, uint8 (B, S, S, 3), or of planes (B, S * 3 / 2, S).
-        cells: side of the masks, bool or bits in uint8, if there are no runs.
-        spatial: name → spec of the spatial features, with rows (C, h, w).
-    """
+def check_spec(batch: Any, spec: str | None) -> None:
+    """Raise OptionError if a batch has a `spec` other than that of the pipeline's dataset."""
     of_batch = getattr(batch, "spec", None)
     if None not in (spec, of_batch) and of_batch != spec:
         raise OptionError(
             f"the samples of the batch are {of_batch!r}, but those of this pipeline's dataset are "
             f"{spec!r}: create the pipeline with the dataset that the batches come from"
         )
+
+
+def check_arrays(batch: Mapping, side: int, cells: int, spatial: Mapping[str, Any]) -> None:
+    """Raise OptionError unless the arrays of a batch are those of the pipeline's dataset.
+
+    Args:
+        side: side of the images, uint8 (B, S, S, 3), or of planes (B, S * 3 / 2, S).
+        cells: side of the masks, bool or bits in uint8, if there are no runs.
+        spatial: name → spec of the spatial features, with rows (C, h, w).
+    """
     images, rgb, planes = batch["images"], (side, side, 3), (side * 3 // 2, side)
     if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
         _refuse("images", images, f"torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}")

@@ -228,6 +228,7 @@ class Pipeline:
                 the host knows them, as those of a Loader's batches: nothing waits for a device.
             MaskError: runs on the CPU are damaged.
         """
+        checks.check_spec(batch, self.spec)
         items = unseen(batch)
         small = self._checked(items, numbers_of(batch))
         changing = {each.by for each in self._schedules if not each.constant}
@@ -330,7 +331,7 @@ class Pipeline:
         if self.max_valid is not None:
             needed += ("annotation_ids",)
         checks.check_tensors(batch, needed, MASK_KEYS)
-        checks.check_arrays(batch, self.spec, self.image_size, self.cells, self._spatial)
+        checks.check_arrays(batch, self.image_size, self.cells, self._spatial)
         small = {key: batch[key] for key in _SMALL if key in batch}
         if "runs" in batch:
             runs = batch["runs"]
