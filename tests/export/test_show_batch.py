@@ -26,7 +26,8 @@ def batches(small_pack):
             ds, 6, shuffle=True, seed=3, mask_layout=layout, device="cpu"
         ) as loader:
             for batch in loader:
-                return ds, {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
+                kept = {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
+                return ds, type(batch)(kept)
 
     return made
 
