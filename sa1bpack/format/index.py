@@ -362,9 +362,9 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     The order makes a kill harmless at any point: group metadata, the new index under its own name,
     manifest and checksums, and only then the removal of older indexes. The rename of the manifest
     switches readers over. A manifest that says `complete` comes after its checksums, any other
-    before them: so the checksums always fit a complete pack, and a kill makes them stale only
-    where `verify` expects it. For this, a complete pack must be published as not complete before
-    shards are added to it. The same manifest and shards give the same bytes.
+    before them, unless there are none: so the checksums always fit a complete pack, and a kill
+    makes them stale only where `verify` expects it. For this, a complete pack must be published as
+    not complete before shards are added to it. The same manifest and shards give the same bytes.
 
     Args:
         root: folder of the pack.
@@ -395,7 +395,10 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     for path in top_files(root, manifest) - {MANIFEST_NAME}:
         digests[path] = files.file_digest(root / path)
     steps = [(files.CHECKSUMS_NAME, files.format_checksums(digests)), (MANIFEST_NAME, data)]
-    for name, content in steps if manifest.says_complete else reversed(steps):
+    # A manifest that lists shards without any checksum file would be damage.
+    if not manifest.says_complete and (root / files.CHECKSUMS_NAME).exists():
+        steps.reverse()
+    for name, content in steps:
         files.replace_file(root / name, content)
     remove_old_indexes(root, index)
     return manifest

@@ -121,7 +121,10 @@ class SourceNote(msgspec.Struct, frozen=True):
         """True if no pair of a source that was packed to its end is missing."""
         numbers = {}
         for name in self.shards:
-            numbers[int(name.rpartition("-")[2])] = 0  # samples: not told here
+            number = name.rpartition("-")[2]
+            if not number.isdecimal():
+                return False
+            numbers[int(number)] = 0  # samples: not told here
         return source_shortfall(self.record, numbers, samples_per_shard) is None
 
 

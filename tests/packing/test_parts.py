@@ -1,5 +1,7 @@
 """Parts of a job make the pack that one run makes, however they are cut, repeated or overlap."""
 
+import errno
+import os
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -177,3 +179,24 @@ def test_a_run_without_parts_takes_over_what_parts_have_done(sources, pack_part,
     assert manifest_of(root)["complete"] and sa1bpack.verify(root).ok
     assert not list((root / ".parts").glob("source-*"))
     assert sa1bpack.finalize(root).complete
+
+
+def test_a_first_finalize_that_fails_between_two_files_leaves_a_pack_that_is_not_damaged(
+    pack_part, root, monkeypatch
+):
+    """Parts write no checksums: the manifest that lists their shards must not come before them."""
+    pack_part((1, 2))
+    rename, failed = os.rename, []
+
+    def fails_once(source, target, **more):
+        if str(target).endswith(f"{root.name}/checksums.xxh128") and not failed:
+            failed.append(target)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(source), None, str(target))
+        return rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", fails_once)
+    with pytest.raises(OSError):
+        sa1bpack.finalize(root)
+    assert failed and sa1bpack.verify(root).ok
+    sa1bpack.finalize(root)
+    assert sa1bpack.verify(root).ok

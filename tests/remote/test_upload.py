@@ -1,5 +1,8 @@
 """Packs that are made in a staging folder and uploaded, to an S3 server on loopback."""
 
+import contextlib
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -236,6 +239,29 @@ def test_what_was_removed_from_the_bucket_is_packed_again_and_an_older_index_rem
     older = {"Bucket": "packs", "Key": "one/index-00000000/zarr.json"}
     client.put_object(Body=b"of an earlier state of the pack", **older)
     assert upload(sample_tar, staging.parent, "one").new_images == 2
+    assert objects("one") == files(expected)
+
+
+@pytest.mark.parametrize("call", ["open", "rename"])
+def test_a_shard_restored_without_its_mark_is_not_uploaded_over_the_one_in_the_bucket(
+    staging, proxy, sample_tar, expected, tmp_path, monkeypatch, call
+):
+    """Of what is in the bucket, the staging folder has holes in place of the large arrays."""
+    made, failed = getattr(os, call), []
+
+    def fails_once(path, *more, **named):
+        target = more[0] if call == "rename" else path
+        if "/.uploaded/" in str(target) and not failed:
+            failed.append(target)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(target))
+        return made(path, *more, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fails_once)
+        with contextlib.suppress(OSError):
+            upload(sample_tar, tmp_path / "new", "one")
+    assert failed or call == "rename"
+    assert upload(sample_tar, tmp_path / "new", "one").complete
     assert objects("one") == files(expected)
 
 

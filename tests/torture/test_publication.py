@@ -385,8 +385,8 @@ def test_after_any_call_that_fails_once_the_repeated_command_makes_the_undisturb
     kinds = [kind for kind in FAULTS if counts[kind]]
     rounds = torture.rounds(1 if "upload" in name else 2, 100)
     failed, wrong = 0, []
-    for _ in range(rounds):
-        kind = torture.rng.choice(kinds)
+    for number in range(rounds):
+        kind = torture.rng.choice(kinds) if number else "rename"
         at = torture.rng.randrange(counts[kind])
         fault = Fault(kind, at, torture.rng.choice(FAULTS[kind]))
         where = f"{name}: {fault}"
