@@ -455,9 +455,9 @@ class _Repair:
                     self.result.left[name] = str(error)
         for shortfall in damage.manifest.shortfalls:
             if (record := state.records.get(shortfall.source)) is not None:
-                mended = {"rejects": record["rejects"], "dropped": record["dropped"]}
+                again = {"rejects": record["rejects"], "dropped": record["dropped"]}
                 before = self._records[shortfall.source]
-                self._records[shortfall.source] = before | mended
+                self._records[shortfall.source] = before | again
         interrupts.check()
         return usable
 

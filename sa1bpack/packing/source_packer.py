@@ -400,8 +400,10 @@ class SourcePacker:
             self.finish()
 
     def enter_what_is_built(self, error: BaseException) -> None:
-        """Enter the shards that are complete when a run ends with an error, to which others are
-        added as notes."""
+        """Enter the shards that are complete when the run ends with an error.
+
+        Errors of that are added to it as notes.
+        """
         for builder in list(self.builders.values()):
             if builder.shard is None or builder.shard.exception() is not None:
                 continue
