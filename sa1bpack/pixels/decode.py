@@ -199,7 +199,8 @@ def _decode_reduced(jpeg, header: JpegHeader, h: int, w: int) -> tuple[np.ndarra
 
 def _decode_with_edges(jpeg, header: JpegHeader, scale: int) -> np.ndarray | None:
     """Decode at 1/scale, with some of what lies beyond the edges; None if it is not harmless."""
-    height, width = header.height, header.width
+    height = header.height
+    width = header.width
     # A sample of chroma that is stored at half the width covers two of luminance; at half the width
     # and height it is reduced by half as much instead.
     covers = 2 * scale if header.sampling == _422 else scale
@@ -219,9 +220,11 @@ def _decode_with_edges(jpeg, header: JpegHeader, scale: int) -> np.ndarray | Non
     )
     size = shown.height.to_bytes(2) + shown.width.to_bytes(2)
     data = bytes(jpeg)
-    at = header.size_at
-    rgbx = _decode(data[:at] + size + data[at + len(size) :], shown, scale)
-    rows, columns = -(-height // scale), -(-width // scale)
+    before = data[: header.size_at]
+    after = data[header.size_at + len(size) :]
+    rgbx = _decode(before + size + after, shown, scale)
+    rows = -(-height // scale)
+    columns = -(-width // scale)
     if mixed_rows and _differ(rgbx[rows - 1, :columns], rgbx[rows, :columns]):
         return None
     if mixed_columns and _differ(rgbx[:rows, columns - 1], rgbx[:rows, columns]):

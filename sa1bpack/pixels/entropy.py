@@ -99,22 +99,22 @@ class _Reader:
         Whatever the segments say, the kernels stay within their arrays: so every number that
         these are addressed with is checked here.
         """
-        at = 2
+        offset = 2
         while True:
-            if self._data[at] != 0xFF:
-                return f"bytes that belong to no segment, at offset {at}"
-            while self._data[at] == 0xFF:
-                at += 1
-            marker = int(self._data[at])
-            at += 1
+            if self._data[offset] != 0xFF:
+                return f"bytes that belong to no segment, at offset {offset}"
+            while self._data[offset] == 0xFF:
+                offset += 1
+            marker = int(self._data[offset])
+            offset += 1
             if marker == _EOI:
                 return ""
             if marker in _WITHOUT_LENGTH:
                 continue
-            length = int(self._data[at]) << 8 | int(self._data[at + 1])
-            body = self._data[at + 2 : at + length]
+            length = int(self._data[offset]) << 8 | int(self._data[offset + 1])
+            body = self._data[offset + 2 : offset + length]
             _require(length >= 2 and len(body) == length - 2)
-            at += length
+            offset += length
             if marker == _DHT:
                 self._define_tables(body)
             elif marker == _DRI:
@@ -124,24 +124,24 @@ class _Reader:
             elif marker == _SOS:
                 if self._frame is None:  # arithmetic coding
                     return ""
-                at = self._read_scan(body, at)
-                if at < 0:
-                    return _FAULTS[at]
+                offset = self._read_scan(body, offset)
+                if offset < 0:
+                    return _FAULTS[offset]
 
     def _define_tables(self, body: np.ndarray) -> None:
         """Take the Huffman tables of a segment."""
-        at = 0
-        while at < len(body):
-            kind = int(body[at]) >> 4
-            number = int(body[at]) & 15
-            counts = body[at + 1 : at + 17]
+        offset = 0
+        while offset < len(body):
+            kind = int(body[offset]) >> 4
+            number = int(body[offset]) & 15
+            counts = body[offset + 1 : offset + 17]
             total = int(counts.sum())
-            symbols = body[at + 17 : at + 17 + total]
+            symbols = body[offset + 17 : offset + 17 + total]
             _require(kind < 2 and number < _FIRST_AC and len(symbols) == total <= 256)
             number += kind * _FIRST_AC
             self._counts[number, 1:] = counts
             self._symbols[number, : len(symbols)] = symbols
-            at += 17 + len(symbols)
+            offset += 17 + len(symbols)
 
     def _begin_frame(self, body: np.ndarray, progressive: bool) -> None:
         """Take the sizes and the components of a frame."""
@@ -172,8 +172,8 @@ class _Reader:
             self._has_bits = np.zeros((frame.blocks, 64), np.bool_)
         self._frame = frame
 
-    def _read_scan(self, body: np.ndarray, at: int) -> int:
-        """The offset of the end of a scan whose data begin at `at`, or a key of `_FAULTS`."""
+    def _read_scan(self, body: np.ndarray, offset: int) -> int:
+        """The offset of the end of a scan whose data begin at `offset`, or a key of `_FAULTS`."""
         count = int(body[0])
         _require(1 <= count <= MAX_COMPONENTS and len(body) == 4 + 2 * count)
         components = [self._frame.components[int(k)] for k in body[1 : 1 + 2 * count : 2]]
@@ -184,7 +184,7 @@ class _Reader:
         _require(not self._frame.progressive or first <= last <= 63)
         return _read_blocks(
             self._data,
-            at,
+            offset,
             blocks,
             tables[owners] >> 4,
             _FIRST_AC + (tables[owners] & 15),
@@ -217,10 +217,10 @@ def _blocks_of_scan(frame: _Frame, components: list[_Component]) -> tuple[np.nda
         owners: int64 (blocks of a unit,), the component of each, counted in the scan.
     """
     if len(components) == 1:
-        one = components[0]
-        rows = np.arange(one.rows, dtype=np.int64)[:, None]
-        columns = np.arange(one.columns, dtype=np.int64)
-        blocks = one.first + rows * one.stride + columns
+        component = components[0]
+        rows = np.arange(component.rows, dtype=np.int64)[:, None]
+        columns = np.arange(component.columns, dtype=np.int64)
+        blocks = component.first + rows * component.stride + columns
         return blocks.reshape(-1, 1), np.zeros(1, np.int64)
     unit_rows = np.arange(frame.units_down, dtype=np.int64)[:, None]
     unit_columns = np.arange(frame.units_across, dtype=np.int64)
@@ -240,15 +240,15 @@ def _blocks_of_scan(frame: _Frame, components: list[_Component]) -> tuple[np.nda
 @njit
 def _next_byte(data, state):
     """Take the next byte of the data; False if they end before."""
-    at = state[_AT]
-    if at >= len(data):
+    offset = state[_AT]
+    if offset >= len(data):
         return False
-    if data[at] == 0xFF:  # a zero follows; anything else is a marker
-        if at + 1 >= len(data) or data[at + 1] != 0:
+    if data[offset] == 0xFF:  # a zero follows; anything else is a marker
+        if offset + 1 >= len(data) or data[offset + 1] != 0:
             return False
         state[_AT] += 1
     state[_AT] += 1
-    state[_BYTE] = data[at]
+    state[_BYTE] = data[offset]
     state[_LEFT] = 8
     return True
 
@@ -260,10 +260,10 @@ def _next_bits(data, state, count):
     while count > 0:
         if state[_LEFT] == 0 and not _next_byte(data, state):
             return np.int64(-1)
-        taken = min(state[_LEFT], count)
-        state[_LEFT] -= taken
-        count -= taken
-        value = value << taken | (state[_BYTE] >> state[_LEFT] & ((1 << taken) - 1))
+        width = min(state[_LEFT], count)
+        state[_LEFT] -= width
+        count -= width
+        value = value << width | (state[_BYTE] >> state[_LEFT] & ((1 << width) - 1))
     return value
 
 
@@ -376,14 +376,14 @@ def _refine_ac(data, state, counts, symbols, first, last, has_bits):
 @njit
 def _next_restart(data, state, number):
     """Pass over the restart marker of this number; 0, or a negative key of `_FAULTS`."""
-    at = state[_AT]
-    while at + 1 < len(data) and data[at] == 0xFF and data[at + 1] == 0xFF:
-        at += 1
-    if at + 1 >= len(data):
+    offset = state[_AT]
+    while offset + 1 < len(data) and data[offset] == 0xFF and data[offset + 1] == 0xFF:
+        offset += 1
+    if offset + 1 >= len(data):
         return np.int64(_ENDS_EARLY)
-    if data[at] != 0xFF or data[at + 1] != 0xD0 + number % 8:
+    if data[offset] != 0xFF or data[offset + 1] != 0xD0 + number % 8:
         return np.int64(_BAD_RESTART)
-    state[_AT] = at + 2
+    state[_AT] = offset + 2
     state[_LEFT] = 0
     state[_EMPTY_BLOCKS] = 0
     return np.int64(0)
@@ -392,7 +392,7 @@ def _next_restart(data, state, number):
 @njit
 def _read_blocks(
     data,
-    at,
+    offset,
     blocks,
     dc_tables,
     ac_tables,
@@ -408,7 +408,7 @@ def _read_blocks(
     """Read a scan.
 
     Args:
-        data: uint8 (n,), bytes of the file; the data of the scan begin at `at`.
+        data: uint8 (n,), bytes of the file; the data of the scan begin at `offset`.
         blocks: int64 (units, m), numbers of the blocks in the order of their data.
         dc_tables, ac_tables: int64 (m,), rows of `counts` and `symbols` for each block of a unit.
         counts, symbols: int64 (8, 17) and uint8 (8, 256), Huffman tables: how many codes have each
@@ -423,7 +423,7 @@ def _read_blocks(
         Offset of the end of the data, or a negative key of `_FAULTS`.
     """
     state = np.zeros(4, np.int64)
-    state[_AT] = at
+    state[_AT] = offset
     restarts = np.int64(0)
     unused = np.zeros(64, np.bool_)
     for unit in range(blocks.shape[0]):

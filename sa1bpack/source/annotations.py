@@ -241,15 +241,15 @@ def _why_no_json(error: Exception, data: bytes) -> str:
         return f"the record is {known.name}, not JSON"
     if isinstance(error, UnicodeDecodeError):
         return f"the JSON is not UTF-8 ({error.reason})"
-    place = re.search(r"\(byte (\d+)\)", str(error))
-    if place is not None:
-        at = int(place[1])
+    number_of_byte = re.search(r"\(byte (\d+)\)", str(error))
+    if number_of_byte is not None:
+        byte = int(number_of_byte[1])
         # The place is that of the character which cannot begin, or continue, a number.
-        word = _NOT_A_NUMBER.match(data, max(0, at - 1)) or _NOT_A_NUMBER.match(data, at)
+        word = _NOT_A_NUMBER.match(data, max(0, byte - 1)) or _NOT_A_NUMBER.match(data, byte)
         if word is not None:
             return (
-                f"the number at byte {at} is {word[0].decode()}, which JSON does not have: write a "
-                "number, or leave out the mask"
+                f"the number at byte {byte} is {word[0].decode()}, which JSON does not have: write "
+                "a number, or leave out the mask"
             )
     if "truncated" in str(error):
         end = brief(data[-20:].decode("utf-8", "replace"))

@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from sampled_jpegs import sampled_jpeg
 from small_tars import as_jpeg, entry, members, photo, pixels_of, record, tar_bytes
 from targets import SHARD, pristine
 
@@ -57,6 +58,8 @@ def _jpegs() -> list[bytes]:
     return [
         as_jpeg(picture), as_jpeg(picture, progressive=True), as_jpeg(picture.convert("L")),
         as_jpeg(picture.convert("CMYK")), photo(1)[:300],
+        sampled_jpeg(((4, 1), (2, 1), (2, 1)), 16, 24),
+        sampled_jpeg(((4, 2), (1, 1), (1, 1)), 16, 24, progressive=True, restart_interval=1),
     ]  # fmt: skip
 
 
