@@ -3,15 +3,14 @@
     python benchmarks/seek.py TAR... [--images N] [--reads N] [--level N] [--folder DIR]
 
 Makes a gzip tar of N pairs from the pairs of the tars, and indexes and reads it with indexed_gzip,
-rapidgzip and sa1bpack.raw.seek_points (which takes its points from indexed_gzip and reads with
-zlib-ng), with several spacings, each in a process of its own. Reads are of 1.1 MB, the size of an
+rapidgzip and sa1bpack.raw.seek_points (which finds its points with zlib and reads with zlib-ng),
+with several spacings, each in a process of its own. Reads are of 1.1 MB, the size of an
 image of SA-1B with its record, at random places, from a warm page cache. Libraries that are not
 installed are reported and skipped. Memory is what the process has more after opening and reading
 than after importing: without pages of files.
 """
 
 import argparse
-import io
 import json
 import os
 import random
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 
@@ -27,7 +27,8 @@ import numpy as np
 from synthetic import make_tar
 from zlib_ng import gzip_ng
 
-from sa1bpack.raw.seek_points import POINT, WINDOW, SeekPoints
+from sa1bpack.raw.block_inflater import WINDOW
+from sa1bpack.raw.seek_points import POINT, PointStream, SeekPoints
 
 READ = 1_100_000
 SPACINGS = (1, 4, 16)  # MiB
@@ -93,19 +94,17 @@ class Rapidgzip:
 
 
 class Ours:
-    """Points by indexed_gzip, kept in a file that is mapped; reading by zlib-ng."""
+    """Points by zlib, found while the stream is read, kept in a file that is mapped."""
 
-    name, library = "seek_points", "indexed_gzip"
+    name, library = "seek_points", "zlib_ng"
 
     @staticmethod
     def build(path: Path, index: Path, spacing: int) -> None:
         """Write points and windows."""
-        exported = io.BytesIO()
-        library = import_module("indexed_gzip")
-        with library.IndexedGzipFile(path, spacing=spacing, readbuf_size=1 << 20) as file:
-            file.build_full_index()
-            file.export_index(fileobj=exported)
-        found = SeekPoints.of_zran(exported.getvalue())
+        with closing(PointStream(path, spacing)) as stream:
+            while stream.read(1 << 20):
+                pass
+            found = stream.seek_points()
         index.write_bytes(found.points.tobytes() + found.windows.tobytes())
         index.with_suffix(".count").write_text(str(len(found.points)))
 

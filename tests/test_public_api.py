@@ -221,8 +221,6 @@ def test_the_example_of_a_public_name_runs(name, tmp_path, packed, sample_tar, m
     (tmp_path / "tests/samples").symlink_to(sample_tar.parent)
     (tmp_path / "packed").symlink_to(packed)
     monkeypatch.chdir(tmp_path)
-    if name == "sa1bpack.TarDataset" and not importlib.util.find_spec("indexed_gzip"):
-        pytest.skip("random access into gzip needs indexed_gzip")
     names = {"sa1bpack": sa1bpack, "np": np, "torch": torch, "T": sa1bpack.transforms}
     example = doctest.DocTestParser().get_doctest(SHOWN[name].__doc__, names, name, None, None)
     assert example.examples, f"{name} has no example"

@@ -226,7 +226,7 @@ class TarDataset(MapStyle):
             OptionError: a value that cannot be used, a folder that cannot be written, or is in a
                 pack.
             SourceError: a tar or folder that cannot be read, is damaged, or has no pairs.
-            MissingPackage: a gzip stream must be indexed without indexed_gzip, or there is no PIL.
+            MissingPackage: zlib's library, which indexes gzip streams, or PIL is not installed.
         """
         sources = sources_of(tars)
         self._decoder = decoder = Decoder(options, on_error, samples)

@@ -2,13 +2,12 @@
 
 A point is the beginning of a deflate block: its place in the file, to the bit, its place in the
 inflated stream, and the 32 KiB that precede it there, to which the block may refer (RFC 1951).
-indexed_gzip finds the points in the one pass that makes the index; reading uses zlib-ng and memory
+They are found in the one pass that makes the index (`PointStream`); reading uses zlib-ng and memory
 maps alone, so it takes no memory per process and has no state that a fork could break. Measured in
 docs/decisions/0009-random-access-into-gzip.md.
 """
 
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -19,10 +18,10 @@ import xxhash
 from zlib_ng import zlib_ng
 
 from sa1bpack.errors import SourceCorrupt, SourceError
-from sa1bpack.source.inflate import remedy
+from sa1bpack.raw.block_inflater import WINDOW, BlockInflater
+from sa1bpack.source.inflate import INFLATE_BYTES, GzipStream, remedy
 
 SPACING = 4 << 20  # bytes of the inflated stream between points; half of it are inflated in vain
-WINDOW = 32768  # bytes that a deflate block may refer to
 _FEED = 1 << 18  # bytes of the file per step
 
 # file: offset of the first whole byte of the block. bits: how many bits of the byte before it
@@ -31,10 +30,6 @@ _FEED = 1 << 18  # bytes of the file per step
 POINT = np.dtype(
     [("file", "<i8"), ("stream", "<i8"), ("bits", "<i8"), ("window", "<i8"), ("digest", "<u8")]
 )
-
-# magic, version, flags, size of the file and of the stream, spacing, size of a window, points
-_ZRAN_HEAD = struct.Struct("<5sBBQQIII")
-_ZRAN_POINT = np.dtype([("file", "<u8"), ("stream", "<u8"), ("bits", "u1"), ("has_window", "u1")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,28 +43,6 @@ class SeekPoints:
 
     points: np.ndarray
     windows: np.ndarray
-
-    @classmethod
-    def of_zran(cls, exported: bytes) -> "SeekPoints":
-        """The points of an index that indexed_gzip exported (format GZIDX, version 1)."""
-        magic, version, *_, window_size, count = _ZRAN_HEAD.unpack_from(exported)
-        if (magic, version, window_size) != (b"GZIDX", 1, WINDOW):
-            raise SourceError(
-                f"indexed_gzip exported an index {magic} {version} with windows of {window_size} "
-                "bytes, which this release does not know; install indexed_gzip 1.10"
-            )
-        at = _ZRAN_HEAD.size
-        found = np.frombuffer(exported, _ZRAN_POINT, count, at)
-        windows = np.frombuffer(exported, np.uint8, offset=at + found.nbytes).reshape(-1, WINDOW)
-        points = np.zeros(len(found), POINT)
-        for name in ("file", "stream", "bits"):
-            points[name] = found[name]
-        has_window = found["has_window"] > 0
-        points["window"] = np.where(has_window, np.cumsum(has_window) - 1, -1)
-        points["digest"][has_window] = [xxhash.xxh3_64_intdigest(window) for window in windows]
-        # An empty gzip member adds nothing to the stream: of points at one place of it, the last.
-        last = np.append(points["stream"][1:] > points["stream"][:-1], True)
-        return cls(points[last[: len(points)]], windows)
 
     def read(self, file: int, path: Path, start: int, count: int) -> bytes:
         """Exactly `count` bytes of the inflated stream from `start`.
@@ -113,6 +86,74 @@ class SeekPoints:
             empty, length = EMPTY_BLOCKS[8 - bits]  # bits is 1 to 7
             inflater.decompress((empty | last << length).to_bytes((length + bits) // 8, "little"))
         return inflater
+
+
+class PointStream(GzipStream):
+    """A gzip stream that finds, while it is read once, the places where inflating can begin."""
+
+    def __init__(self, path: Path, spacing: int = SPACING):
+        """Open a file.
+
+        Args:
+            path: path of the gzip file.
+            spacing: bytes of the inflated stream between points, at least WINDOW.
+
+        Raises:
+            SourceError: the file cannot be opened.
+        """
+        super().__init__(path)
+        self._spacing = spacing
+        self._recent = np.zeros(WINDOW + INFLATE_BYTES, np.uint8)
+        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._windows: list[np.ndarray] = []
+        self._returned = 0  # bytes of the stream that the inflaters have returned
+        self._member_file = 0  # where the current member begins in the file
+        self._member_stream = 0  # and in the inflated stream
+
+    def begin_inflating(self) -> BlockInflater:
+        """An inflater of the member that begins with the bytes which are read next."""
+        self._member_file = self.bytes_read - len(self._input)
+        self._member_stream = self._returned
+        return BlockInflater(self._recent, self._is_due, self._note)
+
+    def _next_chunk(self) -> bytes:
+        """More bytes, b"" at the end. Raises as that of GzipStream."""
+        data = super()._next_chunk()
+        self._returned += len(data)
+        return data
+
+    def _is_due(self, inflated: int) -> bool:
+        """True if a point is due, once so many bytes of the current member are inflated."""
+        if not self._rows:
+            return True
+        _, last, *_ = self._rows[-1]
+        return self._member_stream + inflated - last >= self._spacing
+
+    def _note(self, used: int, inflated: int, bits: int) -> None:
+        """Keep the beginning of a block as a point, see `BlockInflater`."""
+        file = self._member_file + used
+        stream = self._member_stream + inflated
+        if not inflated:  # nothing precedes it that it could refer to
+            self._rows.append((file, stream, bits, -1, 0))
+            return
+        end = WINDOW + stream - self._returned
+        window = self._recent[end - WINDOW : end].copy()
+        digest = xxhash.xxh3_64_intdigest(window)
+        self._rows.append((file, stream, bits, len(self._windows), digest))
+        self._windows.append(window)
+
+    def seek_points(self) -> SeekPoints:
+        """The points, once the stream was read to its end."""
+        windows = np.zeros((len(self._windows), WINDOW), np.uint8)
+        for number, window in enumerate(self._windows):
+            windows[number] = window
+        return SeekPoints(np.array(self._rows, POINT), windows)
+
+    def close(self) -> None:
+        """Close the file, and free the memory of the inflater."""
+        if self._inflater is not None:
+            self._inflater.close()
+        super().close()
 
 
 def _inflated(inflater, file: int, path: Path, at: int) -> Iterator[bytes]:

@@ -7,14 +7,12 @@ POINT (p,) and the windows, uint8 (w, 32768), of `seek_points`; all numbers litt
 """
 
 import fcntl
-import io
 import logging
 import os
 import struct
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -24,16 +22,16 @@ import xxhash
 
 from sa1bpack.errors import (
     FormatError,
-    MissingPackage,
     OptionError,
     SourceCorrupt,
     SourceError,
     SourceTruncated,
 )
 from sa1bpack.format.files import map_bytes, temporary_beside
-from sa1bpack.raw.seek_points import POINT, SPACING, WINDOW, SeekPoints
+from sa1bpack.raw.block_inflater import WINDOW
+from sa1bpack.raw.seek_points import POINT, PointStream, SeekPoints
 from sa1bpack.source.find import Source, open_source
-from sa1bpack.source.inflate import ByteStream, GzipStream, remedy
+from sa1bpack.source.inflate import ByteStream, remedy
 from sa1bpack.source.pairs import FolderStream, PairReader, Reject
 from sa1bpack.source.tar import MAX_NAME_BYTES, TarStream
 from sa1bpack.wording import counted
@@ -152,11 +150,12 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
     Raises:
         SourceError: the source cannot be read, as when reading a tar.
         OptionError: the file of the index cannot be written.
-        MissingPackage: a gzip stream must be indexed, and indexed_gzip is not installed.
+        MissingPackage: a gzip stream must be indexed, and zlib's library is not installed.
     """
     if source.kind == "folder":
-        pairs, rejects, files = locate_pairs(source)
-        return TarIndex(source, pairs, None, rejects, _digest(pairs), None, files, folder)
+        places = _FolderPlaces(source.path)
+        pairs, rejects = _locate_pairs(source, places)
+        return TarIndex(source, pairs, None, rejects, _digest(pairs), None, places.files, folder)
     path = index_path(source, folder)
     with source.path.open("rb") as tar:
         with suppress(OSError):  # the file system may have no locks for files opened for reading
@@ -277,10 +276,13 @@ def write_index(path: Path, source: Source) -> None:
 def _pieces(source: Source) -> list[bytes | memoryview]:
     """The pieces of the file of an index."""
     bound = _bound(source)
-    pairs, rejects, _ = locate_pairs(source)
     found = SeekPoints(np.empty(0, POINT), np.empty((0, WINDOW), np.uint8))
     if source.kind == "gzip-tar":
-        found = _seek_points(source)
+        stream = PointStream(source.path)
+        pairs, rejects = _locate_pairs(source, _TarPlaces(stream))
+        found = stream.seek_points()
+    else:
+        pairs, rejects = _locate_pairs(source, _TarPlaces(_SkippingStream(source.path)))
     if _bound(source) != bound:
         raise SourceCorrupt(f"{source.path}: changed while it was indexed; try again")
     head = _Head(
@@ -301,52 +303,23 @@ def _pieces(source: Source) -> list[bytes | memoryview]:
     ]
 
 
-def _seek_points(source: Source) -> SeekPoints:
-    """The points that indexed_gzip finds in another pass, after ours found the stream sound."""
-    try:
-        indexed_gzip = import_module("indexed_gzip")
-    except ImportError as error:
-        raise MissingPackage(
-            f"{source.path} is a gzip stream, into which random access needs indexed_gzip "
-            f"({error}): pip install indexed_gzip, extract the tar, or use IterableTarDataset"
-        ) from error
-    exported = io.BytesIO()
-    try:
-        with (
-            source.path.open("rb") as tar,  # it crashes on a path that is not UTF-8
-            indexed_gzip.IndexedGzipFile(
-                fileobj=tar, spacing=SPACING, readbuf_size=1 << 20
-            ) as file,
-        ):
-            file.build_full_index()
-            file.export_index(fileobj=exported)
-    except (indexed_gzip.ZranError, EOFError, OSError) as error:
-        raise SourceError(f"{source.path}: its gzip stream cannot be indexed: {error}") from error
-    return SeekPoints.of_zran(exported.getvalue())
-
-
 # -------------------------------------------------------------------------------------- places
 
 
-def locate_pairs(source: Source) -> tuple[np.ndarray, list[Reject], list[tuple[str, int]]]:
-    """The pairs of a source, PAIR (n,), as `PairReader` finds them, its rejects, and its files.
+def _locate_pairs(
+    source: Source, members: "_TarPlaces | _FolderPlaces"
+) -> tuple[np.ndarray, list[Reject]]:
+    """The pairs of a source, PAIR (n,), as `PairReader` finds them, and its rejects.
 
-    Data of a plain tar are skipped and not read. Raises SourceTruncated, SourceCorrupt or
-    SourceError as reading the source does.
+    Raises SourceTruncated, SourceCorrupt or SourceError as reading the source does.
     """
-    files: list[tuple[str, int]] = []
-    if source.kind == "folder":
-        members = _FolderPlaces(source.path)
-        files = members.files
-    else:
-        stream = GzipStream if source.kind == "gzip-tar" else _SkippingStream
-        members = _TarPlaces(stream(source.path))
-    rows, spool = [], Path(tempfile.gettempdir())
+    rows = []
+    spool = Path(tempfile.gettempdir())
     with PairReader(source, spool_dir=spool, members=members) as reader:
         for pair in reader:
             places = (*_PLACE.unpack(pair.jpeg), *_PLACE.unpack(pair.json))
             rows.append((*places, pair.file_name.encode()))
-    return np.array(rows, PAIR), reader.rejects, files
+    return np.array(rows, PAIR), reader.rejects
 
 
 class _TarPlaces(TarStream):

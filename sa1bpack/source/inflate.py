@@ -227,9 +227,13 @@ class GzipStream(ByteStream):
                 f"{self.path}: bytes {begin[:8]!r} follow the gzip stream, where only "
                 f"another gzip member is allowed, {self.where()}; {remedy(self.path)}"
             )
-        self._inflater = zlib_ng.decompressobj(_GZIP_WBITS)
+        self._inflater = self.begin_inflating()
         self._feed = _FIRST_FEED
         return True
+
+    def begin_inflating(self):
+        """An inflater of the member that begins with the bytes which are read next."""
+        return zlib_ng.decompressobj(_GZIP_WBITS)
 
     def _inflate(self) -> bytes:
         inflater = self._inflater

@@ -20,7 +20,6 @@ def usual(module):
 
 def test_the_ways_of_a_task_deliver_the_same_samples(usual, tmp_path, sample_tar, monkeypatch):
     """By id: each of the two images has 3 masks, which are almost those of the guide."""
-    pytest.importorskip("indexed_gzip")
     usual.prepare([sample_tar], tmp_path, images=2, masks=3)
     ways = {way.name: way for way in usual.ways(tmp_path, 2, [0, 2])}
     assert list(ways) == LINES
@@ -74,7 +73,6 @@ def test_a_claim_is_judged_by_the_ratios_of_the_same_round(usual):
 
 
 def test_every_line_is_reported(figures_of, tmp_path, sample_tar, complete_runs):
-    pytest.importorskip("indexed_gzip")
     options = ["--images", 4, "--masks", 3, "--rounds", 2, "--workers", 0, 2, "--seconds", 0.1]
     found, out = figures_of("usual", tmp_path, sample_tar, *options, "--folder", tmp_path)
     assert [line["line"] for line in found["lines"]] == LINES

@@ -44,7 +44,6 @@ def test_a_dataset_is_an_instance_of_the_dataset_of_torch(packed, sample_tar, tm
         assert not isinstance(found, torch.utils.data.IterableDataset)
         assert not isinstance(found, sa1bpack.TarDataset)
         assert found.__class__.__name__ == "Dataset"
-    pytest.importorskip("indexed_gzip")
     raw = sa1bpack.TarDataset(sample_tar, index_folder=tmp_path)
     assert isinstance(raw, torch.utils.data.Dataset) and isinstance(raw, sa1bpack.TarDataset)
 

@@ -23,8 +23,6 @@ def source(tmp_path, found_members) -> Callable[[str], Path]:
     """source(kind) → a fresh tar or folder of `found_members`."""
 
     def make(kind: str) -> Path:
-        if kind == "gzip-tar":
-            pytest.importorskip("indexed_gzip")
         tar = write_tar(tmp_path / "sa_000007.tar", found_members, compress=kind == "gzip-tar")
         if kind != "folder":
             return tar

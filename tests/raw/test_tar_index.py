@@ -1,12 +1,13 @@
 """The index of a tar is made once, fits its tar, and leads to the right bytes of a gzip stream."""
 
+import ctypes
 import gzip
-import io
 import logging
 import os
 import random
 import re
-import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from small_tars import SMALL, members, write_tar
@@ -15,7 +16,11 @@ from system import without_privileges
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import MissingPackage, SourceError, SourceTruncated
-from sa1bpack.raw.seek_points import SeekPoints
+from sa1bpack.raw.block_inflater import zlib_library
+from sa1bpack.raw.seek_points import PointStream, SeekPoints
+from sa1bpack.raw.tar_index import open_index
+from sa1bpack.source.find import open_source
+from sa1bpack.source.inflate import GzipStream
 
 OPTIONS = sa1bpack.PackOptions(**SMALL)
 
@@ -121,12 +126,46 @@ def test_a_tar_that_is_cut_short_later_says_so(source):
             ds[index]
 
 
-def test_without_indexed_gzip_the_remedy_is_named(tmp_path, monkeypatch):
+def test_without_the_library_of_zlib_the_remedy_is_named(tmp_path, monkeypatch):
     tar = write_tar(tmp_path / "sa_000000.tar", members([1]))
-    monkeypatch.setitem(sys.modules, "indexed_gzip", None)
-    with pytest.raises(MissingPackage, match="pip install indexed_gzip"):
-        sa1bpack.TarDataset(tar, options=OPTIONS)
+
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    zlib_library.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", missing)
+        with pytest.raises(MissingPackage, match=r"zlib's library \(libz.so.1: .*apt install"):
+            sa1bpack.TarDataset(tar, options=OPTIONS)
     assert list(tmp_path.iterdir()) == [tar]
+    assert len(sa1bpack.TarDataset(tar, options=OPTIONS)) == 1
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read from files."""
+    found = re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())
+    return int(found[1])
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_tar_is_read_once_to_be_indexed_and_a_plain_one_only_where_headers_are(
+    tmp_path, compress
+):
+    rng = random.Random(0)
+    noise = {f"./noise{number}": rng.randbytes(2 << 20) for number in range(4)}
+    listed = members(range(20)) | noise
+    opened(write_tar(tmp_path / "sa_000001.tar", members(range(4)), compress=compress))
+    tar = write_tar(tmp_path / "sa_000000.tar", listed, compress=compress)
+    before = bytes_read()
+    index = open_index(open_source(tar), None)
+    taken = bytes_read() - before
+    assert len(index) == 20
+    size = tar.stat().st_size
+    assert size > 8 << 20
+    if compress:
+        assert size <= taken < 1.1 * size
+    else:
+        assert taken < 0.5 * size
 
 
 # ---------------------------------------------------------------------------------- seek points
@@ -146,12 +185,15 @@ def stream() -> bytes:
 
 
 def points_of(path, spacing: int) -> SeekPoints:
-    library = pytest.importorskip("indexed_gzip")
-    exported = io.BytesIO()
-    with library.IndexedGzipFile(path, spacing=spacing) as file:
-        file.build_full_index()
-        file.export_index(fileobj=exported)
-    return SeekPoints.of_zran(exported.getvalue())
+    """The points of a file that is read once, whose bytes are those that gzip inflates."""
+    with closing(PointStream(path, spacing)) as stream:
+        read = b""
+        while data := stream.read(100_001):
+            read += data
+        found = stream.seek_points()
+    with gzip.open(path) as file:
+        assert read == file.read()
+    return found
 
 
 @pytest.mark.parametrize("level", [1, 6, 9])
@@ -194,3 +236,36 @@ def test_damage_to_stream_or_window_is_named(stream, tmp_path):
         for start in range(int(found.points["stream"][3]), len(stream) - 100_000, 50_000):
             read = found.read(file.fileno(), path, start, 100_000)
             assert read == stream[start : start + 100_000]
+
+
+def test_points_of_many_small_members_are_few_and_lead_to_every_byte(tmp_path):
+    path, rng = tmp_path / "some.gz", random.Random(2)
+    pieces = [rng.randbytes(rng.choice((0, 1, 500, 5000))) for _ in range(200)]
+    path.write_bytes(b"".join(gzip.compress(piece) for piece in pieces))
+    whole = b"".join(pieces)
+    found = points_of(path, 1 << 16)
+    assert 1 < len(found.points) < len(whole) / (1 << 16) + 2
+    with path.open("rb") as file:
+        for start in range(0, len(whole) - 1000, 997):
+            read = found.read(file.fileno(), path, start, 1000)
+            assert read == whole[start : start + 1000]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_stream_is_refused_while_its_points_are_found(stream, tmp_path, seed):
+    rng, path = random.Random(seed), tmp_path / "some.gz"
+    data = bytearray(gzip.compress(stream, 6))
+    place = rng.choice((rng.randrange(len(data) // 2), len(data) - 1 - rng.randrange(8)))
+    data[place] ^= 1 << rng.randrange(8)
+    path.write_bytes(data[: len(data) - (seed % 3 == 0) * 5000])
+    errors = []
+    for kind in (GzipStream, PointStream):
+        with closing(kind(path)) as opened_stream:
+            try:
+                while opened_stream.read(1 << 16):
+                    pass
+                errors.append(None)
+            except SourceError as error:
+                errors.append(type(error))
+    assert errors[0] == errors[1]
+    assert errors[0] is not None or place < 10  # flags and time of the header
