@@ -22,6 +22,10 @@ Record = TypeVar("Record")
 SMALL = ("sizes", "image_ids", "mask_counts", "bboxes", "point_coords")
 # And that of which the Loader itself does, before it hands out anything.
 _ROWS = "indices"
+# Tensors that are sent together begin at multiples of this. Of every dtype, it is a multiple of the
+# size; and of 16, for which Triton's launcher compiles a kernel of its own: where a tensor begins
+# must not depend on how many masks there are.
+PIECE = 64
 
 
 class SentNumbers:
@@ -145,8 +149,7 @@ def sent(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Te
     given = [tensor.contiguous() for tensor in tensors if tensor.device != device]
     if not given:
         return list(tensors)
-    # Each begins at a multiple of the size of every dtype.
-    sizes = [-(-tensor.nbytes // 8) * 8 for tensor in given]
+    sizes = [-(-tensor.nbytes // PIECE) * PIECE for tensor in given]
     pinned = device.type == "cuda"
     packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned, device="cpu")
     pieces = packed.split(sizes)

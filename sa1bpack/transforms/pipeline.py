@@ -186,6 +186,8 @@ class Pipeline:
         moving = [step for step in self.steps if isinstance(step, GeometricStep)]
         self._moves, shrinks = bool(moving), prod(step.shrinks for step in moving)
         self._images = ImageMaker(dtype, self._normal, self.image_size, self._moves, shrinks)
+        mixing = (step.table for step in self.steps if isinstance(step, MixStep))
+        self._tables = (*self._images.tables, *mixing)
         self._masks = MaskMaker(self.cells, self.fit, ds.mask_sampling, self._moves)
 
     def __str__(self) -> str:
@@ -240,7 +242,10 @@ class Pipeline:
                 "sizes change by step, but the batch has no 'global_step': take it from a Loader"
             )
         sizes = (each.at(epoch, step) for each in self._schedules)
-        with full_precision(items["images"].device):
+        device = items["images"].device
+        for table in self._tables:
+            table.on(device)  # a graph that is captured later may read it there alone
+        with full_precision(device):
             made = self._made(items, small, epoch, *sizes)
         if isinstance(batch, Batch):
             made.numbers = batch.numbers  # it has the same small tensors

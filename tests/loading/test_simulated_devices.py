@@ -253,6 +253,17 @@ def test_small_tensors_do_not_hold_the_pixels(ds, cuda, device):
             assert cuda.live[0] == 0
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_array_begins_where_kernels_expect_it(ds, cuda, layout, size):
+    """Triton compiles another kernel for what does not begin at a multiple of 16 bytes."""
+    with Loader(ds, size, device="cuda", mask_layout=layout) as batches:
+        for batch in batches:
+            for key, tensor in tensors_of(batch).items():
+                assert tensor.storage_offset() * tensor.itemsize % 64 == 0, key
+                assert tensor.is_contiguous(), key
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("changed", ["images", "sizes"])
 def test_a_change_of_one_tensor_is_none_of_another(ds, cuda, device, changed):

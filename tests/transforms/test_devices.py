@@ -22,6 +22,7 @@ from made_batches import (
     rectangle_runs,
     sent,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sa1bpack import transforms as T
@@ -202,6 +203,42 @@ def test_what_the_host_knows_is_not_used_while_a_graph_is_captured(monkeypatch):
     assert not host.all_on_host(small, known)["sizes"].is_meta
     monkeypatch.setattr(host, "captured", lambda tensors: True)
     assert host.all_on_host(small, known)["sizes"].is_meta
+
+
+class HostData(TorchDispatchMode):
+    """Records what takes data of the host to meta tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        done = func(*args, **(kwargs or {}))
+        tensors = [value for value in tree_leaves((args, kwargs)) if torch.is_tensor(value)]
+        from_host = any(value.device.type == "cpu" for value in tensors)
+        to_device = any(torch.is_tensor(value) and value.is_meta for value in tree_leaves(done))
+        made = "lift_fresh" in func.name() and to_device  # torch.tensor(..., device=...)
+        if made or (from_host and to_device):
+            self.calls.append(func.name())
+        return done
+
+
+@pytest.mark.parametrize("masks", ["padded_bits", "concat", "runs"])
+@pytest.mark.parametrize("name", FEW_STEPS)
+def test_after_a_warm_up_a_graph_can_be_captured_as_nothing_comes_from_the_host(
+    name, masks, monkeypatch
+):
+    """The batch of the warm-up is a Loader's, of which the host knows the numbers."""
+    made = T.Pipeline(dataset(LAYOUT), FEW_STEPS[name])
+    made(sent(ragged(masks), META), 1)
+    batch = sent(ragged(masks), META)
+    monkeypatch.setattr(host, "captured", lambda tensors: True)
+    with HostData() as mode:
+        made(batch, 1)
+    assert mode.calls == []
+    with HostData() as mode:  # which records what a first call does
+        T.Pipeline(dataset(LAYOUT), FEW_STEPS[name])(batch, 1)
+    assert mode.calls
 
 
 def test_small_tensors_are_sent_as_they_are():

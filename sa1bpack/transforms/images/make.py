@@ -123,6 +123,11 @@ class ImageMaker:
             made = step(made, inside[:, None], factors)
         return normalize(made, *self.normal.on(device), inside[:, None]).to(self.dtype)
 
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The constants that are read on the device of the images."""
+        return self.normal, _UNCHANGED
+
     def most(self, frame: Frame) -> float:
         """The largest factor by which an image may be reduced on a canvas."""
         return self.shrinks * self.side / min(frame.canvas)

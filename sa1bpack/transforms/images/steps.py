@@ -142,6 +142,10 @@ class MixStep:
     Partners are random where batches are shuffled. The weight lam is drawn per image from
     Beta(alpha, alpha): it depends on the image alone, but the partner on the batch, and thus on the
     number of ranks.
+
+    Attributes:
+        alpha: parameter of the distribution.
+        table: quantiles of it.
     """
 
     def __init__(self, alpha: float):
@@ -153,14 +157,14 @@ class MixStep:
             OptionError: `alpha` is not from LEAST to 1 / LEAST.
         """
         self.alpha = number("alpha", alpha, LEAST, 1 / LEAST)
-        self._table = Table(beta_quantiles(alpha))
+        self.table = Table(beta_quantiles(alpha))
 
     def __repr__(self) -> str:
         return call_text(self)
 
     def draw(self, numbers: torch.Tensor) -> torch.Tensor:
         """float32 (B,) from Beta(alpha, alpha), from uniform numbers in [0, 1), float64 (B,)."""
-        table = self._table.on(numbers.device)
+        table = self.table.on(numbers.device)
         low = torch.minimum(numbers, 1 - numbers)
         at = low * 2 * (_KNOTS - 1)
         left = at.long().clamp_(max=_KNOTS - 2)

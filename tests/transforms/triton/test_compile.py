@@ -45,3 +45,17 @@ def test_every_kernel_compiles_rounds_as_on_a_cpu_and_suits_the_device(tmp_path,
     assert [kernel for kernel in usual if kernel["registers"] > 168] == []
     writing = [kernel for kernel in usual if kernel["kernel"] in WRITING]
     assert [kernel for kernel in writing if min(kernel["stores"]) < 8] == []
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+def test_no_number_of_masks_makes_a_kernel_be_compiled_again(request):
+    """The launcher compiles for what it knows of addresses and numbers, in the midst of training."""
+    if Version(version("triton")) < Version("3.7"):
+        pytest.skip("another launcher")
+    long = request.config.getoption("torture")
+    seed, batches = request.config.getoption("torture_seed"), 40 if long else 4
+    printed = python(HELPERS / "kernel_variants.py", seed, batches, timeout=300)
+    variants = json.loads(printed)
+    launched = {name.partition(" ")[0] for name in variants}
+    assert launched == ALL - {"_convert"}
+    assert [name for name, number in variants.items() if number > 1] == []
