@@ -18,6 +18,7 @@ from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import SAM_MEAN, SAM_STD, AxisMaps, RunBatch, draw_runs, host
 from sa1bpack.transforms.geometry import scaling
 from sa1bpack.transforms.images.pixels import normalize
+from sa1bpack.transforms.prompts import interior_cells
 
 SOURCE = (1500, 2250)  # height and width of a typical photograph of SA-1B
 LAYOUT = Layout(image_size=1024, mask_size=256)
@@ -96,6 +97,7 @@ def steps(
         return scaling(torch.tensor(scale, dtype=torch.float64, device=device))
 
     small, large = over(grid), over(side)
+    cut = draw_runs(runs, small, (grid, grid))
     keys = ("images", "mask_counts", "image_ids", "sizes")
     alone = as_sent({key: on_host[key] for key in keys}, device)
     ends = runs.run_ends.numel() * 4
@@ -131,6 +133,9 @@ def steps(
         ),
         f"masks from runs, {side} x {side}": (
             lambda: draw_runs(runs, large, (side, side)), samples * masks * side**2 + ends
+        ),
+        f"most interior cell of each mask, {grid} x {grid}": (
+            lambda: interior_cells(cut), 9 * cells
         ),
         f"pipeline: crop, flip, masks from bits, {grid}": (
             pipeline(batch, *CROP), 5 * pixels + cells * 9 // 8

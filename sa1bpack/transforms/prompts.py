@@ -20,7 +20,7 @@ from sa1bpack.display import call_text
 from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.cells import squared_distances
 from sa1bpack.masks.prompts import prompt_draw
-from sa1bpack.transforms.backends import uses_compiled
+from sa1bpack.transforms.backends import launch, uses_compiled
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import LEAST, check_made
 from sa1bpack.transforms.geometry import pair
@@ -323,6 +323,10 @@ def interior_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         squared distance in cells, 0 for an empty mask.
     """
     width = masks.shape[2]
+    if not uses_compiled(masks.device):
+        made = launch(masks.device, "prompts.farthest_cells", masks)
+        if made is not None:
+            return made
     if uses_compiled(masks.device):
         far = torch.from_numpy(squared_distances(masks.numpy()))
     else:
@@ -332,7 +336,10 @@ def interior_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _squared_distances(masks: torch.Tensor) -> torch.Tensor:
-    """`masks.cells.squared_distances` by torch operations: int32 (T, h, w)."""
+    """`masks.cells.squared_distances` by torch operations: int32 (T, h, w).
+
+    For each step along the rows they read and write 32 bytes per cell.
+    """
     height, width = masks.shape[1:]
     rows = torch.arange(1, height + 1, dtype=torch.int32, device=masks.device)[:, None]
     outside = torch.where(masks, 0, rows)  # its row, counted from the border above
@@ -343,10 +350,13 @@ def _squared_distances(masks: torch.Tensor) -> torch.Tensor:
     column = torch.minimum(above, below).square()
     places = torch.arange(1, width + 1, dtype=torch.int32, device=masks.device)
     far = torch.minimum(column, torch.minimum(places, width + 1 - places).square())
-    for step in range(1, width):
-        square = step * step
-        far[..., step:] = torch.minimum(far[..., step:], column[..., :-step] + square)
-        far[..., :-step] = torch.minimum(far[..., :-step], column[..., step:] + square)
+    near = torch.empty_like(column)
+    # No cell is farther than half of a side from the border: beyond that, nothing is nearer.
+    for step in range(1, (min(height, width) + 1) // 2):
+        torch.add(column, step * step, out=near)
+        left, right = far[..., step:], far[..., :-step]
+        torch.minimum(left, near[..., :-step], out=left)
+        torch.minimum(right, near[..., step:], out=right)
     return far
 
 

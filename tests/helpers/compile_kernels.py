@@ -38,8 +38,8 @@ from sa1bpack.transforms import backends
 ASSEMBLERS = Path(triton.__file__).parent / "backends/nvidia/bin"
 POINTERS = {
     torch.bool: "*i1",
-    torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64", torch.float16: "*fp16",
-    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
+    torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64",
+    torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
 }  # fmt: skip
 
 
@@ -70,6 +70,9 @@ def recorded_launches() -> dict[str, tuple]:
             for turn in ([], [T.RandomAffine(20), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]):
                 steps = [T.RandomHorizontalFlip(), T.ScaleJitter(), *turn]
                 T.Pipeline(ds, steps, dtype=dtype)(batch, 0)
+    cells = torch.ones((3, 48, 48), dtype=torch.bool)
+    key = {"seed": 0, "epoch": 0, "where": "interior"}
+    T.correction_clicks(~cells, cells, torch.arange(3), **key)
     return found
 
 

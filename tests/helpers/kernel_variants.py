@@ -1,4 +1,4 @@
-"""Counts the variants of Triton kernels that batches with random mask counts make a launcher compile.
+"""Counts the variants of Triton kernels that a launcher needs for batches with any mask counts.
 
     python kernel_variants.py SEED BATCHES
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from sa1bpack import transforms as T
 from sa1bpack.transforms import memory
+from sa1bpack.transforms.prompts import interior_cells
 
 META = torch.device("meta")
 SAMPLES, MASKS, SIDE, GRID = 8, 64, 1024, 256
@@ -131,3 +132,12 @@ def test_planes_become_rgb_by_one_kernel(counted):
     planes = torch.empty((SAMPLES, SIDE * 3 // 2, SIDE), dtype=torch.uint8, device=META)
     stored = torch.empty((SAMPLES, 2), dtype=torch.int64, device=META)
     assert counted(lambda: T.yuv420_to_rgb(planes, stored), True)[0] == 1
+
+
+@pytest.mark.parametrize(("by", "launches", "bytes_of_a_cell"), [(True, 10, 3), (False, 410, 29)])
+def test_the_farthest_cells_of_masks_take_two_kernels(by, launches, bytes_of_a_cell, counted):
+    """Two bytes per cell are kept from one to the other, besides those of the mask."""
+    masks = torch.empty((SAMPLES * 16, GRID, GRID), dtype=torch.bool, device=META)
+    found, nbytes = counted(lambda: interior_cells(masks), by)
+    assert found <= launches
+    assert nbytes <= bytes_of_a_cell * masks.numel() + MB

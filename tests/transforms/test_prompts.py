@@ -6,7 +6,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from made_batches import made_by
 
 import sa1bpack
 from sa1bpack import transforms as T
@@ -128,13 +127,6 @@ def test_points_and_corners_are_one_array_for_sam(ds):
 KEY = {"seed": 3, "epoch": 1}
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def way(request):
-    """On a device torch operations find the most interior pixel; here they do so on the CPU."""
-    with made_by(("cpu",) if request.param == "compiled" else ()):
-        yield
-
-
 def noisy(shape, seed: int, share: float = 0.5) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).random(shape) < share)
 
@@ -156,16 +148,32 @@ def expected_interior(predicted: np.ndarray, mask: np.ndarray) -> tuple[list[flo
 
 
 @pytest.mark.parametrize("shape", [(6, 9, 14), (2, 3, 20, 11)], ids=["concat", "padded"])
-def test_the_interior_click_is_the_one_of_a_distance_transform(way, shape):
+def test_the_interior_click_is_the_one_of_a_distance_transform(everywhere, shape):
     masks, predicted = noisy(shape, 0, 0.8), noisy(shape, 1, 0.7)
     predicted[-1] = masks[-1]  # no error
     ids = torch.arange(masks[..., 0, 0].numel()).view(shape[:-2])
-    points, labels = correction_clicks(predicted, masks, ids, where="interior", **KEY)
+    given = (tensor.to(everywhere) for tensor in (predicted, masks, ids))
+    points, labels = (tensor.cpu() for tensor in correction_clicks(*given, where="interior", **KEY))
     assert points.shape == (*shape[:-2], 1, 2) and labels.shape == (*shape[:-2], 1)
     cells = (array.reshape(-1, *shape[-2:]).numpy() for array in (predicted, masks))
     expected = [expected_interior(*case) for case in zip(*cells, strict=True)]
     assert points.reshape(-1, 2).tolist() == [point for point, _ in expected]
     assert labels.flatten().tolist() == [label for _, label in expected]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_maker_finds_the_same_farthest_cell(everywhere, seed):
+    """Of masks of any size, full, empty, with holes and at the border; of several the first one."""
+    draw = np.random.default_rng(seed)
+    height, width = (int(draw.choice([1, 2, 7, 8, 9, 33, 65, 130])) for _ in range(2))
+    share = draw.choice([0.0, 0.5, 0.9, 0.99, 1.0], size=(4, 1, 1))
+    masks = draw.random((4, height, width)) < share
+    truth = torch.from_numpy(masks).to(everywhere)
+    ids = torch.arange(4, device=everywhere)
+    points, labels = correction_clicks(torch.zeros_like(truth), truth, ids, where="interior", **KEY)
+    expected = [expected_interior(np.zeros_like(mask), mask) for mask in masks]
+    assert points.cpu()[:, 0].tolist() == [point for point, _ in expected]
+    assert labels.cpu()[:, 0].tolist() == [label for _, label in expected]
 
 
 def test_random_clicks_are_wrong_pixels_with_the_label_that_corrects_them():
