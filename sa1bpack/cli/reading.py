@@ -380,6 +380,8 @@ class Rows:
     batch_size: int = 32
     device: str = "cpu"
     threads: int | None = None
+    max_masks: int | None = None
+    mask_select: str = "largest"
     allow_nonfinite: bool = False
     quantize: Literal["int8", "float8"] | None = None
 
@@ -424,6 +426,9 @@ def derive(
         batch_size (N): images per batch
         device (DEVICE): where the batches are: cpu, cuda, cuda:1
         threads (N): number of reader threads (default: chosen by the Loader)
+        max_masks (N): give the function at most N masks of an image: 0 if it takes none,
+            and none is read (default: all)
+        mask_select (CHOICE): which masks: largest, iou, stability, random or balanced
         part (K/N): only every N-th shard, starting with the K-th, such as 3/8 (default:
             all)
         engine: where the work is done: on this machine, or on a Ray cluster whose nodes

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import xxhash
 
-from sa1bpack.arguments import checks_options, keywords_of, whole_number
+from sa1bpack.arguments import checks_options, choice, keywords_of, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.target import DeriveResult, RowKeywords, ShardToDo, Target, share
 from sa1bpack.errors import OptionError, OutputRefused
@@ -21,6 +21,7 @@ from sa1bpack.format.files import byte_view
 from sa1bpack.format.problems import Progress
 from sa1bpack.format.side.spec import SIDE_DTYPES, FeatureShard
 from sa1bpack.format.side.writer import FeatureShardWriter
+from sa1bpack.loading.batch.mask_choice import CHOICES
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms.geometry import GeometricStep
@@ -46,6 +47,8 @@ class DeriveKeywords(RowKeywords, total=False):
     prefetch: int | None
     io: str | None
     mask_layout: str
+    max_masks: int | None
+    mask_select: str
     threads: int | None
     timeout: float
 
@@ -108,6 +111,9 @@ def derive(
             of float16; samples and batches have them as float16. "float8", float8_e4m3fn, is for
             channels with outliers. Channels are axis 0 of a row; a row of one axis has one scale.
             None (default): rows are stored as they are.
+        max_masks: as in `Loader`, with a row per image: the function is given at most this many
+            masks of each image. 0: it takes none, and none is read. None (default): all of them.
+        mask_select: which masks, by the name of a choice, as in `Loader`; both are recorded.
         io, mask_layout, prefetch, threads, timeout: as in `Loader`.
 
     Raises:
@@ -207,6 +213,7 @@ class FeatureShardMaker:
         if by_mask and MaskLayout.of(others.setdefault("mask_layout", "concat")).padded:
             layout = others["mask_layout"]
             raise OptionError(f"mask_layout is {layout!r}: for masks choose concat or concat_bits")
+        mask_choice = _mask_choice(by_mask, others)
         self._batch_size = whole_number("batch_size", batch_size, 1)
         self._fn, self._options, self._pipeline = fn, dict(options), pipeline
         self._loading = {"rank": 0, "world_size": 1, **others}
@@ -215,6 +222,8 @@ class FeatureShardMaker:
             made_by["seed"] = fn.seed
         if pipeline is not None:
             made_by["pipeline"] = str(pipeline)
+        if mask_choice is not None:
+            made_by["mask_choice"] = mask_choice
         self.target = Target(ds, name, made_by | {"samples": ds.spec_text}, **rows)
         self.made: list[ShardToDo] = []
 
@@ -278,6 +287,29 @@ class FeatureShardMaker:
             )
         self.target.use(dtype, rows.shape[1:])
         return self.target.stored(shard, rows, counts, first)
+
+
+def _mask_choice(by_mask: bool, loading: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record of which masks the function is given; None for all of them.
+
+    Args:
+        by_mask: the feature has a row per mask.
+        loading: options of the Loader.
+
+    Raises:
+        OptionError: a value that cannot be used, or that such a feature cannot have.
+    """
+    most, select = loading.get("max_masks"), loading.get("mask_select", "largest")
+    choice("mask_select", select, CHOICES)
+    if most is None:
+        return None
+    whole_number("max_masks", most, 0)
+    if by_mask:
+        raise OptionError(
+            f"max_masks is {most}, but a row per mask is one for each mask that the pack has: "
+            "leave it out, or choose axis='sample'"
+        )
+    return {"max_masks": most, "mask_select": select}
 
 
 def _ids_text(batch: Mapping[str, Any]) -> str:

@@ -395,3 +395,57 @@ def test_a_dataset_with_thresholds_has_no_feature(ds, tmp_path):
     ruled = ds.with_options(min_area=3)
     with pytest.raises(OptionError, match="thresholds for masks, min_area=3, but a feature"):
         derive(ruled, "depth", depth, axis="mask", output=tmp_path / "depth")
+
+
+# ------------------------------------------------------------------------- masks of the function
+
+
+def masks_seen(batch):
+    """int64 (B, 2): the masks that the function is given of each image, and cells of them."""
+    cells = batch["masks"].flatten(1).sum(1) if batch["masks"].dim() == 4 else torch.zeros(1)
+    return torch.stack([batch["mask_counts"], cells.long().expand(len(batch["images"]))], 1)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, None])
+def test_a_function_is_given_as_many_masks_as_it_takes(ds, pack, most):
+    result = sa1bpack.derive(ds, "seen", masks_seen, max_masks=most, batch_size=3)
+    counts = ds.column("mask_count")
+    expected = counts if most is None else np.minimum(counts, most)
+    assert stored(result.folder, pack)[:, 0].tolist() == expected.tolist()
+    record = manifest_of(result.folder)["provenance"].get("mask_choice")
+    assert record == (None if most is None else {"max_masks": most, "mask_select": "largest"})
+    assert sa1bpack.derive(ds, "seen", masks_seen, max_masks=most, batch_size=3).made == ()
+    other = 2 if most is None else None
+    with pytest.raises(OutputRefused, match="made with mask_choice"):
+        sa1bpack.derive(ds, "seen", masks_seen, max_masks=other)
+
+
+def test_a_function_that_takes_no_masks_has_none_read(ds):
+    """Neither for a batch nor for a Pipeline of it."""
+    read = []
+
+    def masks_of(batch):
+        read.append(batch["masks"].numel())
+        return batch["images"].float().mean((1, 2, 3))
+
+    for pipeline in (None, T.Pipeline(ds)):
+        name = f"mean_{pipeline is None}"
+        sa1bpack.derive(ds, name, masks_of, max_masks=0, pipeline=pipeline)
+    assert read
+    assert not any(read)
+    with sa1bpack.Loader(ds, 4, max_masks=0) as none, sa1bpack.Loader(ds, 4) as all_of_them:
+        assert none.plan().batch_bytes < all_of_them.plan().batch_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_masks": 2, "axis": "mask"}, "max_masks is 2, but a row per mask"),
+        ({"max_masks": -1}, "max_masks is -1"),
+        ({"max_masks": [1, 2]}, "max_masks is"),
+        ({"max_masks": 1, "mask_select": "best"}, "mask_select is 'best': choose one of largest"),
+    ],
+)
+def test_masks_that_a_function_cannot_be_given_are_refused(ds, change, message):
+    with pytest.raises(OptionError, match=message):
+        sa1bpack.derive(ds, "seen", masks_seen, **change)

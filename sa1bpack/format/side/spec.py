@@ -45,7 +45,7 @@ MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
 # The keys of the provenance in which all feature shards must agree: they decide the rows.
-MADE_WITH = ("function", "seed", "options", "pipeline", "samples")
+MADE_WITH = ("function", "seed", "options", "pipeline", "mask_choice", "samples")
 _TOP_FILES = {MANIFEST_NAME, arrays.METADATA_NAME, files.CHECKSUMS_NAME}
 
 AGAIN = "repeat the `sa1bpack derive` or the `sa1bpack.attach` that made the array"
