@@ -162,6 +162,8 @@ class Collate:
     indices           int64     (B,) rows in the pack
     dropped           int64     (d,) with on_error="drop": rows of samples that were dropped
     repeated          bool      (B,) with pad_last: samples that only fill up the last batch
+    repetitions       int64     (B,) with pad_last, or an order that draws a sample again: how often
+                                each sample has come before in the epoch
     ================  ========  ================================================================
 
     With `relations` there is one more key for each of them, see `transforms.Relate`.
@@ -288,8 +290,22 @@ class Collate:
             batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         return batch
 
-    def _batch(self, samples: Sequence[Sample], choice: MaskChoice, epoch: int) -> Batch:
-        """The batch of samples that could be read, with the chosen masks in this epoch."""
+    def _batch(
+        self,
+        samples: Sequence[Sample],
+        choice: MaskChoice,
+        epoch: int,
+        repetitions: np.ndarray | None = None,
+    ) -> Batch:
+        """The batch of samples that could be read, with the chosen masks in this epoch.
+
+        Args:
+            samples: the samples.
+            choice: which masks are kept.
+            epoch: the epoch.
+            repetitions: int64 (B,), how often each has come before in the epoch; None: never, and
+                the batch does not say so.
+        """
         if not samples:
             raise OptionError("a batch has at least one sample, but the list is empty")
         for sample in samples:
@@ -300,12 +316,15 @@ class Collate:
         of_masks = [field for field in self._of_masks if field.sample in first]
         counts = np.array([_mask_count(sample, first, of_masks) for sample in samples], np.int64)
         chosen = []
-        for sample, count in zip(samples, counts.tolist(), strict=True):
-            rows = choice.rows(sample, count, epoch)
+        again = [0] * len(samples) if repetitions is None else repetitions.tolist()
+        for sample, count, repetition in zip(samples, counts.tolist(), again, strict=True):
+            rows = choice.rows(sample, count, epoch, repetition)
             chosen.append(np.arange(count) if rows is None else rows)
         counts = np.array([len(rows) for rows in chosen], np.int64)
         offsets = offsets_of(counts)
         batch = batch_of(self._spec_text, {"mask_counts": torch.from_numpy(counts)})
+        if repetitions is not None:
+            batch["repetitions"] = torch.from_numpy(repetitions)
         if not self.layout.padded:
             batch["mask_offsets"] = torch.from_numpy(offsets)
         for field in self._of_samples:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
@@ -81,9 +82,10 @@ class _SendingCollate(Collate):
     worker.
     """
 
-    def __init__(self, ds: Dataset, options: ReadingOptions, masks: MaskSchedule):
+    def __init__(self, ds: Dataset, options: ReadingOptions, masks: MaskSchedule, repeats: bool):
         super().__init__(options.mask_layout, sample_spec=ds.spec, relations=options.relations)
         self.masks = masks
+        self.repeats = repeats
 
     def __call__(self, samples: Sequence[Sample | ReadError]) -> Batch:
         epoch = getattr(samples, "epoch", self.epoch)
@@ -95,16 +97,22 @@ class _SendingCollate(Collate):
             )
         choice = self.masks.at(epoch, step)
         errors = [sample for sample in samples if isinstance(sample, ReadError)]
-        kept = [sample for sample in samples if not isinstance(sample, ReadError)]
+        is_read = [not isinstance(sample, ReadError) for sample in samples]
+        kept = list(compress(samples, is_read))
+        repetitions = getattr(samples, "repetitions", None)
+        if repetitions is not None:
+            repetitions = repetitions[is_read]
+        elif self.repeats:
+            repetitions = np.zeros(len(kept), np.int64)
         if not getattr(samples, "dealt", True):
             sent = _SentBatch()
             sent.errors = errors
             if kept:
-                sent |= self._batch(kept, choice, epoch)
+                sent |= self._batch(kept, choice, epoch, repetitions)
             return sent
         if errors:
             raise errors[0]
-        batch = self._batch(kept, choice, epoch)
+        batch = self._batch(kept, choice, epoch, repetitions)
         batch["epoch"] = _per_sample(epoch, len(kept))
         if step is not None:
             batch["global_step"] = _per_sample(step, len(kept))
@@ -134,7 +142,7 @@ class PackDataLoader(BaseLoader, DataLoader):
         """Made by `make_dataloader`."""
         self._set_up(ds, batch_size, options)
         batches, drops = self.batches, options.on_error == "drop"
-        collate = _SendingCollate(ds, options, self._masks)
+        collate = _SendingCollate(ds, options, self._masks, batches.current.repeats)
         super().__init__(
             EpochDataset(ds.with_options(on_error="return") if drops else ds, batches, collate),
             batch_sampler=DealtBatches(batches, collate, drops),
@@ -176,7 +184,8 @@ class PackDataLoader(BaseLoader, DataLoader):
     def plan(self) -> LoadingPlan:
         """The memory that its batches take, not counting transforms. Allocates nothing."""
         ds = self._dataset
-        spec = BatchSpec(ds, self._options.layout, to_device=False)
+        repeats = self.batches.current.repeats
+        spec = BatchSpec(ds, self._options.layout, to_device=False, repeats=repeats)
         plan = largest_batch(ds, spec, self.batches, self._masks)
         workers, pinned = self.num_workers, 0
         ahead = workers * ((self.prefetch_factor or 0) + 1)
@@ -506,7 +515,9 @@ class EpochDataset(Dataset):
         if not isinstance(indices, OfBatch):
             indices = OfBatch(indices, self._collate.epoch, step=None, dealt=True)
         samples = super().__getitems__(indices)
-        return OfBatch(samples, indices.epoch, indices.step, indices.dealt)
+        return OfBatch(
+            samples, indices.epoch, indices.step, indices.dealt, indices.repetitions
+        )
 
     def state_dict(self) -> NoReturn:
         """Refuse torchdata's StatefulDataLoader, which looks for a state here.

@@ -102,6 +102,7 @@ WRITTEN_KEYS = {
         "spec",
         "dropped",
         "repeated",
+        "repetitions",
     ),
     "transforms.Pipeline": (
         "boxes_xyxy",

@@ -165,7 +165,8 @@ class Loader(BaseLoader):
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._device = ChosenDevice(device)
         on_cuda, relate = self._device.asked.type == "cuda", chosen.relations or None
-        self._spec = BatchSpec(ds, chosen.layout, to_device=on_cuda, relate=relate)
+        repeats = self.batches.current.repeats
+        self._spec = BatchSpec(ds, chosen.layout, on_cuda, relate, repeats)
         self._pool: BufferPool | None = None
         self._pid = os.getpid()
         self._closed = False

@@ -202,8 +202,8 @@ class SampleRows(NamedTuple):
     """The rows of n samples, int64 (n,) each.
 
     These are their places among those that were looked up together, indices in the dataset, numbers
-    of their shards, rows in these, first masks and one past the last, rows in the pack, and image
-    ids.
+    of their shards, rows in these, first masks and one past the last, rows in the pack, image ids,
+    and how often they have come before in the epoch.
     """
 
     place: np.ndarray
@@ -214,6 +214,7 @@ class SampleRows(NamedTuple):
     stop: np.ndarray
     row: np.ndarray
     image_id: np.ndarray
+    repetition: np.ndarray
 
     def of(self, chosen: slice | np.ndarray) -> "SampleRows":
         """Some of the samples: a slice, or bool (n,)."""
@@ -240,7 +241,7 @@ class LocatedBatch:
         where: SampleRows,
         shards: list[OpenShard],
         samples: Samples,
-        choice: Callable[[int, Mapping, np.ndarray, np.ndarray], np.ndarray],
+        choice: Callable[[int, Mapping, np.ndarray, np.ndarray, int], np.ndarray],
         capacity: int | None,
     ):
         """
@@ -277,6 +278,11 @@ class LocatedBatch:
         """int64 (B,): the samples, in the dataset."""
         return self._where.index
 
+    @property
+    def repetitions(self) -> np.ndarray:
+        """int64 (B,): how often each sample has come before in the epoch."""
+        return self._where.repetition
+
     def name(self) -> str:
         """The samples, for messages."""
         ids = self._where.image_id.tolist()
@@ -294,6 +300,7 @@ class LocatedBatch:
             "image_ids": self._where.image_id,
             "sizes": samples.sizes,
             "indices": self._where.row,
+            "repetitions": self._where.repetition,
             "mask_offsets": samples.offsets,
             "run_offset": self.run_offset,
         }
@@ -477,7 +484,8 @@ class LocatedBatch:
             scores = (rows[name] for name in SCORES)
             fine = passes(ds.options.rule, *scores, int(size[0]) * int(size[1]))
             passing = np.flatnonzero(fine)
-        kept = self._choice(int(rows["image_id"][0]), rows, passing, samples.scales[k])
+        image_id, repetition = int(rows["image_id"][0]), int(where.repetition[k])
+        kept = self._choice(image_id, rows, passing, samples.scales[k], repetition)
         masks = slice(*samples.offsets[k : k + 2].tolist())
         spans = np.stack([first + kept, first + kept + 1], 1)
         if spec.masks.source != "bits":

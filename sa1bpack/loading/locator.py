@@ -1,7 +1,7 @@
 """The look-up of samples, and its checks, for several batches at once.
 
     locator = Locator(ds, spec, masks)
-    for located, errors in locator.locate([indices, ...], epoch, choice):
+    for located, errors in locator.locate([indices, ...], [None, ...], epoch, choice):
         located.begin(buffer)
         located.copy(0, len(located), reader)   any part of the samples, in any thread
         errors = located.errors()
@@ -188,7 +188,11 @@ class Locator:
         )
 
     def locate(
-        self, batches: Sequence[np.ndarray], epoch: int, choice: MaskChoice
+        self,
+        batches: Sequence[np.ndarray],
+        repetitions: Sequence[np.ndarray | None],
+        epoch: int,
+        choice: MaskChoice,
     ) -> list[tuple[LocatedBatch, list[ReadError]]]:
         """The located batches, and the errors of the samples that they lack.
 
@@ -196,6 +200,8 @@ class Locator:
 
         Args:
             batches: int64 (B,) indices of each batch.
+            repetitions: int64 (B,) of each batch, how often each of its samples has come before in
+                the epoch; None: never.
             epoch: epoch of the batches.
             choice: which masks are kept.
 
@@ -205,7 +211,18 @@ class Locator:
         ds, indices = self.ds, np.concatenate(batches)
         pack, rows = ds.pack, ds.rows_at(indices)
         place = np.arange(len(indices))
-        where = SampleRows(place, indices, *pack.locate_many(rows), rows, pack.image_ids(rows))
+        again = [
+            np.zeros(len(batch), np.int64) if of_batch is None else of_batch
+            for batch, of_batch in zip(batches, repetitions, strict=True)
+        ]
+        where = SampleRows(
+            place,
+            indices,
+            *pack.locate_many(rows),
+            rows,
+            pack.image_ids(rows),
+            np.concatenate(again),
+        )
         numbers = where.number.tolist()
         shards, failed = pack.open_many(numbers)
         wrong = {k: failed[n] for k, n in enumerate(numbers) if n in failed}
@@ -240,7 +257,7 @@ class Locator:
         for folder in self.ds.pack.folders:
             for array in (folder.index.image_id, folder.index.mask_offset):
                 read_ahead_map(address(array), array.nbytes)
-        [(located, _)] = self.locate([np.empty(0, np.int64)], 0, self.masks.at(0, 0))
+        [(located, _)] = self.locate([np.empty(0, np.int64)], [None], 0, self.masks.at(0, 0))
         located.compile()
 
     def _look_up(
@@ -289,8 +306,16 @@ class Locator:
             chosen = []
             for k, shard in enumerate(found):
                 of_sample = mask_rows[edges[k] : edges[k + 1]]
-                image_id = int(where.image_id[k])
-                chosen.append(choice.of_arrays(image_id, shard.arrays, of_sample, scales[k], epoch))
+                chosen.append(
+                    choice.of_arrays(
+                        int(where.image_id[k]),
+                        shard.arrays,
+                        of_sample,
+                        scales[k],
+                        int(where.repetition[k]),
+                        epoch=epoch,
+                    )
+                )
             mask_rows = np.concatenate(chosen) if chosen else mask_rows
             counts = np.array([len(kept) for kept in chosen], np.int64)
         offsets = offsets_of(counts)

@@ -148,13 +148,16 @@ class ReaderThreads:
             stop = min(stop, self._prefetcher.reach(number))
             self._counts.fetch_seconds += time.monotonic() - begun
         choice, together = self._choice_of(number), [self._batches[number]]
+        repetitions = [self._batches.repetitions(number)]
         for k in range(number + 1, stop):
             if self._choice_of(k) != choice:
                 break
             together.append(self._batches[k])
+            repetitions.append(self._batches.repetitions(k))
         most = max(1, _LOCATED_SAMPLES // max(1, len(together[0])))
         self._locate_next = min(2 * self._locate_next, most)
-        self._located.extend(self._locator.locate(together, self._batches.epoch, choice))
+        epoch = self._batches.epoch
+        self._located.extend(self._locator.locate(together, repetitions, epoch, choice))
 
     def _choice_of(self, number: int) -> MaskChoice:
         """The choice of the masks of a batch, by its epoch and step."""
@@ -173,9 +176,13 @@ class ReaderThreads:
                     break
                 begin = self._counts.clock()
                 batch.dropped = [*batch.dropped, *(error for _, error in errors)]
-                rest = np.delete(batch.located.dataset_indices, [k for k, _ in errors])
+                failed_places = [k for k, _ in errors]
+                rest = np.delete(batch.located.dataset_indices, failed_places)
+                again = np.delete(batch.located.repetitions, failed_places)
                 choice = self._choice_of(batch.number)
-                [(batch.located, more)] = self._locator.locate([rest], self._batches.epoch, choice)
+                [(batch.located, more)] = self._locator.locate(
+                    [rest], [again], self._batches.epoch, choice
+                )
                 batch.dropped += more
                 batch.located.begin(batch.buffer.bytes)
                 reads = batch.located.copy(0, len(batch.located), reader)

@@ -49,6 +49,21 @@ def mixed(seed: int, epoch: int, ids: Any, draw: int, numbers: Any) -> Any:
     return _mix(streams[:, None] + numbers * _signed(GAMMA))
 
 
+def repeated_ids(ids: np.ndarray, repetitions: np.ndarray) -> np.ndarray:
+    """The ids that stand for images where they come again, in place of their own: int64 (k,).
+
+    Args:
+        ids: int64 (k,), ids of images or masks.
+        repetitions: int64 (k,), how often each has come before in the epoch; 0 leaves its id.
+    """
+    return np.where(repetitions > 0, mixed_ids(ids, repetitions), ids)
+
+
+def mixed_ids(ids: Any, repetitions: Any) -> Any:
+    """An id for each id and repetition, of int64 arrays of numpy or torch."""
+    return _mix(_mix(ids * _signed(GAMMA)) + repetitions * _signed(GAMMA))
+
+
 def _mix(z: Any) -> Any:
     """The finalizer of SplitMix64, of int64 arrays, or of any int modulo 2**64."""
     z = (z ^ shifted(z, 30)) * _signed(FIRST)

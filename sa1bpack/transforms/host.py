@@ -19,7 +19,7 @@ from sa1bpack.transforms.batch import Batch
 Record = TypeVar("Record")
 
 # Keys of a batch of which pipelines read the numbers.
-SMALL = ("sizes", "image_ids", "mask_counts", "bboxes", "point_coords")
+SMALL = ("sizes", "image_ids", "repetitions", "mask_counts", "bboxes", "point_coords")
 # And that of which the Loader itself does, before it hands out anything.
 _ROWS = "indices"
 # Tensors that are sent together begin at multiples of this. Of every dtype, it is a multiple of the

@@ -25,12 +25,12 @@ from sa1bpack.transforms.masks.cells import ranks, uncovered
 from sa1bpack.transforms.masks.make import MaskMaker, Rows
 from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
-from sa1bpack.transforms.random import uniform
+from sa1bpack.transforms.random import repeated_ids, uniform
 from sa1bpack.user_code import call_user, is_of_user
 
 # Keys of a batch with a few numbers per mask, or image as well, that a pipeline reads.
 _PLACED = ("bboxes", "point_coords")
-_SMALL = ("image_ids", "sizes", "mask_counts", *_PLACED)
+_SMALL = ("image_ids", "repetitions", "sizes", "mask_counts", *_PLACED)
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
 MASK_KEYS = (*_PLACED, "masks", "areas", "predicted_ious", "stability_scores", "annotation_ids")
 
@@ -100,8 +100,8 @@ class Pipeline:
     What a step draws depends on (seed, epoch, image_id) and on the position of the step among the
     steps, and what `max_valid` draws on (seed, epoch, annotation id); the epoch is
     `batch["epoch"]`. So an image is treated the same in every batch and on every rank, and there is
-    no state to save. This also holds for an image that an order draws more than once per epoch: its
-    place in the batch, which could tell the copies apart, depends on the number of ranks.
+    no state to save. Where an image comes again in an epoch, `batch["repetitions"]`, which does not
+    depend on batches or ranks either, makes it differ from its earlier occurrences.
 
     `epoch`, `batch_idx` and `global_step` of a batch are passed through, `spec` is not: it
     describes the stored images. A batch whose `spec` differs from that of `ds` is refused. A batch
@@ -263,8 +263,12 @@ class Pipeline:
             canvas, grid: (height, width) of the images in pixels, and of the masks in cells.
         """
         frame, colors, mix = geometry.fit_frame(small["sizes"], canvas), None, None
+        repetitions = small.get("repetitions")
+        image_ids = None
+        if self.steps:
+            image_ids = repeated_ids(small["image_ids"], repetitions)
         for k, step in enumerate(self.steps):
-            drawn = partial(uniform, self.seed, epoch, small["image_ids"], k)
+            drawn = partial(uniform, self.seed, epoch, image_ids, k)
             if isinstance(step, GeometricStep) and is_of_user(step):
                 subject = f"a batch of {len(batch['images'])} images in epoch {epoch}"
                 frame = call_user(step, frame, drawn, role=f"step {step!r}", subject=subject)
@@ -307,9 +311,13 @@ class Pipeline:
         if used is not None:
             done["valid"] &= used.view(rows.shape)
         if leading and self.max_valid is not None:
-            ids, valid = batch["annotation_ids"].flatten(), done["valid"].flatten()
+            valid = done["valid"].flatten()
+            [owner] = sent([rows.owner], valid.device)
+            ids = batch["annotation_ids"].flatten()
+            if repetitions is not None:
+                [repetitions] = sent([repetitions], valid.device)
+                ids = repeated_ids(ids, repetitions[owner])
             drawn = uniform(self.seed, epoch, ids, prompt_draw("valid", 0), 1)[:, 0]
-            [owner] = sent([rows.owner], ids.device)
             places = ranks(drawn.where(valid, 1.0), owner, len(batch["images"]))
             done["valid"] &= (places < self.max_valid).view(rows.shape)
         for name in self._spatial.keys() & batch.keys():

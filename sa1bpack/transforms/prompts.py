@@ -26,7 +26,7 @@ from sa1bpack.transforms.checks import LEAST, check_made
 from sa1bpack.transforms.geometry import pair
 from sa1bpack.transforms.masks.cells import count_along
 from sa1bpack.transforms.masks.prompts import jitter_boxes
-from sa1bpack.transforms.random import uniform
+from sa1bpack.transforms.random import repeated_ids, uniform
 
 KINDS = ("point", "box", "mask")
 WHERE = ("random", "interior", "stored")
@@ -64,7 +64,7 @@ class Prompts:
     corners of a box as two points.
 
     Everything is made on the batch's device, without waiting for it, and is a function of (seed,
-    epoch, id of the mask, or of the image).
+    epoch, id of the mask, or of the image, repetition of the image in the epoch).
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -139,7 +139,7 @@ class Prompts:
             height, width = batch["images"].shape[-2:]
             extent = pair(width, height, boxes.device).to(boxes.dtype)
             key = {"seed": self.seed, "epoch": batch["epoch"], "draw": draw}
-            boxes = jitter_boxes(boxes, extent, batch["annotation_ids"], **key)
+            boxes = jitter_boxes(boxes, extent, _mask_ids(batch), **key)
         done = Batch(batch)
         done |= {
             "prompt_kinds": kinds,
@@ -154,17 +154,16 @@ class Prompts:
 
     def _chosen(self, batch: Mapping, draw: int) -> torch.Tensor:
         """int64 (...): a kind for each mask."""
-        ids = batch["annotation_ids" if self.per == "mask" else "image_ids"]
+        ids = _mask_ids(batch)
+        if self.per == "image":
+            ids = repeated_ids(batch["image_ids"], batch.get("repetitions"))
         key = prompt_draw("kinds", draw)
         drawn = uniform(self.seed, batch["epoch"], ids.reshape(-1), key, 1).view(ids.shape)
         point, box = self.kinds["point"], self.kinds["point"] + self.kinds["box"]
         kinds = (drawn >= point).long() + (drawn >= box).long()
         if self.per == "mask":
             return kinds
-        leading = batch["annotation_ids"].shape
-        if "mask_offsets" in batch:
-            return kinds.repeat_interleave(batch["mask_counts"], output_size=leading[0])
-        return kinds[:, None].expand(leading)
+        return _of_masks(batch, kinds)
 
     def _points(self, batch: Mapping, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 (..., k, 2) and bool (...): points, and whether the mask has any cell."""
@@ -176,7 +175,7 @@ class Prompts:
             cells, depth = interior_cells(masks)
             cells, found = cells[:, None].expand(-1, self.points, -1), depth > 0
         else:
-            ids, key = batch["annotation_ids"].reshape(-1), prompt_draw("points", draw)
+            ids, key = _mask_ids(batch).reshape(-1), prompt_draw("points", draw)
             drawn = uniform(self.seed, batch["epoch"], ids, key, self.points)
             cells, found = uniform_cells(masks, drawn)
         points = cell_points(cells, found, grid, size)
@@ -190,6 +189,22 @@ class Prompts:
             inside = masks.flatten(1).gather(1, place[:, None]) & there[:, None]
             points = torch.where(inside[..., None], stored[:, None], points)
         return points.view(*leading, self.points, 2), found.view(leading)
+
+
+def _of_masks(batch: Mapping, of_images: torch.Tensor) -> torch.Tensor:
+    """(...): for each mask of a batch the value of its image, of (B,)."""
+    leading = batch["annotation_ids"].shape
+    if "mask_offsets" in batch:
+        return of_images.repeat_interleave(batch["mask_counts"], output_size=leading[0])
+    return of_images[:, None].expand(leading)
+
+
+def _mask_ids(batch: Mapping) -> torch.Tensor:
+    """int64 (...): what the random numbers of each mask depend on: its id, and the repetition."""
+    ids = batch["annotation_ids"]
+    if "repetitions" not in batch:
+        return ids
+    return repeated_ids(ids, _of_masks(batch, batch["repetitions"]))
 
 
 @checks_options

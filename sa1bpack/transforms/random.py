@@ -7,7 +7,7 @@ and in `sa1bpack.masks.random`, which describes how words are made.
 
 import torch
 
-from sa1bpack.masks.random import mixed, shifted
+from sa1bpack.masks.random import mixed, mixed_ids, shifted
 
 
 def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
@@ -25,6 +25,13 @@ def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.
         OptionError: a number is out of range.
     """
     return mixed(seed, epoch, ids, draw, torch.arange(1, n + 1, device=ids.device))
+
+
+def repeated_ids(ids: torch.Tensor, repetitions: torch.Tensor | None) -> torch.Tensor:
+    """As `sa1bpack.masks.random.repeated_ids`; the ids themselves without repetitions."""
+    if repetitions is None:
+        return ids
+    return torch.where(repetitions > 0, mixed_ids(ids, repetitions), ids)
 
 
 def uniform(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ def test_the_documentation_of_a_batch_lists_each_key_with_its_type(samples):
     found = {}
     for layout in ("padded", "concat", "padded_bits", "concat_bits"):
         found |= Collate(layout)(samples[:1]) | Collate(layout)(samples[1:])
-    assert OF_BATCHES.keys() == found.keys() | {"dropped", "repeated"}
+    assert OF_BATCHES.keys() == found.keys() | {"dropped", "repeated", "repetitions"}
     for key, value in found.items():
         if key not in ("masks", "runs"):
             assert OF_BATCHES[key].split()[0] == str(value.dtype).removeprefix("torch."), key

@@ -12,6 +12,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.errors import LoaderError, OptionError, UnknownName
 from sa1bpack.masks import thirds_of
+from sa1bpack.masks.random import repeated_ids
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
@@ -88,7 +89,8 @@ class MaskChoice:
             left. Masks with a weight that is 0, negative or NaN are never drawn: a sample may have
             fewer than `max_masks` then, or none.
         seed: seed of the random choice, 0 to 2**64 - 1, which is a function of (seed, epoch,
-            image_id) and of the sample's masks alone, not of the batch, the worker or the rank.
+            image_id, repetition) and of the sample's masks alone, not of the batch, the worker or
+            the rank.
         pads: padded arrays always have `max_masks` rows per sample.
 
     Raises:
@@ -123,7 +125,9 @@ class MaskChoice:
         most = 0 if callable(self.mask_select) else self.max_masks
         return bool(np.all(masks <= most))
 
-    def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
+    def rows(
+        self, sample: Mapping, masks: int, epoch: int, repetition: int = 0
+    ) -> np.ndarray | None:
         """The masks of a sample to keep, for any values of the scores.
 
         Args:
@@ -131,6 +135,7 @@ class MaskChoice:
                 function, all fields that are numbers.
             masks: number of masks of the sample.
             epoch: epoch that the batch belongs to.
+            repetition: how often the sample has come before in the epoch.
 
         Returns:
             int64 (at most max_masks,), ascending; None for all.
@@ -143,7 +148,8 @@ class MaskChoice:
         image_id = int(sample["image_id"])
         # Raw output and stable sorts: numpy guarantees that these never change, unlike
         # `permutation`. SeedSequence does not accept negative numbers.
-        entropy = np.random.SeedSequence([self.seed, epoch, image_id % 2**64])
+        [drawn_id] = repeated_ids(np.array([image_id]), np.array([repetition])).tolist()
+        entropy = np.random.SeedSequence([self.seed, epoch, drawn_id % 2**64])
         words = np.random.PCG64(entropy).random_raw(masks)
         if self.mask_select == "random":
             order = np.argsort(words, kind="stable")
@@ -154,7 +160,14 @@ class MaskChoice:
         return np.sort(order[: self.max_masks])
 
     def of_arrays(
-        self, image_id: int, arrays: Mapping, rows: np.ndarray, scale: np.ndarray, epoch: int
+        self,
+        image_id: int,
+        arrays: Mapping,
+        rows: np.ndarray,
+        scale: np.ndarray,
+        repetition: int,
+        *,
+        epoch: int,
     ) -> np.ndarray:
         """The masks of a sample to keep, of those in some rows of arrays.
 
@@ -163,6 +176,7 @@ class MaskChoice:
             arrays: name → array of a shard, or of this sample.
             rows: int64 (m,), rows of the sample's masks.
             scale: float64 (2,), factors of x and y.
+            repetition: as in `rows`.
             epoch: epoch that the batch belongs to.
 
         Returns:
@@ -178,7 +192,7 @@ class MaskChoice:
                     with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
                         scales = np.tile(scale, field.columns // 2)
                         sample[field.sample] = sample[field.sample] * scales
-        return rows[self.rows(sample, len(rows), epoch)]
+        return rows[self.rows(sample, len(rows), epoch, repetition)]
 
     def _weights(self, sample: Mapping, image_id: int, masks: int, epoch: int) -> np.ndarray:
         """float64 (masks,): the weights that the function returns."""

@@ -107,6 +107,7 @@ class BatchSpec:
         to_rgb: planes in the buffer become RGB on the device.
         relate: relations that are added to the batch; None: none.
         features: features of the dataset.
+        repeats: a sample may come again in an epoch, and batches have `repetitions`.
         as_bool: the buffer holds unpacked masks.
         pads_masks: masks in the buffer are padded; other fields may be, even if masks are not.
         mask_bytes: bytes of the bits of one mask.
@@ -114,7 +115,12 @@ class BatchSpec:
     """
 
     def __init__(
-        self, ds: Dataset, layout: MaskLayout, to_device: bool, relate: Relate | None = None
+        self,
+        ds: Dataset,
+        layout: MaskLayout,
+        to_device: bool,
+        relate: Relate | None = None,
+        repeats: bool = False,
     ):
         """Work out the layout.
 
@@ -134,6 +140,7 @@ class BatchSpec:
         self.image = image_spec(ds.layout, "stored") if self.to_rgb else image
         self.pack_layout, self.masks, self.features = ds.layout, masks, ds.spec.features
         self.mask_layout, self.to_device, self.relate = layout, to_device, relate
+        self.repeats = repeats
         self.as_bool = not (to_device or layout.packed)
         self.pads_masks = layout.padded and not to_device
         self.mask_bytes = masks.size**2 // 8
@@ -157,6 +164,8 @@ class BatchSpec:
         for field in SAMPLE_FIELDS:
             if field.batch and field.dtype is not None:
                 entries.append((field.batch, (samples, *field.row_shape), field.dtype, False))
+        if self.repeats:
+            entries.append(("repetitions", (samples,), _INT64, False))
         if not self.mask_layout.padded or self.masks.source == "runs":
             entries.append(("mask_offsets", (samples + 1,), _INT64, False))
         for field in COPIED_FIELDS:

@@ -277,6 +277,7 @@ class EpochBatches:
     # Computed, and passed on from epoch to epoch.
     cut: Cut | None = field(default=None, compare=False, repr=False)
     _latest: Latest = field(default_factory=Latest, compare=False, repr=False)
+    _latest_repetitions: Latest = field(default_factory=Latest, compare=False, repr=False)
 
     def __post_init__(self):
         if self.cut is None:
@@ -394,6 +395,11 @@ class EpochBatches:
             found = found[self._left_over(self._take(first, stop))]
         return found[self._own(stop - first)]
 
+    @property
+    def repeats(self) -> bool:
+        """True if a sample may come again in an epoch."""
+        return self.order.repeats or self.pad_last
+
     def repetitions(self, k: int) -> np.ndarray | None:
         """`global_repetitions` of this rank's share of batch k."""
         first, stop = self.span(k)
@@ -403,9 +409,9 @@ class EpochBatches:
     def global_repetitions(self, k: int) -> np.ndarray | None:
         """int64 (n,): what tells the occurrences of a sample in the epoch apart; None: all are 0.
 
-        For each sample of `global_batch(k)` a number that depends on its position in the epoch
-        alone: the position itself where the order may repeat samples, otherwise how often the epoch
-        has come to its end before it.
+        For each sample of `global_batch(k)` how often it has come before in the epoch, as far as
+        the order counts that, see `Order.repetitions`. It depends on the position in the epoch
+        alone.
 
         Raises:
             IndexError: batch k does not exist.
@@ -415,7 +421,33 @@ class EpochBatches:
         if stop <= size and not self.order.repeats:
             return None
         positions = self._positions(k)
-        return positions if self.order.repeats else positions // size
+        low, high = self._range(k)
+        at = self.epoch, low, high
+        repetitions = self._latest_repetitions.get(at, lambda: self._repetitions(low, high))
+        return repetitions[positions - low]
+
+    def _range(self, k: int) -> tuple[int, int]:
+        """The first position of the samples that batch k has its own from, and the end of them."""
+        if self.buckets is None or k >= self._full:
+            return self.span(k)
+        numbers = self._window_numbers((self._first + k) // self.buckets.batches)
+        begin = self.cut.position(self.epoch, numbers[0])
+        return begin, self.cut.position(self.epoch, numbers[-1] + 1)
+
+    def _repetitions(self, low: int, high: int) -> np.ndarray:
+        """int64 (high - low,): `Order.repetitions`; what follows the end of the epoch comes again.
+
+        Each sample of an epoch may come as often as the epoch has samples.
+        """
+        size = len(self.order)
+        found = []
+        while low < high:
+            lap = low // size
+            stop = min(high, (lap + 1) * size)
+            of_lap = self.order.repetitions(self.epoch, low - lap * size, stop - lap * size)
+            found.append(of_lap + lap * (size if self.order.repeats else 1))
+            low = stop
+        return np.concatenate(found)
 
     def _positions(self, k: int) -> np.ndarray:
         """int64 (n,): the positions in the epoch of the samples of `global_batch(k)`."""
@@ -512,12 +544,16 @@ class EpochBatches:
         """The full batches of a window, by its number."""
         return self._latest.get((self.epoch, window), lambda: self._arranged_window(window))
 
+    def _window_numbers(self, window: int) -> range:
+        """The numbers of the full batches of a window."""
+        width = self.buckets.batches
+        return range(window * width, min((window + 1) * width, self._first + self._full))
+
     def _arranged_window(self, window: int) -> "Window":
         """The full batches of a window, arranged, in the order in which they come."""
         cut = self.cut
         epoch = self.epoch
-        width = self.buckets.batches
-        numbers = range(window * width, min((window + 1) * width, self._first + self._full))
+        numbers = self._window_numbers(window)
         begin = cut.position(epoch, numbers[0])
         samples = self._take(begin, cut.position(epoch, numbers[-1] + 1))
         sorting = self.buckets.order(samples)

@@ -12,6 +12,7 @@ change what they return.
 
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -287,6 +288,17 @@ class Order(ABC):
     @abstractmethod
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray: ...
 
+    def repetitions(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """int64 (stop - start,): what tells the occurrences of a sample in an epoch apart.
+
+        A number for each of these positions that no other occurrence of its sample has: 0 where
+        each sample comes once. Of an order that may repeat samples, and does not count, it is the
+        position.
+        """
+        if not self.repeats:
+            return np.zeros(stop - start, np.int64)
+        return np.arange(start, stop, dtype=np.int64)
+
     def arranged(self, batch: np.ndarray) -> np.ndarray:
         """The samples of a global batch, int64 (n,), in the order in which ranks share them.
 
@@ -468,6 +480,60 @@ def _shards_of(dataset: Ordered, size: int) -> tuple[np.ndarray, str]:
     return bounds, xxhash.xxh3_64_hexdigest(bounds.astype("<i8").tobytes())
 
 
+@dataclass
+class DrawCounts:
+    """The number of draws of each sample, up to a position of an epoch.
+
+    Attributes:
+        epoch: the epoch.
+        counts: uint32 (n,), draws of each sample before the position.
+        position: draws that were counted.
+    """
+
+    epoch: int
+    counts: np.ndarray
+    position: int = 0
+
+    def add(self, draws: np.ndarray) -> np.ndarray:
+        """Count the next draws, int64 (k,). Returns int64 (k,), earlier draws of each sample."""
+        order = np.argsort(draws, kind="stable")
+        ordered = draws[order]
+        number = np.arange(len(draws))
+        is_first = np.diff(ordered, prepend=-1) != 0
+        first = np.maximum.accumulate(np.where(is_first, number, 0))
+        earlier = np.empty(len(draws), np.int64)
+        earlier[order] = number - first + self.counts[ordered]
+        np.add.at(self.counts, draws, np.uint32(1))
+        self.position += len(draws)
+        return earlier
+
+
+class KeptCounts:
+    """Keeps the counts of the latest call. Threads may share it; a pickle omits them.
+
+    Whoever counts has taken them out, so that no other thread changes them meanwhile; that one
+    begins again.
+    """
+
+    def __init__(self):
+        self._kept: deque[DrawCounts] = deque(maxlen=1)
+
+    def take(self, epoch: int, position: int) -> DrawCounts | None:
+        """The counts, if they are of this epoch and not beyond this position."""
+        try:
+            counts = self._kept.pop()
+        except IndexError:
+            return None
+        return counts if counts.epoch == epoch and counts.position <= position else None
+
+    def keep(self, counts: DrawCounts) -> None:
+        """Keep counts, in place of others."""
+        self._kept.append(counts)
+
+    def __reduce__(self):
+        return KeptCounts, ()
+
+
 @checks_options
 class WeightedOrder(SeededOrder):
     """Samples drawn with replacement, in proportion to their weights; weight 0 is never drawn.
@@ -522,12 +588,29 @@ class WeightedOrder(SeededOrder):
         starts = self._cumulative.starts[1:]
         changes = (f", {at}: {text}" for at, text in zip(starts, digests[1:], strict=True))
         self._identity |= {"samples": self.samples, "weights": digests[0] + "".join(changes)}
+        self._counts = KeptCounts()
 
     def __len__(self) -> int:
         return self.samples
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         return weighted_draws(self._key(epoch), self._cumulative(epoch), start, stop)
+
+    def repetitions(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """int64 (stop - start,): how often the sample at each position has come before.
+
+        Counted from the beginning of the epoch, hence the same for any batches and ranks. What was
+        counted for the latest call is kept, 4 bytes per sample: the next positions continue it, and
+        others begin again.
+        """
+        counted = self._counts.take(epoch, start)
+        if counted is None:
+            counted = DrawCounts(epoch, np.zeros(self.size, np.uint32))
+        while counted.position < start:
+            counted.add(self._take(epoch, counted.position, min(counted.position + _CHUNK, start)))
+        found = counted.add(self._take(epoch, start, stop))
+        self._counts.keep(counted)
+        return found
 
 
 def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
