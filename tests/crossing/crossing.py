@@ -6,6 +6,7 @@ of their own packs, opened plainly.
 
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ class Crossing:
         self._end(readers)
         for each in found:
             self._compare(*each)
+        if self.case.order[0] == "weighted":
+            self._check_repetitions(found)
         self._compare_samples()
 
     def _readers(self, turn: int) -> list[Any]:
@@ -190,7 +193,13 @@ class Crossing:
         if isinstance(mask_select, np.ndarray):
             weights = dict(zip(ds.mask_column("annotation_id").tolist(), mask_select, strict=True))
             mask_select = weighing(weights)
-        kept = [kept_masks(sample, most, mask_select, self.seed, epoch) for sample in samples]
+        repetitions = repeated.astype(np.int64)
+        if case.order[0] == "weighted":  # `_check_repetitions` compares them
+            repetitions = batch["repetitions"].numpy()
+        kept = [
+            kept_masks(sample, most, mask_select, self.seed, epoch, repetition)
+            for sample, repetition in zip(samples, repetitions.tolist(), strict=True)
+        ]
         rows = most if case.reading.get("pad_to_max") else None
         layout = case.reading["mask_layout"]
         expected = expected_batch(samples, kept, ds, layout, rows, self.relate)
@@ -198,6 +207,8 @@ class Crossing:
             expected["dropped"] = np.empty(0, np.int64)
         if "pad_last" in case.reading:
             expected["repeated"] = repeated
+        if "pad_last" in case.reading or case.order[0] == "weighted":
+            expected["repetitions"] = repetitions
         assert {key: batch[key] for key in OF_LOADERS} == place
         assert batch.spec == ds.spec_text
         same_arrays(batch, expected, OF_LOADERS)
@@ -223,6 +234,21 @@ class Crossing:
         same_arrays({key: made[key] for key in rest}, rest, ())
         for name in spatial:
             np.testing.assert_allclose(made[name].numpy(), expected[name], rtol=1e-5, err_msg=name)
+
+    def _check_repetitions(self, found: list[tuple]) -> None:
+        """No two occurrences of a sample in an epoch have one number, and they are counted from 0.
+
+        Those that fill up the last batch have others.
+        """
+        for epoch in (0, 1):
+            numbers = defaultdict(list)
+            for batch, _, indices, repeated, place in found:
+                if place["epoch"] == epoch:
+                    own = zip(indices[~repeated], batch["repetitions"][~repeated], strict=True)
+                    for index, repetition in own:
+                        numbers[int(index)].append(int(repetition))
+            for repetitions in numbers.values():
+                assert sorted(repetitions) == list(range(len(repetitions)))
 
     def _compare_samples(self) -> None:
         """The samples are those of their own pack, opened plainly."""

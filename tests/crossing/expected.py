@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from splitmix import repeated_id
 
 import sa1bpack
 from sa1bpack import transforms
@@ -26,12 +27,13 @@ NONE = {"parents": -1, "levels": -1}  # of padding; of the others 0
 
 
 def kept_masks(
-    sample: dict, most: int | None, mask_select: Any, seed: int, epoch: int
+    sample: dict, most: int | None, mask_select: Any, seed: int, epoch: int, repetition: int
 ) -> np.ndarray:
     """int64 (k,), ascending: the masks of a sample that a batch has.
 
     What is drawn cannot be computed here: it is what a Collate draws for this sample alone, because
-    it depends on (seed, epoch, image id) only, and must obey the rule of its kind.
+    it depends on (seed, epoch, image id) only, and must obey the rule of its kind. Where an image
+    comes again, another id stands for its own.
     """
     count = len(sample["areas"])
     if most is None or (count <= most and not callable(mask_select)):
@@ -39,9 +41,14 @@ def kept_masks(
     if isinstance(mask_select, str) and mask_select in RANKED:
         score = sample[RANKED[mask_select]].astype(np.float64)
         return np.sort(np.lexsort((np.arange(count), -score))[:most])
-    collate = sa1bpack.Collate("concat", max_masks=most, mask_select=mask_select, seed=seed)
+    image_id = int(sample["image_id"])
+    select = mask_select
+    if callable(mask_select):
+        select = lambda columns: mask_select({**columns, "image_id": image_id})  # noqa: E731
+    collate = sa1bpack.Collate("concat", max_masks=most, mask_select=select, seed=seed)
     collate.set_epoch(epoch)
-    numbers = {key: sample[key] for key in (*NUMBERS, "crop_boxes", "image_id", "size")}
+    numbers = {key: sample[key] for key in (*NUMBERS, "crop_boxes", "size")}
+    numbers["image_id"] = repeated_id(image_id, repetition)
     drawn = collate([numbers | {"index": 0}])["annotation_ids"].numpy()
     kept = np.flatnonzero(np.isin(sample["annotation_ids"], drawn))
     assert len(kept) == len(drawn) <= most

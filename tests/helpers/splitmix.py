@@ -22,6 +22,14 @@ def word(seed: int, epoch: int, number: int, draw: int, k: int) -> int:
     return mixed((stream + (k + 1) * GAMMA) % WORD)
 
 
+def repeated_id(number: int, repetition: int) -> int:
+    """The id, as int64, that stands for an image or a mask where its image comes again."""
+    if not repetition:
+        return number
+    found = mixed((mixed(number * GAMMA % WORD) + repetition * GAMMA) % WORD)
+    return found - WORD if found >= WORD // 2 else found
+
+
 def uniform(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
     """The uniform numbers of each id, float64 (k, n): the upper 53 bits of its first n words."""
     words = [[word(seed, epoch, each, draw, k) for k in range(n)] for each in ids.tolist()]

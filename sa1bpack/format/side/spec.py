@@ -478,7 +478,9 @@ def strays_of(folder: Path) -> list[Path]:
 
 
 def _is_feature_shard(path: Path) -> bool:
-    return _FEATURE_SHARD_NAME.fullmatch(path.name) is not None and path.is_dir()
+    # In a cache, it is a link to a folder that may not have been fetched yet.
+    is_folder = path.is_symlink() or path.is_dir()
+    return is_folder and _FEATURE_SHARD_NAME.fullmatch(path.name) is not None
 
 
 def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
