@@ -515,9 +515,7 @@ class EpochDataset(Dataset):
         if not isinstance(indices, OfBatch):
             indices = OfBatch(indices, self._collate.epoch, step=None, dealt=True)
         samples = super().__getitems__(indices)
-        return OfBatch(
-            samples, indices.epoch, indices.step, indices.dealt, indices.repetitions
-        )
+        return OfBatch(samples, indices.epoch, indices.step, indices.dealt, indices.repetitions)
 
     def state_dict(self) -> NoReturn:
         """Refuse torchdata's StatefulDataLoader, which looks for a state here.

@@ -99,7 +99,6 @@ WRITTEN_KEYS = {
         "epoch",
         "batch_idx",
         "global_step",
-        "spec",
         "dropped",
         "repeated",
         "repetitions",

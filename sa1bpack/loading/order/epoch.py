@@ -398,7 +398,7 @@ class EpochBatches:
     @property
     def repeats(self) -> bool:
         """True if a sample may come again in an epoch."""
-        return self.order.repeats or self.pad_last
+        return self.order.repeats or bool(self.pad_last)
 
     def repetitions(self, k: int) -> np.ndarray | None:
         """`global_repetitions` of this rank's share of batch k."""
