@@ -138,6 +138,7 @@ class Crossing:
 
     def _taken(self, batch: dict) -> tuple[dict, dict | None]:
         """A batch, and what the pipeline makes of it."""
+        assert batch.spec == self.ds.spec_text
         made = None if self.pipeline is None else flattened(self.pipeline(batch))
         batch = flattened(batch)
         if not self.case.keep:
@@ -210,7 +211,6 @@ class Crossing:
         if "pad_last" in case.reading or case.order[0] == "weighted":
             expected["repetitions"] = repetitions
         assert {key: batch[key] for key in OF_LOADERS} == place
-        assert batch.spec == ds.spec_text
         same_arrays(batch, expected, OF_LOADERS)
         if made is not None:
             plain = ds.with_options(pixels="rgb", mask_format="bool")
