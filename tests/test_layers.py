@@ -171,6 +171,17 @@ def test_reading_a_pack_loads_neither_the_packer_nor_pil_nor_torch():
     python("-c", program)
 
 
+def test_one_module_removes_folders_and_locks_files():
+    """It knows what network file systems answer."""
+    calls = {"rmtree", "rmdir", "removedirs", "flock", "lockf"}
+    users = set()
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in calls:
+                users.add(str(path.relative_to(PACKAGE)))
+    assert users == {"format/files.py"}
+
+
 def test_what_belongs_to_the_process_is_in_the_architecture():
     """Module-level objects that change, and caches whose key is the process."""
     kinds = {"Contexts", "Lock", "OrderedDict", "ShardCache", "Table", "WeakIdKeyDictionary",

@@ -27,7 +27,7 @@ from sa1bpack.errors import (
     SourceError,
     SourceTruncated,
 )
-from sa1bpack.format.files import map_bytes, temporary_beside
+from sa1bpack.format.files import lock_open_file, map_bytes, temporary_beside
 from sa1bpack.raw.block_inflater import WINDOW
 from sa1bpack.raw.seek_points import POINT, PointStream, SeekPoints
 from sa1bpack.source.find import Source, open_source
@@ -159,7 +159,7 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
     path = index_path(source, folder)
     with source.path.open("rb") as tar:
         with suppress(OSError):  # the file system may have no locks for files opened for reading
-            fcntl.flock(tar, fcntl.LOCK_EX)
+            lock_open_file(tar.fileno(), fcntl.LOCK_EX, source.path)
         try:
             return _read(path, source, folder)
         except FileNotFoundError:
