@@ -14,6 +14,7 @@ import pytest
 from batches import same_samples
 from commands import flags_of
 from s3_server import s3_client, use_s3
+from small_tars import members, write_tar
 
 import sa1bpack
 from sa1bpack import OptionError
@@ -263,6 +264,26 @@ def test_a_shard_restored_without_its_mark_is_not_uploaded_over_the_one_in_the_b
     assert failed or call == "rename"
     assert upload(sample_tar, tmp_path / "new", "one").complete
     assert objects("one") == files(expected)
+
+
+def test_what_does_not_fit_a_tar_in_another_order_is_named_to_be_removed_from_the_bucket(
+    proxy, tmp_path
+):
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(8)), shuffle=None, compress=False)
+    tar.write_bytes(tar.read_bytes()[: tar.stat().st_size * 3 // 4])
+    assert "sa_1" in upload(tar, tmp_path, "order").failed
+    begun = {key.split("/")[1] for key in objects("order") if key.startswith("shards/sa_")}
+    assert len(begun) == 3
+    write_tar(tar, members(reversed(range(8))), shuffle=None, compress=False)
+    message = str(upload(tar, tmp_path, "order").failed["sa_1"])
+    folders = ", ".join(f"shards/{name}/" for name in sorted(begun))
+    assert f"remove {folders} from s3://packs/order" in message
+    for key in objects("order"):
+        if key.startswith("shards/sa_"):
+            s3_client().delete_object(Bucket="packs", Key=f"order/{key}")
+    assert upload(tar, tmp_path, "order").complete
+    sa1bpack.pack(tar, tmp_path / "here", **OPTIONS)
+    assert objects("order") == files(tmp_path / "here")
 
 
 def test_a_folder_of_something_else_is_refused(proxy, sample_tar, tmp_path):
