@@ -9,7 +9,9 @@ import simplejpeg
 from jpegs import by_pil, documented_planes, jpeg_of, picture, stored_size
 from PIL import Image
 from sampled_jpegs import MOST_BLOCKS, Factors, sampled_jpeg
+from small_tars import HEIGHT, SMALL, WIDTH, contents, members, write_tar
 
+import sa1bpack
 from sa1bpack.errors import ImageError
 from sa1bpack.pixels import decode_into
 from sa1bpack.pixels.entropy import entropy_fault
@@ -138,6 +140,17 @@ def test_rare_samplings_are_resized_and_converted_like_others(factors, resample)
         decode_into(data, (height, width), (h, w), planes, resample)
         for plane, reference in zip(planes, documented_planes(expected), strict=True):
             np.testing.assert_array_equal(plane, reference)
+
+
+def test_rare_samplings_are_packed_by_workers_as_without(tmp_path):
+    found = members(range(1, 5))
+    found["./sa_1.jpg"] = sampled_jpeg(((4, 2), (1, 1), (1, 1)), HEIGHT, WIDTH)
+    found["./sa_2.jpg"] = sampled_jpeg(((2, 4), (1, 1), (1, 1)), HEIGHT, WIDTH, progressive=True)
+    tar = write_tar(tmp_path / "sa_1.tar", found)
+    for workers in (1, 2):
+        result = sa1bpack.pack(tar, tmp_path / str(workers), workers=workers, **SMALL)
+        assert (result.images, result.reasons) == (4, {})
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
 # ------------------------------------------------------------------------------------------ damage
