@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import compress
-from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
@@ -24,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sa1bpack.adapters.collate import Collate
+from sa1bpack.adapters.workers import SHARED_MEMORY, WatchedWorkers, made_to_send
 from sa1bpack.arguments import checks_options, choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Sample
@@ -42,10 +42,8 @@ from sa1bpack.transforms.batch import Batch, make_known
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.seeding import Seeded, held_generators
 from sa1bpack.user_code import call_user
-from sa1bpack.wording import counted, size_text
+from sa1bpack.wording import brief, counted, size_text
 
-# Batches of worker processes are sent through this folder.
-_SHARED_MEMORY = Path("/dev/shm")
 _MOST_WORKERS = 8
 
 # What `num_workers` and `prefetch_factor` may be: far beyond what helps.
@@ -146,7 +144,7 @@ class PackDataLoader(BaseLoader, DataLoader):
         super().__init__(
             EpochDataset(ds.with_options(on_error="return") if drops else ds, batches, collate),
             batch_sampler=DealtBatches(batches, collate, drops),
-            collate_fn=collate,
+            collate_fn=partial(made_to_send, collate),
             **of_torch,
         )
         # Not by __setattr__, which torch refuses. torch reads neither: `drop_last` is for
@@ -168,6 +166,25 @@ class PackDataLoader(BaseLoader, DataLoader):
             return DataLoader.__iter__(self)
         finally:
             self.batch_sampler.own = None
+
+    def _get_iterator(self) -> Any:
+        """What torch calls to begin the workers."""
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return WatchedWorkers(self)
+
+    def explained(self, error: BaseException, batches: EpochBatches) -> BaseException:
+        """The error that the consumer is told, for one of torch's iterator."""
+        workers = self._iterator
+        if not isinstance(workers, WatchedWorkers) or self._pid != os.getpid():
+            return error
+
+        def subject(k: int) -> str:
+            ids = self._dataset.pack.image_ids(self._dataset.rows_at(batches[k])).tolist()
+            return f"batch {batches.number(k)} of epoch {batches.epoch} (image_ids {brief(ids)})"
+
+        return workers.explained(error, subject)
 
     def end_workers(self) -> None:
         """End the workers; the next iteration starts others.
@@ -226,8 +243,11 @@ class _TorchEpoch:
     def _or_end_workers(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except BaseException:
+        except BaseException as error:
+            explained = self._loader.explained(error, self._of_epoch)
             self._loader.end_workers()
+            if explained is not error:
+                raise explained from error
             raise
 
     def end(self, wait: float) -> None:
@@ -366,9 +386,9 @@ def _warn_of_repeated_numbers(transform: Any) -> None:
 
 def _check_shared_memory(loader: PackDataLoader) -> None:
     """Warn before a worker dies of SIGBUS: by default a container has 64 MB of shared memory."""
-    if not loader.num_workers or not _SHARED_MEMORY.is_dir():
+    if not loader.num_workers or not SHARED_MEMORY.is_dir():
         return
-    needed, free = loader.plan().shared_bytes, shutil.disk_usage(_SHARED_MEMORY).free
+    needed, free = loader.plan().shared_bytes, shutil.disk_usage(SHARED_MEMORY).free
     if needed > free:
         _log.warning(
             "batches of %d workers may need %s of shared memory, but /dev/shm has %s free: provide "

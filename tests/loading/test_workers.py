@@ -1,0 +1,137 @@
+"""Worker processes of make_dataloader that end, or cannot send a batch: they are named at once."""
+
+import os
+import resource
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from sa1bpack import LoaderError, make_dataloader
+from sa1bpack.errors import LoaderTimeout, ResourceShortage
+
+# Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+# Far longer than a test may take: what it says happens before.
+LONG = 100_000
+
+
+def ending(end, sample):
+    """End the process with the fifth sample."""
+    if sample["index"] == 4:
+        end()
+        time.sleep(LONG)  # a signal may arrive later
+    return sample
+
+
+def by_signal(number):
+    os.kill(os.getpid(), number)
+
+
+ENDS = {
+    "SIGKILL": (partial(by_signal, signal.SIGKILL), "by SIGKILL: .*lack of memory"),
+    "SIGTERM": (partial(by_signal, signal.SIGTERM), "by SIGTERM: another program"),
+    "SIGBUS": (partial(by_signal, signal.SIGBUS), r"by SIGBUS: .*/dev/shm is full"),
+    "os._exit(0)": (partial(os._exit, 0), "with exit code 0: .*or a transform did it"),
+    "os._exit(7)": (partial(os._exit, 7), "with exit code 7: a transform"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_worker_that_ends_is_named_with_its_batch_and_the_next_epoch_is_whole(ds, end):
+    """Long before the timeout of a batch."""
+    how, text = ENDS[end]
+    failing = ds.with_options(transform=partial(ending, how))
+    loader = make_dataloader(failing, 4, num_workers=2, timeout=LONG)
+    ids = failing.column("image_id").tolist()
+    with pytest.raises(LoaderError, match=text) as caught:
+        list(loader)
+    assert f"batch 1 of epoch 0 (image_ids {ids[4:8]})" in str(caught.value)
+    loader.end_workers()
+    sound = make_dataloader(ds.with_options(transform=dict), 4, num_workers=2, timeout=LONG)
+    assert [i for batch in sound for i in batch["image_ids"].tolist()] == ids
+    sound.end_workers()
+
+
+def with_process(sample):
+    return stuck(sample) | {"process": os.getpid()}
+
+
+def test_a_worker_that_its_loader_s_process_ends_is_noticed(ds):
+    """By SIGTERM, which torch lets end a worker with the exit code 0."""
+    loader = make_dataloader(
+        ds.with_options(transform=with_process), 4, num_workers=1, prefetch_factor=1, timeout=LONG
+    )
+    batches = iter(loader)
+    os.kill(next(batches)["process"][0], signal.SIGTERM)
+    with pytest.raises(LoaderError, match=r"with exit code 0: .*\(SIGTERM\).* batch 1 of epoch 0"):
+        next(batches)
+
+
+def stuck(sample):
+    if sample["index"] == 4:
+        time.sleep(LONG)
+    return sample
+
+
+def test_a_batch_that_does_not_come_in_time_is_named(ds):
+    loader = make_dataloader(ds.with_options(transform=stuck), 4, num_workers=1, timeout=1)
+    with pytest.raises(LoaderTimeout, match=r"batch [01] of epoch 0 .* not ready after 1 seconds"):
+        list(loader)
+
+
+def with_function(sample):
+    return sample | {"function": lambda: None}
+
+
+def test_what_cannot_be_sent_is_an_error_at_once(ds):
+    loader = make_dataloader(
+        ds.with_options(transform=with_function), 4, num_workers=1, timeout=LONG
+    )
+    with pytest.raises(LoaderError, match=r"cannot be sent from a worker process: .*pickle"):
+        list(loader)
+
+
+def with_large_tensor(sample):
+    return sample | {"large": torch.zeros(1_000_000)}
+
+
+def limit_files(nbytes, number):
+    """No file of this process may be larger, as if /dev/shm were full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
+
+
+def left_by_ended_processes():
+    """Names of torch's files in /dev/shm, which begin with the number of the process."""
+    names = [path.name for path in Path("/dev/shm").glob("torch_*")]
+    return [name for name in names if not Path("/proc", name.split("_")[1]).exists()]
+
+
+@pytest.mark.parametrize(("transform", "nbytes"), [(dict, 100), (with_large_tensor, 1_000_000)])
+def test_full_shared_memory_is_an_error_with_the_remedy_and_leaves_no_file(ds, transform, nbytes):
+    """Of the arrays of a batch, which are made there, and of tensors that a transform has added."""
+    before = set(left_by_ended_processes())
+    limited = {"num_workers": 2, "worker_init_fn": partial(limit_files, nbytes), "timeout": LONG}
+    loader = make_dataloader(ds.with_options(transform=transform), 4, **limited)
+    with pytest.raises(ResourceShortage, match=r"/dev/shm has no room .*--shm-size"):
+        list(loader)
+    loader.end_workers()
+    assert not set(left_by_ended_processes()) - before
+
+
+def test_too_few_open_files_are_an_error_with_the_remedy(ds):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loader = make_dataloader(ds.with_options(transform=dict), 1, num_workers=1, timeout=LONG)
+    batches = iter(loader)
+    kept = [next(batches)]
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, hard))
+    try:
+        with pytest.raises(ResourceShortage, match=r"`ulimit -n` allows .*'file_system'"):
+            kept.extend(batches)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert kept
