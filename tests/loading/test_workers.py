@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import python
 
 from sa1bpack import LoaderError, make_dataloader
 from sa1bpack.errors import LoaderTimeout, ResourceShortage
@@ -122,16 +123,26 @@ def test_full_shared_memory_is_an_error_with_the_remedy_and_leaves_no_file(ds, t
     assert not set(left_by_ended_processes()) - before
 
 
-def test_too_few_open_files_are_an_error_with_the_remedy(ds):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    loader = make_dataloader(ds.with_options(transform=dict), 1, num_workers=1, timeout=LONG)
-    batches = iter(loader)
-    kept = [next(batches)]
-    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, hard))
-    try:
-        with pytest.raises(ResourceShortage, match=r"`ulimit -n` allows .*'file_system'"):
-            kept.extend(batches)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert kept
+def test_too_few_open_files_are_an_error_with_the_remedy(packed):
+    """In a process of its own, in which nothing else opens files."""
+    script = f"""
+import os, resource
+from sa1bpack import make_dataloader
+from sa1bpack import open as open_pack
+from sa1bpack.errors import ResourceShortage
+
+ds = open_pack({str(packed.root)!r}, transform=dict)
+loader = make_dataloader(ds, 1, num_workers=1, timeout={LONG})
+batches = iter(loader)
+kept = [next(batches)]
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+last = os.open("/dev/null", os.O_RDONLY)
+resource.setrlimit(resource.RLIMIT_NOFILE, (last + 3, hard))
+try:
+    kept.extend(batches)
+except ResourceShortage as error:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    print(error)
+"""
+    found = python("-c", script, timeout=300, quiet=False)
+    assert "`ulimit -n` allows" in found and "set_sharing_strategy('file_system')" in found
