@@ -32,7 +32,7 @@ _NAMED = 3
 _MOST_SHARDS = 1 << 20
 
 
-class _Reject(msgspec.Struct):
+class _Rejected(msgspec.Struct):
     reason: str
 
 
@@ -44,7 +44,7 @@ class _ShardAccount(msgspec.Struct):
     pairs: Count
     samples: Count
     dropped: Count
-    rejects: list[_Reject]
+    rejects: list[_Rejected]
 
 
 class _SourceAccount(msgspec.Struct):
@@ -53,7 +53,7 @@ class _SourceAccount(msgspec.Struct):
     name: str
     pairs: Count
     dropped: Count
-    rejects: list[_Reject]
+    rejects: list[_Rejected]
 
 
 class _Counts(msgspec.Struct):
@@ -113,13 +113,13 @@ class Shortfall:
 
     Attributes:
         source: name of the source; "" for the totals of the pack.
-        what: what is wrong, with the numbers.
+        fault: what is wrong, with the numbers.
         shards: number of shards that its pairs are divided into.
         there: numbers of the shards that the pack has.
     """
 
     source: str
-    what: str
+    fault: str
     shards: int = 0
     there: frozenset[int] = frozenset()
 
@@ -138,11 +138,11 @@ class Shortfall:
         for number in islice(self.lost(), _NAMED + 1):
             names.append(f"{self.source}-{number:03d}")
         if not names:
-            return self.what
+            return self.fault
         if len(names) == 1:
-            return f"{self.what}: the shard {names[0]} is lost"
+            return f"{self.fault}: the shard {names[0]} is lost"
         more = " and others" if len(names) > _NAMED else ""
-        return f"{self.what}: lost are shards among {', '.join(names[:_NAMED])}{more}"
+        return f"{self.fault}: lost are shards among {', '.join(names[:_NAMED])}{more}"
 
 
 def expected_pairs(
@@ -194,23 +194,23 @@ def source_shortfall(
         wrong = count != pairs if by_pairs else count > pairs
         if wrong:
             noun = "pair" if by_pairs else "sample"
-            what = (
+            fault = (
                 f"{name}: {counted(account.pairs, 'pair')}, {pairs:,} of them in shard {number}, "
                 f"which has {counted(count, noun)}"
             )
-            return Shortfall(account.name, what)
+            return Shortfall(account.name, fault)
     reasons = Counter(reject.reason for reject in account.rejects)
     accounted = in_shards + account.dropped + _rejected_pairs(reasons)
     if accounted <= account.pairs <= accounted + reasons[EITHER_REASON]:
         return None
-    what = (
+    fault = (
         f"{name}: {counted(account.pairs, 'pair')}, but "
         f"{counted(len(shards), 'shard')} and its record account for {accounted:,}"
     )
     expected = shard_count(account.pairs, samples_per_shard)
     if accounted > account.pairs or expected > _MOST_SHARDS:  # a number is wrong
-        return Shortfall(account.name, what)
-    return Shortfall(account.name, what, expected, frozenset(shards))
+        return Shortfall(account.name, fault)
+    return Shortfall(account.name, fault, expected, frozenset(shards))
 
 
 def pack_shortfalls(
@@ -245,8 +245,10 @@ def pack_shortfalls(
             shortfalls.append(shortfall)
     if shortfalls or counts is None:
         return tuple(shortfalls)
-    what = _totals_fault(sources, total, counts)
-    return () if what is None else (Shortfall("", what),)
+    fault = _totals_fault(sources, total, counts)
+    if fault is None:
+        return ()
+    return (Shortfall("", fault),)
 
 
 def _totals_fault(

@@ -340,23 +340,57 @@ class _Repair:
             lock: descriptor of the pack's lock.
             held: stack that removes the working folder when it is closed.
         """
-        damage, result, whole = self._damage, self.result, self._share is None
+        damage = self._damage
+        whole = self._share is None
         if whole and not (damage.shards or damage.own_files):
             remove_old_indexes(self._root, damage.manifest.index)
             Unfinished().write(self._root)
             return
-        made = self._rebuilt(held)
-        others = [rebuilt.shard.entry.name for rebuilt in made if not rebuilt.same]
-        rewrite = whole and (damage.own_files or bool(others))
+        rebuilt = self._rebuilt(held)
         state = PackState(self._root, damage.options, lock)
-        if rewrite:
-            state.sources, state.rebuild_index = self._records, damage.own_files
-            state.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
-            try:
-                self._enter_damaged_shards(state)
-            except FormatError as error:
-                result.left |= dict.fromkeys([OWN_FILES, *others], str(error))
-                rewrite = False
+        rewrite = whole and self._can_rewrite(state, rebuilt)
+        self._note_intention(rewrite)
+        interrupts.check()
+        for shard in rebuilt:
+            if shard.same or rewrite:
+                self._put_in_place(state, shard)
+            elif not whole:
+                self._leave_to_whole_repair(shard)
+        if damage.lost:
+            self._rewrite_lost_manifest(state)
+        elif rewrite:
+            self._rewrite_own_files(state, rebuilt)
+        self.result.rewritten = rewrite
+        # A lost manifest that lacks what a damaged shard would tell is not restored yet, and a pack
+        # that lacks pairs is not complete again.
+        restored = not ((damage.lost or damage.unlisted) and self.result.left)
+        if whole and restored and (rewrite or not damage.own_files):
+            Unfinished().write(self._root)
+
+    def _can_rewrite(self, state: PackState, rebuilt: list[_Rebuilt]) -> bool:
+        """True if the pack's own files must be rewritten, and can be.
+
+        Then all shards but the rebuilt ones are entered into the state. If they cannot be, what
+        needs them is left.
+        """
+        damage = self._damage
+        others = [shard.shard.entry.name for shard in rebuilt if not shard.same]
+        if not (damage.own_files or others):
+            return False
+        state.sources = self._records
+        state.rebuild_index = damage.own_files
+        state.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
+        try:
+            self._enter_damaged_shards(state)
+        except FormatError as error:
+            for name in (OWN_FILES, *others):
+                self.result.left[name] = str(error)
+            return False
+        return True
+
+    def _note_intention(self, rewrite: bool) -> None:
+        """Note for the next repair what must be restored, before it is changed."""
+        damage = self._damage
         if damage.lost:
             Unfinished(lost=True).write(self._root)
         elif rewrite and damage.manifest.says_complete:
@@ -364,38 +398,36 @@ class _Repair:
             if damage.unlisted:  # a complete pack gets no shard
                 incomplete = msgspec.structs.replace(damage.manifest, says_complete=False)
                 write_manifest(self._root, incomplete)
-        interrupts.check()
-        for rebuilt in made:
-            name = rebuilt.shard.entry.name
-            if rebuilt.same or rewrite:
-                with nullcontext() if whole else alone(self._root):
-                    put_in_place(rebuilt.folder, damage.folder(name))
-                state.add_shard(rebuilt.shard)
-                result.repaired.append(name)
-                if rebuilt.note:
-                    self._note(rebuilt.note)
-            elif not whole:
-                result.left[name] = (
-                    f"{rebuilt.note or 'the digest that it must have is unknown'}; the pack's own "
-                    "files change with it; once all parts have ended: sa1bpack repair "
-                    f"{quote(str(self._root))} TARS --shard {name}"
-                )
-        if damage.lost:
-            self._rewrite_lost_manifest(state)
-        elif rewrite:
-            if others:  # for a moment: a complete one that does not match could not be believed
-                state.publish(complete=False)
-            published = state.publish(complete=damage.manifest.says_complete)
-            result.complete = published.complete
-            for shortfall in published.shortfalls:
-                name = shortfall.source or OWN_FILES
-                result.left[name] = f"{shortfall}; {lost_remedy(self._root)}"
-        result.rewritten = rewrite
-        # A lost manifest that lacks what a damaged shard would tell is not restored yet, and a pack
-        # that lacks pairs is not complete again.
-        restored = not ((damage.lost or damage.unlisted) and result.left)
-        if whole and restored and (rewrite or not damage.own_files):
-            Unfinished().write(self._root)
+
+    def _put_in_place(self, state: PackState, rebuilt: _Rebuilt) -> None:
+        """Give a rebuilt shard the name of the damaged one."""
+        name = rebuilt.shard.entry.name
+        with nullcontext() if self._share is None else alone(self._root):
+            put_in_place(rebuilt.folder, self._damage.folder(name))
+        state.add_shard(rebuilt.shard)
+        self.result.repaired.append(name)
+        if rebuilt.note:
+            self._note(rebuilt.note)
+
+    def _leave_to_whole_repair(self, rebuilt: _Rebuilt) -> None:
+        """Say that no part puts this shard in place, as the pack's own files change with it."""
+        name = rebuilt.shard.entry.name
+        self.result.left[name] = (
+            f"{rebuilt.note or 'the digest that it must have is unknown'}; the pack's own files "
+            "change with it; once all parts have ended: sa1bpack repair "
+            f"{quote(str(self._root))} TARS --shard {name}"
+        )
+
+    def _rewrite_own_files(self, state: PackState, rebuilt: list[_Rebuilt]) -> None:
+        """Publish the pack again. If pairs of a source are missing still, that is left."""
+        if not all(shard.same for shard in rebuilt):
+            # For a moment: a complete manifest that does not match could not be believed.
+            state.publish(complete=False)
+        published = state.publish(complete=self._damage.manifest.says_complete)
+        self.result.complete = published.complete
+        for shortfall in published.shortfalls:
+            name = shortfall.source or OWN_FILES
+            self.result.left[name] = f"{shortfall}; {lost_remedy(self._root)}"
 
     def _sound_shards(self, sources: Container[str]) -> dict[Key, PublishedShard]:
         """The shards of sources that the check has found sound. Raises FormatError and OSError."""
@@ -440,25 +472,38 @@ class _Repair:
         finally:
             progress.close()
         self.result.notes += progress.notes
-        usable = []
-        for source, wanted in self.wanted.items():
-            for number, name in wanted.items():
-                try:
-                    if source in failed:
-                        raise failed[source]
-                    if name in damage.unlisted and (source, number) in state.empty:
-                        continue  # it was not missing: it has no samples
-                    if (source, number) not in state.shards:
-                        raise SourceError("the source has no image for it")
-                    usable.append(_compared(state.shards[source, number], state.shards_dir, damage))
-                except (SourceError, FormatError) as error:
-                    self.result.left[name] = str(error)
+        usable = self._compare_rebuilt(state, failed)
         for shortfall in damage.manifest.shortfalls:
             if (record := state.records.get(shortfall.source)) is not None:
                 again = {"rejects": record["rejects"], "dropped": record["dropped"]}
                 before = self._records[shortfall.source]
                 self._records[shortfall.source] = before | again
         interrupts.check()
+        return usable
+
+    def _compare_rebuilt(
+        self, state: _Rebuilding, failed: dict[str, SourceError]
+    ) -> list[_Rebuilt]:
+        """The rebuilt shards that can replace the damaged ones; why the others cannot is left.
+
+        Args:
+            state: state of what was packed again.
+            failed: name of each source that could not be packed → why.
+        """
+        damage = self._damage
+        usable = []
+        for source, names in self.wanted.items():
+            for number, name in names.items():
+                if name in damage.unlisted and (source, number) in state.empty:
+                    continue  # it was not missing: it has no samples
+                try:
+                    if source in failed:
+                        raise failed[source]
+                    if (source, number) not in state.shards:
+                        raise SourceError("the source has no image for it")
+                    usable.append(_compared(state.shards[source, number], state.shards_dir, damage))
+                except (SourceError, FormatError) as error:
+                    self.result.left[name] = str(error)
         return usable
 
     def _enter_damaged_shards(self, state: PackState) -> None:
