@@ -542,13 +542,7 @@ class CudaDevice:
                 if not lacks_memory(error):
                     raise
                 reason = str(error)  # not its traceback, whose frames hold the buffer
-        raise LoaderError(
-            f"{self.device} has no memory for a batch of {size_text(batch.located.nbytes)}, or for "
-            "what is made of it there; lower batch_size, max_masks or prefetch, or keep fewer "
-            "batches; loader.plan() shows what it takes. The batch is not lost: "
-            "loader.load_state_dict(loader.state_dict()) makes the next iteration begin with it: "
-            + reason
-        )
+        raise no_memory(self.device, batch.located.nbytes, reason)
 
     def _delivered(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
         """`deliver`; raises torch.OutOfMemoryError."""
@@ -566,6 +560,16 @@ class CudaDevice:
         made = Batch(arrange(batch.tensors, spec, batch.located))
         made.numbers = SentNumbers(made, partial(host_views, batch.small, small))
         return made
+
+
+def no_memory(device: torch.device, nbytes: int, reason: str) -> LoaderError:
+    """The error for a device that has no memory for a batch of so many bytes."""
+    return LoaderError(
+        f"{device} has no memory for a batch of {size_text(nbytes)}, or for what is made of it "
+        "there; lower batch_size, max_masks or prefetch, or keep fewer batches; loader.plan() "
+        "shows what it takes. The batch is not lost: loader.load_state_dict(loader.state_dict()) "
+        f"makes the next iteration begin with it: {reason}"
+    )
 
 
 def lacks_memory(error: RuntimeError) -> bool:

@@ -16,6 +16,7 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch.spec import warn_of_dropped
+from sa1bpack.loading.devices import no_memory
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
@@ -289,20 +290,12 @@ class Iteration:
             begin = perf_counter()
             if errors:
                 self._note(batch, errors)
-            number, step = self._batches.number(self._done), self._batches.step(self._done)
+            if batch is not None:
+                batch = self._completed(batch, errors, nbytes)
             self._done += 1
             cursor.took(self._state, self._done)
             if batch is None:
                 continue
-            items, numbers = unseen(batch), batch.numbers
-            batch = self._class(
-                items, epoch=self._batches.epoch, batch_idx=number, global_step=step
-            )
-            batch.numbers = numbers
-            if self._batches.pad_last:
-                batch["repeated"] = self._repeated(self._done - 1, batch)
-            if loader._options.on_error == "drop":
-                batch["dropped"] = rows_of(errors, batch["indices"].device)
             self._yielded = True
             return batch
         # A loop over steps, `while step < n: for batch in loader`, would never end.
@@ -314,6 +307,29 @@ class Iteration:
                 "and repair it, or check that its disk is there"
             )
         return None
+
+    def _completed(self, taken: Batch, errors: list[ReadError], nbytes: int) -> Batch:
+        """The batch for the consumer, with what belongs to its place in the order.
+
+        Raises LoaderError if its device has no memory for that.
+        """
+        batches, k = self._batches, self._done
+        batch = self._class(
+            unseen(taken),
+            epoch=batches.epoch,
+            batch_idx=batches.number(k),
+            global_step=batches.step(k),
+        )
+        batch.numbers = taken.numbers
+        device = unseen(taken)["indices"].device
+        try:
+            if batches.pad_last:
+                batch["repeated"] = self._repeated(k, batch)
+            if self._loader._options.on_error == "drop":
+                batch["dropped"] = rows_of(errors, device)
+        except torch.OutOfMemoryError as error:
+            raise no_memory(device, nbytes, str(error)) from None
+        return batch
 
     def _repeated(self, k: int, batch: Batch) -> torch.Tensor:
         """bool (n,), on the device of the batch: the samples of batch k that only fill it up."""

@@ -24,6 +24,7 @@ from sa1bpack.transforms.backends import launch, uses_compiled
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import LEAST, check_made
 from sa1bpack.transforms.geometry import pair
+from sa1bpack.transforms.host import unseen
 from sa1bpack.transforms.masks.cells import count_along
 from sa1bpack.transforms.masks.prompts import jitter_boxes
 from sa1bpack.transforms.random import repeated_ids, uniform
@@ -124,7 +125,8 @@ class Prompts:
         Raises:
             OptionError: a key that is needed is missing.
         """
-        stored = self.where == "stored"
+        stored, numbers = self.where == "stored", getattr(batch, "numbers", None)
+        batch = unseen(batch)
         check_made(batch, (*NEEDED, "point_coords") if stored else NEEDED)
         valid, boxes = batch["valid"], batch["boxes_xyxy"]
         kinds = torch.where(valid, self._chosen(batch, draw), -1)
@@ -141,6 +143,7 @@ class Prompts:
             key = {"seed": self.seed, "epoch": batch["epoch"], "draw": draw}
             boxes = jitter_boxes(boxes, extent, _mask_ids(batch), **key)
         done = Batch(batch)
+        done.numbers = numbers
         done |= {
             "prompt_kinds": kinds,
             "prompt_points": points,

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from made_batches import RELATIONS
 from memory_maps import map_flags
 from sync_debug import waiting_is_an_error
 
-from sa1bpack import Collate, Loader
+from sa1bpack import Collate, Loader, LoaderError
 from sa1bpack import open as open_pack
 from sa1bpack.loading.devices import device_here, open_device
 
@@ -123,6 +124,44 @@ def test_threads_read_on_while_a_graph_is_captured_in_the_default_mode(packed):
             assert torch.equal(batch["images"][0].cpu(), torch.from_numpy(
                 ds[int(batch["indices"][0])]["image"].copy()))  # fmt: skip
     assert doubled.sum().item() == 2000
+
+
+def test_no_memory_for_what_is_made_of_a_batch_is_a_named_error_and_loses_no_sample(packed):
+    ds = open_pack(packed.root)
+    rows = []
+    with Loader(ds, 4, device="cuda", mask_layout="padded") as loader:
+        batches = iter(loader)
+        rows += next(batches)["indices"].tolist()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1e-9)
+        try:
+            held = []
+            with pytest.raises(LoaderError, match="cuda:0 has no memory for a batch of"):
+                for batch in batches:
+                    rows += batch["indices"].tolist()
+                    held.append(batch)  # what torch has taken already is used up
+                    held += [torch.empty_like(batch["masks"]) for _ in range(1000)]
+        except torch.OutOfMemoryError:
+            pytest.skip("the test itself took the last memory")
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            del held
+        loader.load_state_dict(loader.state_dict())
+        for batch in loader:
+            rows += batch["indices"].tolist()
+    assert sorted(rows) == list(range(len(ds)))
+
+
+def test_a_loader_sends_to_the_device_of_the_thread_that_made_it(packed):
+    """In a new thread, cuda:0 is current."""
+    last = torch.cuda.device_count() - 1
+    with (
+        torch.cuda.device(last),
+        Loader(open_pack(packed.root), 2, device="cuda") as loader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        batch = pool.submit(lambda: next(iter(loader))).result()
+        assert batch["images"].device == torch.device("cuda", last)
 
 
 @pytest.mark.parametrize("closes", [True, False])

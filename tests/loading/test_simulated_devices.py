@@ -14,10 +14,12 @@ from forked import forked_child
 from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from simulated_cuda import SimulatedCuda
 from simulated_loading import LATE, simulate
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError
 from sa1bpack import open as open_pack
-from sa1bpack.loading import devices
+from sa1bpack.loading import devices, iteration
+from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout
 from sa1bpack.transforms import host, unpack_bits
 
 # ------------------------------------------------------------------------------------ which device
@@ -184,6 +186,41 @@ def test_missing_memory_for_what_is_made_of_a_batch_is_a_named_error_and_loses_n
     assert sorted(rows) == list(range(len(ds)))
 
 
+@pytest.mark.parametrize(
+    ("seam", "options", "after"),
+    [
+        ("sent", {"pad_last": True}, 0),
+        ("rows_of", {"on_error": "drop"}, 0),
+        ("rows_of", {"on_error": "drop"}, 1),
+    ],
+)
+def test_missing_memory_for_the_last_keys_of_a_batch_loses_no_sample_either(
+    ds, cuda, monkeypatch, seam, options, after
+):
+    calls = []
+    real = getattr(iteration, seam)
+
+    def no_memory(*given):
+        calls.append(seam)
+        if len(calls) == after + 1:
+            raise NO_MEMORY
+        return real(*given)
+
+    monkeypatch.setattr(iteration, seam, no_memory)
+    rows = []
+    with Loader(ds, 5, device="cuda", shuffle=True, **options) as batches:
+        with pytest.raises(LoaderError, match=r"has no memory for a batch of.*not lost"):
+            for batch in batches:
+                cuda.synchronize()
+                rows += batch["indices"].tolist()
+        batches.load_state_dict(batches.state_dict())
+        for batch in batches:
+            cuda.synchronize()
+            rows += batch["indices"].tolist()
+    assert set(rows) == set(range(len(ds)))
+    assert len(rows) == (15 if "pad_last" in options else len(ds))
+
+
 def test_another_error_while_a_batch_is_arranged_is_raised_as_it_is(ds, cuda, monkeypatch):
     def fails(bits: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -251,6 +288,40 @@ def test_small_tensors_do_not_hold_the_pixels(ds, cuda, device):
             cuda.synchronize()
             cuda.collect()
             assert cuda.live[0] == 0
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of torch, each of which releases the GIL and waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() != "aten::detach":  # a part of a view by another type
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layout", ["padded_bits", "concat_bits", "concat"])
+def test_the_consumer_only_arranges_a_batch_and_threads_cut_it_by_an_operation_per_key(
+    ds, cuda, layout
+):
+    with Loader(ds, 2, device="cuda", mask_layout=layout) as batches:
+        found = iter(batches)
+        next(found)
+        with Operations() as mode:
+            next(found)
+    of_masks = {"padded_bits": 3, "concat_bits": 0, "concat": 8}
+    assert len(mode.names) <= of_masks[layout], mode.names
+    spec = BatchSpec(ds, MaskLayout.of(layout), to_device=True)
+    regions, nbytes = spec.regions(8, 20, 100, 0)
+    data = torch.arange(nbytes).to(torch.uint8)
+    with Operations() as mode:
+        views = devices.batch_views(data, regions)
+    assert len(mode.names) < 1.3 * len(regions)
+    for key, region in regions.items():
+        assert np.array_equal(views[key].numpy(), region.view(data.numpy()), equal_nan=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -144,7 +144,10 @@ def test_what_the_host_knows_counts_until_somebody_has_a_tensor_that_may_be_writ
 def test_a_pipeline_uses_what_the_host_knows_for_every_view_and_then_what_the_device_has(masks):
     made = T.Pipeline(dataset(LAYOUT), FEW_STEPS["any"])
     batch = sent(ragged(masks), META)
-    views = [made(batch, 1), made(batch, 2)]
+    batch["annotation_ids"] = batch["areas"]
+    batch["epoch"] = 1
+    prompts = T.Prompts({"box": 0.5, "point": 0.5}) if masks != "runs" else T.Prompts()
+    views = [prompts(made(batch)), prompts(made(batch))]
     assert set(host.SMALL) <= host.numbers_of(batch).keys()
     assert batch["sizes"].is_meta and host.numbers_of(batch) == {}
     for found in (*views, made(batch, 1)):

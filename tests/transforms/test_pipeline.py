@@ -227,6 +227,26 @@ def test_nothing_waits_for_the_device(steps, way, layout):
         pipeline(batch, 1)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("steps", FEW_STEPS.values(), ids=FEW_STEPS.keys())
+def test_a_graph_of_a_pipeline_makes_what_a_call_makes(steps):
+    """Without a device: tests of `test_devices.py` that nothing comes from the host."""
+    device = torch.device("cuda", 0)
+    pipeline = T.Pipeline(dataset(LAYOUT), steps)
+    batch = sent(ragged("padded_bits"), device)
+    T.forget_sent(batch)  # a graph reads all numbers on the device
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        expected = pipeline(batch, 1)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = pipeline(batch, 1)
+    graph.replay()
+    for key, tensor in expected.items():
+        assert not torch.is_tensor(tensor) or torch.equal(captured[key], tensor), key
+
+
 def test_the_batch_is_not_changed():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     before = {key: value.clone() for key, value in batch.items()}
