@@ -380,13 +380,16 @@ def test_after_any_call_that_fails_once_the_repeated_command_makes_the_undisturb
     command.begin()
     error, counts = run_with(command.run, command.root, log)
     assert not error, error
-    command.complete()
-    assert command.made() == command.expected(), "undisturbed"
+    if torture.full:
+        command.complete()
+        assert command.made() == command.expected(), "undisturbed"
     kinds = [kind for kind in FAULTS if counts[kind]]
-    rounds = torture.rounds(1 if "upload" in name else 2, 100)
+    rounds = torture.rounds(2 if "part" in name else 1, 100)
     failed, wrong = 0, []
     for number in range(rounds):
-        kind = torture.rng.choice(kinds) if number else "rename"
+        kind = torture.rng.choice(kinds)
+        if "part" in name and number == 0:  # what once lost a shard
+            kind = "rename"
         at = torture.rng.randrange(counts[kind])
         fault = Fault(kind, at, torture.rng.choice(FAULTS[kind]))
         where = f"{name}: {fault}"
