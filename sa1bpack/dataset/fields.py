@@ -14,7 +14,6 @@ import numpy as np
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import side_name
-from sa1bpack.masks.relations import RELATIONS
 
 _INT32, _INT64, _FLOAT32 = map(np.dtype, ("i4", "i8", "f4"))
 
@@ -82,8 +81,9 @@ SIZE_COLUMNS = {"height": 0, "width": 1}
 MASK_COLUMNS = (*(field.array for field in NUMBER_FIELDS), "number_types")
 
 # Every key that sa1bpack writes into a sample or a batch, by who writes it. Neither a feature nor
-# what a transform adds to a sample can be called so: it would be overwritten, or overwrite. A test
-# compares the table with what is written.
+# what a transform adds to a sample can be called so: it would be overwritten, or overwrite. The
+# names of relations (`masks.relations.RELATIONS`) are not among them: who asks for a relation and
+# for a feature of its name in one batch is refused. A test compares the table with what is written.
 WRITTEN_KEYS = {
     "samples": (
         *(field.sample for field in SAMPLE_FIELDS + MASK_FIELDS),
@@ -125,20 +125,18 @@ WRITTEN_KEYS = {
         "prompt_masks",
     ),
     "as_tv_tensors": ("boxes",),
-    # These may be features: who asks for a relation of the same name is refused there.
-    "relations": tuple(RELATIONS),
 }
 
 
 def _taken_by() -> dict[str, str]:
-    """Key → who has it or writes it, as a clause, for all keys but those of relations."""
+    """Key → who has it or writes it, as a clause."""
     clauses = {}
     for writer, keys in WRITTEN_KEYS.items():
         clause = f"{writer} have that key"
         if writer not in ("samples", "batches"):
             clause = f"{writer} writes that key into batches"
-        if writer != "relations":
-            clauses |= {key: clause for key in keys if key not in clauses}
+        for key in keys:
+            clauses.setdefault(key, clause)
     return clauses
 
 
