@@ -2,9 +2,12 @@
 
 import inspect
 import logging
+from collections.abc import ItemsView, Iterator, ValuesView
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
+
+import numpy as np
 
 from sa1bpack import PICTURES
 
@@ -87,7 +90,69 @@ class _Arrays(dict[str, Any]):
 
 
 class Sample(_Arrays):
-    """A sample of a dataset: a dict, see `sa1bpack.Dataset`."""
+    """A sample of a dataset: a dict, see `sa1bpack.Dataset`.
+
+    Its arrays are read-only views of files until they are taken out. Whoever takes one, in any of a
+    dict's ways, is given a copy of his own, which is in the sample from then on: torch writes to
+    read-only memory without asking, which would end the process. `stored` has the views.
+    """
+
+    def stored(self) -> dict[str, Any]:
+        """The values as they are: a plain dict, in which views of files are read-only."""
+        return dict(super().items())
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            value = value.copy()
+            self[key] = value
+        return value
+
+    def __iter__(self) -> Iterator[str]:  # not that of dict, so that dict(sample) takes values here
+        return super().__iter__()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            return default
+        return self[key]
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        super().setdefault(key, default)
+        return self[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        if key in self:
+            self[key]  # a copy takes its place
+        return super().pop(key, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        self._take_all()
+        return super().popitem()
+
+    def items(self) -> ItemsView[str, Any]:
+        self._take_all()
+        return super().items()
+
+    def values(self) -> ValuesView[Any]:
+        self._take_all()
+        return super().values()
+
+    def copy(self) -> "Sample":
+        return type(self)(self.stored())
+
+    def __or__(self, other: Any) -> Any:
+        if not isinstance(other, dict):
+            return NotImplemented
+        added = other.stored() if isinstance(other, Sample) else other
+        return type(self)({**self.stored(), **added})
+
+    def __reduce__(self):
+        return type(self), (self.stored(),), vars(self) or None
+
+    def _take_all(self) -> None:
+        """Replace every view by a copy."""
+        for key in list(self):
+            self[key]
 
 
 class Batch(Pictured, _Arrays):

@@ -312,6 +312,8 @@ class Collate:
             if not isinstance(sample, Mapping):
                 kind = type(sample).__name__
                 raise OptionError(f"transform returned {kind}: it must return a dict")
+        # What is copied into the batch needs no copy of its own.
+        samples = [each.stored() if isinstance(each, Sample) else each for each in samples]
         first = samples[0]
         of_masks = [field for field in self._of_masks if field.sample in first]
         counts = np.array([_mask_count(sample, first, of_masks) for sample in samples], np.int64)

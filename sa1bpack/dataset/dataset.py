@@ -151,10 +151,11 @@ _METHODS = {
 class Dataset(MapStyle, Pictured):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
-    `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied but boxes and
-    points, which are scaled, and what is not used is not read. With `verify_checksums=True` it is a
-    dict of read-only copies that were compared with the sample's checksum. m is the number of
-    masks, S and Sm are the layout's image and mask size:
+    `ds[i]` is a dict over memory maps: what is not used is not read, and an array that is taken out
+    of it is the caller's own copy, which may be written to. `ds[i].stored()` has the views
+    themselves, read-only and without a copy. With `verify_checksums=True` what it has was compared
+    with the sample's checksum. m is the number of masks, S and Sm are the layout's image and mask
+    size:
 
     ========================  ===================  ==========================================
     key                       type                 content

@@ -70,9 +70,8 @@ def open(
             width, y by stored height / source height, widths and heights likewise. "source": pixels
             of the source image, as in SA-1B's JSON. Areas, and columns, are always in source
             pixels.
-        transform: called with the sample dict; what it returns is the sample. The arrays are
-            read-only: `.copy()` one before `torch.from_numpy`, which ignores that, so that writing
-            to the tensor ends the process (SIGSEGV).
+        transform: called with the sample dict; what it returns is the sample. The arrays may be
+            written to: they are the transform's own.
         on_error: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
             sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into
             the list in place of the sample, for `Collate(on_error="drop")` to count and drop.

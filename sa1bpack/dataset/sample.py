@@ -1,4 +1,4 @@
-"""A sample: read-only views of one row of a pack, converted as the options ask."""
+"""A sample: views of one row of a pack, converted as the options ask."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -313,7 +313,6 @@ def convert(
 
 def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions) -> Any:
     """A converted sample with its id and index, scaled, or what the transform returned for it."""
-    sample = Sample(sample, image_id=image_id, index=index)
     if options.coordinates == "stored":
         # Both ends of an axis are mapped onto each other (pixel edges, not centres), so 0 stays 0
         # and the length of a side becomes that of the stored side.
@@ -322,7 +321,7 @@ def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions)
         with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
             for key in SCALED_KEYS:
                 sample[key] = sample[key] * xywh[: sample[key].shape[-1]]
-                sample[key].flags.writeable = False  # like the views
+    sample = Sample(sample, image_id=image_id, index=index)
     if options.transform is None:
         return sample
     name = f"{sample['file_name']} (image_id {image_id}, row {index})"

@@ -70,7 +70,7 @@ def test_a_sample_has_its_image_masks_and_boxes_on_one_canvas(photos, as_tv_tens
             expected = expected_boxes(photos.records[sample["image_id"]])
             assert torch.allclose(boxes.double().as_subclass(torch.Tensor), expected, atol=1e-4)
             assert made["image_id"] == sample["image_id"] and "crop_boxes" not in made
-            assert ds[number]["image"].flags.writeable is False  # and the tensor is a copy
+            assert ds[number].stored()["image"].flags.writeable is False  # and the tensor is a copy
             made["image"].zero_()
     assert ds[0]["image"].any()
 

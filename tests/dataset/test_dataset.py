@@ -1,10 +1,15 @@
 """Samples, subsets and metadata of a dataset, against what was packed."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_packs import write_pack
+from torch.utils._pytree import tree_map
 
 from sa1bpack import FormatError, OptionError
 from sa1bpack import open as open_pack
@@ -36,12 +41,12 @@ def test_samples_are_what_was_packed(packed):
         assert found["index"] == index
 
 
-def test_samples_share_the_memory_of_the_mapped_files(packed):
+def test_samples_share_the_memory_of_the_mapped_files_until_an_array_is_taken(packed):
     """Nothing is copied: every array is a view of its shard's map, the same map each time."""
     ds = open_pack(packed.root, coordinates="source")
     for index in range(len(ds)):
         number, row, first, stop = ds.locate(index)
-        shard, sample = ds.shards[number], ds[index]
+        shard, sample = ds.shards[number], ds[index].stored()
         for key, name in ARRAYS.items():
             whole = shard[name]
             part = whole[row] if key in ("image", "size") else whole[first:stop]
@@ -260,8 +265,75 @@ def test_an_empty_pack_is_refused(tmp_path):
         open_pack(tmp_path / "nothing")
 
 
-def test_samples_cannot_be_written_to(ds):
+def test_stored_arrays_cannot_be_written_to(ds):
     """They are the files."""
     for key in ARRAYS:
-        with pytest.raises(ValueError, match="read-only"):
-            ds[0][key][...] = 0
+        stored = ds[0].stored()[key]
+        if key not in ("bboxes", "point_coords", "crop_boxes"):  # scaled: new arrays
+            with pytest.raises(ValueError, match="read-only"):
+                stored[...] = 0
+
+
+# Ways to take an array out of a dict.
+TAKEN = {
+    "index": lambda sample, key: sample[key],
+    "get": lambda sample, key: sample.get(key),
+    "items": lambda sample, key: dict(sample.items())[key],
+    "values": lambda sample, key: list(sample.values())[list(sample).index(key)],
+    "dict": lambda sample, key: dict(sample)[key],
+    "stars": lambda sample, key: {**sample}[key],
+    "keywords": lambda sample, key: (lambda **arrays: arrays[key])(**sample),
+    "or": lambda sample, key: (sample | {"more": 1})[key],
+    "dict or": lambda sample, key: ({"more": 1} | sample)[key],
+    "update": lambda sample, key: _updated(sample)[key],
+    "pop": lambda sample, key: sample.pop(key),
+    "popitem": lambda sample, key: dict(sample.popitem() for _ in range(len(sample)))[key],
+    "setdefault": lambda sample, key: sample.setdefault(key, None),
+    "copy": lambda sample, key: sample.copy()[key],
+    "copy.copy": lambda sample, key: copy.copy(sample)[key],
+    "copy.deepcopy": lambda sample, key: copy.deepcopy(sample)[key],
+    "pickle": lambda sample, key: pickle.loads(pickle.dumps(sample))[key],
+    "match": lambda sample, key: _matched(sample)[key],
+    "torch": lambda sample, key: tree_map(lambda value: value, sample)[key],
+}
+
+
+def _updated(sample):
+    merged = {}
+    merged.update(sample)
+    return merged
+
+
+def _matched(sample):
+    match sample:
+        case {"image_id": _, **others}:
+            return others
+
+
+@pytest.mark.parametrize("way", TAKEN)
+@pytest.mark.parametrize("options", [{}, {"verify_checksums": True}, {"mask_format": "runs"}])
+def test_an_array_that_is_taken_out_is_the_callers_own(packed, way, options):
+    """What torch writes into it changes neither the file nor what comes next."""
+    ds = open_pack(packed.root, **options)
+    for key, value in ds[4].stored().items():
+        if isinstance(value, np.ndarray):
+            array = TAKEN[way](ds[4], key)
+            expected = value.copy()
+            np.testing.assert_array_equal(array, expected)
+            torch.from_numpy(array)[...] = 0
+            np.testing.assert_array_equal(ds[4][key], expected)
+            assert not array.any()
+
+
+def test_an_array_is_copied_once_and_then_stays_in_the_sample(ds):
+    sample = ds[0]
+    assert sample["image"] is sample["image"] is sample.get("image")
+    assert "Sample of" in repr(ds[0]) and not ds[0].stored()["image"].flags.writeable
+    shown = ds[0]
+    repr(shown)
+    assert not shown.stored()["image"].flags.writeable
+    assert sample.get("nothing") is None and sample.pop("nothing", 3) == 3
+    with pytest.raises(KeyError, match="is image or image_id meant"):
+        sample["imge"]
+    with pytest.raises(KeyError):
+        sample.pop("nothing")

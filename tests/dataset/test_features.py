@@ -37,7 +37,8 @@ def test_samples_have_their_rows_read_only(with_features, verified):  # noqa: F8
     check_samples(ds)
     check_samples(ds[::-2])
     check_samples(ds.where(lambda columns: columns["mask_count"] > 2))
-    assert not ds[0]["teacher"].flags.writeable and not ds[0]["quality"].flags.writeable
+    stored = ds[0].stored()
+    assert not stored["teacher"].flags.writeable and not stored["quality"].flags.writeable
     assert "teacher float16 (4, 32, 32) per image, spatial" in ds.spec_text
     assert ds.fingerprint == sa1bpack.open(with_features.root).fingerprint
 

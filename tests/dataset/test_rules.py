@@ -56,7 +56,9 @@ def test_columns_have_the_masks_that_pass(packed, rule, verified, rows):
     several = ds.where(lambda columns: columns["mask_count"] > 1)
     assert several.column("mask_count").tolist() == [count for count in counts if count > 1]
     assert [len(sample["areas"]) for sample in several] == [c for c in counts if c > 1]
-    assert not any(sample[name].flags.writeable for sample in ds for name in ("areas", "masks"))
+    assert not any(
+        sample.stored()[name].flags.writeable for sample in ds for name in ("areas", "masks")
+    )
     assert sa1bpack.Buckets(ds).counts.tolist() == counts
 
 

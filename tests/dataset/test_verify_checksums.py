@@ -31,14 +31,11 @@ def middle_of(root, array: str) -> int:
     return first[about.axis] * width + width // 2
 
 
-def test_a_checked_sample_is_a_copy_that_cannot_be_written_to(root):
+def test_a_checked_sample_is_a_copy(root):
     """A later change of the file shows in a view, not in it."""
-    view, copy = open_pack(root)[5], open_pack(root, verify_checksums=True)[5]
+    view = open_pack(root)[5].stored()
+    copy = open_pack(root, verify_checksums=True)[5].stored()
     before = int(copy["image"].reshape(-1)[0])
-    for value in copy.values():
-        if isinstance(value, np.ndarray) and value.size:
-            with pytest.raises(ValueError, match="read-only"):
-                value[0] = 0
     flip(chunk(root, "image"), 24 * 24 * 3)
     assert view["image"].reshape(-1)[0] == before ^ 1
     assert copy["image"].reshape(-1)[0] == before

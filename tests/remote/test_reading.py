@@ -144,7 +144,7 @@ def test_samples_stay_as_they_are_when_the_cache_removes_them(layout_packs, tmp_
     ds = open_cached(layout_packs(), cache)
     sample = ds[2]
     before = sample["image"].copy()
-    assert not sample["image"].flags.writeable
+    assert not sample.stored()["image"].flags.writeable
     write_pack(tmp_path / "pack", {"sa_000009-000": (99,) * 60})
     crowd_out(cache, tmp_path / "pack")
     assert shards_in(cache) == {"sa_000009-000"}
