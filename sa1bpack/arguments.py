@@ -197,11 +197,12 @@ def local_path(name: str, value: str | os.PathLike[str]) -> Path:
     would take for a folder named `s3:` or `D:\\packed`.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
-    if not text or "\0" in text:
+    if not isinstance(text, str) or not text:
         raise OptionError(
-            f"{name} is {brief(value)}: give a path without a NUL character; that of the current "
-            "folder is '.'"
+            f"{name} is {brief(value)}: give a path as text; that of the current folder is '.'"
         )
+    if "\0" in text:
+        raise OptionError(f"{name} is {brief(value)}: give a path without a NUL character")
     refuse_url(name, text)
     refuse_windows_path(name, text)
     # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.

@@ -46,7 +46,8 @@ def test_a_timeout_that_no_wait_can_take_is_refused(value):
         ("s3://packs/p", "URLs are not supported"), ("gs://b/*.tar", "URLs are not supported"),
         (Path("s3://packs/p"), "URLs are not supported"), ("X-y+z://a", "URLs are not supported"),
         ("https://me:SECRET@host/pack@1?sig=SECRET", "'https://host/pack@1': https URLs"),
-        (b"packed", "give a path"), (3, "give a path"), ("a\0b", "without a NUL character"),
+        (b"packed", "give a path"), (3, "give a path as text"),
+        ("a\0b", "give a path without a NUL character"), (None, "None: give a path as text"),
         ("", r"that of the current folder is '\.'"),
     ],
 )  # fmt: skip
@@ -67,11 +68,20 @@ def takes_sources(folder):
     )
 
 
-@pytest.mark.parametrize("value", [None, 3, b"a.tar", [None], ["a.tar", b"b.tar"]])
+@pytest.mark.parametrize("value", [3, b"a.tar", [None], ["a.tar", b"b.tar"]])
 def test_what_is_no_source_is_refused_before_anything_is_read(value, tmp_path):
     for name, call in takes_sources(tmp_path):
         with pytest.raises(OptionError, match=rf"^{name} (is|has) .*: give .*paths?"):
             call(value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_none_is_no_source_but_of_a_repair_which_needs_none(tmp_path):
+    for name, call in takes_sources(tmp_path)[:2] + takes_sources(tmp_path)[3:]:
+        with pytest.raises(OptionError, match=rf"^{name} (is|has) None: give .*paths?"):
+            call(None)
+    with pytest.raises(NotAPack):
+        sa1bpack.repair(tmp_path, None)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.packing.sample import Outcome, Packed
 from sa1bpack.progress import Bar, report
+from sa1bpack.source.annotations import MORE_KEYS
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import counted
@@ -171,10 +172,13 @@ def unknown_keys_text(images_by_key: Mapping[str, int], images: str) -> str | No
     """
     if not images_by_key:
         return None
-    keys = sorted(images_by_key.items(), key=lambda item: (-item[1], item[0]))
+    counts = dict(images_by_key)
+    more_of_record = counts.pop(MORE_KEYS, 0) > 0
+    keys = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     names = [f"{key} (in {counted(count, 'image')})" for key, count in keys[:_KEYS_NAMED]]
-    if len(keys) > _KEYS_NAMED:
-        names.append(f"{len(keys) - _KEYS_NAMED} more")
+    if len(keys) > _KEYS_NAMED or more_of_record:
+        least = "at least " if more_of_record else ""
+        names.append(f"{least}{max(1, len(keys) - _KEYS_NAMED + more_of_record)} more")
     return (
         f"{images}: keys of the JSON that are not stored, because SA-1B does not have them: "
         f"{', '.join(names)}; what they hold can be attached as a feature (docs/features.md)"

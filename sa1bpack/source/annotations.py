@@ -34,6 +34,7 @@ MAX_FILE_NAME = 255  # characters; a pack stores fewer, see format.layout.FILE_N
 # packing and reading it take, grow with them.
 MAX_ANNOTATIONS = 10_000
 MAX_UNKNOWN_KEYS = 64  # reported per record
+MORE_KEYS = "..."  # stands for those beyond them
 _REMEDY = "correct or remove the record"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # What other programs write as numbers, and JSON does not have.
@@ -274,7 +275,7 @@ def _unknown_keys(data: bytes | bytearray | memoryview) -> frozenset[str]:
         segmentation = _decode_keys(mask["segmentation"])
         found |= _strange(segmentation, _Segmentation, "annotations.segmentation.")
     shown = sorted(found)[:MAX_UNKNOWN_KEYS]
-    return frozenset(shown if len(shown) == len(found) else [*shown, "..."])
+    return frozenset(shown if len(shown) == len(found) else [*shown, MORE_KEYS])
 
 
 def _strange(fields: dict[str, Any], schema: type[msgspec.Struct], prefix: str) -> set[str]:

@@ -17,6 +17,7 @@ import torch
 
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, number, whole_number
 from sa1bpack.display import call_text
+from sa1bpack.errors import OptionError
 from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.cells import squared_distances
 from sa1bpack.masks.prompts import prompt_draw
@@ -28,6 +29,7 @@ from sa1bpack.transforms.host import unseen
 from sa1bpack.transforms.masks.cells import count_along
 from sa1bpack.transforms.masks.prompts import jitter_boxes
 from sa1bpack.transforms.random import repeated_ids, uniform
+from sa1bpack.wording import brief
 
 KINDS = ("point", "box", "mask")
 WHERE = ("random", "interior", "stored")
@@ -102,7 +104,12 @@ class Prompts:
         Raises:
             OptionError: an invalid value.
         """
-        given = {kinds: 1.0} if isinstance(kinds, str) else dict(kinds)
+        given = {kinds: 1.0} if isinstance(kinds, str) else kinds
+        if not isinstance(given, Mapping):
+            raise OptionError(
+                f"kinds is {brief(kinds)}: choose one of {', '.join(KINDS)}, or several with their "
+                'probabilities, such as {"point": 0.5, "box": 0.5}'
+            )
         for kind, share in given.items():
             number(f"kinds[{choice('kinds', kind, KINDS)!r}]", share, 0, 1e9)
         total = number("the sum of kinds", sum(given.values()), LEAST, 1e10)

@@ -91,6 +91,8 @@ REFUSED = [
     (lambda: T.Pipeline(DS, seed=-1), "^seed is -1: choose a whole number from 0 to"),
     (lambda: T.Prompts("scribble"), "choose one of point, box, mask"),
     (lambda: T.Prompts({"point": 0}), "the sum of kinds is 0"),
+    (lambda: T.Prompts(None), "kinds is None: choose one of point, box, mask, or several"),
+    (lambda: T.Prompts(["point", "box"]), "or several with their probabilities, such as"),
     (lambda: T.Prompts(points=0), "points is 0"),
     (lambda: T.Prompts(where="center"), "choose one of random"),
     (lambda: T.Prompts(per="batch"), "choose one of mask, image"),
