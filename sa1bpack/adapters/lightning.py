@@ -103,7 +103,10 @@ class _TrainingSampler(EpochSampler):
         With max_steps Lightning passes a number that is too large by 1 once it has resumed a run at
         the end of an epoch.
         """
-        super().set_epoch(self.first_epoch + self.module.trainer.current_epoch)
+        trainer = self.module.trainer
+        if trainer is not None:
+            epoch = trainer.current_epoch
+        super().set_epoch(self.first_epoch + epoch)
 
 
 class _SameEpochSampler(UnshuffledSampler):
@@ -165,9 +168,11 @@ class DataModule(LightningDataModule):
         if "max_masks" in options:  # a function is called here, once
             self._options["max_masks"] = as_schedule("max_masks", options["max_masks"])
         fixed = {name: _last(name, self._options[name]) for name in _CHANGING & options.keys()}
-        chosen = dict(val_options or {})
         in_order = {"shuffle": False, "order": None, "bucket_by": None}
-        every_image = {"drop_last": False, "pad_last": not chosen.get("drop_last") and RANKS}
+        every_image = {"drop_last": False, "pad_last": RANKS}
+        chosen = dict(val_options or {})
+        if chosen.get("drop_last"):
+            every_image["pad_last"] = False
         self._val_options = {**self._options, **fixed, **in_order, **every_image, **chosen}
         self._loaders: dict[str, _DrivenLoader] = {}
         self._first_epoch = 0  # of this run
@@ -226,6 +231,7 @@ class DataModule(LightningDataModule):
             loader = self._made(self.val, size, self._val_options)
             loader.driver = _SameEpochSampler(loader.batches)
             self._loaders["val"] = loader
+        loader.set_epoch(0)
         return loader
 
     def _made(self, ds: Dataset, size: Any, options: dict[str, Any]) -> _DrivenLoader:
@@ -237,8 +243,8 @@ class DataModule(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """The first epoch of the run, and the place of the training loader."""
         loader = self._loaders.get("train")
-        place = self._loaded if loader is None else loader.state_dict()
-        return {"version": _STATE_VERSION, "first_epoch": self._first_epoch, "train": place}
+        state = self._loaded if loader is None else loader.state_dict()
+        return {"version": _STATE_VERSION, "first_epoch": self._first_epoch, "train": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the run of a checkpoint.
@@ -278,9 +284,11 @@ class DataModule(LightningDataModule):
     def teardown(self, stage: str | None = None) -> None:
         """End the threads of the loaders and release their memory."""
         if "train" in self._loaders:
-            place = self._loaders["train"].batches.state_dict()
-            begun = place["samples"] > 0
-            self._unused_epoch = max(self._unused_epoch, place["epoch"] + begun)
+            state = self._loaders["train"].batches.state_dict()
+            unused_epoch = state["epoch"]
+            if state["samples"] > 0:
+                unused_epoch += 1
+            self._unused_epoch = max(self._unused_epoch, unused_epoch)
         while self._loaders:
             self._loaders.popitem()[1].close()
 

@@ -202,11 +202,12 @@ class BaseLoader:
     def _described(self, own: str) -> str:
         """The text for `repr`: the dataset, the batches, the position in the order, and `own`."""
         batches, options = self.batches, self._options
-        length = batches.current.cut.length(batches.epoch)  # len() would settle the ranks
+        current = batches.current  # len() and batch_size would settle the ranks
+        length = current.cut.length(batches.epoch)
         most = "all masks" if options.max_masks is None else f"max_masks {options.max_masks}"
         return (
             f"<{type(self).__name__} of {self._dataset!r}: {counted(length, 'batch')} of "
-            f"{batches.batch_size}, {batches.order.kind} order, epoch {batches.epoch}, "
+            f"{current.size_per_rank}, {batches.order.kind} order, epoch {batches.epoch}, "
             f"{most} {options.mask_layout}, {own}>"
         )
 

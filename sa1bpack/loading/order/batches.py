@@ -145,9 +145,7 @@ class OrderedBatches:
     @property
     def batch_size(self) -> int | Schedule:
         """Samples per batch of each rank: a number, or a schedule by epoch or step."""
-        current = self.current
-        sizes = current.cut.sizes.map(lambda size: size // current.world_size)
-        return sizes.values[0] if sizes.constant else sizes
+        return self._of_settled_ranks().size_per_rank
 
     @property
     def rank(self) -> int:
@@ -162,7 +160,7 @@ class OrderedBatches:
     def __repr__(self) -> str:
         current = self.current
         return (
-            f"<{type(self).__name__} of {self.order!r}: batch_size={self.batch_size}, "
+            f"<{type(self).__name__} of {self.order!r}: batch_size={current.size_per_rank}, "
             f"rank {current.rank} of {current.world_size}>"
         )
 
@@ -381,7 +379,7 @@ class BatchIterator:
 
     def __init__(self, batches: OrderedBatches):
         self._batches = batches
-        self._place: IterationState | None = None
+        self._iteration: IterationState | None = None
         self._done = 0
         self._over = False
 
@@ -391,22 +389,22 @@ class BatchIterator:
     def __next__(self) -> list[int]:
         if self._over:
             raise StopIteration
-        if self._place is None:
-            self._place = self._batches.begin()
-        place = self._place
-        if self._done == len(place.batches):
+        if self._iteration is None:
+            self._iteration = self._batches.begin()
+        iteration = self._iteration
+        if self._done == len(iteration.batches):
             self._over = True
             raise StopIteration
-        indices = place.batches[self._done].tolist()
-        repetitions = place.batches.repetitions(self._done)
+        indices = iteration.batches[self._done].tolist()
+        repetitions = iteration.batches.repetitions(self._done)
         self._done += 1
-        self._batches.took(place, self._done)
-        return BatchIndices(indices, place.batches.epoch, repetitions)
+        self._batches.took(iteration, self._done)
+        return BatchIndices(indices, iteration.batches.epoch, repetitions)
 
     def state_dict(self) -> dict[str, Any]:
         """Whether the last batch has been taken; the place is in the state of OrderedBatches."""
-        place = self._place
-        ended = place is not None and self._done == len(place.batches)
+        iteration = self._iteration
+        ended = iteration is not None and self._done == len(iteration.batches)
         return {"version": STATE_VERSION, "ended": self._over or ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -495,6 +495,12 @@ class EpochBatches:
             length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size
         )
 
+    @property
+    def size_per_rank(self) -> int | Schedule:
+        """Samples of a rank's share of a full batch: a number, or a schedule by epoch or step."""
+        sizes = self.cut.sizes.map(lambda size: size // self.world_size)
+        return sizes.values[0] if sizes.constant else sizes
+
     def most_per_rank(self, size: int) -> int:
         """The most samples that a rank has of a batch of this size."""
         if self.pad_last is not True:  # with "ranks" at least one, which rounding up gives

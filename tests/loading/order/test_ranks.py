@@ -14,6 +14,7 @@ OF_GROUP = {"rank": None, "world_size": None}
 ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
 NEEDS = {
     "len": len,
+    "batch size": lambda batches: batches.batch_size,
     "world size": lambda batches: batches.world_size,
     "steps": lambda batches: batches.first_step(2),
     "a batch": lambda batches: next(iter(batches)),
