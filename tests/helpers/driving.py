@@ -454,7 +454,9 @@ def accelerate(case: Case, root: Path, folder: Path, record: Recorder, saved: An
         loader.set_epoch(epoch)
         rest = loader
         if done and epoch == first and case.mode != "registered":
-            rest = skip_first_batches(loader, done)
+            # Where Accelerate joins the batches of all processes, it counts these.
+            parts = case.ranks if case.mode == "dispatch" else 1
+            rest = skip_first_batches(loader, done * parts)
         for number, batch in enumerate(rest, 1 + (done if epoch == first else 0)):
             record.seen.append(content(batch, epoch))
             taken += 1
