@@ -14,8 +14,8 @@ from typing import Any, Unpack
 from weakref import proxy
 
 from sa1bpack.adapters import opened
-from sa1bpack.adapters.lightning_places import unused_batches
-from sa1bpack.arguments import checks_options, keywords_of, whole_number
+from sa1bpack.adapters.lightning_places import first_epoch_of, unused_batches
+from sa1bpack.arguments import MAX_WORD, checks_options, keywords_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.iteration import EpochSampler, UnshuffledSampler
@@ -91,21 +91,13 @@ class _TrainingSampler(EpochSampler):
 
     Attributes:
         first_epoch: what Lightning counts as epoch 0.
-        module: the DataModule.
     """
 
     first_epoch = 0
-    module: "DataModule"
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the epoch in which the trainer is.
-
-        With max_steps Lightning passes a number that is too large by 1 once it has resumed a run at
-        the end of an epoch.
-        """
-        trainer = self.module.trainer
-        if trainer is not None:
-            epoch = trainer.current_epoch
+        """Begin the epoch that Lightning counts so."""
+        self.first_epoch = first_epoch_of(epoch, self.first_epoch, self._batches.loaded)
         super().set_epoch(self.first_epoch + epoch)
 
 
@@ -216,7 +208,6 @@ class DataModule(LightningDataModule):
             overfit = self.trainer is not None and self.trainer.overfit_batches > 0
             kind = _SameEpochSampler if overfit else _TrainingSampler
             loader.driver = kind(loader.batches)
-            loader.driver.module = loader.module
             loader.driver.first_epoch = self._first_epoch
             loader.set_epoch(self._first_epoch)
             self._loaders["train"] = loader
@@ -243,7 +234,11 @@ class DataModule(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """The first epoch of the run, and the place of the training loader."""
         loader = self._loaders.get("train")
-        state = self._loaded if loader is None else loader.state_dict()
+        if loader is None:
+            state = self._loaded
+        else:
+            state = loader.state_dict()
+            self._first_epoch = loader.driver.first_epoch
         return {"version": _STATE_VERSION, "first_epoch": self._first_epoch, "train": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -260,7 +255,7 @@ class DataModule(LightningDataModule):
                 f"the state of the DataModule is {brief(state)}: this release reads states with "
                 f"the keys {sorted(keys)}, version {_STATE_VERSION}"
             )
-        self._first_epoch = whole_number("the state's first_epoch", state["first_epoch"], 0)
+        self._first_epoch = whole_number("the state's first_epoch", state["first_epoch"], -MAX_WORD)
         self._loaded = state["train"]
         if "train" in self._loaders:
             self._loaders["train"].driver.first_epoch = self._first_epoch
@@ -284,6 +279,7 @@ class DataModule(LightningDataModule):
     def teardown(self, stage: str | None = None) -> None:
         """End the threads of the loaders and release their memory."""
         if "train" in self._loaders:
+            self._first_epoch = self._loaders["train"].driver.first_epoch
             state = self._loaders["train"].batches.state_dict()
             unused_epoch = state["epoch"]
             if state["samples"] > 0:

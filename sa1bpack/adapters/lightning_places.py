@@ -24,33 +24,63 @@ def unused_batches(trainer: Any) -> int:
     return progress.ready - progress.processed
 
 
+def first_epoch_of(epoch: int, first_epoch: int, loaded: tuple[int, int] | None) -> int:
+    """The epoch of a loader that Lightning counts as 0.
+
+    Lightning may resume a run with an epoch in which it takes no batch: the rest of one that is
+    complete, or with max_steps, by mistake, one that nobody has begun. No epoch is left out for
+    that: until a batch has been taken, the epoch of the loaded state is the next one, or the one
+    after it if Lightning has ended it early (`limit_train_batches`).
+
+    Args:
+        epoch: the epoch that Lightning begins, by its count.
+        first_epoch: the answer up to now.
+        loaded: epoch and samples of the state that was loaded, until a batch has been taken.
+    """
+    if loaded is None:
+        return first_epoch
+    of_state, samples = loaded
+    latest = of_state + 1 if samples > 0 else of_state
+    chosen = min(max(first_epoch + epoch, of_state), latest)
+    return chosen - epoch
+
+
 class _Places:
     """The callback, but for its base class."""
 
-    _states: list[dict[str, Any]] | None = None  # of a checkpoint, until the training starts
+    # Of a checkpoint, until a batch is taken: the states of loaders, each for itself.
+    _states: list[dict[str, Any]] | None = None
+    _first_epoch = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the checkpoint of an earlier run."""
         self._states = None
+        self._first_epoch = 0
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save the place of each training loader of sa1bpack."""
         loaders = self._loaders(trainer)
         if loaders:
             unused = unused_batches(trainer)
-            checkpoint[KEY] = [loader.batches.state_dict(unused=unused) for loader in loaders]
+            states = [loader.batches.state_dict(unused=unused) for loader in loaders]
+            checkpoint[KEY] = {"first_epoch": self._first_epoch, "train": states}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Keep the places until the loaders are there."""
-        self._states = checkpoint.get(KEY)
+        saved = checkpoint.get(KEY)
+        if saved is not None:
+            self._states = saved["train"]
+            self._first_epoch = saved["first_epoch"]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Load the places. The epoch is set after this."""
+        """Load the places. Lightning sets the epoch after this."""
+        self._load(self._loaders(trainer))
+
+    def _load(self, loaders: list[Any]) -> None:
+        """Load the places, if a checkpoint is resumed. Raises LoaderError if there are others."""
         states = self._states
-        self._states = None
         if states is None:
             return
-        loaders = self._loaders(trainer)
         if len(loaders) != len(states):
             raise LoaderError(
                 f"the checkpoint has the places of {len(states)} training loaders of sa1bpack, but "
@@ -60,21 +90,28 @@ class _Places:
             loader.load_state_dict(state)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the epoch in which the trainer is.
+        """Begin the epoch, by the count of the run, of loaders that may have been made anew."""
+        loaders = self._loaders(trainer)
+        if not loaders:
+            return
+        self._load(loaders)
+        epoch = trainer.fit_loop.epoch_progress.current.processed
+        self._first_epoch = first_epoch_of(epoch, self._first_epoch, loaders[0].batches.loaded)
+        for loader in loaders:
+            loader.set_epoch(self._first_epoch + epoch)
 
-        With max_steps Lightning sets one that is too large by 1 once it has resumed a run at the
-        end of an epoch.
-        """
-        for loader in self._loaders(trainer):
-            loader.sampler.set_epoch(trainer.current_epoch)
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+        """Note that the run goes on."""
+        self._states = None
 
     def _loaders(self, trainer: Any) -> list[Any]:
-        """The training loaders of sa1bpack that a trainer has."""
+        """The training loaders of sa1bpack that a trainer has, but for those of a DataModule."""
         module = sys.modules.get("sa1bpack.loading.iteration")
         if module is None or trainer.train_dataloader is None:
             return []
-        combined = self.combined(trainer.train_dataloader)
-        return [loader for loader in combined.flattened if isinstance(loader, module.BaseLoader)]
+        loaders = self.combined(trainer.train_dataloader).flattened
+        ours = [loader for loader in loaders if isinstance(loader, module.BaseLoader)]
+        return [loader for loader in ours if not hasattr(loader, "driver")]
 
 
 def for_lightning() -> list[Any]:

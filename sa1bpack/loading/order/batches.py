@@ -263,6 +263,12 @@ class OrderedBatches:
         """The epoch of the latest iteration; before it has begun, of the one to come."""
         return self._state.batches.epoch
 
+    @property
+    def loaded(self) -> tuple[int, int] | None:
+        """Epoch and samples of the state that was loaded last; None once a batch has come out."""
+        loaded = self._state.loaded
+        return None if loaded is None else (loaded.epoch, loaded.start)
+
     def begin(self) -> IterationState:
         """Begin an iteration.
 
