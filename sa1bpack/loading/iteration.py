@@ -322,6 +322,8 @@ class Iteration:
             global_step=batches.step(k),
         )
         batch.numbers = taken.numbers
+        if not batches.pad_last and self._loader._options.on_error != "drop":
+            return batch
         device = unseen(taken)["indices"].device
         try:
             if batches.pad_last:

@@ -139,6 +139,9 @@ def case_of(seed: int, among: tuple[str, ...] | None = None) -> Case:
         options["drop_last"] = True
     if driver == "torchdata":
         options.pop("order", None)
+    if mode in ("DataLoader", "StatefulDataLoader") and "pad_last" in options:
+        # A Collate of the program's own does not know which samples repeat.
+        options["mask_select"] = "largest"
     case = Case(
         seed=seed,
         driver=driver,

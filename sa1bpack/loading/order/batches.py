@@ -355,6 +355,9 @@ class OrderedBatches:
                 "only it knows how many were used: save its count, and resume with set_epoch() and "
                 "its own way of skipping batches (Accelerate: skip_first_batches)"
             )
+        loaded = place.loaded
+        if loaded is not None and place.batches.epoch < loaded.epoch:
+            return loaded.state_after(0)  # no batch of an earlier epoch can come out
         return place.batches.state_after(max(0, place.done - unused))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -38,6 +38,8 @@ class Model:
         return -(-(20 - self.start) // 8)
 
     def state(self) -> tuple[int, int]:
+        if self.loaded is not None and self.epoch < self.loaded[0]:
+            return self.loaded
         if self.done == self.batches():
             return self.epoch + 1, 0
         return self.epoch, self.start + 8 * self.done
