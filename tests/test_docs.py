@@ -89,6 +89,7 @@ def test_python_of_the_readme_runs_and_makes_the_pack_it_looks_at(folder, capsys
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's use of torch
 @pytest.mark.filterwarnings("ignore:The `srun` command is available")  # Lightning, beside SLURM
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")  # torch.compile
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's use of it
 @pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # the same, 3.13.0
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
 def test_python_of_the_documents_runs(path, folder, sample_pack):

@@ -686,6 +686,7 @@ def outcomes_of_ranks(
 def _as_rank(base: str, seeds: str, among: str) -> None:
     """Run cases as one of two processes; each case is one line of output."""
     rank = int(os.environ["RANK"])
+    has_torchvision()  # before Lightning imports it
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{base}/meeting", rank=rank, world_size=2
     )
@@ -718,6 +719,7 @@ def main(arguments: list[str]) -> int:
         return 0
     among = tuple(arguments.pop(0).split(",")) if not arguments[0].isdigit() else None
     seeds = [int(text) for text in arguments]
+    has_torchvision()  # before Lightning imports it
     if len(seeds) == 2 and seeds[0] < seeds[1]:
         seeds = [*range(*seeds)]
     alone, together = split_by_ranks(seeds, among)
