@@ -63,27 +63,29 @@ def whole_number(name: str, value: Any, low: int, high: int | None = None) -> in
             number = operator.index(value)
     if number is None or number < low or (high is not None and number > high):
         limits = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise OptionError(f"{name} is {value!r}: choose a whole number {limits}")
+        raise OptionError(f"{name} is {brief(value)}: choose a whole number {limits}")
     return number
 
 
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
     """`value`, one of the choices. Raises OptionError if it is none."""
     if not isinstance(value, str) or value not in choices:
-        raise OptionError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+        raise OptionError(f"{name} is {brief(value)}: choose one of {', '.join(choices)}")
     return value
 
 
 def flag(name: str, value: Any) -> bool:
     """A bool, from one of numpy as well. Raises OptionError for anything else."""
     if not isinstance(value, bool | np.bool_):
-        raise OptionError(f"{name} is {value!r}: choose True or False")
+        raise OptionError(f"{name} is {brief(value)}: choose True or False")
     return bool(value)
 
 
 def is_number(value: Any) -> bool:
     """True for a finite real number, of Python or numpy; a bool is not."""
-    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    with suppress(OverflowError):  # of an int beyond all floats
+        return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    return False
 
 
 def number(
@@ -105,7 +107,7 @@ def number(
         return float(value)
     limits = "" if high is None else f" of at most {high}"
     limits = limits if low is None else f" from {low} to {high}"
-    raise OptionError(f"{name} is {value!r}: choose a number{limits}{why}")
+    raise OptionError(f"{name} is {brief(value)}: choose a number{limits}{why}")
 
 
 def numbers_of(name: str, value: Any, count: int, each: str, low: float = -inf) -> np.ndarray:
@@ -132,7 +134,7 @@ def part_of_job(value: Any) -> Share:
     Raises OptionError unless it is a tuple of two whole numbers, K from 1 to N.
     """
     if not isinstance(value, tuple) or len(value) != 2:
-        raise OptionError(f"part is {value!r}: choose (K, N), for the K-th of N parts")
+        raise OptionError(f"part is {brief(value)}: choose (K, N), for the K-th of N parts")
     count = whole_number("part", value[1], 1)
     return whole_number("part", value[0], 1, count), count
 
@@ -159,7 +161,7 @@ def bytes_of(name: str, value: Any) -> int:
         count, prefix, binary = found.groups()
         size = float(count) * (1024 if binary else 1000) ** _PREFIXES.index(prefix.upper())
     if size < 1:
-        raise OptionError(f"{name} is {value!r}: choose a size such as '500 GB' or '1.5 TB'")
+        raise OptionError(f"{name} is {brief(value)}: choose a size such as '500 GB' or '1.5 TB'")
     return int(size)
 
 
@@ -185,7 +187,7 @@ def select_nested(dataset: Any, selections: list[Any]) -> Any:
     for indices in reversed(selections):
         found = np.asarray(indices)  # a tensor of one element would count as an integer
         if found.ndim == 0:
-            raise OptionError(f"the indices of a torch Subset are {indices!r}: choose a list")
+            raise OptionError(f"the indices of a torch Subset are {brief(indices)}: choose a list")
         dataset = dataset[found]
     return dataset
 
@@ -376,7 +378,7 @@ def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Call
             hint = f": it is an option of {place}"
         if meant := elsewhere.get(name):
             hint = f": use {meant}"
-        raise OptionError(f"{owner} has no option {name!r}{hint}")
+        raise OptionError(f"{owner} has no option {brief(name)}{hint}")
 
     checked.__signature__ = signature
     return checked

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack import PICTURES
+from sa1bpack.wording import brief
 
 # Keys of samples and batches that have runs in place of masks.
 _RUNS_KEYS = {"runs", "run_ends", "run_offset"}
@@ -72,7 +73,7 @@ class _Arrays(dict[str, Any]):
         near = get_close_matches(str(key), names, 3, 0.6)
         kind = type(self).__name__.lower()
         meant = f"is {' or '.join(near)} meant?" if near else f"it has {', '.join(names)}"
-        raise KeyError(f"a {kind} has no {key!r}: {meant}")
+        raise KeyError(f"a {kind} has no {brief(key)}: {meant}")
 
     def __repr__(self) -> str:
         width = max(map(len, map(str, self)), default=0)

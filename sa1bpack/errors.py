@@ -14,6 +14,7 @@
     │   └── ImageError         the JPEG
     ├── FormatError        a pack breaks a rule of docs/format.md: it is damaged
     │   ├── NotAPack           the path does not name a pack; often it is mistyped
+    │   ├── EmptyPack          the pack is sound, but has no image, or none yet
     │   ├── VersionError       the pack has a format version that this release does not support
     │   └── ReadError          one sample of a pack cannot be read
     ├── PackError          a pack run cannot start or cannot continue
@@ -22,6 +23,7 @@
     │   │   └── OptionsDiffer      it holds a pack made with other options
     │   └── TooManyRejects     more members were rejected than --max-rejects allows
     ├── ResourceShortage   the system refuses memory or an open file (also OSError)
+    ├── ThreadRefused      the system refuses a thread or a process (also RuntimeError)
     ├── StoreError         an object store cannot deliver: its network, service or credentials
     │   └── CacheFull          there is no room for what is to be read through a cache
     ├── ClusterError       a cluster cannot be reached, or its processes die again and again
@@ -34,9 +36,25 @@ A message names the place (file, member, annotation), the value found, the limit
 message about an option starts with its Python name; the command line replaces that by the flag.
 """
 
+# Characters of a message. Values in messages are cut to less; this holds whatever they are.
+MAX_MESSAGE = 4000
+_END_OF_MESSAGE = 1000  # which has the remedy
+
 
 class Sa1bpackError(Exception):
     """Root of the tree: catching it catches everything that sa1bpack raises deliberately."""
+
+    def __init__(self, *arguments: object):
+        super().__init__(*map(_bounded, arguments))
+
+
+def _bounded(text: object) -> object:
+    """A message without its middle, if that makes it longer than MAX_MESSAGE."""
+    if not isinstance(text, str) or len(text) <= MAX_MESSAGE:
+        return text
+    start = MAX_MESSAGE - _END_OF_MESSAGE - 100
+    left_out = len(text) - start - _END_OF_MESSAGE
+    return f"{text[:start]} ... ({left_out:,} characters) ... {text[-_END_OF_MESSAGE:]}"
 
 
 class OptionError(Sa1bpackError, ValueError):
@@ -111,6 +129,10 @@ class NotAPack(FormatError):
     """A path does not name a pack: it does not exist, or is something else."""
 
 
+class EmptyPack(FormatError):
+    """A pack has no image: none of its sources has any, or its first shard is not complete yet."""
+
+
 class VersionError(FormatError):
     """A pack has a format version that this release does not support."""
 
@@ -167,6 +189,10 @@ class TooManyRejects(PackError):
 
 class ResourceShortage(Sa1bpackError, OSError):
     """The system refuses memory or an open file: not the data's fault."""
+
+
+class ThreadRefused(Sa1bpackError, RuntimeError):
+    """The system refuses to start a thread or a process: not the data's fault."""
 
 
 class StoreError(Sa1bpackError):

@@ -17,6 +17,7 @@ import xxhash
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, number, whole_number
 from sa1bpack.errors import OptionError, UserCodeError
 from sa1bpack.user_code import call_user, error_text
+from sa1bpack.wording import brief
 
 BY = ("epoch", "step")
 
@@ -149,7 +150,8 @@ class Steps(Schedule):
         """
         if not isinstance(changes, Mapping):
             raise OptionError(
-                f"changes is {changes!r}: pass a dict, such as {{5: 30}} for 30 from epoch 5 on"
+                f"changes is {brief(changes)}: pass a dict, such as {{5: 30}} for 30 from epoch 5 "
+                "on"
             )
         found = {whole_number("a key of changes", at, 1, MAX_WORD): changes[at] for at in changes}
         starts = sorted(found)
@@ -248,7 +250,9 @@ class Function(Schedule):
             OptionError: a value that cannot be used, or the function fails.
         """
         if not callable(function):
-            raise OptionError(f"function is {function!r}: pass a function of the epoch or the step")
+            raise OptionError(
+                f"function is {brief(function)}: pass a function of the epoch or the step"
+            )
         by, length = _length("Function", epochs, steps)
         values = [_called("function", function, by, number) for number in range(length)]
         super().__init__(by, range(length), values)

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from sa1bpack import SCHEMES
 from sa1bpack.errors import MissingPackage, OptionError
+from sa1bpack.wording import brief
 
 WEB_SCHEMES = ("https", "http")
 STORE_SCHEMES = ("s3", "gs")
@@ -210,7 +211,7 @@ def pack_url(name: str, text: str) -> str:
         return folder_url(name, text)
     path = Path(unquote(text.partition("://")[2]))
     if not path.is_absolute():
-        raise OptionError(f"{name} is {text!r}: after file:// comes an absolute path")
+        raise OptionError(f"{name} is {brief(text)}: after file:// comes an absolute path")
     return path.as_uri()
 
 

@@ -4,7 +4,8 @@ import reprlib
 from collections.abc import Collection
 
 _brief = reprlib.Repr()
-_brief.maxstring = _brief.maxother = _brief.maxlong = 80
+_brief.maxstring = _brief.maxlong = 80
+_brief.maxother = 200  # of objects, such as orders
 _brief.maxlist, _brief.maxlevel = 20, 3
 
 

@@ -1,5 +1,7 @@
 """Arguments that users give are checked alike everywhere."""
 
+import pickle
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,18 @@ from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
 from sa1bpack import OptionError
-from sa1bpack.errors import NotAPack
+from sa1bpack.dataset.sample import SampleOptions
+from sa1bpack.errors import (
+    MAX_MESSAGE,
+    FormatError,
+    NotAPack,
+    ReadError,
+    ResourceShortage,
+    Sa1bpackError,
+    UnknownName,
+)
+from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.packing.options import PackOptions
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), torch.tensor(3)], ids=repr)
@@ -110,3 +123,43 @@ def test_paths_of_this_machine_are_taken_and_a_tilde_is_the_home_folder(monkeypa
         found = path.replace("~/", "/home/someone/")
         with pytest.raises(NotAPack, match=f"^{found}: not a pack: the folder does not exist"):
             sa1bpack.info(path)
+
+
+@pytest.mark.parametrize(
+    "kind", [OptionError, FormatError, ReadError, ResourceShortage, UnknownName]
+)
+def test_a_message_is_bounded_whatever_it_quotes_and_keeps_its_end(kind):
+    error = kind("the start " + "x" * 100_000 + " the remedy")
+    for text in (str(error), str(pickle.loads(pickle.dumps(error)))):
+        assert len(text) <= MAX_MESSAGE
+        assert text.startswith("the start ") and text.endswith(" the remedy")
+        assert "characters) ..." in text
+    assert str(kind("short")) == "short"
+
+
+LONG = ["x" * 9000, b"\xff" * 9000, ["y" * 9000], {"z" * 9000: 1}, [[[["x"]]]] * 3000, 10**4000]
+DOORS = {
+    "open": ([field.name for field in fields(SampleOptions)], sa1bpack.open),
+    "Loader": (
+        [field.name for field in fields(ReadingOptions) if field.init],
+        lambda root, **options: sa1bpack.Loader(sa1bpack.open(root), 2, **options),
+    ),
+    "pack": (
+        [field.name for field in fields(PackOptions)],
+        lambda root, **options: sa1bpack.PackOptions(**options),
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_long_value_of_any_option_is_cut_in_its_message(packed, door):  # noqa: F811
+    names, call = DOORS[door]
+    refused = 0
+    for name in names:
+        for value in LONG:
+            try:
+                call(packed.root, **{name: value})
+            except (Sa1bpackError, TypeError) as error:
+                refused += isinstance(error, Sa1bpackError)
+                assert len(str(error)) < 1500, (name, str(error)[:300])
+    assert refused > 3 * len(names)

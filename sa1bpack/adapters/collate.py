@@ -21,6 +21,7 @@ from sa1bpack.transforms.batch import Batch, batch_of
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.wording import brief
 
 # Keys of a sample that a batch has in another form, or not at all; others become lists.
 _OWN = {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS} | {"run_ends", "run_offset"}
@@ -87,7 +88,7 @@ def _mask_row(
     if dtype == np.uint8 and len(row) == 2 and not as_bool and row[0] != row[1]:
         return (row, dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
     raise OptionError(
-        f"the masks of a sample are {dtype} {value.shape}: mask_layout={layout.name!r} needs "
+        f"the masks of a sample are {dtype} {value.shape}: mask_layout={brief(layout.name)} needs "
         "bits, uint8 (m, Sm, Sm / 8), or bool (m, height, width)"
         + (" with a width that is a multiple of 8" if bits else "")
         + "; a transform must return unpacked masks as bool, `masks.astype(bool)`"
@@ -234,7 +235,7 @@ class Collate:
         self.dropped: list[ReadError] = []  # only those of this process
         self._warned: set[str] = set()  # shards with dropped samples
         if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
-            raise OptionError(f"sample_spec is {sample_spec!r}: pass the `spec` of a dataset")
+            raise OptionError(f"sample_spec is {brief(sample_spec)}: pass the `spec` of a dataset")
         flat = sample_spec is not None and sample_spec.image.flat
         self._canvas, self._relate = sample_spec.image.side if flat else None, Relate.of(relations)
         self._features = () if sample_spec is None else sample_spec.features
@@ -352,7 +353,7 @@ class Collate:
         if self._relate is not None:
             if taken := set(self._relate.names) & batch.keys():
                 raise OptionError(
-                    f"relations include {min(taken)!r}, but the samples have that key, from a "
+                    f"relations include {brief(min(taken))}, but the samples have that key, from a "
                     "transform or a feature: leave one of them out"
                 )
             batch |= self._relate(batch)

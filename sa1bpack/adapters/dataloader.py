@@ -28,6 +28,7 @@ from sa1bpack.arguments import checks_options, choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.finalizers import Living
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BaseLoader, Taken, sampler_of
@@ -38,6 +39,7 @@ from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.occurrence import BatchIndices
 from sa1bpack.schedules import Schedule, WholeNumbers
+from sa1bpack.threads import naming_refusal
 from sa1bpack.transforms.batch import Batch, make_known
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.seeding import Seeded, held_generators
@@ -230,7 +232,8 @@ class _TorchEpoch:
 
     def start(self) -> None:
         """Begin the epoch, and the workers if there are none."""
-        self._batches = self._or_end_workers(partial(self._loader.iterate, self._of_epoch))
+        with naming_refusal("a worker process, or a thread for one"):
+            self._batches = self._or_end_workers(partial(self._loader.iterate, self._of_epoch))
 
     def take(self) -> Taken:
         """The next batch."""
@@ -261,7 +264,7 @@ def _nbytes(value: Any) -> int:
     return value.nbytes if isinstance(value, torch.Tensor) else 0
 
 
-_loaders: weakref.WeakSet[PackDataLoader] = weakref.WeakSet()
+_loaders = Living[PackDataLoader]()
 
 
 # Not a finalizer of the loader: those may run after torch has noted that Python is exiting. From

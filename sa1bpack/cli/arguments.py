@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
+from sa1bpack.wording import brief
 
 # Command, which is also the name of its function → module of this package, line in the help.
 COMMANDS = {
@@ -138,7 +139,9 @@ class Job:
             return None
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.part)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
-            raise OptionError(f"part is {self.part!r}: choose K/N with K from 1 to N, such as 3/8")
+            raise OptionError(
+                f"part is {brief(self.part)}: choose K/N with K from 1 to N, such as 3/8"
+            )
         return int(found[1]), int(found[2])
 
     @property

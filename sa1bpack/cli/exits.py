@@ -41,7 +41,15 @@ _CODES = {
     # A SourceError is raised before any work; later failures are in the result.
     USAGE: (errors.OptionError, errors.UnknownName, errors.NotAPack, errors.SourceError),
     REFUSED: (errors.OutputRefused, errors.VersionError),
-    IO_ERROR: (errors.MissingPackage, errors.ClusterError, errors.StoreError, OSError, MemoryError),
+    IO_ERROR: (
+        errors.MissingPackage,
+        errors.ClusterError,
+        errors.ResourceShortage,
+        errors.StoreError,
+        errors.ThreadRefused,
+        OSError,
+        MemoryError,
+    ),
     INTERRUPTED: (KeyboardInterrupt,),
     TERMINATED: (Terminated,),
 }
@@ -62,6 +70,8 @@ _REMEDIES = {
     errno.ENOSPC: "the disk is full, or has no inodes left (df, df -i): free some",
     errno.EDQUOT: "the quota is used up (quota): free space, or have it raised",
     errno.EFBIG: "the limit on file sizes is too low: raise it (ulimit -f unlimited)",
+    errno.EAGAIN: "the limit on processes and threads is reached: raise it (ulimit -u, the pids "
+    "limit of the container), or use fewer --workers",
     errno.EMFILE: "the limit on open files is too low: raise it (ulimit -n)",
     errno.EROFS: "the file system is read-only: choose another folder, or mount it for writing",
 }

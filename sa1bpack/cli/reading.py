@@ -15,7 +15,7 @@ from sa1bpack.cli.output import say, say_json, warn
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import Thresholds
 from sa1bpack.progress import byte_bar, image_bar, step_line
-from sa1bpack.wording import counted
+from sa1bpack.wording import brief, counted
 
 LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 VERIFY = ("sample", "quick", "full", "none")
@@ -494,7 +494,7 @@ def derive(
 def _option(text: str) -> tuple[str, object]:
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
-        raise OptionError(f"option is {text!r}: choose KEY=VALUE, such as scale=0.5")
+        raise OptionError(f"option is {brief(text)}: choose KEY=VALUE, such as scale=0.5")
     try:
         return key, json_text.loads(value)
     except (ValueError, RecursionError):

@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack
@@ -35,6 +36,8 @@ from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.occurrence import loading, occurrences_of
 from sa1bpack.urls import ShardSource
 from sa1bpack.wording import brief, counted
+
+_log = logging.getLogger("sa1bpack")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +229,7 @@ class Dataset(MapStyle, Pictured):
 
     def __getattr__(self, name: str) -> Any:
         now = f": it is {_METHODS[name]}" if name in _METHODS else ""
-        raise AttributeError(f"a Dataset has no attribute {name!r}{now}")
+        raise AttributeError(f"a Dataset has no attribute {brief(name)}{now}")
 
     # ------------------------------------------------------------------------------------- samples
 
@@ -351,7 +354,8 @@ class Dataset(MapStyle, Pictured):
         inside = self._below("val_fraction", val_fraction, seed, select.SPLIT)
         if (count := int(np.count_nonzero(inside))) in (0, len(inside)):
             raise OptionError(
-                f"val_fraction is {val_fraction!r}: {count} of {counted(len(inside), 'sample')} "
+                f"val_fraction is {brief(val_fraction)}: {count} of "
+                f"{counted(len(inside), 'sample')} "
                 "would be in the validation part, and a part must not be empty: choose another "
                 "share, or another seed"
             )
@@ -408,7 +412,9 @@ class Dataset(MapStyle, Pictured):
 
     # ------------------------------------------------------------------------------------ metadata
 
-    def column(self, name: str, reduce: str | None = None) -> np.ndarray:
+    def column(
+        self, name: str, reduce: str | None = None, *, missing: float | None = None
+    ) -> np.ndarray:
         """One value per sample: (n, ...), read-only views where possible.
 
         Args:
@@ -418,20 +424,58 @@ class Dataset(MapStyle, Pictured):
                 image (read from all shards); with `reduce`, a column of masks.
             reduce: "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
                 `ds.column("area", "sum")`.
+            missing: value of the samples whose shard is damaged, which is logged; a loader with
+                on_error="drop" leaves these out. Default: damage is an error.
 
         Raises:
             UnknownName: there is no such column; the message names those that exist.
-            FormatError: a shard cannot be read.
+            FormatError: a shard is damaged.
         """
         if name == "mask_count" and reduce is None:
-            return np.diff(self.mask_offsets)
+            return self._mask_counts(missing)
         select.check_column(name, "sample" if reduce is None else "mask", self.pack)
         if name == "image_id":
             return self.pack.image_ids(self._rows)
         out = select.empty_column(self.pack, name, len(self))
-        for each in self.columns():
-            out[each.positions] = each[name] if reduce is None else each.reduced(name, reduce)
+        for positions in self._positions_by_shard():
+            with self._filling(out, positions, missing, name):
+                columns = self._columns_of(positions)
+                values = columns[name] if reduce is None else columns.reduced(name, reduce)
+                out[positions] = values
         return out
+
+    def _mask_counts(self, missing: float | None) -> np.ndarray:
+        """int64 (n,): the column mask_count; see `column`."""
+        if self.options.rule is None or missing is None:
+            return np.diff(self.mask_offsets)
+        with suppress(FormatError):  # of a damaged shard
+            return np.diff(self.mask_offsets)
+        counts = np.empty(len(self), np.int64)
+        for positions in self._positions_by_shard():
+            with self._filling(counts, positions, missing, "mask_count"):
+                counts[positions] = self._columns_of(positions)["mask_count"]
+        return counts
+
+    @contextmanager
+    def _filling(
+        self, out: np.ndarray, positions: slice | np.ndarray, missing: float | None, name: str
+    ) -> Iterator[None]:
+        """Fill in a value for samples of a column whose shard is damaged, unless it is None."""
+        try:
+            yield
+        except FormatError as error:
+            if missing is None:
+                text = f"{error}. Pass missing=VALUE for the samples of damaged shards"
+                raise FormatError(text) from error
+            out[positions] = missing
+            count = np.size(np.arange(len(self))[positions])
+            _log.warning(
+                "column %s: %s of a damaged shard have the value %s: %s",
+                name,
+                counted(count, "sample"),
+                missing,
+                error,
+            )
 
     def mask_column(self, name: str) -> np.ndarray:
         """One value per mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
@@ -477,16 +521,22 @@ class Dataset(MapStyle, Pictured):
 
         Every sample is in exactly one of the `Columns`.
         """
+        for positions in self._positions_by_shard():
+            yield self._columns_of(positions)
+
+    def _positions_by_shard(self) -> list[slice] | list[np.ndarray]:
+        """The positions of the samples of each shard, of those that have any."""
         rows = self._rows
         if isinstance(rows, range):
             edges = shard_bounds(self.pack.first_row, rows).tolist()
-            shards = [slice(first, stop) for first, stop in pairwise(edges)]
-        else:
-            numbers = self.pack.shard_numbers(rows)
-            order = np.argsort(numbers, kind="stable")
-            shards = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-        for positions in shards:
-            yield Columns(self.pack, positions, rows[positions], self.options)
+            return [slice(first, stop) for first, stop in pairwise(edges)]
+        numbers = self.pack.shard_numbers(rows)
+        order = np.argsort(numbers, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+
+    def _columns_of(self, positions: slice | np.ndarray) -> Columns:
+        """The columns of samples of one shard. Raises FormatError if it is damaged."""
+        return Columns(self.pack, positions, self._rows[positions], self.options)
 
     # --------------------------------------------------------------------------------- where it is
 

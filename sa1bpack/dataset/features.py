@@ -1,5 +1,6 @@
 """The features of a dataset: which folder has the rows of each shard."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from sa1bpack.arguments import items_of, listed, local_path
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.errors import FormatError, NotAPack, OptionError
+from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.side.spec import (
     AGAIN,
     SIDES_NAME,
@@ -21,10 +23,14 @@ from sa1bpack.format.side.spec import (
     feature_shard_names,
     read_side_manifest,
 )
-from sa1bpack.urls import Lease, SideSource, is_pack_url, pack_url
+from sa1bpack.urls import FOLDER_BYTES, Lease, SideSource, is_pack_url, pack_url
+from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
     from sa1bpack.dataset.pack import Pack
+
+
+MAX_FILE_NAME = 255  # bytes, of almost every file system
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,12 @@ class Feature:
             leases.append(self.sources[folder].fetch(self.spec, shard))
         return FeatureShard.open(folder, self.spec, shard)
 
+    def fetched_bytes(self, number: int) -> int:
+        """Bytes that the rows of a shard take in a cache; 0 if they are not fetched."""
+        if self.folders[number] not in self.sources:
+            return 0
+        return FOLDER_BYTES + group_bytes(self.spec.arrays(self.shards[number].lengths))
+
 
 def feature_paths(value: Any) -> tuple[str, ...]:
     """The option `features` as names, absolute paths and URLs. Raises OptionError otherwise."""
@@ -71,6 +83,11 @@ def feature_paths(value: Any) -> tuple[str, ...]:
             found.append(pack_url("features", each))
             continue
         path = local_path("features", each)
+        if len(os.fsencode(path.name)) > MAX_FILE_NAME:
+            raise OptionError(
+                f"features has {brief(each)}, of more than {MAX_FILE_NAME} bytes: no file has that "
+                "name; give the name of a feature, or the path of its folder"
+            )
         plain = isinstance(each, str) and path.name == each and each not in ("", ".", "..")
         found.append(each if plain else str(path.absolute()))
     return tuple(found)
@@ -96,7 +113,7 @@ def with_features(pack: "Pack", rows: Rows, named: Sequence[str]) -> "Pack":
     for name in names:
         check_feature_name(name)
         if names.count(name) > 1:
-            raise OptionError(f"features has {name!r} more than once")
+            raise OptionError(f"features has {brief(name)} more than once")
     return pack.with_features(features)
 
 
@@ -119,7 +136,8 @@ def _feature(pack: "Pack", name: str, needed: set[int]) -> Feature:
     folders = [*sources, *(each for each in places if isinstance(each, Path))]
     if not folders:
         raise NotAPack(
-            f"feature {name!r}: there is no {pack.folders[0].root / SIDES_NAME / name}; make it "
+            f"feature {brief(name)}: there is no {pack.folders[0].root / SIDES_NAME / name}; make "
+            "it "
             f"with `sa1bpack derive`, or give the path of its folder, such as ./{name}"
         )
     spec = read_side_manifest(folders[0]).spec
@@ -127,14 +145,16 @@ def _feature(pack: "Pack", name: str, needed: set[int]) -> Feature:
     for folder in folders:
         if (other := read_side_manifest(folder).spec) != spec:
             raise OptionError(
-                f"feature {name!r} is {spec.to_text()} in {folders[0]}, but {other.to_text()} in "
+                f"feature {brief(name)} is {spec.to_text()} in {folders[0]}, but "
+                f"{other.to_text()} in "
                 f"{folder}"
             )
         found |= dict.fromkeys(feature_shard_names(folder), folder)
     covered = coverage(found, (pack.identities[number] for number in sorted(needed)))
     if covered.missing:
         raise OptionError(
-            f"feature {name!r} does not fit: {covered}; {AGAIN}, or select what it has and add it "
+            f"feature {brief(name)} does not fit: {covered}; {AGAIN}, or select what it has and "
+            "add it "
             "with ds.with_options(features=...)"
         )
     folders = [found.get(shard.feature_shard) for shard in pack.identities]

@@ -14,6 +14,7 @@ import numpy as np
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import side_name
+from sa1bpack.wording import brief
 
 _INT32, _INT64, _FLOAT32 = map(np.dtype, ("i4", "i8", "f4"))
 
@@ -146,7 +147,7 @@ TAKEN_BY = _taken_by()
 def check_feature_name(name: str) -> str:
     """Check the name of a feature. Raises OptionError if it cannot be a key of a sample."""
     if side_name(name) in TAKEN_BY:
-        raise OptionError(f"name is {name!r}: {TAKEN_BY[name]}; choose another")
+        raise OptionError(f"name is {brief(name)}: {TAKEN_BY[name]}; choose another")
     return name
 
 

@@ -11,7 +11,7 @@ from sa1bpack.arguments import bytes_of, checks_options, choice, listed, paths_o
 from sa1bpack.dataset.dataset import OTHER_NAMES, Dataset
 from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import EmptyPack, OptionError
 from sa1bpack.format.manifest import completeness_of, folder_to_write
 from sa1bpack.format.selection import is_selection, packs_of
 from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
@@ -93,8 +93,10 @@ def open(
             from `mask_format` on, later.
 
     Raises:
-        FormatError: the folder is not a pack, holds no complete shard yet, or its manifest or index
-            is not what the format demands. Shards are checked when they are first used.
+        FormatError: the folder is not a pack, or its manifest or index is not what the format
+            demands. Shards are checked when they are first used.
+        EmptyPack: there is no image, or none yet. Of several packs, those are passed over, with a
+            warning.
         VersionError: a newer major version of the format.
         OptionError: a value that is not one of the choices, a URL without `cache_dir`, a pattern
             that matches nothing, packs that differ in their layout, image ids that occur more than
@@ -113,22 +115,22 @@ def open(
     choice("duplicates", duplicates, DUPLICATES)
     limit = None if cache_size is None else bytes_of("cache_size", cache_size)
     folder = None if cache_dir is None else folder_to_write("cache_dir", cache_dir)
-    places = _places(path, folder, limit)
+    places, empty = _places(path, folder, limit)
     saved = next((each for each in places if isinstance(each, Path) and is_selection(each)), None)
     if saved is not None:
         if len(places) > 1:
             raise OptionError(f"path is a list with the selection {saved}: open it alone")
         found, recorded = packs_of(saved)
         duplicates = recorded if duplicates == "error" else duplicates
-        places = _places(found, folder, limit)
+        places, empty = _places(found, folder, limit)
     cached = cache_dir is not None or cache_size is not None
-    if cached and all(isinstance(place, Path) for place in places):
+    if cached and places and all(isinstance(place, Path) for place in places):
         raise OptionError(
             f"cache_dir is {brief(cache_dir)} and cache_size {brief(cache_size)}, but {places[0]} "
             "is read where it is: leave them out, or name a slow folder by a URL, "
             "file:///mnt/nfs/pack"
         )
-    folders = open_folders(places)
+    folders = open_folders(places, empty)
     check_same_layout(folders)
     pack = Pack(folders, duplicates)
     for folder in folders:
@@ -139,13 +141,19 @@ def open(
     return ds.with_options(features=given.features) if given.features else ds
 
 
-def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | ShardSource]:
-    """The places of the packs: folders, and sources of what is named by URL."""
+def _places(
+    path: Any, cache: Path | None, limit: int | None
+) -> tuple[list[Path | ShardSource], list[EmptyPack]]:
+    """The places of the packs: folders, and sources of what is named by URL.
+
+    Also the errors of packs at URLs that have no image.
+    """
     refuse_dataset("path", path)
     named = listed(path)
     if not any(map(is_pack_url, named)):
-        return paths_of("path", named)
+        return [*paths_of("path", named)], []
     found: list[Path | ShardSource] = []
+    empty: list[EmptyPack] = []
     for each in named:
         if not is_pack_url(each):
             found += paths_of("path", each)
@@ -156,5 +164,8 @@ def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | Sha
                 f"path is {url}: a URL is read through a cache: sa1bpack.open(path, "
                 "cache_dir='/folder/on/a/local/disk')"
             )
-        found.append(scheme_of(url).open_pack(url, cache, limit))
-    return found
+        try:
+            found.append(scheme_of(url).open_pack(url, cache, limit))
+        except EmptyPack as error:
+            empty.append(error)
+    return found, empty

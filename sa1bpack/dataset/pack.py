@@ -18,7 +18,6 @@ import copy
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from operator import attrgetter
@@ -28,8 +27,8 @@ import numpy as np
 
 from sa1bpack.dataset.features import Feature
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_of, row_array
-from sa1bpack.dataset.shards import CACHE, OpenShard
-from sa1bpack.errors import FormatError, OptionError, ResourceShortage
+from sa1bpack.dataset.shards import CACHE, OpenShard, OpenShards
+from sa1bpack.errors import EmptyPack, FormatError, OptionError, ResourceShortage
 from sa1bpack.format.arrays import check_offsets_rise
 from sa1bpack.format.files import REMEDY
 from sa1bpack.format.index import (
@@ -44,7 +43,8 @@ from sa1bpack.format.manifest import SHARDS_NAME, Manifest, completeness_of, mak
 from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard, read_sample_rows
 from sa1bpack.format.side.spec import FeatureShard, ShardIdentity, shard_identities
 from sa1bpack.masks import MaskRule
-from sa1bpack.urls import Counts, Lease, ShardSource
+from sa1bpack.threads import ThreadPool
+from sa1bpack.urls import FOLDER_BYTES, Counts, Lease, ShardSource
 from sa1bpack.wording import brief, counted
 
 DUPLICATES = ("error", "first", "all")
@@ -78,7 +78,7 @@ class PackFolder:
         self.root = root.absolute()  # shards are opened later, from whatever folder
         self.manifest, index = CACHE.with_resources(lambda: open_manifest_and_index(root))
         if index is None:
-            raise FormatError(f"{self.root}: {completeness_of(self.root, self.manifest)}")
+            raise EmptyPack(f"{self.root}: {completeness_of(self.root, self.manifest)}")
         self.layout, self.index = self.manifest.layout, index
         shards = self.manifest.shards
         self.first_row = [0, *accumulate(shard.samples for shard in shards)]
@@ -187,7 +187,7 @@ class Pack:
     """
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
-        self._owner = object()  # of open shards
+        self._open_shards = OpenShards()
         self.folders, self.duplicates = tuple(folders), duplicates
         self.features: Sequence[Feature] = ()
         self.places = [(each, k) for each in folders for k in range(len(each.manifest.shards))]
@@ -207,13 +207,11 @@ class Pack:
         # Of 16 bits, which numpy sorts in linear time.
         self._folder_of = np.array([numbers[id(folder)] for folder, _ in self.places], np.uint16)
 
-    def __del__(self):
-        CACHE.drop(lambda key, _: key[0] is self._owner)
-
     def with_features(self, features: Sequence[Feature]) -> "Pack":
         """The same pack with other features."""
         found = copy.copy(self)
-        found.features, found._owner = features, object()
+        found.features = features
+        found._open_shards = OpenShards()
         return found
 
     @property
@@ -272,8 +270,17 @@ class Pack:
         OSError if a file cannot be opened, ResourceShortage if the system refuses a map or a file
         for lack of resources, StoreError if the shard cannot be fetched.
         """
-        key = self._owner, number
-        return CACHE.get(key) or CACHE.open(key, partial(self._opened, number))
+        shards = self._open_shards
+        opened = CACHE.get(shards, number)
+        return opened or CACHE.open(shards, number, partial(self._opened, number))
+
+    def fetched_bytes(self, number: int) -> int:
+        """Bytes that a shard takes in caches, with its rows of features; 0 if it is not fetched."""
+        nbytes = sum(feature.fetched_bytes(number) for feature in self.features)
+        folder, _ = self.places[number]
+        if folder.source is not None:
+            nbytes += self.manifest.shards[number].bytes + FOLDER_BYTES
+        return nbytes
 
     def _opened(self, number: int) -> OpenShard:
         if not 0 <= number < len(self):
@@ -294,10 +301,10 @@ class Pack:
         An error is a FormatError or an OSError. Raises ResourceShortage and StoreError, which are
         not the fault of a shard, and IndexError for a number that does not exist.
         """
-        found = {number: CACHE.get((self._owner, number)) for number in numbers}
+        found = {number: CACHE.get(self._open_shards, number) for number in numbers}
         todo = [number for number, opened in found.items() if opened is None]
         if len(todo) > 1:
-            with ThreadPoolExecutor(min(MAX_OPENERS, len(todo))) as pool:
+            with ThreadPool(min(MAX_OPENERS, len(todo))) as pool:
                 found |= zip(todo, pool.map(self._outcome, todo), strict=True)
         else:
             found |= zip(todo, map(self._outcome, todo), strict=True)
@@ -536,12 +543,41 @@ def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, in
     )
 
 
-def open_folders(places: Sequence[Path | ShardSource]) -> list[PackFolder]:
-    """Open packs, several at once. Raises as PackFolder does, for the first that cannot be."""
-    if len(places) == 1:
+def open_folders(
+    places: Sequence[Path | ShardSource], empty: Sequence[EmptyPack] = ()
+) -> list[PackFolder]:
+    """Open packs, several at once. Those without an image are passed over, with a warning.
+
+    Args:
+        places: folders, and sources of packs at URLs.
+        empty: errors of packs at URLs that have no image.
+
+    Raises:
+        EmptyPack: no pack has an image.
+        Whatever PackFolder raises, for the first that cannot be opened.
+    """
+    if len(places) == 1 and not empty:
         return [PackFolder(places[0])]
-    with ThreadPoolExecutor(MAX_OPENERS) as pool:
-        return list(pool.map(PackFolder, places))
+    passed_over = list(empty)
+    folders = []
+    with ThreadPool(MAX_OPENERS) as pool:
+        for opened in pool.map(_opened_folder, places):
+            if isinstance(opened, EmptyPack):
+                passed_over.append(opened)
+            else:
+                folders.append(opened)
+    if not folders:
+        raise passed_over[0]
+    for error in passed_over:
+        _log.warning("%s; it is passed over", error)
+    return folders
+
+
+def _opened_folder(place: Path | ShardSource) -> PackFolder | EmptyPack:
+    try:
+        return PackFolder(place)
+    except EmptyPack as error:
+        return error
 
 
 def check_same_layout(folders: Sequence[PackFolder]) -> None:

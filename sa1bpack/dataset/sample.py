@@ -24,6 +24,7 @@ from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, ThresholdKeywords, Thresholds
 from sa1bpack.user_code import call_user
+from sa1bpack.wording import brief
 
 # How an image is put into a batch.
 AS_STORED = 0  # a stored canvas, unchanged
@@ -85,7 +86,7 @@ class SampleOptions(Thresholds):
         super().__post_init__()
         object.__setattr__(self, "features", feature_paths(self.features))
         if self.transform is not None and not callable(self.transform):
-            raise OptionError(f"transform is {self.transform!r}: choose a function or None")
+            raise OptionError(f"transform is {brief(self.transform)}: choose a function or None")
 
     @cached_property
     def rule(self) -> kernels.MaskRule | None:
@@ -133,7 +134,8 @@ class MaskSpec:
             choice("mask_sampling", sampling, SAMPLINGS)
         if source != "bits" and not layout.runs:
             raise OptionError(
-                f"mask_format={form!r}, mask_size={size}, mask_sampling={sampling!r} (the pack's "
+                f"mask_format={brief(form)}, mask_size={size}, mask_sampling={brief(sampling)} "
+                "(the pack's "
                 "own where none was given) needs the exact runs, but this pack was made without "
                 f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; use "
                 "mask_format='bits' or 'bool' without other options, or pack again with --masks "

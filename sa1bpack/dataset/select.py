@@ -36,7 +36,7 @@ from sa1bpack.format.side.spec import FeatureShard
 from sa1bpack.masks import passes
 from sa1bpack.masks.random import words
 from sa1bpack.user_code import call_user
-from sa1bpack.wording import counted, span_text
+from sa1bpack.wording import brief, counted, span_text
 
 _log = logging.getLogger("sa1bpack")
 
@@ -166,7 +166,8 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
         columns[feature.spec.axis].append(feature.spec.name)
     if name not in columns[axis]:
         raise UnknownName(
-            f"no column {name!r} has one value per {axis}: those with one per sample, of column(), "
+            f"no column {brief(name)} has one value per {axis}: those with one per sample, of "
+            "column(), "
             f"are {', '.join(columns['sample'])}; those with one per mask, of mask_column(), or of "
             f"column() with reduce={'|'.join(REDUCTIONS)}, are {', '.join(columns['mask'])}"
         )
@@ -221,7 +222,7 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
     for name in wanted:
         if name not in known:
             kind = "shard" if field == "name" else field
-            raise UnknownName(f"no {kind} {name!r}: {pack.name} has {span_text(known)}")
+            raise UnknownName(f"no {kind} {brief(name)}: {pack.name} has {span_text(known)}")
     chosen = np.array([getattr(entry, field) in wanted for entry in entries])
     if pack.is_whole(rows):
         return as_rows(np.flatnonzero(np.repeat(chosen, np.diff(pack.first_row))))
@@ -275,7 +276,7 @@ def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise OptionError(
-            f"where is {text!r}: write NAME SIGN NUMBER, such as 'mask_count >= 10' or "
+            f"where is {brief(text)}: write NAME SIGN NUMBER, such as 'mask_count >= 10' or "
             f"'max(area) > 100000'; a sign is one of {' '.join(SIGNS)}"
         )
     compare = SIGNS[found["sign"]]
@@ -287,7 +288,7 @@ def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
     if mask in MASK_NUMBERS:
         return lambda columns: compare(columns.reduced(mask, reduce), number)
     raise OptionError(
-        f"where is {text!r}: {mask or name!r} is not a number of a sample: it has "
+        f"where is {brief(text)}: {brief(mask or name)} is not a number of a sample: it has "
         f"{', '.join(NUMBERS)}, and {', '.join(REDUCTIONS)} of {', '.join(MASK_NUMBERS)}"
     )
 

@@ -4,7 +4,6 @@ A map or a file that the system refuses for lack of resources says nothing about
 never a reason to drop a sample.
 """
 
-import errno
 import gc
 import os
 import resource
@@ -18,6 +17,8 @@ from typing import TypeVar
 import numpy as np
 
 from sa1bpack.errors import ResourceShortage
+from sa1bpack.finalizers import Living, settle
+from sa1bpack.format.files import is_shortage
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.side.spec import FeatureShard
 from sa1bpack.urls import Lease
@@ -76,19 +77,35 @@ class OpenShard:
         return str(self.shard.folder / self.shard.layout.array(name).chunk_path)
 
 
+class OpenShards:
+    """The open shards of one pack, by number; they are dropped with this object."""
+
+    def __init__(self):
+        self.by_number: dict[int, OpenShard] = {}
+        CACHE.owners.add(self)
+
+    def __reduce__(self):
+        return OpenShards, ()  # a copy begins without any
+
+
+# What keeps a shard apart from all others: the open shards of its pack, and its number there.
+_Key = tuple[OpenShards, int]
+
+
 class ShardCache:
     """The open shards of all packs of the process, within one budget of memory maps.
 
     Each is opened once, for all threads that ask for it; those that were used least recently are
     dropped. What is dropped is unmapped once no view of it is in use. The only locks are those of
-    the shards that are being opened: every change of the dict is one step of the interpreter.
+    the shards that are being opened: every change of a dict is one step of the interpreter.
 
     Attributes:
         limit: memory maps that all open shards may have together.
+        owners: the open shards of each pack that is in use.
     """
 
     def __init__(self):
-        self._open: dict[_Key, OpenShard] = {}
+        self.owners = Living[OpenShards]()
         self._uses = count()
         self.after_fork()
 
@@ -100,41 +117,51 @@ class ShardCache:
     def limit(self) -> int:
         return int(mapping_limit() * SHARE_OF_MAPPINGS)
 
+    def _all(self) -> list[tuple[OpenShards, int, OpenShard]]:
+        """All open shards, each with its owner and its number."""
+        shards = []
+        for owner in self.owners:
+            for number, opened in owner.by_number.copy().items():
+                shards.append((owner, number, opened))
+        return shards
+
     @property
     def mappings(self) -> int:
         """Memory maps that all open shards have."""
-        return sum(opened.mappings for opened in list(self._open.values()))
+        return sum(opened.mappings for _, _, opened in self._all())
 
-    def get(self, key: "_Key") -> OpenShard | None:
+    def get(self, owner: OpenShards, number: int) -> OpenShard | None:
         """The shard, if it is open, noted as used. Takes no lock."""
-        opened = self._open.get(key)
+        opened = owner.by_number.get(number)
         if opened is not None:
             opened.used = next(self._uses)
             for lease in opened.leases:
                 lease.touch()
         return opened
 
-    def open(self, key: "_Key", work: Callable[[], OpenShard]) -> OpenShard:
+    def open(self, owner: OpenShards, number: int, work: Callable[[], OpenShard]) -> OpenShard:
         """The shard, opened by `work` if it is not open; threads that ask meanwhile wait for that.
 
         An error, or Ctrl-C, is that of the thread it happened in: the next one tries.
         """
+        key = owner, number
         with self._opening.setdefault(key, threading.Lock()):
             try:
-                if (opened := self.get(key)) is None:
+                opened = self.get(owner, number)
+                if opened is None:
                     opened = self.with_resources(work)
                     opened.used = next(self._uses)
-                    self._open[key] = opened
+                    owner.by_number[number] = opened
                     self._shrink(self.limit)
                 return opened
             finally:
                 self._opening.pop(key, None)
 
-    def drop(self, chosen: Callable[["_Key", OpenShard], bool]) -> None:
+    def drop(self, chosen: Callable[[OpenShard], bool]) -> None:
         """Drop the shards that are chosen; what reads one keeps it open until it is done."""
-        for key, opened in self._open.copy().items():
-            if chosen(key, opened):
-                self._open.pop(key, None)
+        for owner, number, opened in self._all():
+            if chosen(opened):
+                owner.by_number.pop(number, None)
 
     def with_resources(self, work: Callable[[], _T]) -> _T:
         """The result of `work`; if the system refuses it a map or a file, free some and try again.
@@ -149,6 +176,7 @@ class ShardCache:
                 raise
         self._shrink(self.mappings // 2)  # here, where the error no longer holds maps
         gc.collect()
+        settle()
         try:
             return work()
         except OSError as error:
@@ -159,15 +187,14 @@ class ShardCache:
     def _shrink(self, limit: int) -> None:
         """Drop the least recently used shards until the others are within a limit; one stays."""
         mappings = self.mappings
-        by_use = sorted(self._open.copy().items(), key=lambda each: each[1].used)
+        if mappings <= limit:
+            return
+        by_use = sorted(self._all(), key=lambda shard: shard[2].used)
         while mappings > limit and len(by_use) > 1:
-            key, opened = by_use.pop(0)
-            self._open.pop(key, None)
+            owner, number, opened = by_use.pop(0)
+            owner.by_number.pop(number, None)
             mappings -= opened.mappings
 
-
-# What keeps a shard apart from all others: its owner, and its number there.
-_Key = tuple[object, int]
 
 # Shared by all packs of the process.
 CACHE = ShardCache()
@@ -180,11 +207,6 @@ def mapping_limit() -> int:
         return int(_MAPPINGS_LIMIT.read_text())
     except (OSError, ValueError):  # not Linux, or no descriptor is left to read it
         return DEFAULT_MAPPINGS
-
-
-def is_shortage(error: OSError) -> bool:
-    """True if the system refused memory or an open file for lack of resources."""
-    return error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 def shortage(error: OSError) -> ResourceShortage:

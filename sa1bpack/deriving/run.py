@@ -198,7 +198,7 @@ class FeatureShardMaker:
         if not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
             raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
         if not callable(fn):
-            raise OptionError(f"fn is {fn!r}: choose a function of a batch")
+            raise OptionError(f"fn is {brief(fn)}: choose a function of a batch")
         if not isinstance(pipeline, Pipeline | None):
             raise OptionError(f"pipeline is {brief(pipeline)}: choose a transforms.Pipeline")
         rows = {key: others.pop(key) for key in RowKeywords.__annotations__ if key in others}
@@ -212,7 +212,9 @@ class FeatureShardMaker:
         by_mask = rows.get("axis") == "mask"
         if by_mask and MaskLayout.of(others.setdefault("mask_layout", "concat")).padded:
             layout = others["mask_layout"]
-            raise OptionError(f"mask_layout is {layout!r}: for masks choose concat or concat_bits")
+            raise OptionError(
+                f"mask_layout is {brief(layout)}: for masks choose concat or concat_bits"
+            )
         mask_choice = _mask_choice(by_mask, others)
         self._batch_size = whole_number("batch_size", batch_size, 1)
         self._fn, self._options, self._pipeline = fn, dict(options), pipeline
@@ -344,16 +346,18 @@ def function_of(name: str, option: str = "fn") -> Callable:
     """
     module, colon, attribute = name.partition(":")
     if not (colon and all(word.isidentifier() for word in f"{module}.{attribute}".split("."))):
-        raise OptionError(f"{option} is {name!r}: choose MODULE:FUNCTION, such as my_teacher:embed")
+        raise OptionError(
+            f"{option} is {brief(name)}: choose MODULE:FUNCTION, such as my_teacher:embed"
+        )
     try:
         found = resolve_name(name)
     except (ModuleNotFoundError, AttributeError) as error:
         lost = f"{error.name}." if isinstance(error, ModuleNotFoundError) else ""
         if not f"{module}.".startswith(lost):
             raise  # something that the module imports
-        raise OptionError(f"{option} is {name!r}: {error}") from None
+        raise OptionError(f"{option} is {brief(name)}: {error}") from None
     if not callable(found):
-        raise OptionError(f"{option} is {name!r}: of type {type(found).__name__}, no function")
+        raise OptionError(f"{option} is {brief(name)}: of type {type(found).__name__}, no function")
     return found
 
 

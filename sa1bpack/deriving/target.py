@@ -134,9 +134,9 @@ class Target:
         if quantize is not None:
             self._scaled = SCALED_DTYPES[choice("quantize", quantize, SCALED_DTYPES)]
         if self._scaled and allow_nonfinite:
-            raise OptionError(f"quantize is {quantize!r}: NaN and infinities have no scale")
+            raise OptionError(f"quantize is {brief(quantize)}: NaN and infinities have no scale")
         if spatial and axis != "sample":
-            raise OptionError(f"spatial is True, but axis is {axis!r}: choose axis='sample'")
+            raise OptionError(f"spatial is True, but axis is {brief(axis)}: choose axis='sample'")
         self._covers, self._interpolation = _of_spatial(spatial, covers, interpolation)
         if spatial and covers is None and ds.layout.fit == "squash":
             self._covers = "canvas"  # which the photograph fills
@@ -171,7 +171,8 @@ class Target:
             found = read_side_manifest(self.folder).spec
             if found.dtype != self._scaled and (found.scaled or self._scaled):
                 raise OutputRefused(
-                    f"{self.folder}: rows are {found.to_text()}, but quantize is {quantize!r}: "
+                    f"{self.folder}: rows are {found.to_text()}, but quantize is "
+                    f"{brief(quantize)}: "
                     "choose quantize as before (--quantize), or another folder"
                 )
             spec = replace(
@@ -352,7 +353,8 @@ def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
             number = whole_number("RANK", int(rank), 0, count - 1) + 1
         except ValueError:
             raise OptionError(
-                f"RANK is {rank!r} and WORLD_SIZE is {world!r} in the environment: set both, or "
+                f"RANK is {brief(rank)} and WORLD_SIZE is {brief(world)} in the environment: set "
+                "both, or "
                 "pass part=(K, N)"
             ) from None
     return shards[number - 1 :: count]

@@ -4,11 +4,14 @@ import errno
 import logging
 import mmap
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+
+from sa1bpack.oserrors import naming
+from sa1bpack.threads import ThreadPool
 
 # Offsets, lengths and addresses of direct reads and writes are multiples of this: the logical block
 # of almost every disk is 512 or 4096 bytes.
@@ -155,7 +158,7 @@ class FileStream:
     file and memory of this stream, and `close` waits for it.
     """
 
-    def __init__(self, path: str, nbytes: int, direct: bool, helper: ThreadPoolExecutor):
+    def __init__(self, path: str, nbytes: int, direct: bool, helper: ThreadPool):
         """Open the file.
 
         Args:
@@ -168,6 +171,7 @@ class FileStream:
             OSError: the file cannot be opened.
         """
         file = open_direct_if_possible(path) if direct else None
+        self._path = path
         self._step = 1 if file is None else BLOCK
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if file is None else file
         self._block = min(BLOCK_BYTES, -(-max(nbytes, 1) // BLOCK) * BLOCK)
@@ -209,7 +213,8 @@ class FileStream:
 
     def _read_block(self) -> int:
         """Read the next block into the first memory; returns how many bytes there were."""
-        return _fill(self._file, self._memory[0], self._position, self._step)
+        with naming(self._path):
+            return _fill(self._file, self._memory[0], self._position, self._step)
 
     def close(self) -> None:
         """Close the file."""

@@ -46,7 +46,9 @@ from sa1bpack.format.manifest import check_shard_name, folder_to_write
 from sa1bpack.format.selection import is_selection
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.masks import check_image_runs, encode_counts, mask_boxes
+from sa1bpack.oserrors import naming
 from sa1bpack.progress import image_steps
+from sa1bpack.wording import brief
 
 # A record is made from all other arrays.
 _NOT_EXPORTED = ("image", "image_offset", "mask_bits", "checksum")
@@ -255,7 +257,8 @@ def _image(shard: Shard, row: int) -> dict[str, Any]:
     name = raw.decode(errors="replace")
     if name.encode() != raw or name in ("", ".", "..") or any(c in "/\\\0" for c in name):
         raise FormatError(
-            f"{shard.folder}: sample {row}: {name!r} is not a plain file name; rename the image "
+            f"{shard.folder}: sample {row}: {brief(name)} is not a plain file name; rename the "
+            "image "
             "and pack it again"
         )
     height, width = shard["size"][row, :2].tolist()
@@ -467,8 +470,9 @@ def _writing(path: Path, durably: bool = False) -> Iterator[Callable[[bytes], ob
         with temporary.open("xb") as file:
             yield file.write
             if durably:
-                file.flush()
-                os.fsync(file.fileno())
+                with naming(path):
+                    file.flush()
+                    os.fsync(file.fileno())
         temporary.rename(path)
         if durably:
             flush_folder(path.parent)

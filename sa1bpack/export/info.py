@@ -245,7 +245,7 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
 
     Args:
         roots: folders of packs.
-        pack: the packs, open as one; None for a pack that has no index yet.
+        pack: the packs that have images, open as one; None for a pack that has no index yet.
 
     Raises:
         FormatError: a manifest or an index is damaged.
@@ -255,7 +255,10 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
     if pack is None:
         manifests = [manifest := read_manifest(roots[0])]
     else:
-        manifests, manifest = [folder.manifest for folder in pack.folders], pack.manifest
+        opened = {folder.root: folder.manifest for folder in pack.folders}
+        # Of packs without an image, which are not among those that were opened, too.
+        manifests = [opened.get(root.absolute()) or read_manifest(root) for root in roots]
+        manifest = pack.manifest
         rows = range(manifest.samples)
         ids, mask_counts = pack.image_ids(rows), np.diff(pack.mask_offsets(rows))
         duplicates = find_duplicates(manifest, replace(pack.folders[0].index, image_id=ids))

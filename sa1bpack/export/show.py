@@ -27,7 +27,7 @@ from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.raw.decoding import Decoder, no_pairs
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
-from sa1bpack.wording import counted
+from sa1bpack.wording import brief, counted
 
 DEFAULT_SAMPLES = 12
 _IMAGES = (".jpg", ".jpeg")
@@ -183,7 +183,7 @@ def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:
     """The dataset to show. Raises OptionError for one without images, and as `open` does."""
     if isinstance(pack, TarDataset):
         raise OptionError(
-            f"pack is {pack!r}, of which no pictures are made: pass the path of a tar"
+            f"pack is {brief(pack)}, of which no pictures are made: pass the path of a tar"
         )
     opened = isinstance(pack, Dataset) or torch_subset(pack)[1]
     dataset = as_dataset(pack) if opened else open_pack(pack, **rule)

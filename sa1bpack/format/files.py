@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
+from sa1bpack.oserrors import naming
 from sa1bpack.wording import brief
 
 # All of SA-1B has 1 MB of manifest, and 100 kB of metadata per shard; a source of MAX_REJECTS
@@ -87,13 +88,9 @@ def byte_view(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
 
-@contextmanager
-def naming(path: Path | str) -> Iterator[None]:
-    """Name `path` in an OSError of the calls within: calls on descriptors do not know it."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+def is_shortage(error: OSError) -> bool:
+    """True if the system refused memory or an open file for lack of resources."""
+    return error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 def write_at(fd: int, data, offset: int, path: Path) -> None:
@@ -148,8 +145,13 @@ def open_file(path: Path) -> int:
     Raises FormatError if it is anything else, OSError if it cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
+    try:
+        with naming(path):
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return fd
+    except BaseException:
+        os.close(fd)
+        raise
     os.close(fd)
     raise FormatError(f"{path}: a folder, a pipe or a device, where a file must be; restore it")
 
@@ -470,42 +472,30 @@ def map_bytes(path: Path, nbytes: int) -> np.ndarray:
     """
     if nbytes == 0:
         return np.frombuffer(b"", np.uint8)
-    with opened(path, os.O_RDONLY) as fd:
+    with opened(path, os.O_RDONLY) as fd, naming(path):
         size = os.fstat(fd).st_size
         if size < nbytes:
             raise FormatError(f"{path}: {size} bytes, but {nbytes} are to be mapped; restore it")
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-    if address == _MAP_FAILED:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(path))
-    mapping = _Mapping()
-    mapping.span = address, nbytes
-    place = {"shape": (nbytes,), "typestr": "|u1", "data": (address, True)}
-    mapping.__array_interface__ = {"version": 3, **place}
-    return np.asarray(mapping)
+        # `mmap.mmap` of a file keeps a descriptor. This one has none, and the file is mapped in its
+        # place: it is compiled code that unmaps it, so no interrupt can prevent that.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        mapped = np.frombuffer(mmap.mmap(-1, nbytes, flags=flags, prot=mmap.PROT_READ), np.uint8)
+        address = mapped.__array_interface__["data"][0]
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        if _libc.mmap(address, nbytes, mmap.PROT_READ, flags, fd, 0) == _MAP_FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    return mapped
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.renameat2.argtypes = (*[ctypes.c_int, ctypes.c_char_p] * 2, ctypes.c_uint)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_MAP_FIXED = 0x10  # in the place of what is mapped there
 _MAP_FAILED = ctypes.c_void_p(-1).value
-
-
-class _Mapping:
-    """A shared mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)
-
-    Attributes:
-        span: address, and length in bytes.
-    """
-
-    span: tuple[int, int]
-
-    def __del__(self):
-        _libc.munmap(*self.span)
 
 
 # ------------------------------------------------------------------------------------- checksums

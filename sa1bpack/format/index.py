@@ -8,7 +8,6 @@ there is no Python object per sample.
 
 from collections import Counter
 from collections.abc import Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.shard_reader import check_rows_digest
 from sa1bpack.format.shard_writer import AppendFile, complete_group
+from sa1bpack.threads import ThreadPool
 from sa1bpack.wording import counted, printable
 
 _BLOCK = 1 << 18  # ids that are compared together
@@ -77,7 +77,7 @@ def _read_digests(root: Path, shards: Sequence[ShardEntry]) -> tuple[str, ...]:
     """
     paths = [root / SHARDS_NAME / shard.name / files.CHECKSUMS_NAME for shard in shards]
     try:
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPool(_THREADS) as pool:
             return tuple(pool.map(files.file_digest, paths))
     except FileNotFoundError as error:
         raise files.missing(Path(error.filename)) from None

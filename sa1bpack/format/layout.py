@@ -214,7 +214,7 @@ class Layout:
             if spec.name == name:
                 return spec
         raise UnknownName(
-            f"no array {name!r}; the arrays are {', '.join(s.name for s in self.arrays)}"
+            f"no array {brief(name)}; the arrays are {', '.join(s.name for s in self.arrays)}"
         )
 
     def array_rows(self, lengths: AxisLengths) -> dict[ArraySpec, int]:

@@ -1,7 +1,6 @@
 """A check of a pack under way: the files that it reads, and what it finds."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Literal
 from sa1bpack.disk.direct import FileStream
 from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
 from sa1bpack.errors import FormatError
-from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest
+from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest, is_shortage
 from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.threads import ThreadPool
 from sa1bpack.user_code import call_user
 
 # Called with what is done and what there is to do. False, with which other calls show no bar, is
@@ -129,7 +129,7 @@ class PackFiles:
         mode = choose_mode(self._io, nbytes, "the pack's", lambda: direct_obstacle(small))
         self._direct = mode.direct
 
-    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> FileStream:
+    def stream(self, path: Path, nbytes: int, helper: ThreadPool) -> FileStream:
         """A file of `nbytes` bytes, to be read once; `helper` may read ahead. Raises OSError."""
         return FileStream(str(path), nbytes, self._direct, helper)
 
@@ -182,10 +182,15 @@ class Check:
 
     @contextmanager
     def collecting(self, **place) -> Iterator[None]:
-        """Turn a FormatError or OSError into a problem; it ends the block."""
+        """Turn a FormatError or OSError into a problem; it ends the block.
+
+        What the system refuses for lack of resources is raised: it says nothing about the pack.
+        """
         try:
             yield
         except (FormatError, OSError) as error:
+            if isinstance(error, OSError) and is_shortage(error):
+                raise
             self.add(reason_of(error), **place, denied=isinstance(error, PermissionError))
 
     def digest(self, path: Path, expected: str, **place) -> None:

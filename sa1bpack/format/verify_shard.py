@@ -6,7 +6,6 @@ error is then a problem to report, not a signal that kills the process.
 """
 
 from collections.abc import Callable, Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from sa1bpack.format.manifest import Count, ShardEntry
 from sa1bpack.format.problems import Check, PackFiles
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
 from sa1bpack.format.side.spec import REMAKE, FeatureShard, ShardIdentity, SideSpec
+from sa1bpack.threads import ThreadPool
 
 # Nine tenths and more of a pack: a quick check skips their digests.
 HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
@@ -44,7 +44,7 @@ class ArrayStream:
     """One array, read front to back a few rows at a time, and its running XXH3-128."""
 
     def __init__(
-        self, files: PackFiles, folder: Path, spec: ArraySpec, rows: int, helper: ThreadPoolExecutor
+        self, files: PackFiles, folder: Path, spec: ArraySpec, rows: int, helper: ThreadPool
     ):
         """Open it. Raises OSError."""
         self.spec = spec
@@ -126,7 +126,7 @@ def _check_streams(
 ) -> None:
     """Read arrays once, side by side: check their samples, and then their digests."""
     with ExitStack() as stack:
-        helper = stack.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
+        helper = stack.enter_context(ThreadPool(_THREADS, "sa1bpack-read-ahead"))
         streams = {}
         for spec, rows in arrays.items():
             opened = ArrayStream(check.files, folder, spec, rows, helper)

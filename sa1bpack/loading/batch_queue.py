@@ -11,9 +11,9 @@ The wait of a consumer ends by its timeout, and `close` wakes every waiting thre
 
 import gc
 import logging
+import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from sa1bpack.errors import LoaderTimeout, ReadError
+from sa1bpack.finalizers import Living, when_gone
 from sa1bpack.wording import size_text
 
 # How long a thread waits at a time; it is woken when there is something to do.
@@ -71,7 +72,7 @@ class BufferPool:
         threads: number of threads of each epoch.
         all: buffers that exist.
         free: buffers that can be taken.
-        lent: buffers that the consumer holds, until `release`.
+        lent: what holds the buffers that the consumer has; each is released soon after it is gone.
         scratch: scratch memory of threads that have ended, for the next ones to take; none once
             closed.
     """
@@ -92,12 +93,22 @@ class BufferPool:
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
         self.allocate, self.count, self.threads = allocate, count, threads
         self.free: deque[Buffer] = deque()
-        # Weak: an interrupt may lose one that changes hands, or that is given back by a finalizer,
-        # which then ends in the middle; `refill` replaces it.
-        self.all, self.lent = weakref.WeakSet[Buffer](), weakref.WeakSet[Buffer]()
+        # Weak: an interrupt may lose one that changes hands; `refill` replaces it.
+        self.all = Living[Buffer]()
+        self.lent = Living[object]()
         self._has_grown = self._closed = False
         self._collect_from = 0  # buffers; with fewer, garbage is not collected
         self.refill()
+
+    def lend(self, buffer: Buffer, holder: object) -> None:
+        """Lend a buffer to the consumer for as long as an object lives, which the tensors hold."""
+        self.lent.add(holder)
+        when_gone(holder, self._take_back, buffer, os.getpid())
+
+    def _take_back(self, buffer: Buffer, process: int) -> None:
+        # In a forked child the pool belongs to the parent, and its lock may be held forever.
+        if process == os.getpid():
+            self.release(buffer)
 
     def release(self, buffer: Buffer) -> None:
         """Put back a buffer that is no longer in use.
@@ -105,7 +116,6 @@ class BufferPool:
         It is taken next: the part still in the processor's caches is written faster. But one that a
         device still copies out of is taken after all others: then its copy has most likely ended.
         """
-        self.lent.discard(buffer)
         if self._closed or len(self.free) >= self.count:
             self.all.discard(buffer)  # beyond the plan: the consumer had kept batches
             self._collect_from = 0
@@ -152,7 +162,8 @@ class BufferPool:
                 size_text(len(added[0].bytes)),
             )
         with self.changed:
-            self.all.update(added)
+            for buffer in added:
+                self.all.add(buffer)
             self.free.extend(added)
             self.changed.notify_all()
 

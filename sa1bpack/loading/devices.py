@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.finalizers import Living
 from sa1bpack.format.side.spec import SCALE_BYTES
 from sa1bpack.loading.batch.spec import BatchSpec, Regions, split_regions
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch
@@ -392,17 +392,9 @@ def floats_on_device(stored: torch.Tensor, row_shape: tuple[int, ...]) -> torch.
 class LentBuffer:
     """The buffer of a batch on the CPU, for as long as any tensor of the batch lives."""
 
-    _pid: int | None = None  # an interrupt may come before it is known
-
     def __init__(self, buffer: Buffer, nbytes: int, pool: BufferPool):
-        self._buffer, self._pool, self._pid = buffer, pool, os.getpid()
-        pool.lent.add(buffer)
         self.__array_interface__ = buffer.bytes[:nbytes].__array_interface__
-
-    def __del__(self):
-        # In a forked child the pool belongs to the parent, and its lock may be held forever.
-        if self._pid == os.getpid():
-            self._pool.release(self._buffer)
+        pool.lend(buffer, self)
 
 
 class Host:
@@ -463,7 +455,7 @@ class CudaDevice:
                 self.device,
                 reason,
             )
-        _memory[pinned.untyped_storage()] = None
+        _memory.add(pinned.untyped_storage())
         pinned = pinned[-pinned.data_ptr() % BLOCK :][:nbytes]
         return Buffer(pinned.numpy(), pinned)
 
@@ -518,7 +510,7 @@ class CudaDevice:
     def _empty(self, part: slice) -> torch.Tensor:
         """Memory of the device for a part of a buffer."""
         memory = CUDA.empty(part.stop - part.start, self._index)
-        _memory[memory.untyped_storage()] = None
+        _memory.add(memory.untyped_storage())
         return memory
 
     def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
@@ -683,13 +675,13 @@ class ChosenDevice:
 # ends the process. That fails in a forked child, and after a kernel that failed, before its
 # traceback is printed. There such memory is never freed.
 
-# A plain weak reference does not own what it returns once only torch holds the storage.
-_memory = WeakIdKeyDictionary()
+_memory = Living[torch.UntypedStorage]()
 
 
 def _keep_forever() -> None:
     devices_in_use.clear()
     for storage in list(_memory):
+        storage._fix_weakref()  # else it is not owned here once only torch holds the storage
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(storage))
 
 

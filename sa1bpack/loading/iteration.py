@@ -3,7 +3,6 @@
 import os
 import threading
 import traceback
-import weakref
 from math import floor
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from torch.utils.data import Sampler, SequentialSampler
 from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.finalizers import Ending, when_gone
 from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.devices import no_memory
 from sa1bpack.loading.options import ReadingOptions
@@ -120,7 +120,7 @@ class BaseLoader:
     """
 
     _counts: EpochCounts | None = None  # of the latest epoch
-    _end_producer: weakref.finalize | None = None  # ends the latest epoch, once
+    _ending: Ending | None = None  # ends the latest epoch, once
 
     def _set_up(
         self, ds: Dataset, batch_size: WholeNumbers | None, options: ReadingOptions
@@ -146,9 +146,9 @@ class BaseLoader:
 
     def _end_epoch(self) -> None:
         """End the current iteration, if any."""
-        if self._end_producer is not None:
-            self._end_producer()
-            self._end_producer = None
+        if self._ending is not None:
+            self._ending.run()
+            self._ending = None
 
     def __len__(self) -> int:
         """Batches of the complete latest epoch, or of the one to come before any began."""
@@ -174,7 +174,7 @@ class BaseLoader:
         return counts.stats()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_counts": None, "_end_producer": None}
+        return self.__dict__ | {"_counts": None, "_ending": None}
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next iteration; ends one in progress.
@@ -219,7 +219,7 @@ class Iteration:
         self._loader = loader
         self._lock = threading.RLock()  # one thread at a time begins, takes, or ends
         self._producer: Any = None  # see BaseLoader._begin
-        self._end_producer: weakref.finalize | None = None
+        self._ending: Ending | None = None
         self._pid: int | None = None  # process in which it began
         self._done = self._dropped = 0  # batches and samples
         self._yielded = False  # any batch
@@ -275,8 +275,14 @@ class Iteration:
             self.counts = loader._counts = EpochCounts(self._batches.epoch, begin)
             self._producer = loader._begin(self._batches, self.counts)
             # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
-            self._end_producer = weakref.finalize(self, _end_producer, self._producer, self.counts)
-            loader._end_producer = self._end_producer
+            self._ending = when_gone(
+                self,
+                _end_producer,
+                self._producer,
+                self.counts,
+                at_exit=True,
+            )
+            loader._ending = self._ending
             cursor.check(self._state)  # ended meanwhile, when there was no run to end
             self._producer.start()
         while self._done < self._total:
@@ -373,7 +379,10 @@ class Iteration:
         if self._producer is not None:
             self.counts.end()
             self._loader.batches.end(self._state)
-            self._end_producer()
+            if self._ending is None:  # it was interrupted before it began
+                _end_producer(self._producer, self.counts)
+            else:
+                self._ending.run()
         self._over = self._over or why
         self._producer = None
 

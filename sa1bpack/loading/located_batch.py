@@ -12,7 +12,6 @@ are. Each thread has a `SampleReader`: scratch memory and an AIO context.
 import os
 import resource
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,12 +26,13 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.sample import AS_STORED, read_error
-from sa1bpack.dataset.shards import CACHE, OpenShard, is_shortage, shortage
+from sa1bpack.dataset.shards import CACHE, OpenShard, shortage
 from sa1bpack.disk.aio import CONTEXTS, CUT_SHORT, Context
 from sa1bpack.disk.direct import aligned, open_direct_if_possible
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
-from sa1bpack.format.files import missing
+from sa1bpack.finalizers import Ending, when_gone
+from sa1bpack.format.files import is_shortage, missing
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.loading.batch import load_samples as kernel
 from sa1bpack.loading.batch.load_samples import Destination, ReadState, Samples
@@ -40,6 +40,7 @@ from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.loading.stats import Read
 from sa1bpack.masks import check_image_runs, passes
+from sa1bpack.oserrors import naming
 
 _MOST_SHARDS = 4096
 
@@ -64,6 +65,7 @@ class ShardFiles:
     def __init__(self, files: list[tuple[str, int]], direct: bool):
         """Open them: path, and rows of the array. Raises OSError."""
         self.descriptors = np.tile(np.array([kernel.NO_FILE, 0, 0]), (len(files), 1))
+        when_gone(self, _close_files, self.descriptors)
         for (path, rows), entry in zip(files, self.descriptors, strict=True):
             if not rows:
                 continue
@@ -72,22 +74,31 @@ class ShardFiles:
             else:
                 entry[0] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self, close=os.close):  # bound: at interpreter exit `os` may be gone
-        for descriptor in self.descriptors[:, 0].tolist():
-            if descriptor >= 0:
-                close(descriptor)
+
+def _close_files(descriptors: np.ndarray) -> None:
+    for descriptor in descriptors[:, 0].tolist():
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def tells_what_is_in_memory(path: str, file: int) -> bool:
     """True if mincore answers truthfully; to others than the owner and writers it says "all"."""
-    return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
+    with naming(path):
+        return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
 # The most recently used files of all Loaders, by shard, until their shard is closed. Takes no lock:
 # every change is one step of the interpreter, and shards may be collected at any point. The id of a
 # shard identifies it as long as the reference stored beside it lives: a pack that was reopened,
 # perhaps after a repair, has other shards.
-_files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
+_files: OrderedDict[tuple, tuple[Ending, ShardFiles]] = OrderedDict()
+
+
+def _forget_files(key: tuple) -> None:
+    """Forget the files of a shard that is gone."""
+    ending, _ = _files.get(key, (None, None))
+    if ending is not None and ending() is None:  # not those of another one with the same id
+        _files.pop(key, None)
 
 
 def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
@@ -107,16 +118,19 @@ def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardF
     """
     key = (id(shard), names, direct)
     with suppress(KeyError):
-        _files.move_to_end(key)  # it was used last
-        return _files[key][1]
+        ending, files = _files[key]
+        if ending() is shard:  # and not one that had the same id
+            _files.move_to_end(key)  # it was used last
+            return files
     found = [(shard.path(name), len(shard.arrays[name])) for name in names]
     found += [(each.path, len(each.values)) for each in shard.features]
     files = CACHE.with_resources(partial(ShardFiles, found, direct))
-    reference = weakref.ref(shard, lambda _: _files.pop(key, None))
-    _files[key] = (reference, files)
+    _files[key] = when_gone(shard, _forget_files, key), files
     with suppress(KeyError):  # a shard is collected meanwhile
         while len(_files) > max(2 * most_open_shards() // len(found), 1):
-            _files.popitem(last=False)  # who copies out of them keeps them open until then
+            # Who copies out of them keeps them open until then.
+            _, (ending, _) = _files.popitem(last=False)
+            ending.cancel()
     return files
 
 

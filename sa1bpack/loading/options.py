@@ -31,6 +31,7 @@ from sa1bpack.loading.order.orders import (
 from sa1bpack.loading.stats import LoadingStats
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
+from sa1bpack.wording import brief
 
 ORDERS = {"local": LocalShuffleOrder, "by_node": NodeShuffleOrder}
 # Options of other loaders, and their names here.
@@ -184,7 +185,8 @@ class ReadingOptions(Options):
             )
         if self.on_epoch_end is not None and not callable(self.on_epoch_end):
             raise OptionError(
-                f"on_epoch_end is {self.on_epoch_end!r}: choose a function that takes the stats of "
+                f"on_epoch_end is {brief(self.on_epoch_end)}: choose a function that takes the "
+                "stats of "
                 "an epoch, such as print"
             )
         if self.relations != ():  # names may be an iterator
@@ -225,7 +227,7 @@ class ReadingOptions(Options):
             return ORDERS[order](ds, seed=seed or 0)
         if not isinstance(order, Order):
             raise OptionError(
-                f"order is {order!r}: choose one of {', '.join(ORDERS)}, or an Order, such as "
+                f"order is {brief(order)}: choose one of {', '.join(ORDERS)}, or an Order, such as "
                 "batches.order of OrderedBatches; or shuffle=True in its place"
             )
         if order.size != len(ds) or order.fingerprint != ds.fingerprint:

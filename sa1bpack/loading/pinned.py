@@ -10,19 +10,19 @@ import ctypes
 import logging
 import mmap
 import os
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from sa1bpack.disk.direct import unforked
+from sa1bpack.finalizers import Living, when_gone
 from sa1bpack.wording import size_text
 
 _log = logging.getLogger("sa1bpack")
 
 # Maps of all pinned memory of the process.
-_maps = weakref.WeakSet[mmap.mmap]()
+_maps = Living[mmap.mmap]()
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ def pinned_memory(nbytes: int, cuda: Any, index: int) -> tuple[np.ndarray, list[
     _maps.add(memory_map)
     pinned = _Pinned(os.getpid(), cuda, index, memory_map)
     pinned.address, pinned.nbytes = memory.__array_interface__["data"][0], nbytes
-    weakref.finalize(memory, _release, pinned).atexit = False
+    when_gone(memory, _release, pinned)
     return memory, pinned.streams
 
 

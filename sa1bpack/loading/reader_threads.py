@@ -20,6 +20,7 @@ from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.shard_prefetcher import ShardPrefetcher
 from sa1bpack.loading.stats import EpochCounts
+from sa1bpack.threads import start_thread
 
 # The most samples that are located together: most of the cost does not depend on their number. The
 # first batch of an epoch is located alone, so that it does not wait for the shards of others.
@@ -74,9 +75,7 @@ class ReaderThreads:
             self._prefetcher.start()
         for n in range(self._pool.threads):
             name = f"sa1bpack-reader-{n}"
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._threads.append(start_thread(self._run, name))
 
     # ------------------------------------------------------------------------------- in the threads
 

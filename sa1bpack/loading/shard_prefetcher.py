@@ -11,7 +11,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.orders import Order
-from sa1bpack.urls import FOLDER_BYTES
+from sa1bpack.threads import start_thread
 from sa1bpack.wording import counted, size_text
 
 # Bytes of shards that are opened before they are used: what a link of 25 Gbit/s delivers in the
@@ -35,11 +35,6 @@ def room(pack: Pack) -> int:
     return min(source.limit for source in pack.sources)
 
 
-def _sizes(ds: Dataset, numbers: list[int]) -> list[int]:
-    """The bytes that shards take on this machine."""
-    return [ds.manifest.shards[n].bytes + FOLDER_BYTES for n in numbers]
-
-
 def check_order(ds: Dataset, order: Order) -> None:
     """Raise OptionError for an order whose shards in use at any time exceed the room for them.
 
@@ -48,11 +43,14 @@ def check_order(ds: Dataset, order: Order) -> None:
     if order.shards_at_once is None:
         return
     numbers = np.unique(ds.pack.shard_numbers(ds.rows_at(np.arange(len(ds)))))
-    at_once = sorted(_sizes(ds, numbers.tolist()), reverse=True)[: order.shards_at_once]
+    sizes = [ds.pack.fetched_bytes(number) for number in numbers.tolist()]
+    at_once = sorted(sizes, reverse=True)[: order.shards_at_once]
     if sum(at_once) > room(ds.pack):
-        what = f"{counted(len(at_once), 'shard')} at any time, {size_text(sum(at_once))}"
+        shards = f"{counted(len(at_once), 'shard')} at any time, {size_text(sum(at_once))}"
+        if ds.pack.features:
+            shards += " with their features"
         raise OptionError(
-            f"order is {order!r}, which mixes samples of {what}, but the cache takes "
+            f"order is {order!r}, which mixes samples of {shards}, but the cache takes "
             f"{size_text(room(ds.pack))}, so that each would be fetched many times: raise "
             "cache_size, use order='local', or sa1bpack.LocalShuffleOrder with a smaller window"
         )
@@ -81,7 +79,7 @@ class ShardPrefetcher:
     def start(self) -> None:
         """Begin to open shards."""
         for _ in range(_AT_ONCE):  # daemons: Python need not wait for a fetch when it ends
-            threading.Thread(target=self._open, name="sa1bpack-open", daemon=True).start()
+            start_thread(self._open, "sa1bpack-open")
 
     def end(self) -> None:
         """Open nothing more."""
@@ -103,7 +101,7 @@ class ShardPrefetcher:
             shards, _, _, _ = self._ds.locate_many(self._batches[k])
             shards = np.unique(shards).tolist()
             new = [n for n in shards if n not in self._opened]
-            nbytes = sum(_sizes(self._ds, new))
+            nbytes = sum(map(self._ds.pack.fetched_bytes, new))
             if k > number:
                 if nbytes and self._ahead and self._ahead + nbytes > self._window:
                     break

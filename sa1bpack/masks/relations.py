@@ -27,6 +27,7 @@ from sa1bpack.kernels import njit
 from sa1bpack.masks.arrays import check_array, check_image_runs, frozen
 from sa1bpack.masks.raster import check_image
 from sa1bpack.masks.rle import bounds
+from sa1bpack.wording import brief
 
 SHARE, NEIGHBORS = 0.9, 8  # the defaults
 LEVELS = ("large", "medium", "small")
@@ -245,10 +246,10 @@ def check_rule(share: Any, neighbors: Any) -> tuple[float, int]:
     """
     if not is_number(share) or not 0 < share <= 1:
         raise OptionError(
-            f"share is {share!r}: choose a share of a mask's area, above 0 and at most 1"
+            f"share is {brief(share)}: choose a share of a mask's area, above 0 and at most 1"
         )
     if isinstance(neighbors, bool) or neighbors not in (4, 8):
-        raise OptionError(f"neighbors is {neighbors!r}: choose 4 or 8")
+        raise OptionError(f"neighbors is {brief(neighbors)}: choose 4 or 8")
     return float(share), int(neighbors)
 
 

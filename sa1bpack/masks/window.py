@@ -27,6 +27,7 @@ from sa1bpack.masks.cells import FRACTION
 from sa1bpack.masks.raster import Axis, check_image, draw_grid, make_axis
 from sa1bpack.masks.rle import bounds
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS
+from sa1bpack.wording import brief
 
 UNIT = 1024  # edges of the output lie at multiples of 1/UNIT source pixel
 REACH = 2**20  # source pixels; maximum distance of the output's corners from the origin
@@ -72,7 +73,7 @@ def check_size(
         height, width = size
     except (TypeError, ValueError):
         raise OptionError(
-            f"{name} is {size!r}: give (height, width), whole numbers from 1 to {most}"
+            f"{name} is {brief(size)}: give (height, width), whole numbers from 1 to {most}"
         ) from None
     return whole_number(f"{name}[0]", height, 1, most), whole_number(f"{name}[1]", width, 1, most)
 

@@ -4,7 +4,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import count as count_from
 from itertools import islice
@@ -17,6 +16,7 @@ from sa1bpack.disk.aio import ADDRESS, COUNT, Context
 from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.loading.batch.put import stream_copy
 from sa1bpack.loading.devices import CUDA, device_here, open_device
+from sa1bpack.threads import ThreadPool
 
 # Of every sample: (file, first byte, number of bytes) of its pixels, and of its mask bits if the
 # pack stores them.
@@ -38,7 +38,7 @@ class Reading(NamedTuple):
 
 def _in_threads(threads: int, work: Callable[[int], int]) -> tuple[float, list[int]]:
     """Seconds until `work` of each number below `threads` has ended, and what it returned."""
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPool(threads) as pool:
         begin = time.perf_counter()
         found = list(pool.map(work, range(threads)))
         return time.perf_counter() - begin, found

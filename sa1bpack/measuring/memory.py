@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.format.files import map_bytes
+from sa1bpack.oserrors import naming
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -41,7 +42,7 @@ def _children(process: int) -> list[int]:
 def drop_pages(files: Iterable[Path]) -> None:
     """Drop the pages of files, except those that a process has mapped and used. Raises OSError."""
     for path in files:
-        with path.open("rb") as file:
+        with path.open("rb") as file, naming(path):
             os.fdatasync(file.fileno())  # dirty pages are not dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -33,7 +33,7 @@ from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import Scope, check_pack
 from sa1bpack.packing.options import recorded_options
 from sa1bpack.packing.records import ShardRecord, check_can_write, check_record, read_own_manifest
-from sa1bpack.wording import span_text
+from sa1bpack.wording import brief, span_text
 
 _NAME = files.TEMPORARY_PREFIX + "unfinished-repair.json"
 
@@ -135,7 +135,7 @@ class Damage:
         folders = {folder.name for folder in shard_folders(root)}
         if unknown := sorted(only - known.keys() - folders):
             there = span_text(known.keys() | folders)
-            raise OptionError(f"{root} has no shard {unknown[0]!r}; it has {there}")
+            raise OptionError(f"{root} has no shard {brief(unknown[0])}; it has {there}")
         sources = frozenset(share_of(sources_of(manifest, folders), share))
         prefix = f"{SHARDS_NAME}/"
         self.digests = {p.split("/")[1]: listed[p] for p in listed if p.startswith(prefix)}

@@ -412,7 +412,9 @@ class Placing:
 
     def _copy(self, read: int, write: int, source: Path, target: Path) -> None:
         """Copy a file, leaving out its holes."""
-        size, at = os.fstat(read).st_size, 0
+        at = 0
+        with files.naming(source):
+            size = os.fstat(read).st_size
         with files.naming(target):
             os.ftruncate(write, size)
         while at < size:

@@ -60,7 +60,7 @@ from sa1bpack.packing.records import (
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.source.pairs import why_no_pairs
-from sa1bpack.wording import printable
+from sa1bpack.wording import brief, printable
 
 _NAMED = 5  # sources in one line
 # Whoever asks whether a folder is locked (`manifest.is_being_packed`) locks it for an instant.
@@ -585,7 +585,7 @@ def sources_to_pack(
             found = f"should have the md5 {expected}"
         if found:
             raise OutputRefused(
-                f"{source.path} {found}, but the pack holds a source {source.name!r} of "
+                f"{source.path} {found}, but the pack holds a source {brief(source.name)} of "
                 f"{record['nbytes']} bytes and the md5 {record['md5']}; rename one of them if they "
                 "have other images (the same ones are packed already), or use another output folder"
             )

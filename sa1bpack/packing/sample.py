@@ -21,7 +21,7 @@ from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.pairs import Reject
-from sa1bpack.wording import size_text
+from sa1bpack.wording import brief, size_text
 
 # Images of up to this size are resized in memory that malloc keeps. glibc's limit is 32 MiB, with
 # the header of the block.
@@ -109,7 +109,8 @@ def make_sample(
     record = parse_annotations(record)
     if record.file_name != file_name:
         raise AnnotationError(
-            f"image.file_name is {record.file_name!r}, but the record lies beside {file_name!r}; "
+            f"image.file_name is {brief(record.file_name)}, but the record lies beside "
+            f"{brief(file_name)}; "
             "it belongs to another image, or a file was renamed",
             code="name-mismatch",
         )

@@ -8,7 +8,7 @@ state of the pack by the thread of the run, in `settle`.
 
 import resource
 from collections.abc import Callable, Mapping, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -31,6 +31,7 @@ from sa1bpack.progress import report
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy
 from sa1bpack.source.pairs import Pair, PairReader, Reject
+from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Address
 from sa1bpack.wording import counted
 
@@ -75,7 +76,7 @@ class PackRun:
         self.state, self.request, self.progress = state, request, progress
         self.packed_by = packed_by
         self.stopping, self.unfinished = Event(), 0
-        self.threads = ThreadPoolExecutor(_MOST_THREADS, "sa1bpack-packing")
+        self.threads = ThreadPool(_MOST_THREADS, "sa1bpack-packing")
         self._done: SimpleQueue[tuple[Callable[[Any], object], Future]] = SimpleQueue()
         self.open_shards = BoundedSemaphore(MAX_IN_PUBLICATION + readers_of(request))
 
@@ -83,7 +84,7 @@ class PackRun:
         self,
         work: Callable[[], object],
         then: Callable[[Any], object],
-        threads: ThreadPoolExecutor | None = None,
+        threads: ThreadPool | None = None,
     ) -> Future:
         """Do some work in a thread, and have its result passed to `then` by `settle`."""
         future = (threads or self.threads).submit(work)
@@ -479,7 +480,7 @@ def pack_sources(
         with (
             closing(decoder),
             run.threads,
-            ThreadPoolExecutor(readers, "sa1bpack-reader") as reading,
+            ThreadPool(readers, "sa1bpack-reader") as reading,
         ):
             try:
                 for _ in range(0 if inline else run.request.workers):

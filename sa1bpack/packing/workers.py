@@ -52,6 +52,7 @@ from sa1bpack.packing.sample import (
 from sa1bpack.source.annotations import MAX_ANNOTATIONS
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, Pair, Reject
+from sa1bpack.threads import naming_refusal
 
 if TYPE_CHECKING:
     from sa1bpack.packing.source_packer import Made, PackRun
@@ -349,7 +350,7 @@ class _Worker:
         self.connection = Connection(mine.detach())
         files = its.fileno(), slots.descriptor
         try:
-            with its:
+            with its, naming_refusal("another worker process"):
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", __name__, *map(str, (*files, slots.count))],
                     stdin=subprocess.DEVNULL,

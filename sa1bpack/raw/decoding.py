@@ -23,6 +23,7 @@ from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.pairs import Reject, first_other_names, why_no_pairs
+from sa1bpack.wording import brief
 
 Tars = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 # A sample's rows by array name, as a shard stores them, with run_offset as offsets.
@@ -95,7 +96,7 @@ class Decoder:
         if pack_options is None:
             pack_options = PackOptions()
         if not isinstance(pack_options, PackOptions):
-            raise OptionError(f"options is {pack_options!r}: give a sa1bpack.PackOptions")
+            raise OptionError(f"options is {brief(pack_options)}: give a sa1bpack.PackOptions")
         require_decoder()
         of_samples = {name: value for name, value in given.items() if name != "max_masks"}
         self.pack_options = pack_options

@@ -44,6 +44,19 @@ class SeekPoints:
     points: np.ndarray
     windows: np.ndarray
 
+    def what_is_wrong(self) -> str | None:
+        """What is wrong with points that were read from a file, None if nothing is."""
+        points = self.points
+        if not len(points) or points["stream"][0] != 0 or np.any(np.diff(points["stream"]) <= 0):
+            return "its seek points do not begin at byte 0 of the stream and rise"
+        bits = points["bits"]
+        before = points["file"] - (bits > 0)  # the first byte that is read
+        if before.min() < 0 or bits.min() < 0 or bits.max() > 7:
+            return "a seek point is not at a place of the file"
+        if points["window"].min() < -1 or points["window"].max() >= len(self.windows):
+            return "a seek point has a window that is not there"
+        return None
+
     def read(self, file: int, path: Path, start: int, count: int) -> bytes:
         """Exactly `count` bytes of the inflated stream from `start`.
 

@@ -18,7 +18,7 @@ from sa1bpack.occurrence import Occurrence, loading
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, RawKeywords, Tars, no_pairs, sources_of, unusable
 from sa1bpack.source.pairs import Pair, PairReader
-from sa1bpack.wording import counted
+from sa1bpack.wording import brief, counted
 
 ON_ERROR = ("drop", "raise")
 _PLACE_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
@@ -27,6 +27,21 @@ _REJECTED = 3  # where the numbers of rejected pairs begin
 _MOST_WORKERS = 1024  # of one DataLoader, that have a number of their own
 
 _log = logging.getLogger("sa1bpack")
+
+
+def _checked_state(state: Any) -> list[str]:
+    """The names of the tars in a state. Raises OptionError for what is no state."""
+    keys = {"version", "epoch", "consumer", "consumers", "done"}
+    if not isinstance(state, dict) or state.keys() != keys:
+        raise OptionError(f"state is {brief(state)}: give what state_dict returned")
+    whole_number("the state's version", state["version"], 1, 1)
+    whole_number("the state's epoch", state["epoch"], 0, 2**63 - 1)
+    consumers = whole_number("the state's consumers", state["consumers"], 1, 2**63 - 1)
+    whole_number("the state's consumer", state["consumer"], 0, consumers - 1)
+    names = state["done"]
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise OptionError(f"the state's done is {brief(names)}: names of tars must be there")
+    return list(names)
 
 
 @checks_options(shuffle="shuffle_buffer", masks="mask_format")
@@ -283,12 +298,11 @@ class IterableTarDataset(IterableDataset):
 
         Raises OptionError for what is no state of these tars.
         """
-        keys = {"version", "epoch", "consumer", "consumers", "done"}
-        if not isinstance(state, dict) or state.keys() != keys or state["version"] != 1:
-            raise OptionError(f"state is {state!r}: give what state_dict returned")
-        if strange := set(state["done"]) - {source.name for source in self.sources}:
-            raise OptionError(f"state names {sorted(strange)}, which are not among these tars")
-        epoch = whole_number("epoch", state["epoch"], 0, 2**63 - 1)
+        names = _checked_state(state)
+        strange = sorted(set(names) - {source.name for source in self.sources})
+        if strange:
+            raise OptionError(f"state names {brief(strange)}, which are not among these tars")
+        epoch = state["epoch"]
         # A worker is given its state when it starts: after set_epoch, wherever that was called.
         if get_worker_info() is None or not self._shared[2]:
             self._shared[0] = epoch

@@ -27,12 +27,24 @@ from sa1bpack.errors import (
     SourceError,
     SourceTruncated,
 )
-from sa1bpack.format.files import lock_open_file, map_bytes, temporary_beside
+from sa1bpack.format.files import (
+    lock_open_file,
+    map_bytes,
+    naming,
+    open_file,
+    temporary_beside,
+)
 from sa1bpack.raw.block_inflater import WINDOW
 from sa1bpack.raw.seek_points import POINT, PointStream, SeekPoints
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.inflate import ByteStream, remedy
-from sa1bpack.source.pairs import FolderStream, PairReader, Reject
+from sa1bpack.source.pairs import (
+    MAX_JPEG_BYTES,
+    MAX_JSON_BYTES,
+    FolderStream,
+    PairReader,
+    Reject,
+)
 from sa1bpack.source.tar import MAX_NAME_BYTES, TarStream
 from sa1bpack.wording import counted
 
@@ -211,7 +223,7 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
         FormatError: the file is damaged, or is not the index of the tar as it is.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with os.fdopen(open_file(path), "rb") as file, naming(path):
         line = file.readline(_HEAD_BYTES)
         size = os.fstat(file.fileno()).st_size
     try:
@@ -229,17 +241,44 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
     pairs, points, windows = np.split(map_bytes(path, size)[first:], np.cumsum(lengths[:2]))
     if _digest(pairs, points) != head.digest:
         raise FormatError(f"{path}: its bytes are not those that were written")
-    windows = windows.reshape(-1, WINDOW)
+    pairs = pairs.view(PAIR)
+    seek_points = None
+    if source.kind == "gzip-tar":
+        seek_points = SeekPoints(points.view(POINT), windows.reshape(-1, WINDOW))
+    wrong = _wrong_pairs(pairs)
+    if wrong is None and len(pairs) and seek_points is not None:
+        wrong = seek_points.what_is_wrong()
+    if wrong is not None:
+        raise FormatError(f"{path}: {wrong}")
     return TarIndex(
         source,
-        pairs.view(PAIR),
-        SeekPoints(points.view(POINT), windows) if source.kind == "gzip-tar" else None,
+        pairs,
+        seek_points,
         [Reject(*reject) for reject in head.rejects],
         _digest(pairs, np.frombuffer(f"{head.bound[0]} {head.bound[2]}".encode(), np.uint8)),
         head.bound[:2],
         [],
         folder,
     )
+
+
+def _wrong_pairs(pairs: np.ndarray) -> str | None:
+    """What is wrong with PAIR (n,) of a file, None if nothing is: anybody can write a digest."""
+    for name, most in (("jpeg", MAX_JPEG_BYTES), ("json", MAX_JSON_BYTES)):
+        at, nbytes = pairs[f"{name}_at"], pairs[f"{name}_bytes"]
+        if len(pairs) and (at.min() < 0 or nbytes.min() < 0 or nbytes.max() > most):
+            return f"a {name} is at a negative byte, or has more than {most} bytes"
+    try:
+        names = b"\n".join(pairs["file_name"].tolist()).decode()
+    except UnicodeDecodeError:
+        return "a name is not UTF-8"
+    lines = names.lower().split("\n") if len(pairs) else []
+    plain = names.replace("\n", "").isprintable() and "/" not in names
+    if not plain or len(lines) != len(pairs):
+        return "a name could not be that of a file"
+    if not all(line.endswith((".jpg", ".jpeg")) for line in lines):
+        return "a name is not that of an image"
+    return None
 
 
 def _digest(*arrays: np.ndarray) -> str:

@@ -55,7 +55,7 @@ class Attempts:
         self._failed_at = position
         self._failures += 1
         patience = self._patience
-        if self._failures == 1:  # a file that began to wait before another was given up goes on
+        if self._failures == 1:  # not of one that began to wait before another was given up
             self._most = patience.most_attempts()
             self._answers = patience.answers
         if self._failures >= self._most:

@@ -8,12 +8,10 @@ import asyncio
 import atexit
 import functools
 import os
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +20,13 @@ from typing import Any
 import xxhash
 
 from sa1bpack.errors import FormatError, SourceError, StoreError
+from sa1bpack.finalizers import Living
 from sa1bpack.format.files import MAX_METADATA_BYTES
 from sa1bpack.interrupts import result_of
 from sa1bpack.remote.attempts import Attempts, OnWait
 from sa1bpack.remote.origin import RANGE_BYTES, TRIES, EndsEarly, Origin
 from sa1bpack.remote.stores import error_text, final_error, open_store, package, store_of
+from sa1bpack.threads import ThreadPool, start_thread
 from sa1bpack.urls import Address, Patience, shown
 
 # How long the end of the process waits at most for threads of the library: they need milliseconds,
@@ -55,7 +55,7 @@ class EventLoop(asyncio.SelectorEventLoop):
 
     def __init__(self):
         super().__init__()
-        self.held: weakref.WeakSet[asyncio.Future] = weakref.WeakSet()
+        self.held = Living[asyncio.Future]()
         self.ended = False
 
     def create_future(self) -> asyncio.Future:
@@ -87,7 +87,7 @@ def _loop(process: int) -> EventLoop:
         if process == os.getpid():  # before the interpreter ends, nothing is in progress any more
             asyncio.run_coroutine_threadsafe(loop.settle(), loop).result()
 
-    threading.Thread(target=loop.run_forever, name="sa1bpack-cloud", daemon=True).start()
+    start_thread(loop.run_forever, "sa1bpack-cloud")
     atexit.register(end)
     return loop
 
@@ -297,7 +297,7 @@ class Bucket(Origin):
             StoreError: writing fails, or other bytes come back, several times; then every later
                 request fails, too.
         """
-        with ThreadPoolExecutor(AT_ONCE, "sa1bpack-put") as pool:
+        with ThreadPool(AT_ONCE, "sa1bpack-put") as pool:
             try:
                 list(pool.map(lambda path: self._put(path, *objects[path]), objects))
             except BaseException:

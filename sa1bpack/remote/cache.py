@@ -26,27 +26,30 @@ import errno
 import fcntl
 import io
 import os
-import threading
+import re
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from sa1bpack.dataset.shards import CACHE as OPEN_SHARDS
-from sa1bpack.errors import CacheFull, OptionError, StoreError
+from sa1bpack.errors import CacheFull, FormatError, OptionError, StoreError
+from sa1bpack.finalizers import Living, settle, when_gone
 from sa1bpack.format.files import (
     TEMPORARY_PREFIX,
     NoFileLocks,
     discard_entry,
     lock_open_file,
+    read_metadata_file,
     remove_temporaries,
     replace_file,
     temporary_beside,
     try_locks,
 )
-from sa1bpack.wording import size_text
+from sa1bpack.oserrors import naming
+from sa1bpack.threads import start_thread
+from sa1bpack.wording import brief, size_text
 
 # How long a fetch waits for room that others use: batches in progress release theirs in time.
 WAIT_SECONDS = 30.0
@@ -64,16 +67,34 @@ _KINDS = ("packs", "shards")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Lock(io.FileIO):
-    """An open file with a lock of the system, released when the object goes, or its process."""
+class Lock:
+    """An open file with a lock of the system, released soon after the object goes, or its process.
+
+    Attributes:
+        path: path of the file.
+        touched: time when what is locked was used last.
+    """
 
     def __init__(self, path: Path, create: bool = True):
         """Open the file. Raises FileNotFoundError if it is not there, and not to be made."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        super().__init__(path, "r+", opener=lambda name, _: os.open(name, flags, 0o666))
-        self.path, self.touched = path, 0.0  # when it was used last
+        self.path = path
+        self.touched = 0.0
+        self._file = io.FileIO(path, "r+", opener=lambda name, _: os.open(name, flags, 0o666))
+        when_gone(self, self._file.close)
 
-    def __del__(self):
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._file.fileno()
+
+    def close(self) -> None:
+        """Release the lock now."""
+        self._file.close()
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def take(self, exclusive: bool) -> bool:
@@ -83,7 +104,7 @@ class Lock(io.FileIO):
         try:
             kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
             lock_open_file(self.fileno(), kind | fcntl.LOCK_NB, self.path)
-            return os.path.samestat(os.fstat(self.fileno()), self.path.stat())
+            return os.path.samestat(self.status(), self.path.stat())
         except (BlockingIOError, FileNotFoundError):
             return False
 
@@ -91,19 +112,33 @@ class Lock(io.FileIO):
         """Note that what is locked is in use now."""
         if (now := time.monotonic()) - self.touched > _LONGEST_WAIT:
             self.touched = now
-            os.utime(self.fileno())
+            with naming(self.path):
+                os.utime(self.fileno())
 
     @property
     def record(self) -> tuple[int, str]:
         """Bytes that the folder takes, or will take; and the start of the machine it is from."""
-        fields = os.pread(self.fileno(), 200, 0).decode(errors="replace").split()
+        with naming(self.path):
+            data = os.pread(self.fileno(), 200, 0)
+        fields = data.decode(errors="replace").split()
         whole = len(fields) == 2 and fields[0].isdecimal()  # not as after a power failure
         return (int(fields[0]), fields[1]) if whole else (0, "")
 
     def note(self, nbytes: int) -> None:
         """Write the record."""
-        os.ftruncate(self.fileno(), 0)
-        os.pwrite(self.fileno(), f"{nbytes} {boot_id()}\n".encode(), 0)
+        self.clear()
+        with naming(self.path):
+            os.pwrite(self.fileno(), f"{nbytes} {boot_id()}\n".encode(), 0)
+
+    def clear(self) -> None:
+        """Remove the record."""
+        with naming(self.path):
+            os.ftruncate(self.fileno(), 0)
+
+    def status(self) -> os.stat_result:
+        """The status of the file."""
+        with naming(self.path):
+            return os.fstat(self.fileno())
 
 
 class Cache:
@@ -149,7 +184,7 @@ class Cache:
         path = self.root / "limit"
         if limit is None:
             with suppress(FileNotFoundError):
-                return int(path.read_text())
+                return _read_limit(path)
             disk = os.statvfs(self.root)
             limit = int(_SHARE_OF_DISK * disk.f_bavail * disk.f_frsize)
         replace_file(path, str(limit).encode())
@@ -165,13 +200,14 @@ class Cache:
             return None
         here = lock.take(exclusive=False) and (self.root / name).is_dir()
         if not here or lock.record[1] != boot_id():
+            lock.close()
             return None
         lock.touch()
         _in_use.add(lock)
         if os.getpid() not in _watching:
             _watching.clear()
             _watching.add(os.getpid())
-            threading.Thread(target=_release, name="sa1bpack-release", daemon=True).start()
+            start_thread(_release, "sa1bpack-release")
         return lock
 
     def hold(
@@ -210,7 +246,7 @@ class Cache:
 
         while (lease := self.lease(name)) is None:
             outcome = Future()
-            threading.Thread(target=work, name="sa1bpack-cache", daemon=True).start()
+            start_thread(work, "sa1bpack-cache")
             try:
                 outcome.result()
             except OSError as error:
@@ -276,7 +312,11 @@ class Cache:
     @property
     def used(self) -> int:
         """Bytes that are here, or expected."""
-        return sum(lock.record[0] for lock in self._locks())
+        nbytes = 0
+        for lock in self._locks():
+            with lock:
+                nbytes += lock.record[0]
+        return nbytes
 
     def make_room(self, nbytes: int) -> int:
         """Remove `nbytes` bytes, those used least recently first, as far as they are not in use.
@@ -287,10 +327,13 @@ class Cache:
         for release in (False, True):
             if release:
                 release_idle(0)
-            for lock in sorted(self._locks(), key=lambda lock: os.fstat(lock.fileno()).st_mtime_ns):
-                if freed >= nbytes:
-                    return freed
-                freed += self._remove(lock)
+            settle()  # what is not in use any more loses its lock
+            with ExitStack() as opened:
+                locks = [opened.enter_context(lock) for lock in self._locks()]
+                for lock in sorted(locks, key=lambda lock: lock.status().st_mtime_ns):
+                    if freed >= nbytes:
+                        return freed
+                    freed += self._remove(lock)
         return freed
 
     def _take(self, lock: Lock, nbytes: int) -> None:
@@ -346,7 +389,18 @@ class Cache:
             with suppress(FileNotFoundError):
                 path.rename(removed)
                 discard_entry(removed)
-        os.ftruncate(lock.fileno(), 0)
+        lock.clear()
+
+
+def _read_limit(path: Path) -> int:
+    """The limit of a cache. Raises FormatError for a file that is damaged, OSError."""
+    text = read_metadata_file(path)
+    if not re.fullmatch(rb"[0-9]{1,18}", text):
+        raise FormatError(
+            f"{path}: {brief(text)} is not a number of bytes; pass cache_size, which replaces it, "
+            "or remove the file"
+        )
+    return int(text)
 
 
 def _begun(folder: Path) -> Path:
@@ -362,8 +416,8 @@ def boot_id() -> str:
 # What this process has in use, so that what it does not need any more can be given up: a shard
 # stays open after its use, and nothing says when it will be used again.
 
-_in_use: "weakref.WeakSet[Lock]" = weakref.WeakSet()
-_exclusive: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_in_use = Living[Lock]()
+_exclusive = Living[Lock]()
 _watching: set[int] = set()  # the process that has the thread which releases
 
 
@@ -371,7 +425,7 @@ def release_idle(seconds: float) -> None:
     """Close open shards that were not used for `seconds`; what reads one keeps it until then."""
     before = time.monotonic() - seconds
     idle = {id(lock) for lock in list(_in_use) if lock.touched <= before}
-    OPEN_SHARDS.drop(lambda _, opened: any(id(lease) in idle for lease in opened.leases))
+    OPEN_SHARDS.drop(lambda opened: any(id(lease) in idle for lease in opened.leases))
 
 
 def _release() -> None:

@@ -9,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from sa1bpack.format.files import (
     write_at,
 )
 from sa1bpack.format.layout import ArraySpec
+from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import FOLDER_BYTES, Counts, local_folder
 
 # Requests at once for a shard: an object store takes tens of milliseconds to answer each, and
@@ -121,9 +122,9 @@ os.register_at_fork(
 
 
 @functools.cache
-def _readers(process: int) -> ThreadPoolExecutor:
+def _readers(process: int) -> ThreadPool:
     """Threads that read files of this machine; a fork has its own."""
-    return ThreadPoolExecutor(AT_ONCE, "sa1bpack-fetch")
+    return ThreadPool(AT_ONCE, "sa1bpack-fetch")
 
 
 def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:

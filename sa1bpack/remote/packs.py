@@ -14,7 +14,6 @@ import glob
 import os
 import re
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -28,7 +27,7 @@ import xxhash
 
 from sa1bpack.arguments import ALL, choice, part_of_job
 from sa1bpack.disk.reading_mode import IO
-from sa1bpack.errors import FormatError, NotAPack, OptionError, SourceError, StoreError
+from sa1bpack.errors import EmptyPack, FormatError, NotAPack, OptionError, SourceError, StoreError
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
@@ -50,6 +49,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import PackFiles, Progress, Report
 from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
 from sa1bpack.format.verify import check_files
+from sa1bpack.oserrors import naming
 from sa1bpack.remote.attempts import OnWait
 from sa1bpack.remote.bucket import Bucket, Pieces, StoreFile
 from sa1bpack.remote.cache import Cache, Lock
@@ -69,6 +69,7 @@ from sa1bpack.remote.origin import (
 )
 from sa1bpack.remote.stores import store_of
 from sa1bpack.remote.web import WebFile
+from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import (
     STORE_SCHEMES,
     Address,
@@ -234,7 +235,7 @@ def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
         except FormatError as error:
             raise type(error)(str(error).replace(staging, url)) from None
     if not manifest.shards:
-        raise FormatError(f"{url}: it holds no complete shard yet")
+        raise EmptyPack(f"{url}: it has no image, or no complete shard yet")
     marks = (f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards)
     digests = [listed.get(mark, "") for mark in marks]
     if index_name_of(manifest.shards, digests) != manifest.index or (
@@ -376,7 +377,7 @@ class _Mirror(PackFiles):
         key = str(path.relative_to(self.root))
         return self._origin.ranges(key, 0, path.stat().st_size) if is_large(key) else None
 
-    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Any:
+    def stream(self, path: Path, nbytes: int, helper: ThreadPool) -> Any:
         """See PackFiles."""
         pieces = self._pieces(path)
         return super().stream(path, nbytes, helper) if pieces is None else _ObjectStream(pieces)
@@ -408,7 +409,7 @@ class _Mirror(PackFiles):
 
 
 def _make_hole(path: Path, nbytes: int) -> None:
-    with path.open("wb") as file:
+    with path.open("wb") as file, naming(path):
         file.truncate(nbytes)
 
 

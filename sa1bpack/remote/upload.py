@@ -11,7 +11,7 @@ from the bucket.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -43,11 +43,13 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.interrupts import result_of
+from sa1bpack.oserrors import naming
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.records import PublishedShard
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import LARGE, fetch_files, is_large
+from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import folder_url
 
 # Shards that wait for their upload, or are being uploaded; packing waits when there are more.
@@ -82,7 +84,7 @@ class UploadedState(PackState):
         root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
         self._marks = root / _MARKS
         self._uploads: deque[Future] = deque()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="sa1bpack-upload")
+        self._pool = ThreadPool(1, thread_name_prefix="sa1bpack-upload")
         super().__init__(root, options)
         try:
             self.write_first_manifest()
@@ -268,7 +270,7 @@ def _empty_large_files(folder: Path, layout: Layout, lengths: AxisLengths) -> No
             path.parent.mkdir(exist_ok=True)
             empty = temporary_beside(path)
             file = ChunkFile(spec, rows)
-            with empty.open("xb") as stream:  # what follows the rows is written
+            with empty.open("xb") as stream, naming(path):  # what follows the rows is written
                 stream.truncate(file.padded_bytes)
                 stream.seek(file.padded_bytes)
                 stream.write(file.tail()[file.padded_bytes - file.data_bytes :])

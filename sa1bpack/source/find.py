@@ -16,7 +16,6 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -29,6 +28,7 @@ from sa1bpack.interrupts import result_of
 from sa1bpack.signatures import EMPTY, TEXT, format_of, name_remedy, part_pattern
 from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
 from sa1bpack.source.tar import BLOCK, Member, decode_name, parse_header, split_name
+from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Address, Patience, Stream, is_url, parse_address, scheme_of
 from sa1bpack.wording import brief, counted
 
@@ -114,7 +114,8 @@ def find_sources(
         other = sources.setdefault(source.name, source)
         if other is not source:
             raise SourceError(
-                f"{source.path} and {other.path} are both called {source.name!r}, and shards are "
+                f"{source.path} and {other.path} are both called {brief(source.name)}, and shards "
+                "are "
                 "named after their source: rename one, or pack them into two outputs"
             )
     return sorted(sources.values(), key=attrgetter("name"))
@@ -258,7 +259,8 @@ def look_at(
         sources: sources of any kind.
         on_wait: called with a line for the user when a host does not answer.
 
-    Raises OptionError and MissingPackage if an object store cannot be opened.
+    Raises:
+        OptionError, MissingPackage: an object store cannot be opened.
     """
     known = list(sources)
     failed: dict[str, SourceError] = {}
@@ -275,7 +277,7 @@ def look_at(
             )
     if not files:
         return known, failed
-    with ThreadPoolExecutor(AT_ONCE, "sa1bpack-look") as pool:
+    with ThreadPool(AT_ONCE, "sa1bpack-look") as pool:
         try:
             heads = {number: pool.submit(_ask, file) for number, file in files.items()}
             for number, head in heads.items():

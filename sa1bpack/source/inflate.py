@@ -9,15 +9,18 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import xxhash
 from zlib_ng import zlib_ng
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.oserrors import naming
 from sa1bpack.signatures import name_remedy
+from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Address, Stream, scheme_of
+from sa1bpack.wording import brief
 
 GZIP_MAGIC = b"\x1f\x8b"
 # Small, so that the bytes are still in the processor's cache when they are hashed, inflated and
@@ -71,7 +74,7 @@ class ByteStream:
         self.chunk = memoryview(b"")
         self._xxh128 = xxhash.xxh3_128()
         self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
-        self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "sa1bpack-md5")
+        self._pool: ThreadPool | None = ThreadPool(1, "sa1bpack-md5")
         self._pending: deque[Future[None]] = deque()
         self._remote: Stream | None = None
         if isinstance(path, Address):
@@ -151,14 +154,16 @@ class ByteStream:
 
     def leave_out(self, count: int) -> None:
         """Resume `count` bytes further in a file, without reading them; digests then lack them."""
-        self._file.seek(count, os.SEEK_CUR)
+        with naming(self.path):
+            self._file.seek(count, os.SEEK_CUR)
         self.bytes_read += count
         self.position += count
 
     @property
     def nbytes(self) -> int:
         """Size in bytes of a file of this machine."""
-        return os.fstat(self._file.fileno()).st_size
+        with naming(self.path):
+            return os.fstat(self._file.fileno()).st_size
 
     def digests(self) -> tuple[str, str | None]:
         """Hex XXH3-128 and md5 of the bytes read so far; without md5 unless it was asked for."""
@@ -224,7 +229,7 @@ class GzipStream(ByteStream):
         # If the magic is split between two chunks, the library checks its second byte.
         if not GZIP_MAGIC.startswith(begin[:2]):
             raise SourceCorrupt(
-                f"{self.path}: bytes {begin[:8]!r} follow the gzip stream, where only "
+                f"{self.path}: bytes {brief(begin[:8])} follow the gzip stream, where only "
                 f"another gzip member is allowed, {self.where()}; {remedy(self.path)}"
             )
         self._inflater = self.begin_inflating()

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from sa1bpack.errors import SourceCorrupt, SourceError
+from sa1bpack.oserrors import naming
 from sa1bpack.source.find import Source, list_folder
 from sa1bpack.source.inflate import open_stream, remedy
 from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, split_name
+from sa1bpack.wording import brief
 
 # The largest members that are read; larger ones are rejected unread.
 MAX_JPEG_BYTES = 128 << 20
@@ -181,7 +183,8 @@ class Spool:
         pieces, left = [], size
         for block in blocks:
             at = block * BLOCK_BYTES
-            pieces.append(os.pread(self._file.fileno(), min(left, BLOCK_BYTES), at))
+            with naming(self.folder):
+                pieces.append(os.pread(self._file.fileno(), min(left, BLOCK_BYTES), at))
             left -= len(pieces[-1])
         if left:
             read = f"only {size - left} of {size} bytes of the spool file"
@@ -346,7 +349,7 @@ class PairReader(AbstractContextManager):
             if self.members > MAX_MEMBERS and self.source.kind != "folder":
                 raise SourceError(
                     f"{self.source.path}: more than {MAX_MEMBERS} members, the last one "
-                    f"{member.name!r}; SA-1B's tars have 22,373: split the tar"
+                    f"{brief(member.name)}; SA-1B's tars have 22,373: split the tar"
                 )
             if member.kind == "directory":
                 continue
@@ -410,7 +413,8 @@ class PairReader(AbstractContextManager):
             if size > max(WAITING_ALWAYS, MAX_WAITING * self.source.nbytes):
                 raise SourceCorrupt(
                     f"{self.source.path}: {len(self._waiting) + 1} members wait for their other "
-                    f"half, the last one {member.name!r}: {size} bytes, more than {MAX_WAITING} "
+                    f"half, the last one {brief(member.name)}: {size} bytes, more than "
+                    f"{MAX_WAITING} "
                     f"times the {self.source.nbytes} bytes of the file. A gzip bomb? "
                     f"{remedy(self.source.path)}"
                 )
@@ -428,5 +432,5 @@ class PairReader(AbstractContextManager):
         if len(self.rejects) > MAX_REJECTS:
             raise SourceError(
                 f"{self.source.path}: more than {MAX_REJECTS} members cannot be used, the last one "
-                f"{member.name!r}: {code}, {detail}; is this a tar of SA-1B?"
+                f"{brief(member.name)}: {code}, {detail}; is this a tar of SA-1B?"
             )

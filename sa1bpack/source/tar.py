@@ -23,6 +23,7 @@ from typing import Literal
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 from sa1bpack.signatures import ZEROS, format_of, name_remedy, quoted
 from sa1bpack.source.inflate import ByteStream, GzipStream, remedy
+from sa1bpack.wording import brief
 
 BLOCK = 512
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of a pax header or a GNU long name
@@ -192,7 +193,7 @@ class TarStream:
         raw_name = pax.get(b"path", long_name or self._global_name or raw_name)
         if text := pax.get(b"size"):
             if not text.isdigit() or len(text) > 20:
-                raise ValueError(f"a pax header has size {text[:40]!r}, which is not a number")
+                raise ValueError(f"a pax header has size {brief(text[:40])}, which is not a number")
             size = int(text)
         kind = _KINDS.get(kind_byte, "special")
         if kind == "file" and raw_name.endswith(b"/"):
@@ -295,7 +296,7 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
         records[key] = value[:-1]
         position = end
     if position < len(data):
-        raise ValueError(f"the pax record {data[position : position + 40]!r} is malformed")
+        raise ValueError(f"the pax record {brief(data[position : position + 40])} is malformed")
     return records
 
 
@@ -309,4 +310,4 @@ def _number(field: bytes, what: str) -> int:
             return int(digits or b"0", 8)
         except ValueError:  # 8 or 9
             pass
-    raise ValueError(f"a tar header has {what} {field!r}, which is not an octal number")
+    raise ValueError(f"a tar header has {what} {brief(field)}, which is not an octal number")

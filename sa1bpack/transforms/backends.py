@@ -12,7 +12,6 @@ kernel that cannot be run is replaced by torch operations for the rest of the pr
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from sa1bpack.arguments import checks_options
+from sa1bpack.threads import ThreadPool
 
 COMPILED_ON = ("cpu",)  # types of devices where compiled kernels take the place of torch operations
 TRITON_ON = ("cuda",)  # and where Triton kernels do
@@ -122,7 +122,7 @@ def run_jobs(jobs: Iterable[Job]) -> None:
         for job in jobs:
             job()
         return
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPool(threads) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()
 

@@ -42,7 +42,9 @@ def as_range(
     given = as_numbers(value)
     if len(given) != 2 or not low <= given[0] <= given[1] <= high:
         alone = "" if around is None else f"a number from 0 to {most:g}, or "
-        raise OptionError(f"{name} is {value!r}: choose {alone}(low, high) of {low:g} to {high:g}")
+        raise OptionError(
+            f"{name} is {brief(value)}: choose {alone}(low, high) of {low:g} to {high:g}"
+        )
     return given
 
 
@@ -100,7 +102,7 @@ def check_relations(names: Collection[str], features: Iterable[Any]) -> None:
     """Raise OptionError for a relation with the name of one of the features of the dataset."""
     if taken := sorted(set(names) & {feature.name for feature in features}):
         raise OptionError(
-            f"relations has {taken[0]!r}, also a feature of the dataset: leave one out"
+            f"relations has {brief(taken[0])}, also a feature of the dataset: leave one out"
         )
 
 
@@ -233,7 +235,7 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
     for sample in ((sizes < 1).any(1) | wrong.any(1)).nonzero()[:1, 0].tolist():
         raise OptionError(
             f"sizes of sample {sample} of the batch are {sizes[sample].tolist()}, but its dataset "
-            f"has fit {fit!r}, and sides of {side if fit == 'squash' else f'1 to {side}'}"
+            f"has fit {brief(fit)}, and sides of {side if fit == 'squash' else f'1 to {side}'}"
         )
 
 

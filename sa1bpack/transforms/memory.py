@@ -6,10 +6,11 @@ here keeps its memory for as long as it, or a view of it, lives; only then may a
 
 from collections import deque
 from contextlib import suppress
-from weakref import finalize
 
 import numpy as np
 import torch
+
+from sa1bpack.finalizers import settle, when_gone
 
 # On CUDA a chunk may take a quarter of the free memory instead: many small chunks are bound by the
 # time to launch them.
@@ -62,6 +63,8 @@ class Memory:
         count = int(np.prod(shape)) * dtype.itemsize
         if count < LEAST:
             return torch.empty(shape, dtype=dtype, device="cpu")
+        if not self._free:
+            settle()  # what is gone by now may be used again
         block = np.empty(0, np.uint8)
         with suppress(IndexError):
             block = self._free.pop()  # the one used last; too small or far too large, it goes
@@ -69,7 +72,7 @@ class Memory:
             block = np.empty(count, np.uint8)  # in large pages, where the system has them
         used = block[:count]
         # Tensors and their views keep `used` alive, and nothing else does.
-        finalize(used, self._free.append, block).atexit = False
+        when_gone(used, self._free.append, block)
         return torch.from_numpy(used).view(dtype).view(shape)
 
 

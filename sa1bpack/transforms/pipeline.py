@@ -27,6 +27,7 @@ from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import repeated_ids, uniform
 from sa1bpack.user_code import call_user, is_of_user
+from sa1bpack.wording import brief
 
 # Keys of a batch with a few numbers per mask, or image as well, that a pipeline reads.
 _PLACED = ("bboxes", "point_coords")
@@ -173,7 +174,9 @@ class Pipeline:
         self._schedules, self._in_proportion = checks.size_schedules(*given), mask_size is None
         self.canvas, self.grid = (each.at(0, 0) for each in self._schedules)  # of the beginning
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise OptionError(f"dtype is {dtype!r}: choose a floating type, such as torch.half")
+            raise OptionError(
+                f"dtype is {brief(dtype)}: choose a floating type, such as torch.half"
+            )
         self.dtype, self._normal = dtype, Table(_checked_normal(mean, std))
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.max_cover = number("max_cover", max_cover, 0, 1)
@@ -384,7 +387,7 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps. Raises OptionError for anything else, and for steps in another order."""
     kinds = (GeometricStep, ColorJitter, MixStep)
     if not isinstance(steps, Iterable):
-        raise OptionError(f"steps is {steps!r}: pass a list of steps")
+        raise OptionError(f"steps is {brief(steps)}: pass a list of steps")
     given = tuple(steps)
     order = [k for step in given for k, kind in enumerate(kinds) if isinstance(step, kind)]
     fits = order == sorted(order) and order.count(1) <= 1 and order.count(2) <= 1
@@ -402,7 +405,8 @@ def _checked_normal(mean: Any, std: Any) -> np.ndarray:
     fits = len(means) == len(stds) == 3 and min(stds) > 0
     if not fits or (0 < max(means) < 1 and max(stds) < 1):
         raise OptionError(
-            f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0, of "
+            f"mean is {brief(mean)} and std {brief(std)}: give three numbers each, with std above "
+            "0, of "
             "colours from 0 to 255, 255 times those of torchvision"
         )
     return np.array([means, stds], np.float32)

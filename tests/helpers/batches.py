@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sa1bpack import Loader, make_dataloader
+from sa1bpack.finalizers import settle
 
 # What both loaders do.
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
@@ -79,7 +80,8 @@ def same_samples(one: dict, other: dict) -> bool:
 
 
 def readers() -> list[threading.Thread]:
-    """The reader threads of all loaders in this process."""
+    """The reader threads of all loaders in this process that are not gone."""
+    settle()
     return [each for each in threading.enumerate() if each.name.startswith("sa1bpack-reader")]
 
 

@@ -14,7 +14,7 @@ ARRAYS = 18  # of a shard with samples in the layout of `packed`
 @pytest.fixture
 def cache():
     """The cache of open shards, emptied."""
-    CACHE.drop(lambda key, opened: True)
+    CACHE.drop(lambda opened: True)
     return CACHE
 
 

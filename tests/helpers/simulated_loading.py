@@ -1,6 +1,8 @@
 """Loaders on simulated CUDA devices, and a consumer that checks what they yield."""
 
 import random
+import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from batches import tensors_of
 from schedules import Schedule
 from simulated_cuda import SimulatedCuda
 
-from sa1bpack import Collate
+from sa1bpack import Collate, threads
 from sa1bpack.loading import batch_queue, devices, iteration, reader_threads
 
 LATE = ("images", "masks")  # of concatenated bits: the tensors that are part of what was sent
@@ -29,13 +31,40 @@ def cuda(monkeypatch) -> SimulatedCuda:
     return made
 
 
+class _Ending(weakref.finalize):
+    """In place of `finalizers.Ending`."""
+
+    def run(self) -> None:
+        """Do the work here."""
+        detached = self.detach()
+        if detached is not None:
+            _, begin, _, _ = detached
+            begin(here=True)
+
+
+def _when_gone(schedule: Schedule, owner, work, *arguments, at_exit: bool = False) -> _Ending:
+    """In place of `finalizers.when_gone`: a thread of the schedule does the work, at any time."""
+
+    def begin(here: bool = False) -> None:
+        if here or schedule.task is None:
+            work(*arguments)
+        else:
+            schedule.start("finalizers", partial(work, *arguments), None)
+
+    ending = _Ending(owner, begin)
+    ending.atexit = False
+    return ending
+
+
 def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, SimulatedCuda]:
     """Simulated devices, and threads that switch where the seed says."""
     schedule = Schedule(seed)
     made = SimulatedCuda(device_count, seed, schedule.switch)
     schedule.outside = made.pending, made.advance
     made.wait_until = lambda ready: schedule.block(ready) if schedule.task else made.synchronize()
-    schedule.patch(monkeypatch, devices, batch_queue, iteration, reader_threads)
+    schedule.patch(monkeypatch, devices, batch_queue, iteration, reader_threads, threads)
+    for module in (batch_queue, iteration):
+        monkeypatch.setattr(module, "when_gone", partial(_when_gone, schedule))
     simulate(monkeypatch, made)
     return schedule, made
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sa1bpack.finalizers import settle
+
 _HELPERS = Path(__file__).parent
 _WRAPPER = """
 import sys
@@ -42,6 +44,7 @@ def peak_growth(program: str, *arguments, imports: str) -> int:
 
 def open_files() -> list[tuple[int, str]]:
     """(descriptor, path) of all that is open; sockets and pipes have names of the system."""
+    settle()  # what objects that are gone had open is closed
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # that of the listing itself

@@ -10,6 +10,7 @@ from loader_seams import around_takes, before_copies, ends_within
 
 from sa1bpack import Loader, LoaderError
 from sa1bpack.errors import LoaderTimeout
+from sa1bpack.finalizers import settle
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def held(monkeypatch):
 
 
 def living(memory) -> int:
+    settle()
     return sum(one() is not None for one in memory)
 
 

@@ -16,6 +16,7 @@ from system import open_files
 
 from sa1bpack import Loader, LoaderError, ReadError
 from sa1bpack import open as open_pack
+from sa1bpack.finalizers import settle
 
 
 def run(script: str, root: Path) -> str:
@@ -23,7 +24,8 @@ def run(script: str, root: Path) -> str:
     # Not dump_traceback_later, whose lock a forked child would wait for forever at exit.
     guard = "import faulthandler, os, signal, sys, threading\nsignal.alarm(60)\n"
     guard += "faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)\n"
-    head = f"from sa1bpack import Loader, open as open_pack\nds = open_pack({str(root)!r})\n"
+    head = "from sa1bpack.finalizers import settle\n"
+    head += f"from sa1bpack import Loader, open as open_pack\nds = open_pack({str(root)!r})\n"
     return python("-W", "error", "-c", guard + head + script, timeout=90)
 
 
@@ -73,6 +75,7 @@ def test_an_interrupt_while_a_batch_changes_hands_costs_the_next_epochs_no_buffe
                 with pytest.raises(KeyboardInterrupt):
                     next(iter(loader))
         assert sum(1 for _ in loader) == len(ds)
+        settle()
         assert len(pools[0].free) == loader.plan().batches
 
 
@@ -117,6 +120,7 @@ def test_leaving_early_releases_buffers_and_files_without_a_garbage_collection(
         if closed:
             loader.close()
         del loader, batch
+        settle()
         assert memory and not any(one() is not None for one in memory)
     assert 0 < len(open_files_of(packed.root)) <= 2 * len(ds.shards)  # they stay with the shards
     del ds
@@ -145,6 +149,7 @@ def test_a_read_error_that_is_kept_keeps_no_buffers(
     with pytest.raises(ReadError) as found:
         list(iterator)
     loader.close()
+    settle()
     assert found.value.row >= 1 and memory and not any(one() is not None for one in memory)
 
 
@@ -198,7 +203,9 @@ if child == 0:
     rows = [batch["indices"].item() for batch in loader]
     assert rows == list(range(len(ds))), rows
     del iterator
-    assert threading.active_count() == 1
+    settle()
+    others = {thread.name for thread in threading.enumerate()} - {"sa1bpack-finalizers"}
+    assert others == {threading.current_thread().name}, others
     loader.close()
     print("child", flush=True)
     sys.exit(0)  # with all that Python does at its end

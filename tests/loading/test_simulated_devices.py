@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError
 from sa1bpack import open as open_pack
+from sa1bpack.finalizers import settle
 from sa1bpack.loading import devices, iteration
 from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout
 from sa1bpack.transforms import host, unpack_bits
@@ -30,6 +31,7 @@ def first_device(batches: Loader, cuda: SimulatedCuda) -> int:
     before = dict(cuda.most)
     cuda.most.clear()
     next(iter(batches))
+    settle()
     [index] = cuda.most
     cuda.most.update(before)
     return index

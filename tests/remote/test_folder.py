@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from batches import same_samples
 from cached_packs import open_cached, shards_in, taken
@@ -101,6 +102,27 @@ def test_an_order_is_refused_where_only_the_arrays_of_its_shards_fit(pack, tmp_p
     ds = open_cached(pack, tmp_path, sum(shard["bytes"] for shard in shards))
     with pytest.raises(OptionError, match=r"4 shards at any time"):
         sa1bpack.Loader(ds, 2, shuffle=True)
+
+
+def test_an_order_is_refused_where_its_shards_fit_only_without_their_features(
+    pack, tmp_path, sizes
+):
+    """Rows of features are fetched into the same cache, and count as they do there."""
+    ds = sa1bpack.open(pack)
+    for row in (4, 400_000):  # numbers per image
+        rows = np.zeros((len(ds), row), np.float32)
+        ids = ds.column("image_id")
+        sa1bpack.attach(ds, f"rows_{row}", rows, ids, output=tmp_path / f"rows_{row}")
+        own = open_cached(pack, tmp_path / f"cache-{row}", limit_of(sizes, 6))
+        url = (tmp_path / f"rows_{row}").as_uri()
+        with_rows = own.with_options(features=[url])
+        sa1bpack.Loader(own, 2, shuffle=True).close()
+        if row == 4:
+            sa1bpack.Loader(with_rows, 2, shuffle=True).close()
+            continue
+        for make in (sa1bpack.Loader, sa1bpack.make_dataloader):
+            with pytest.raises(OptionError, match=r"4 shards at any time, .* with their features"):
+                make(with_rows, 2, shuffle=True)
 
 
 def test_a_pack_that_does_not_fit_at_all_is_an_error_that_names_the_limit(pack, tmp_path):

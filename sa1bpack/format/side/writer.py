@@ -213,7 +213,8 @@ def _locked(path: Path, final: Path) -> int:
                 f"{final}: another process makes this feature shard; wait for it, or give each "
                 "process shards of its own (--part K/N)"
             ) from None
-        with suppress(FileNotFoundError):  # the owner before has removed it in between
+        # The owner before may have removed it in between.
+        with suppress(FileNotFoundError), files.naming(path):
             if os.path.samestat(os.fstat(lock), path.stat()):
                 return lock
         os.close(lock)

@@ -40,7 +40,7 @@ class MaskColumns(dict):
 
     def __missing__(self, name: str) -> None:
         known = ", ".join(field.array for field in NUMBER_FIELDS)
-        raise UnknownName(f"no column {name!r}; the columns are image_id, epoch, {known}")
+        raise UnknownName(f"no column {brief(name)}; the columns are image_id, epoch, {known}")
 
 
 class MaskWeights:

@@ -16,6 +16,7 @@ from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
+from sa1bpack.wording import brief
 
 _log = logging.getLogger("sa1bpack")
 
@@ -49,7 +50,7 @@ class MaskLayout:
         """
         padded = choice("mask_layout", name, LAYOUTS).startswith("padded")
         if pad_to_max and not padded:
-            raise OptionError(f"pad_to_max needs a padded layout, but mask_layout is {name!r}")
+            raise OptionError(f"pad_to_max needs a padded layout, but mask_layout is {brief(name)}")
         return cls(name, padded, name.endswith("_bits"))
 
 

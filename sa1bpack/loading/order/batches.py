@@ -174,7 +174,7 @@ class OrderedBatches:
                 "With Accelerate, prepare a loader of make_dataloader, or give OrderedBatches "
                 "rank=0 and world_size=1"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {brief(name)}")
 
     @property
     def most_samples(self) -> int:
@@ -449,8 +449,9 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
             f"{sorted(_STATE_KEYS)}, version {STATE_VERSION}, and a dict as order"
         )
     differ = [
-        f"{name} was {saved.get(name)!r}, is {own.get(name)!r}"
-        for name in sorted({*saved, *own})
+        f"{name if isinstance(name, str) and name in own else brief(name)} was "
+        f"{brief(saved.get(name))}, is {brief(own.get(name))}"
+        for name in sorted({*saved, *own}, key=str)
         if saved.get(name) != own.get(name)
     ]
     if differ:

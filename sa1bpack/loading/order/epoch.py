@@ -23,7 +23,7 @@ from sa1bpack.loading.order.orders import (
     permutation,
 )
 from sa1bpack.schedules import Schedule, whole_numbers
-from sa1bpack.wording import counted
+from sa1bpack.wording import brief, counted
 
 BY = ("mask_count", "aspect")
 MAX_WINDOW = 2**20
@@ -70,12 +70,14 @@ class Buckets:
         ds = described(ds)
         self.batches = whole_number("batches", batches, 1, MAX_WINDOW)
         self.fingerprint = ds.fingerprint
-        self.counts = ds.column("mask_count").astype(np.int32)
+        # Samples of a damaged shard cannot be read, wherever they are: a loader drops them, or ends
+        # with their error.
+        self.counts = ds.column("mask_count", missing=0).astype(np.int32)
         if np.ndim(by) == 0:
             self.by = choice("bucket_by", by, BY)
             self.keys = self.counts
             if by == "aspect":
-                size = ds.column("size")
+                size = ds.column("size", missing=1)
                 self.keys = (size[:, 2] / size[:, 3]).astype(np.float32)
         else:
             self.keys = numbers_of("bucket_by", by, len(ds), "sample")
@@ -320,7 +322,7 @@ class EpochBatches:
 
     def _check_buckets(self, buckets: Buckets) -> None:
         if not isinstance(buckets, Buckets):
-            raise OptionError(f"bucket_by is {buckets!r}: pass Buckets(ds, {buckets!r})")
+            raise OptionError(f"bucket_by is {brief(buckets)}: pass Buckets(ds, {brief(buckets)})")
         if self.order.arranges:
             raise OptionError(
                 f"the order is {self.order.kind}, by which each rank keeps its share of shards, "
@@ -368,7 +370,8 @@ class EpochBatches:
         name, value = "batch_size", self.batch_size
         if (value is None) == (self.global_batch_size is None):
             raise OptionError(
-                f"batch_size is {value} and global_batch_size {self.global_batch_size}: give one "
+                f"batch_size is {brief(value)} and global_batch_size "
+                f"{brief(self.global_batch_size)}: give one "
                 "of them, the samples per batch of each rank, or of all ranks together"
             )
         if value is None:

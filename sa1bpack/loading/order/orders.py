@@ -32,7 +32,7 @@ from sa1bpack.arguments import (
 from sa1bpack.errors import OptionError
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.user_code import call_user, is_of_user
-from sa1bpack.wording import counted
+from sa1bpack.wording import brief, counted
 
 # What random words are used for. Each use has its own stream, so that no draw repeats another.
 _SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, BUCKETS, LEFT_OVER, _KEYS, _NODES = range(8)
@@ -259,7 +259,8 @@ class Order(ABC):
         self.fingerprint = found.fingerprint
         if not re.fullmatch("[0-9a-f]{16}", str(self.fingerprint)):
             raise OptionError(
-                f"a fingerprint must be 16 lower-case hexadecimal digits, got {self.fingerprint!r}"
+                "a fingerprint must be 16 lower-case hexadecimal digits, got "
+                f"{brief(self.fingerprint)}"
             )
         self._identity = {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
 

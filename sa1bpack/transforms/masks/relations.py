@@ -24,6 +24,7 @@ from sa1bpack.transforms.host import numbers_of, unseen
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
 from sa1bpack.transforms.masks.run_batch import padded_rows
 from sa1bpack.transforms.memory import allocated_bytes
+from sa1bpack.wording import brief
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
 CHUNK_BYTES = 1 << 28  # of masks in half precision, at a time
@@ -87,7 +88,9 @@ class Relate:
     def __post_init__(self):
         given = (self.names,) if isinstance(self.names, str) else self.names
         if not isinstance(given, Iterable):
-            raise OptionError(f"relations is {given!r}: choose {', '.join(RELATIONS)}, or a Relate")
+            raise OptionError(
+                f"relations is {brief(given)}: choose {', '.join(RELATIONS)}, or a Relate"
+            )
         names = tuple(dict.fromkeys(choice("relation", name, RELATIONS) for name in given))
         share, neighbors = single.check_rule(self.share, self.neighbors)
         vars(self).update(names=names, share=share, neighbors=neighbors)

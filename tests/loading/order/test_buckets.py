@@ -33,7 +33,7 @@ class Samples:
     def __len__(self):
         return SIZE
 
-    def column(self, name):
+    def column(self, name, missing=None):
         return self.columns[name]
 
     def shard_bounds(self):
