@@ -15,6 +15,7 @@ import atexit
 import functools
 import logging
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -103,17 +104,41 @@ def when_gone(
     return ending
 
 
+def before_release(owner: object, work: Callable[[], object]) -> Ending:
+    """Call `work()` where the last reference to `owner` goes, before what follows is released.
+
+    Only for what cannot wait for the thread. An interrupt that arrives in it is sent again by the
+    thread, so that it is raised where the program sees it.
+    """
+
+    def call(ending: Ending) -> None:
+        _pending.pop(id(ending), None)
+        try:
+            work()
+        except KeyboardInterrupt:
+            nobody = Living[object]()  # which is gone at once
+            when_gone(nobody, signal.raise_signal, signal.SIGINT)
+        except Exception:
+            _log.exception("what an object has held could not be kept")
+
+    ending = Ending(owner, call)
+    ending.work = work
+    ending.arguments = ()
+    ending.at_exit = False
+    _pending[id(ending)] = ending
+    return ending
+
+
 def settle() -> None:
     """Do the work of all objects that are gone; or wait for it, where the thread is doing it.
 
     Ctrl-C and SIGTERM take effect afterwards. Not to be called by such work.
     """
-    with interrupts_held():
+    with interrupts_held(), _working:
+        # What is released may have held other objects, which are gone then.
         while ended := [ending for ending in list(_pending.values()) if ending() is None]:
-            for ending in ended:
-                _finish(ending)
-        with _working:
-            pass
+            while ended:
+                _finish(ended.pop())
 
 
 def _start_thread() -> None:

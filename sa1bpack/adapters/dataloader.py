@@ -230,6 +230,9 @@ class _TorchEpoch:
         # Weak: what ends an epoch refers to it until then, and so would keep the loader.
         self._loader, self._of_epoch = weakref.proxy(loader), batches
 
+    def belong_to(self, iteration: object) -> None:
+        """Do nothing: torch has the memory."""
+
     def start(self) -> None:
         """Begin the epoch, and the workers if there are none."""
         with naming_refusal("a worker process, or a thread for one"):

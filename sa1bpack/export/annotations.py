@@ -5,7 +5,6 @@ the JSON had one, otherwise a float. `json.dumps` then writes the same text as P
 SA-1B, because the shortest text of a float64 is the same everywhere.
 """
 
-import glob
 import json
 import os
 import time
@@ -34,11 +33,11 @@ from sa1bpack.export.info import attributes_of
 from sa1bpack.export.output import check_output
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
-    TEMPORARY_PREFIX,
     file_digest,
     flush_folder,
     read_checksums,
-    remove_temporaries,
+    remove_all_leftovers,
+    remove_leftovers,
     temporary_beside,
 )
 from sa1bpack.format.layout import NUMBER_TYPE_BITS
@@ -230,7 +229,7 @@ def export_sa1b(
             check_shard_name(shard.entry.source, f"{shard.folder}: source")
             folder = path / shard.entry.source
             folder.mkdir(parents=True, exist_ok=True)
-            remove_temporaries(folder)
+            remove_all_leftovers(folder)
             for row in own.tolist():
                 image = _image(shard, row)
                 record = {"image": image, "annotations": annotations_of(shard, row)}
@@ -395,8 +394,7 @@ def export_coco(
         )
     result.unchanged = int(result.path.exists())
     result.files = 1 - result.unchanged
-    for left in result.path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(result.path.name)}-*"):
-        left.unlink()  # by an export that was killed
+    remove_leftovers(result.path)
     with (
         image_steps(2 * result.images, progress) as advance,
         _writing(result.path, durably=True) as write,

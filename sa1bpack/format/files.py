@@ -7,6 +7,8 @@ a form that `xxhsum -c` checks.
 import ctypes
 import errno
 import fcntl
+import functools
+import glob
 import hashlib
 import logging
 import mmap
@@ -15,6 +17,7 @@ import re
 import secrets
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +38,11 @@ REMEDY = "restore the file from a copy, or rebuild it with `sa1bpack repair PACK
 # Working names of an unfinished file or folder: always beside its final name, never read back.
 TEMPORARY_PREFIX = ".tmp-"
 _SET_ASIDE = TEMPORARY_PREFIX + "old-"
+LOCK_SUFFIX = ".lock"  # of a file under a working name that only locks another
+# The end of a working name: the process that uses it, see `temporary_beside`.
+_OWNED = re.compile(r"-([0-9a-f]{8})\.([0-9]{1,10})\.([0-9]{1,18})-[0-9a-f]{8}$")
+_LONGEST_STEM = 150  # bytes of a name in a working name; a file name has 255
+_SECONDS_OF_OTHERS = 86_400.0
 _REMOVED = TEMPORARY_PREFIX + "removed-"
 
 # What flock(2) answers where the file system has no locks: ENOSYS by Lustre mounted without them,
@@ -282,6 +290,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return
+    remove_leftovers(path)
     temporary = temporary_beside(path)
     try:
         with naming(path):
@@ -294,8 +303,85 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A fresh working name in the same folder, so that the rename stays within one file system."""
-    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
+    """A fresh working name in the same folder, so that the rename stays within one file system.
+
+    It has the name of the process that uses it, so that `remove_leftovers` knows what is in use.
+    """
+    owner = _owner_name(os.getpid())
+    return path.with_name(f"{_working_name(path)}-{owner}-{secrets.token_hex(4)}")
+
+
+def _working_name(path: Path) -> str:
+    """The beginning of the working names of a file or folder, of a length that fits a file name."""
+    return TEMPORARY_PREFIX + os.fsdecode(os.fsencode(path.name)[:_LONGEST_STEM])
+
+
+@functools.lru_cache(maxsize=1)
+def _owner_name(process: int) -> str:
+    """The name of this process, "MACHINE.PID.START": no other process ever has the same."""
+    return f"{_machine_name()}.{process}.{_start_of(process)}"
+
+
+def _machine_name() -> str:
+    """8 hexadecimal digits for the processes among which a number names one: a machine, or a pod.
+
+    They change when the machine starts again.
+    """
+    marks = [os.uname().nodename]
+    with suppress(OSError):
+        marks.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        marks.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return xxhash.xxh32_hexdigest("\n".join(marks).encode())
+
+
+def _start_of(process: int) -> int:
+    """The time at which a process began, in ticks since the machine did; 0 if there is none."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        return int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _is_left_over(path: Path) -> bool:
+    """True for an entry under a working name whose process has ended.
+
+    Of another machine, and of a name without a process, only what has not changed for a day.
+    """
+    match = _OWNED.search(path.name)
+    if match is not None and match[1] == _machine_name():
+        return _start_of(int(match[2])) != int(match[3])
+    with suppress(OSError):
+        return time.time() - path.lstat().st_mtime > _SECONDS_OF_OTHERS
+    return False
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left under working names of a file or folder, in its place."""
+    for left in path.parent.glob(glob.escape(_working_name(path)) + "-*"):
+        if _is_left_over(left):
+            discard_entry(left)
+
+
+def remove_idle_locks(folder: Path) -> None:
+    """Remove the files that killed processes have locked in a folder, `.tmp-….lock`.
+
+    Who opens one at this moment notices that it has lost its name, see `side/writer.py`.
+    """
+    for path in folder.glob(f"{TEMPORARY_PREFIX}*{LOCK_SUFFIX}"):
+        with suppress(OSError):
+            lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB, os.O_RDWR)
+            try:
+                path.unlink()
+            finally:
+                os.close(lock)
+
+
+def remove_all_leftovers(folder: Path) -> None:
+    """Remove what killed processes left under working names in a folder, and nothing else."""
+    for left in folder.glob(TEMPORARY_PREFIX + "*"):
+        if _is_left_over(left):
+            discard_entry(left)
 
 
 def remove_temporaries(folder: Path, keep: Path | None = None) -> None:

@@ -136,8 +136,9 @@ class BaseLoader:
         self._warned: set[str] = set()  # shards with dropped samples
 
     def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Any:
-        """The producer of these batches, with three methods.
+        """The producer of these batches, with four methods.
 
+        `belong_to(iteration)`: the iteration uses it, and ends it when it goes.
         `start()`: begin the work; if that fails, or is interrupted, `end` ends what has begun.
         `take()`: the next batch, as Taken; None if the epoch was ended. `end(wait)`: end the epoch;
         wait at most `wait` seconds for reads in progress.
@@ -275,6 +276,7 @@ class Iteration:
             self.counts = loader._counts = EpochCounts(self._batches.epoch, begin)
             self._producer = loader._begin(self._batches, self.counts)
             # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
+            self._producer.belong_to(self)
             self._ending = when_gone(
                 self,
                 _end_producer,

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from sa1bpack.errors import ReadError
+from sa1bpack.finalizers import Ending, before_release
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch
 from sa1bpack.loading.devices import CudaDevice, Host, keep_if_failed
@@ -68,6 +69,12 @@ class ReaderThreads:
         self._ranges_per_batch = -(-pool.threads // (prefetch + 1))
         self._direct = direct
         self._threads: list[threading.Thread] = []
+        self._keeping: Ending | None = None
+
+    def belong_to(self, iteration: object) -> None:
+        """Keep memory of a device that has failed when an iteration goes, see `keep_if_failed`."""
+        if self._device.pinned:
+            self._keeping = before_release(iteration, keep_if_failed)
 
     def start(self) -> None:
         """Start the threads. If that fails, or is interrupted, `end` ends those that began."""
@@ -239,6 +246,8 @@ class ReaderThreads:
         if self._prefetcher is not None:
             self._prefetcher.end()
         keep_if_failed()
+        if self._keeping is not None:
+            self._keeping.cancel()
         self._queue.close()
         limit = time.monotonic() + wait
         for thread in self._threads:

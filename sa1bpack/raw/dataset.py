@@ -22,7 +22,7 @@ from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import take
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, UnknownName
-from sa1bpack.format.files import temporary_beside
+from sa1bpack.format.files import remove_all_leftovers, temporary_beside
 from sa1bpack.format.manifest import folder_to_write
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows, Tars, no_pairs, sources_of
@@ -84,6 +84,8 @@ class DiskCache:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(f"cache_dir is {folder}: {error.strerror}; name another") from error
+        with suppress(OSError):  # what a killed process left, if it may be removed
+            remove_all_leftovers(folder)
 
     def get(self, key: str) -> Rows | None:
         """The rows of a sample, which becomes the most recently used, or None."""

@@ -32,6 +32,7 @@ from sa1bpack.format.files import (
     map_bytes,
     naming,
     open_file,
+    remove_leftovers,
     temporary_beside,
 )
 from sa1bpack.raw.block_inflater import WINDOW
@@ -293,6 +294,7 @@ def _digest(*arrays: np.ndarray) -> str:
 
 def write_index(path: Path, source: Source) -> None:
     """Index a tar into a file, which appears under its name when it is complete."""
+    remove_leftovers(path)
     temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """Samples and batches compared, and the threads that read batches."""
 
+import gc
 import threading
 from collections.abc import Iterable
 
@@ -77,6 +78,12 @@ def same_samples(one: dict, other: dict) -> bool:
     return one.keys() == other.keys() and all(
         content(one[key]) == content(other[key]) for key in one.keys() - {"index"}
     )
+
+
+def collect() -> None:
+    """Collect garbage, and release what it has held."""
+    gc.collect()
+    settle()
 
 
 def readers() -> list[threading.Thread]:

@@ -1,11 +1,11 @@
 """Pinned memory: in no forked child, and neither unpinned nor unmapped during a copy."""
 
 import ctypes
-import gc
 import mmap
 
 import numpy as np
 import pytest
+from batches import collect
 from forked import forked_child
 from memory_maps import map_flags
 from simulated_cuda import SimulatedCuda
@@ -63,7 +63,7 @@ def test_a_forked_child_that_drops_a_loader_keeps_what_it_has_at_those_addresses
                 mine.append(memory)
             batches.close()
             del batches
-            gc.collect()
+            collect()
             assert all((memory == PATTERN).all() for memory in mine)
     assert sum(len(batch["images"]) for batch in batches) == len(ds)
     batches.close()
@@ -82,7 +82,7 @@ def test_nothing_is_unpinned_during_its_copy_where_waiting_for_a_stream_is_an_er
         next(found)
     batches.close()
     del found, batches
-    gc.collect()
+    collect()
     assert cuda.pinned == {} and not any(cuda.copying.values())
 
 
@@ -93,7 +93,7 @@ def test_memory_whose_copy_may_still_run_stays_and_a_warning_says_so(ds, cuda, c
     buffers = dict(cuda.pinned)
     cuda.fail[call] = RuntimeError(f"CUDA error: {call} is not possible now")
     batches.close()
-    gc.collect()
+    collect()
     [address] = cuda.pinned.keys() & buffers.keys()  # the call fails once
     assert map_flags(address) is not None
     [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -108,6 +108,6 @@ def test_the_memory_of_a_device_that_has_failed_stays(ds, cuda: SimulatedCuda):
     cuda.broken = True
     batches.close()
     del batches
-    gc.collect()
+    collect()
     assert cuda.pinned == buffers
     assert None not in map(map_flags, buffers)

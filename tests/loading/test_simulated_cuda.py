@@ -1,12 +1,11 @@
 """The Loader on CUDA devices that are simulated, in interleavings that seeds decide."""
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
-from batches import same
+from batches import collect, same
 from loader_seams import before_fills, noted_pools
 from simulated_cuda import SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled, simulate
@@ -220,9 +219,9 @@ def test_memory_of_a_device_that_has_failed_is_kept_and_the_error_is_raised(ds, 
                 held.extend(found)
         del found  # which ends the epoch
         held.clear()
-        gc.collect()
+        collect()
     del batches
-    gc.collect()
+    collect()
 
 
 def test_pinned_memory_is_given_back_when_a_loader_is_closed(ds, cuda):
@@ -232,6 +231,7 @@ def test_pinned_memory_is_given_back_when_a_loader_is_closed(ds, cuda):
             for batch in batches:
                 del batch
             assert sum(cuda.pinned.values()) == plan.pinned_bytes
+        collect()
         assert cuda.pinned == {}
 
 

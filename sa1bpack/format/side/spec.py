@@ -273,6 +273,9 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
         FormatError, OSError: as for `read_side_manifest`.
     """
     files.make_folder(folder.parent)
+    files.remove_leftovers(folder.with_name(mark + folder.name))
+    if folder.is_dir():
+        files.remove_idle_locks(folder)
     if not folder.exists():
         staging = files.temporary_beside(folder.with_name(mark + folder.name))
         try:

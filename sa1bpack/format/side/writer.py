@@ -20,7 +20,6 @@ from sa1bpack.format.side.spec import (
     read_side_manifest,
 )
 
-_LOCK_SUFFIX = ".lock"
 # In the working folder of one that may be continued: what its rows are made by.
 _ORIGIN_NAME = "origin"
 _WITHOUT_LOCKS = (
@@ -72,7 +71,7 @@ class FeatureShardWriter:
         self.samples = rows = 0
         self._final = Path(folder) / shard.feature_shard
         self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.feature_shard)
-        self._lock_path = self._folder.with_name(self._folder.name + _LOCK_SUFFIX)
+        self._lock_path = self._folder.with_name(self._folder.name + files.LOCK_SUFFIX)
         self._files: dict[ArraySpec, AppendFile] = {}
         self._lock: int | None = None
         self._left = False

@@ -214,7 +214,7 @@ def checked_pad_last(value: Any) -> bool | str:
         return value
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise OptionError(f'pad_last is {value!r}: choose True, False or "{RANKS}"')
+    raise OptionError(f'pad_last is {brief(value)}: choose True, False or "{RANKS}"')
 
 
 # Epochs of a batch size by step that are cut beforehand, to find one that cannot be.

@@ -1,0 +1,142 @@
+"""What a killed process left under a working name is removed by the next, and nothing else is."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import temporaries
+from small_tars import SMALL, contents, members, write_tar
+
+import sa1bpack
+from sa1bpack.format.files import remove_all_leftovers, temporary_beside
+
+NUMBERS = ("rename", "replace", "fsync", "unlink", "mkdir", "link")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A tar, and a pack of it."""
+    folder = tmp_path_factory.mktemp("made")
+    tar = write_tar(folder / "sa_000000.tar", members(range(4)))
+    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL)
+    return tar, folder / "pack"
+
+
+def attached(packed: Path, out: Path) -> None:
+    ds = sa1bpack.open(packed)
+    rows = np.zeros((len(ds), 2), np.float32)
+    sa1bpack.attach(ds, "rows", rows, ds.column("image_id"), output=out / "rows")
+
+
+# What writes outside packs, of a tar, a pack, and a folder to write to.
+WRITERS = {
+    "export": lambda tar, packed, out: sa1bpack.export_sa1b(packed, out / "json"),
+    "export_coco": lambda tar, packed, out: sa1bpack.export_coco(packed, out / "coco.json"),
+    "report": lambda tar, packed, out: sa1bpack.report(packed, out / "report.html", samples=1),
+    "selection": lambda tar, packed, out: sa1bpack.open(packed)[:3].save_selection(out / "some"),
+    "attach": lambda tar, packed, out: attached(packed, out),
+    "index": lambda tar, packed, out: len(sa1bpack.TarDataset(tar, index_folder=out / "index")),
+    "cache of samples": lambda tar, packed, out: sa1bpack.TarDataset(
+        tar, index_folder=out.parent / "index", cache_dir=out / "samples", cache_dir_size=10**9
+    )[1],
+    "cache of shards": lambda tar, packed, out: sa1bpack.open(
+        packed.as_uri(), cache_dir=out / "cache", cache_size=10**9
+    )[1],
+}
+
+
+def killed_at(number: int, work) -> bool:
+    """Do some work in a fork that is killed before that call of the system; False if it ended."""
+    child = os.fork()
+    if child == 0:
+        left = [number]
+        for name in NUMBERS:
+            call = getattr(os, name)
+
+            def counted(*arguments, call=call, **options):
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*arguments, **options)
+
+            setattr(os, name, counted)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_command_that_was_killed_anywhere_and_is_repeated_leaves_no_working_name(
+    torture, made, tmp_path, kind
+):
+    def work(out: Path) -> None:
+        out.mkdir(exist_ok=True)
+        WRITERS[kind](*made, out)
+
+    work(tmp_path / "undisturbed")
+    expected = contents(tmp_path / "undisturbed")
+    number = 0
+    while killed_at(number, partial(work, tmp_path / f"{number}")):
+        work(tmp_path / f"{number}")
+        work(tmp_path / f"{number}")  # what is finished is looked at as well
+        assert temporaries(tmp_path / f"{number}") == []
+        if kind not in ("report",):  # which has the time
+            assert contents(tmp_path / f"{number}").keys() == expected.keys()
+        number += 1 if torture.full else torture.rng.randint(1, 4)
+    assert number > 1
+
+
+def test_working_names_of_a_process_that_lives_stay(made, tmp_path):
+    """That of this one, of another, and of an unknown machine; not that of one that has ended."""
+    program = (
+        "import sys, pathlib; from sa1bpack.format.files import temporary_beside\n"
+        "path = temporary_beside(pathlib.Path(sys.argv[1])); path.touch()\n"
+        "print(path, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path / "file"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    theirs = Path(other.stdout.readline().strip())
+    mine = temporary_beside(tmp_path / "file")
+    mine.touch()
+    unknown = tmp_path / ".tmp-file-0123abcd.1.1-0123abcd"
+    unknown.touch()
+    remove_all_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([mine, theirs, unknown])
+    other.communicate()
+    old = time.time() - 2 * 86_400
+    os.utime(unknown, (old, old))
+    remove_all_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == [mine]
+
+
+def test_three_exports_to_one_place_at_once_make_what_one_makes(made, tmp_path):
+    _, packed = made
+    command = [sys.executable, "-m", "sa1bpack", "export", packed, "-o"]
+    for more, output in ([], "json"), (["--format", "coco"], "coco.json"):
+        subprocess.run([*command, tmp_path / f"one-{output}", *more], check=True)
+        several = [
+            subprocess.Popen([*command, tmp_path / output, *more], stderr=subprocess.PIPE)
+            for _ in range(3)
+        ]
+        assert [process.communicate()[1] for process in several] == [b""] * 3
+        assert [process.returncode for process in several] == [0] * 3
+        one = tmp_path / f"one-{output}"
+        if one.is_dir():
+            assert contents(tmp_path / output) == contents(one)
+        else:
+            assert (tmp_path / output).read_bytes() == one.read_bytes()
+    assert temporaries(tmp_path) == []
