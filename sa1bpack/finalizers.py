@@ -55,11 +55,12 @@ class Ending(weakref.ref):
         except BaseException:
             _pending[id(self)] = self
             raise
-        self.arguments = ()  # whoever still has the ending keeps nothing else
+        del self.work, self.arguments  # whoever still has the ending keeps nothing else
 
     def cancel(self) -> None:
         """Never do the work."""
-        _pending.pop(id(self), None)
+        if _pending.pop(id(self), None) is not None:
+            del self.work, self.arguments
 
 
 # Endings of objects that are gone. `SimpleQueue.put` is compiled, and may be called at any moment.

@@ -243,6 +243,7 @@ def test_if_cuda_cannot_pin_memory_torch_does_which_is_logged_once(ds, cuda, cap
             same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
     [record] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "cuda:1 cannot pin memory" in record.message and "not supported" in record.message
+    settle()
     assert len(cuda.cached) == len(cuda.pinned) == 1  # the others were the Loader's own
 
 

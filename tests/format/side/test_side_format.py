@@ -1,5 +1,6 @@
 """Features on disk: what `attach` writes is what docs/format.md says; races; what is stale."""
 
+import fcntl
 import json
 import os
 import re
@@ -143,16 +144,19 @@ def test_a_feature_that_another_call_replaced_meanwhile_gets_no_rows(pack, tmp_p
 
 def test_a_feature_that_comes_into_use_while_it_is_replaced_stays(pack, monkeypatch):
     folder, rename = write_side(pack, IMAGE, shards=()), Path.rename
+    locks = []
 
     def late(path, target):
         if path == folder:
-            (path / ".tmp-other.lock").touch()
+            locks.append((path / ".tmp-other.lock").open("w"))
+            fcntl.flock(locks[0], fcntl.LOCK_EX)
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", late)
     with pytest.raises(OutputRefused):
         attached(pack, IMAGE._replace(dtype="float32"), folder)
     assert (folder / ".tmp-other.lock").exists()
+    locks[0].close()
 
 
 # Derives a feature of ones; with HOLD, it waits in the second batch.
