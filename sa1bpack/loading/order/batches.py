@@ -449,7 +449,7 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
             f"{sorted(_STATE_KEYS)}, version {STATE_VERSION}, and a dict as order"
         )
     differ = [
-        f"{name if isinstance(name, str) and name in own else brief(name)} was "
+        f"{name if str(name).isidentifier() and len(name) < 40 else brief(name)} was "
         f"{brief(saved.get(name))}, is {brief(own.get(name))}"
         for name in sorted({*saved, *own}, key=str)
         if saved.get(name) != own.get(name)
