@@ -73,12 +73,12 @@ class SpatialRows:
 
 
 def move_spatial(
-    given: SpatialRows, frame: Frame, geometric: bool, reduction: float
+    spatial: SpatialRows, frame: Frame, geometric: bool, reduction: float
 ) -> torch.Tensor:
     """Move spatial rows with their images.
 
     Args:
-        given: the rows.
+        spatial: the rows.
         frame: frame of the images, on any device.
         geometric: steps move the images.
         reduction: the largest factor by which an image may be reduced on the canvas of the frame.
@@ -87,18 +87,19 @@ def move_spatial(
         (B, C, h', w'), cells over the canvas of the frame, see `SpatialRows.grid`; zero outside of
         what the rows cover, and in cells that geometric steps left without image.
     """
-    rows, canvas = given.rows, frame.canvas
-    unmoved = not geometric and canvas == (given.side, given.side)
-    if unmoved and given.stored is None:
-        return rows.to(given.dtype)
-    out = given.grid(canvas)
+    rows = spatial.rows
+    canvas = frame.canvas
+    unmoved = not geometric and canvas == (spatial.side, spatial.side)
+    if unmoved and spatial.stored is None:
+        return rows.to(spatial.dtype)
+    out = spatial.grid(canvas)
     frame = on_device(frame, rows.device)
-    per_pixel, most_per_pixel = given.cells_per_pixel()
+    per_pixel, most_per_pixel = spatial.cells_per_pixel()
     cell = geometry.pair(canvas[1] / out[1], canvas[0] / out[0], rows.device)
     to_canvas = frame.maps.after(geometry.scaling(cell))
     between = geometry.scaling(per_pixel).after(to_canvas)
-    shown = _shown(given, between, frame, out, geometric)[:, None]
-    if given.interpolation == "nearest":
+    shown = _shown(spatial, between, frame, out, geometric)[:, None]
+    if spatial.interpolation == "nearest":
         return _nearest(rows, between, out).masked_fill_(~shown, 0)
     planes = rows.permute(0, 2, 3, 1)
     height, width = rows.shape[2:]
@@ -113,15 +114,15 @@ def move_spatial(
         moved = resample_affine(planes, sides.flip(1), steps, support, out, most)
     else:
         moved = resample(planes, between, sides, out)
-    return moved.mul_(shown).to(given.dtype)
+    return moved.mul_(shown).to(spatial.dtype)
 
 
 def _shown(
-    given: SpatialRows, between: Maps, frame: Frame, out: tuple[int, int], geometric: bool
+    spatial: SpatialRows, between: Maps, frame: Frame, out: tuple[int, int], geometric: bool
 ) -> torch.Tensor:
     """bool (B, *out): the cells of the result that show what the rows cover."""
-    height, width = given.rows.shape[2:]
-    if given.stored is not None:
+    height, width = spatial.rows.shape[2:]
+    if spatial.stored is not None:
         return frame.visible(out)
     if isinstance(between, AffineMaps):
         steps = geometry.fixed_steps(between)
@@ -144,9 +145,9 @@ def _nearest(rows: torch.Tensor, between: Maps, out: tuple[int, int]) -> torch.T
     if isinstance(between, AffineMaps):
         steps = geometry.fixed_steps(between)
         x, y = (at >> FRACTION for at in geometry.positions(steps, (0, out[0]), out[1]))
-        place = y.clamp(0, height - 1) * width + x.clamp(0, width - 1)
-        place = place.flatten(1)[:, None].expand(-1, channels, -1)
-        return rows.flatten(2).gather(2, place).unflatten(2, out)
+        cell = y.clamp(0, height - 1) * width + x.clamp(0, width - 1)
+        cell = cell.flatten(1)[:, None].expand(-1, channels, -1)
+        return rows.flatten(2).gather(2, cell).unflatten(2, out)
     x, y = (at.floor().long() for at in between.centers(*out))
     x = x.clamp(0, width - 1)[:, None, None, :]
     y = y.clamp(0, height - 1)[:, None, :, None]
