@@ -65,3 +65,15 @@ def occurrences_of(indices: Any, count: int) -> list[Occurrence]:
     if repetitions is None:
         return [Occurrence(epoch)] * count
     return [Occurrence(epoch, repetition) for repetition in repetitions.tolist()]
+
+
+def earlier_occurrences(numbers: np.ndarray) -> np.ndarray:
+    """int64 (n,): how often each of these numbers, int64 (n,) from 0 on, has come before."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    position = np.arange(len(numbers))
+    is_first = np.diff(ordered, prepend=-1) != 0
+    first = np.maximum.accumulate(np.where(is_first, position, 0))
+    earlier = np.empty(len(numbers), np.int64)
+    earlier[order] = position - first
+    return earlier

@@ -163,8 +163,8 @@ class Collate:
     indices           int64     (B,) rows in the pack
     dropped           int64     (d,) with on_error="drop": rows of samples that were dropped
     repeated          bool      (B,) with pad_last: samples that only fill up the last batch
-    repetitions       int64     (B,) with pad_last, or an order that draws a sample again: how often
-                                each sample has come before in the epoch
+    repetitions       int64     (B,) with pad_last, an order that draws a sample again, or a dataset
+                                that has one several times: what tells its occurrences apart
     ================  ========  ================================================================
 
     With `relations` there is one more key for each of them, see `transforms.Relate`.

@@ -140,3 +140,44 @@ def test_a_state_resumes_the_count(ds, make):
     for one, other in zip(whole[3:], resumed, strict=True):
         for key in ("image_ids", "repetitions", "annotation_ids"):
             assert torch.equal(one[key], other[key]), key
+
+
+@BOTH
+def test_a_row_that_a_dataset_has_several_times_is_another_repetition_each_time(ds, make):
+    """In every order, also where it is drawn again, or batches are arranged or filled up."""
+    rows = np.array([5, 2, 5, 9, 2, 5, 0])
+    several = ds[rows]
+    weights = np.arange(7) != 3
+    orders = [
+        sa1bpack.ShuffleOrder(several),
+        sa1bpack.SequentialOrder(several),
+        sa1bpack.NodeShuffleOrder(several, nodes=2),
+        sa1bpack.WeightedOrder(several, weights, samples=15),
+    ]
+    pipeline = T.Pipeline(several, STEPS)
+    for order, pad_last in itertools.product(orders, (False, True)):
+        options = {"order": order, "pad_last": pad_last, "max_masks": 1, "mask_select": "random"}
+        occurrences = set()
+        crops = set()
+        count = 0
+        for batch in make(several, 4, **options):
+            made = pipeline(batch)
+            for image, again, matrix in zip(
+                batch["image_ids"].tolist(),
+                batch["repetitions"].tolist(),
+                made["input_to_source"],
+                strict=True,
+            ):
+                count += 1
+                occurrences.add((image, again))
+                crops.add((image, *matrix.flatten().tolist()))
+        assert count >= len(order)
+        assert len(occurrences) == len(crops) == count
+        images = {image for image, _ in occurrences}
+        assert pad_last or "weighted" in order.kind or {(k, 0) for k in images} <= occurrences
+
+
+def test_a_dataset_that_has_each_row_once_has_no_repetitions(ds):
+    for chosen in (ds, ds[::-1], ds[[3, 1, 2]], ds.where("mask_count > 3")):
+        batches = sa1bpack.OrderedBatches(sa1bpack.ShuffleOrder(chosen), 2)
+        assert all(batch.repetitions is None for batch in batches)

@@ -401,7 +401,7 @@ class EpochBatches:
     @property
     def repeats(self) -> bool:
         """True if a sample may come again in an epoch."""
-        return self.order.repeats or bool(self.pad_last)
+        return self.order.repeats or self.order.copies is not None or bool(self.pad_last)
 
     def repetitions(self, k: int) -> np.ndarray | None:
         """`global_repetitions` of this rank's share of batch k."""
@@ -414,11 +414,20 @@ class EpochBatches:
 
         For each sample of `global_batch(k)` how often it has come before in the epoch, as far as
         the order counts that, see `Order.repetitions`. It depends on the position in the epoch
-        alone.
+        alone, and of a dataset that has a row several times, on which of these it is.
 
         Raises:
             IndexError: batch k does not exist.
         """
+        copies = self.order.copies
+        if copies is None:
+            return self._draws(k)
+        of_row = copies[self.global_batch(k)]
+        draws = self._draws(k)
+        return of_row if draws is None else draws * (int(copies.max()) + 1) + of_row
+
+    def _draws(self, k: int) -> np.ndarray | None:
+        """int64 (n,): `global_repetitions`, if the dataset has each row once; None: all are 0."""
         _, stop = self.span(k)
         size = len(self.order)
         if stop <= size and not self.order.repeats:

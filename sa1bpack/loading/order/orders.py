@@ -30,6 +30,7 @@ from sa1bpack.arguments import (
     whole_number,
 )
 from sa1bpack.errors import OptionError
+from sa1bpack.occurrence import earlier_occurrences
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.user_code import call_user, is_of_user
 from sa1bpack.wording import brief, counted
@@ -240,6 +241,8 @@ class Order(ABC):
             known.
         arranges: `arranged` changes the order of samples.
         repeats: a sample may come more than once in an epoch.
+        copies: int64 (size,), for each sample of a dataset that has a row several times, such as
+            `ds[[0, 0, 1]]`, how often it has had that row before; None: it has each once.
 
     Raises:
         OptionError: the dataset has no samples, or a value is out of range.
@@ -250,6 +253,7 @@ class Order(ABC):
     shards_at_once: int | None = None
     arranges = False
     repeats = True
+    copies: np.ndarray | None = None
 
     def __init__(self, dataset: Ordered):
         found = described(dataset)
@@ -263,6 +267,10 @@ class Order(ABC):
                 f"{brief(self.fingerprint)}"
             )
         self._identity = {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
+        rows = getattr(found, "rows", None)  # an Extent has none
+        if rows is not None and not (np.diff(rows) > 0).all():
+            copies = earlier_occurrences(rows)
+            self.copies = copies if copies.any() else None
 
     def __len__(self) -> int:
         """The number of samples per epoch."""
@@ -497,13 +505,7 @@ class DrawCounts:
 
     def add(self, draws: np.ndarray) -> np.ndarray:
         """Count the next draws, int64 (k,). Returns int64 (k,), earlier draws of each sample."""
-        order = np.argsort(draws, kind="stable")
-        ordered = draws[order]
-        number = np.arange(len(draws))
-        is_first = np.diff(ordered, prepend=-1) != 0
-        first = np.maximum.accumulate(np.where(is_first, number, 0))
-        earlier = np.empty(len(draws), np.int64)
-        earlier[order] = number - first + self.counts[ordered]
+        earlier = earlier_occurrences(draws) + self.counts[draws]
         np.add.at(self.counts, draws, np.uint32(1))
         self.position += len(draws)
         return earlier
