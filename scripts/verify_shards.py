@@ -37,8 +37,9 @@ import xxhash
 CHECKSUMS = "checksums.xxh128"
 CHANGING = ("manifest.json", "rejects.jsonl")  # until the pack is complete
 HEAVY = ("image", "mask_bits", "run_ends")
-# Reasons of rejects that are no pair of an image and a record; "too-large" may be either.
+# Reasons of rejects that are no pair of an image and a record; nor is "too-large" with this detail.
 UNPAIRED = "missing-json", "missing-jpeg", "duplicate", "name-too-long", "bad-name", "not-a-file"
+TOO_LARGE_MEMBER = re.compile(r"[0-9]+ bytes, the limit for a (jpeg|json) member is [0-9]+")
 # What Windows, network disks and file systems put into folders of their own accord; what macOS and
 # desktops do begins with a dot.
 OF_SYSTEM = (
@@ -197,14 +198,20 @@ def lost_pairs(manifest: dict[str, Any]) -> list[str]:
             for shard in manifest["shards"]:
                 if shard["source"] == record["name"]:
                     found += max(0, min(rows, pairs - shard["part"] * rows))
-            reasons = [reject["reason"] for reject in record["rejects"]]
-            found += sum(reason not in (*UNPAIRED, "too-large") for reason in reasons)
-            if not found <= pairs <= found + reasons.count("too-large"):
+            found += sum(map(is_pair, record["rejects"]))
+            if found != pairs:
                 line = f"{record['name']}: {pairs} pairs, but {found} of them are in the pack"
                 lines.append(line)
         except (LookupError, TypeError, ArithmeticError):
             continue  # the records of another writer
     return lines
+
+
+def is_pair(reject: dict[str, Any]) -> bool:
+    """Whether a reject is a pair, not a member that never became half of one."""
+    if reject["reason"] == "too-large":
+        return TOO_LARGE_MEMBER.fullmatch(reject.get("detail", "")) is None
+    return reject["reason"] not in UNPAIRED
 
 
 def entries(folder: Path) -> list[Path]:

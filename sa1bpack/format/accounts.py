@@ -5,7 +5,7 @@ no other number closes. Every door of a pack asks here: opening, packing, finali
 repairing and verifying.
 """
 
-from collections import Counter
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ import msgspec
 from sa1bpack.format.arrays import Count
 from sa1bpack.wording import counted, printable
 
-# Reasons of rejected members that never became half of a pair.
+# Reasons of members that never became half of a pair; all other rejects but one kind are pairs.
 UNPAIRED_REASONS = frozenset(
     {"bad-name", "duplicate", "missing-jpeg", "missing-json", "name-too-long", "not-a-file"}
 )
-# Of a member that was not read, or of a pair whose image has too many pixels. All other rejects are
-# pairs.
-EITHER_REASON = "too-large"
+# Of a member that is too large to be read, or of a pair whose image has too many pixels or scans:
+# the detail tells them apart.
+_TOO_LARGE = "too-large"
+_TOO_LARGE_MEMBER = re.compile(r"[0-9]+ bytes, the limit for a (jpeg|json) member is [0-9]+")
 
 # Shards that a message names.
 _NAMED = 3
@@ -34,6 +35,14 @@ _MOST_SHARDS = 1 << 20
 
 class _Rejected(msgspec.Struct):
     reason: str
+    detail: str = ""
+
+    @property
+    def is_pair(self) -> bool:
+        """False for a member that never became half of a pair."""
+        if self.reason == _TOO_LARGE:
+            return _TOO_LARGE_MEMBER.fullmatch(self.detail) is None
+        return self.reason not in UNPAIRED_REASONS
 
 
 class _ShardAccount(msgspec.Struct):
@@ -54,6 +63,11 @@ class _SourceAccount(msgspec.Struct):
     pairs: Count
     dropped: Count
     rejects: list[_Rejected]
+
+    @property
+    def rejected_pairs(self) -> int:
+        """The number of its rejects that are pairs."""
+        return sum(reject.is_pair for reject in self.rejects)
 
 
 class _Counts(msgspec.Struct):
@@ -199,9 +213,8 @@ def source_shortfall(
                 f"which has {counted(count, noun)}"
             )
             return Shortfall(account.name, fault)
-    reasons = Counter(reject.reason for reject in account.rejects)
-    accounted = in_shards + account.dropped + _rejected_pairs(reasons)
-    if accounted <= account.pairs <= accounted + reasons[EITHER_REASON]:
+    accounted = in_shards + account.dropped + account.rejected_pairs
+    if accounted == account.pairs:
         return None
     fault = (
         f"{name}: {counted(account.pairs, 'pair')}, but "
@@ -255,35 +268,27 @@ def _totals_fault(
     sources: Sequence[Mapping[str, Any]], samples: int, counts: Mapping[str, Any]
 ) -> str | None:
     """What is wrong with the totals of a complete pack; None if nothing is, or nothing is said."""
+    pairs = 0
+    rejected = 0
     try:
         dropped = msgspec.convert(counts, _Counts).dropped_images
-        pairs = 0
-        for record in sources:
-            pairs += msgspec.convert(record, _SourceAccount).pairs
-        reasons: Counter[str] = Counter()
         for key, count in counts.items():
             kind, _, reason = key.partition(":")
             if kind == "rejects" and reason:
-                reasons[reason] = msgspec.convert(count, Count)
+                rejected += msgspec.convert(count, Count)
+        for record in sources:
+            account = msgspec.convert(record, _SourceAccount)
+            pairs += account.pairs
+            # Members that are no pairs are in the records of sources alone.
+            rejected -= len(account.rejects) - account.rejected_pairs
     except msgspec.ValidationError:
         return None
-    rejected = _rejected_pairs(reasons)
-    accounted = samples + rejected + dropped
-    if not sources or accounted <= pairs <= accounted + reasons[EITHER_REASON]:
+    if not sources or samples + rejected + dropped == pairs:
         return None
     return (
         f"its sources have {counted(pairs, 'pair')}, but it has {counted(samples, 'sample')}, "
         f"{rejected:,} rejected pairs and {dropped:,} dropped images"
     )
-
-
-def _rejected_pairs(reasons: Counter[str]) -> int:
-    """The number of rejects that are certainly pairs, of those with these reasons."""
-    pairs = 0
-    for reason, count in reasons.items():
-        if reason not in UNPAIRED_REASONS and reason != EITHER_REASON:
-            pairs += count
-    return pairs
 
 
 def usable_samples_per_shard(options: Any) -> int | None:

@@ -391,7 +391,7 @@ class PairReader(AbstractContextManager):
             fault = "not-a-file", f"it is a {member.kind} member; replace it with the file itself"
         elif length > MAX_NAME_BYTES:
             fault = "name-too-long", f"{length} bytes, the limit is {MAX_NAME_BYTES}; shorten it"
-        elif member.size > limit:
+        elif member.size > limit:  # this text tells it from a pair: docs/format.md, "Accounts"
             fault = "too-large", f"{member.size} bytes, the limit for a {half} member is {limit}"
         else:
             return True

@@ -5,9 +5,14 @@ import random
 from sa1bpack.format.accounts import pack_shortfalls, shard_fault
 
 # What becomes of a pair, and its reason if it is rejected.
-FATES = ("sample", "sample", "sample", "bad-mask", "bad-jpeg", "dropped")
+FATES = ("sample", "sample", "sample", "bad-mask", "bad-jpeg", "too-large", "dropped")
 # Of members that are no pair, by docs/format.md.
-UNPAIRED = ("missing-json", "missing-jpeg", "duplicate", "name-too-long", "bad-name", "not-a-file")
+UNPAIRED = (
+    *("missing-json", "missing-jpeg", "duplicate", "name-too-long", "bad-name", "not-a-file"),
+    "too-large",
+)
+DETAIL_OF_A_PAIR = "JPEG of 9000 x 9000 = 81000000 pixels, over the limit of 67108864"
+DETAIL_OF_A_MEMBER = "16777217 bytes, the limit for a json member is 16777216"
 
 
 class Accounts:
@@ -29,12 +34,17 @@ class Accounts:
             )
 
     def _add(self, name: str, pairs: list[str], rng: random.Random) -> None:
-        unpaired = [{"reason": rng.choice(UNPAIRED)} for _ in range(rng.randint(0, 2))]
+        unpaired = []
+        for _ in range(rng.randint(0, 2)):
+            unpaired.append({"reason": rng.choice(UNPAIRED), "detail": DETAIL_OF_A_MEMBER})
         record = {"name": name, "pairs": len(pairs), "dropped": 0, "rejects": []}
         for first in range(0, len(pairs), self.rows):
             fates = pairs[first : first + self.rows]
             samples, dropped = fates.count("sample"), fates.count("dropped")
-            rejects = [{"reason": fate} for fate in fates if fate not in ("sample", "dropped")]
+            rejects = []
+            for fate in fates:
+                if fate not in ("sample", "dropped"):
+                    rejects.append({"reason": fate, "detail": DETAIL_OF_A_PAIR})
             self.counts["dropped_images"] += dropped
             self._count(rejects)
             if not samples:
@@ -87,11 +97,13 @@ def check_accounts(accounts: Accounts) -> None:
     assert accounts.shortfalls() == []
 
 
-def test_a_large_image_and_a_large_member_have_one_reason_and_either_adds_up():
-    """`too-large` may be a pair or not: the packer's own records have both."""
-    options, shards = {"samples_per_shard": 2}, [("sa_0", 0, 2)]
-    record = {"name": "sa_0", "pairs": 3, "dropped": 0, "rejects": [{"reason": "too-large"}]}
-    assert pack_shortfalls(options, [record], shards, None) == ()
-    assert pack_shortfalls(options, [record | {"pairs": 2}], shards, None) == ()
-    (shortfall,) = pack_shortfalls(options, [record | {"pairs": 4}], shards, None)
-    assert str(shortfall).endswith("the shard sa_0-001 is lost")
+def test_a_large_image_is_a_pair_and_a_large_member_is_not():
+    """Both have the reason `too-large`: the detail tells them apart."""
+    for detail, pairs in ((DETAIL_OF_A_PAIR, 3), (DETAIL_OF_A_MEMBER, 2)):
+        options, shards = {"samples_per_shard": 2}, [("sa_0", 0, 2)]
+        rejects = [{"reason": "too-large", "detail": detail}]
+        record = {"name": "sa_0", "pairs": pairs, "dropped": 0, "rejects": rejects}
+        counts = {"dropped_images": 0, "rejects": 1, "rejects:too-large": 1}
+        assert pack_shortfalls(options, [record], shards, counts) == ()
+        (shortfall,) = pack_shortfalls(options, [record | {"pairs": pairs + 1}], shards, None)
+        assert shortfall.source == "sa_0"

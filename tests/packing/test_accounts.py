@@ -6,12 +6,13 @@ import logging
 import os
 import re
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
 from edited_packs import edit, lose_shard, rewrite_checksums
 from format_files import publish
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import SMALL, contents, members, record, write_tar
 from verify_script import script_finds
 
 import sa1bpack
@@ -169,6 +170,32 @@ def test_any_lost_shard_is_found_and_mended(whole, sources, tmp_path, undisturbe
         assert not report.ok and report.complete is False and name[:9] in str(report.problems)
         mend(root, sources)
         assert contents(root) == undisturbed, name
+
+
+def test_a_shard_is_missed_beside_members_and_images_that_are_too_large(tmp_path, root):
+    """A member that was not read is no pair, an image of too many pixels is one."""
+    found = members(range(1, 7))
+    found["./sa_9.json"] = bytes((16 << 20) + 1)
+    jpeg = bytearray(found["./sa_3.jpg"])
+    size_at = jpeg.index(b"\xff\xc0") + 5
+    jpeg[size_at : size_at + 4] = struct.pack(">HH", 30_000, 30_000)
+    found["./sa_3.jpg"] = bytes(jpeg)
+    found["./sa_3.json"] = json.dumps(record(3, 0, 30_000, 30_000)).encode()
+    tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None)
+    options = {"workers": 1, **SMALL, "samples_per_shard": 1}
+    result = sa1bpack.pack(tar, root, **options)
+    assert result.reasons == {"too-large": 2} and sa1bpack.verify(root).complete
+    undisturbed = contents(root)
+    names = [path.name for path in sorted((root / "shards").glob("sa_*"))]
+    assert len(names) == 5
+    for name in names:
+        lose_shard(root, name)
+        report = sa1bpack.verify(root, quick=True)
+        assert not report.ok and name in str(report.problems)
+        code, said = script_finds(root)
+        assert code == 1 and "sa_000000: 6 pairs, but 5 of them are in the pack" in said
+        assert sa1bpack.pack(tar, root, **options).images == 5
+        assert contents(root) == undisturbed
 
 
 def test_several_lost_shards_are_mended_as_their_tars_are_given(whole, sources, root, undisturbed):
