@@ -55,7 +55,7 @@ class Ending(weakref.ref):
         except BaseException:
             _pending[id(self)] = self
             raise
-        del self.work, self.arguments  # whoever still has the ending keeps nothing else
+        del self.work, self.arguments  # a reference to the ending keeps nothing else alive
 
     def cancel(self) -> None:
         """Never do the work."""

@@ -125,8 +125,8 @@ class Patience:
         attempts_when_down: number of attempts after a file was given up; they take seconds.
         answers: number of answers so far.
         is_down: a file was given up, and nothing was answered while it was waited for, nor since.
-        reported: largest number of failures in a row that the user was told of since the host
-            answered last; files that wait for the same host are reported once.
+        reported: largest number of failures in a row that was reported to the user since the
+            host answered last; files that wait for the same host are reported once.
     """
 
     attempts: int = 20

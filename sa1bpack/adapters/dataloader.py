@@ -177,7 +177,7 @@ class PackDataLoader(BaseLoader, DataLoader):
         return WatchedWorkers(self)
 
     def explained(self, error: BaseException, batches: EpochBatches) -> BaseException:
-        """The error that the consumer is told, for one of torch's iterator."""
+        """The error that reaches the consumer, for one of torch's iterator."""
         workers = self._iterator
         if not isinstance(workers, WatchedWorkers) or self._pid != os.getpid():
             return error

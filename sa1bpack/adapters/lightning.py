@@ -122,7 +122,7 @@ class DataModule(LightningDataModule):
     - Every validation has the same batches, with the same masks. On several ranks, one that would
       have no image of the last batch repeats one, which `batch["repeated"]` marks.
     - With `overfit_batches` every epoch has the batches of the first.
-    - A second fit by another Trainer goes on with the epoch after those of the first, as a
+    - A second fit by another Trainer continues with the epoch after those of the first, as a
       shuffling DataLoader of torch draws another order.
 
     `train` and `val` are the two Datasets, once `setup` has run; `val` is None if there is none.
@@ -194,7 +194,7 @@ class DataModule(LightningDataModule):
         """Choose the first epoch of a run: `load_state_dict` may choose another."""
         self.teardown()  # of a run that an exception has ended
         self._loaded = None
-        if trainer.current_epoch == 0:  # otherwise a trainer goes on with its own run
+        if trainer.current_epoch == 0:  # otherwise a trainer continues its own run
             self._first_epoch = self._unused_epoch
 
     def train_dataloader(self) -> Loader:

@@ -1,4 +1,4 @@
-"""The place of loaders that a program gives to Lightning by itself, without the DataModule.
+"""The place of loaders that a program passes to Lightning itself, without the DataModule.
 
 Lightning saves the state of such a loader, but does not load it if a schedule has asked for
 `trainer.estimated_stepping_batches` before. A callback loads it. Lightning adds it to every
@@ -90,7 +90,7 @@ class _Places:
             loader.load_state_dict(state)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the epoch, by the count of the run, of loaders that may have been made anew."""
+        """Begin the epoch, by the count of the run, of loaders that may have been made again."""
         loaders = self._loaders(trainer)
         if not loaders:
             return
@@ -101,7 +101,7 @@ class _Places:
             loader.set_epoch(self._first_epoch + epoch)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
-        """Note that the run goes on."""
+        """Note that the run continues."""
         self._states = None
 
     def _loaders(self, trainer: Any) -> list[Any]:

@@ -123,7 +123,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
                 return came, data
 
     def explained(self, error: BaseException, subject: Callable[[int], str]) -> BaseException:
-        """The error that the consumer is told, for one that torch raised.
+        """The error that reaches the consumer, for one that torch raised.
 
         Args:
             error: the error.

@@ -40,7 +40,7 @@ def unforked(nbytes: int) -> tuple[mmap.mmap, np.ndarray]:
     """Memory as `aligned` makes it, in a map of its own that forked children do not have.
 
     Otherwise a fork lets parent and child share its pages until one of them writes, who then gets
-    others. A device that was told the address before still reads the old ones; kernels from 5.9 on
+    others. A device that got the address before still reads the old ones; kernels from 5.9 on
     copy all that is pinned while they fork.
 
     In a child, nothing may touch the memory or end the map: its addresses may be those of something

@@ -264,7 +264,7 @@ def try_locks(folder: Path) -> None:
 
 
 def go_on_unlocked(error: NoFileLocks, lost: str) -> None:
-    """Say, once per file system, that work goes on without locks, and what is lost."""
+    """Say, once per file system, that work continues without locks, and what is lost."""
     folder = Path(error.filename)
     while not folder.exists():
         folder = folder.parent

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sa1bpack.urls import Patience
 
-# Bytes read since the last failure, from which on the attempts are counted anew.
+# Bytes read since the last failure, from which on attempts are counted from 1 again.
 PROGRESS_BYTES = 1 << 20
 # Seconds of the first wait, which doubles, up to the longest; a random half of it is taken off, so
 # that many readers do not return at the same moment.

@@ -46,7 +46,7 @@ _calling = threading.RLock()
 
 
 def _after_fork() -> None:
-    """Make the lock anew in a child: the thread that held it may be gone."""
+    """Replace the lock in a child: the thread that held it may be gone."""
     global _calling
     _calling = threading.RLock()
 
@@ -70,7 +70,7 @@ class Seeded:
       it names, in its attributes, and in what these hold.
 
     A function with a parameter `rng` is also given a numpy Generator: `def augment(sample, rng)`.
-    Use it for what cannot be found, such as a generator that is made anew in each call.
+    Use it for what cannot be found, such as a generator that is made in each call.
 
     The epoch is that of the batch where it is known: from make_dataloader, from a DataLoader whose
     batch_sampler is OrderedBatches, from IterableTarDataset, and in a batch of a loader. `ds[i]`

@@ -15,7 +15,7 @@ of a run in its order, and is a batch sampler for one rank.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -244,7 +244,7 @@ class OrderedBatches:
         """
         return self._of_settled_ranks().cut.length(self.epoch)
 
-    def __iter__(self) -> "BatchIterator":
+    def __iter__(self) -> Iterator[list[int]]:
         return BatchIterator(self)
 
     def state_after(self, k: int) -> dict[str, Any]:

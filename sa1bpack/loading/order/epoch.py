@@ -515,7 +515,7 @@ class EpochBatches:
 
     def most_per_rank(self, size: int) -> int:
         """The most samples that a rank has of a batch of this size."""
-        if self.pad_last is not True:  # with "ranks" at least one, which rounding up gives
+        if self.pad_last is not True:  # with "ranks" at least one, by rounding up
             size = min(size, len(self.order))
         return -(-size // self.world_size)
 
