@@ -206,6 +206,7 @@ _PART = re.compile(
     r"(?P<joint>[._-]?part[._-]?(?=.)|[._-])"
     r"(?P<number>(?!(?:gz|xz|lz|bz|br)$)[a-z]{2}|a[a-z]{2}|\d{1,3})"
 )
+_COMPRESSED_TAR = re.compile(r"(?P<whole>.+\.tar)\.(?:xz|lzma|lz|bz2|zst|lz4|lzo|z)", re.IGNORECASE)
 _UNFINISHED = (".part", ".partial", ".crdownload", ".download", ".filepart", ".aria2", ".tmp")
 
 
@@ -215,6 +216,19 @@ def part_pattern(name: str) -> tuple[str, str] | None:
     if match is None:
         return None
     return match["whole"], match["whole"] + match["joint"]
+
+
+def tar_to_be_made_of(name: str) -> str | None:
+    """The name of the tar that a file is a part or a compressed form of, by its own; or None.
+
+    Of parts with letters, the first ones only (.aa): others could be anything (.ok, .md).
+    """
+    if match := _COMPRESSED_TAR.fullmatch(name):
+        return match["whole"]
+    match = _PART.fullmatch(name)
+    if match is None or match["number"][0] >= "b":
+        return None
+    return match["whole"]
 
 
 def name_remedy(file: "PurePath | Address") -> str | None:

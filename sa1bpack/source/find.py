@@ -25,7 +25,14 @@ from typing import Literal
 from sa1bpack.arguments import looks_like_url, refuse_url, refuse_windows_path
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
-from sa1bpack.signatures import EMPTY, TEXT, format_of, name_remedy, part_pattern
+from sa1bpack.signatures import (
+    EMPTY,
+    TEXT,
+    format_of,
+    name_remedy,
+    part_pattern,
+    tar_to_be_made_of,
+)
 from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
 from sa1bpack.source.tar import BLOCK, Member, decode_name, parse_header, split_name
 from sa1bpack.threads import ThreadPool
@@ -205,9 +212,7 @@ def _expand(pattern: str | Path) -> list[Path]:
     for path in map(Path, found):
         tars = []
         with suppress(OSError):  # said when it is opened
-            for name in sorted(os.listdir(path)) if path.is_dir() else ():  # noqa: PTH208
-                if name.lower().endswith(_TAR_SUFFIXES) and not name.startswith("."):
-                    tars.append(path / name)
+            tars = _tars_in(path) if path.is_dir() else []
         if tars and (files := list_folder(path)):
             raise SourceError(
                 f"{path}: has {counted(len(tars), 'tar')}, such as {tars[0].name}, and "
@@ -216,6 +221,23 @@ def _expand(pattern: str | Path) -> list[Path]:
             )
         paths += tars or [path]
     return paths
+
+
+def _tars_in(folder: Path) -> list[Path]:
+    """The tars in a folder, and beside them what one must be made of first, refused when opened."""
+    names = []
+    for name in sorted(os.listdir(folder)):  # noqa: PTH208
+        if not name.startswith("."):
+            names.append(name)
+    tars = [name for name in names if name.lower().endswith(_TAR_SUFFIXES)]
+    if not tars:
+        return []
+    others = []
+    for name in names:
+        whole = tar_to_be_made_of(name)
+        if whole is not None and whole not in tars and name not in tars:
+            others.append(name)
+    return [folder / name for name in sorted(tars + others)]
 
 
 def _stem(path: Path | Address) -> str:

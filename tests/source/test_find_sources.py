@@ -55,6 +55,28 @@ def test_a_folder_is_one_source_with_the_size_of_its_members(tmp_path, read):
     assert kinds(read(folder)) == [("sa_000007", "folder", 8)]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sa_2.tar.xz", "it is an xz stream, where a tar is expected; decompress it"),
+        ("sa_2.tar.aa", "it is one part of a file that was split"),
+        ("sa_2.tar.gz.part002", "it is one part of a file that was split"),
+    ],
+)
+def test_a_tar_in_another_form_beside_tars_is_not_passed_over(tmp_path, read, name, said):
+    """It would be missing from the pack without a word; one that is there as a tar, too, is not."""
+    (tmp_path / "sa_1.tar").write_bytes(tar_bytes([("a.txt", b"")]))
+    for other in ("md5sums.txt", "sa_1.tar.md5", "sa_3.tar.ok", "sa_1.tar.xz", ".sa_3.tar.xz"):
+        (tmp_path / other).write_bytes(b"")
+    assert [source[0] for source in kinds(read(tmp_path))] == ["sa_1"]
+    (tmp_path / name).write_bytes(b"\xfd7zXZ\0" + bytes(range(200)))
+    with pytest.raises(SourceError, match=rf"^{tmp_path / name}: .*{said}"):
+        read(tmp_path)
+    whole = name.rpartition(".")[0]
+    (tmp_path / whole).write_bytes(tar_bytes([("b.txt", b"")]))
+    assert [source[0] for source in kinds(read(tmp_path))] == ["sa_1", "sa_2"]
+
+
 def test_a_folder_without_images_is_refused_with_a_remedy(tmp_path, read):
     (tmp_path / "sa_1.txt").write_bytes(b"")
     with pytest.raises(SourceError, match=r"no \.jpg, .* name tars, or the folder"):
