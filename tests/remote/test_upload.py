@@ -13,6 +13,7 @@ from hashlib import md5
 import pytest
 from batches import same_samples
 from commands import flags_of
+from edited_packs import lose_shard
 from s3_server import s3_client, use_s3
 from small_tars import members, write_tar
 
@@ -264,6 +265,25 @@ def test_a_shard_restored_without_its_mark_is_not_uploaded_over_the_one_in_the_b
     assert failed or call == "rename"
     assert upload(sample_tar, tmp_path / "new", "one").complete
     assert objects("one") == files(expected)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_pack_in_a_bucket_that_lost_a_shard_says_so_and_the_repeated_command_mends_it(
+    proxy, sample_tar, expected, tmp_path, caplog, number
+):
+    """As an earlier release may have left one that was then uploaded."""
+    name = f"lossy{number}"
+    shutil.copytree(expected, tmp_path / name)
+    lose_shard(tmp_path / name, f"sa_000000-{number:03}")
+    for path in (tmp_path / name).rglob("*"):
+        key = path.relative_to(tmp_path).as_posix()
+        if path.is_file() and not key.startswith(f"{name}/."):
+            s3_client().put_object(Bucket="packs", Key=key, Body=path.read_bytes())
+    sa1bpack.open(f"s3://packs/{name}", cache_dir=tmp_path / "cache")
+    assert f"the shard sa_000000-{number:03} is lost" in caplog.text
+    for _ in range(2):
+        assert upload(sample_tar, tmp_path, name).complete
+        assert objects(name) == files(expected)
 
 
 def test_what_does_not_fit_a_tar_in_another_order_is_named_to_be_removed_from_the_bucket(
