@@ -268,9 +268,8 @@ class Order(ABC):
             )
         self._identity = {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
         rows = getattr(found, "rows", None)  # an Extent has none
-        if rows is not None and not (np.diff(rows) > 0).all():
-            copies = earlier_occurrences(rows)
-            self.copies = copies if copies.any() else None
+        if rows is not None and (np.diff(np.sort(rows)) == 0).any():
+            self.copies = earlier_occurrences(rows)
 
     def __len__(self) -> int:
         """The number of samples per epoch."""
