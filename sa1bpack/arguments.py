@@ -49,7 +49,7 @@ _URL = re.compile(
     r"([A-Za-z][A-Za-z0-9+.-]+)://|(s3|gs|gcs|az|abfss?|hf|hdfs|https?|ftp|file):/", re.IGNORECASE
 )
 # A drive and a folder of it, or a share of the network.
-_WINDOWS_PATH = re.compile(r"([A-Za-z]):\\(.*)|\\\\[^\\]", re.DOTALL)
+_WINDOWS_PATH = re.compile(r"([A-Za-z]):[\\/]+(.*)|\\\\[^\\]", re.DOTALL)
 
 
 def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:

@@ -584,10 +584,11 @@ def sources_to_pack(
         elif record["md5"] is not None and expected not in (None, record["md5"]):
             found = f"should have the md5 {expected}"
         if found:
+            digest = f" and the md5 {record['md5']}" if record["md5"] is not None else ""
             raise OutputRefused(
                 f"{source.path} {found}, but the pack holds a source {brief(source.name)} of "
-                f"{record['nbytes']} bytes and the md5 {record['md5']}; rename one of them if they "
-                "have other images (the same ones are packed already), or use another output folder"
+                f"{record['nbytes']} bytes{digest}; rename one of them if they have other images "
+                "(the same ones are packed already), or use another output folder"
             )
         if record["md5"] is None and request.md5 and source.kind != "folder":
             todo.append(source)

@@ -151,6 +151,16 @@ def test_a_path_of_windows_is_refused_with_the_path_in_wsl_and_nothing_is_create
     assert list(here.iterdir()) == []
 
 
+def test_a_path_of_windows_with_slashes_is_refused_too(command, tar, tmp_path, monkeypatch):
+    """Unless there is a folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    code, _, error = command("pack", tar, "-o", "D:/packed")
+    assert code == 2 and "is 'D:/packed'" in error and "'/mnt/d/packed'" in error
+    assert not (tmp_path / "D:").exists()
+    (tmp_path / "D:").mkdir()
+    assert command("pack", tar, "-o", "D:/packed", *SMALL_FLAGS, "--workers", 1)[0] == 0
+
+
 def test_a_share_of_windows_is_refused_and_a_folder_of_such_a_name_is_taken(
     command, tar, tmp_path, monkeypatch
 ):
