@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tarfile
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -215,6 +216,13 @@ def test_every_layout_with_runs_yields_the_same_records(tars, tmp_path, layout):
         assert contents(tmp_path / "out" / tar.stem) == records_of(tar)
 
 
+def left_two_days_ago(path):
+    """What a process has left that no name tells: removed once it is a day old."""
+    path.write_text("half")
+    old = time.time() - 2 * 86_400
+    os.utime(path, (old, old))
+
+
 def test_a_failed_export_leaves_complete_files_only_and_resumes(pack, tmp_path, monkeypatch):
     rename, left = os.rename, iter(range(4))
 
@@ -230,7 +238,7 @@ def test_a_failed_export_leaves_complete_files_only_and_resumes(pack, tmp_path, 
     monkeypatch.undo()
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     assert len(written) == 4 and all(json.loads(path.read_text()) for path in written)
-    (out / "sa_000000" / ".tmp-sa_3.json-0123").write_text("half")
+    left_two_days_ago(out / "sa_000000" / ".tmp-sa_3.json-0123")
     result = sa1bpack.export_sa1b(pack, out)
     assert (result.files, result.unchanged, result.images) == (7, 4, 11)
     assert {path: path.stat().st_mtime_ns for path in written} == written
@@ -345,8 +353,8 @@ def test_an_export_that_fails_or_was_killed_leaves_no_file(pack, tmp_path, monke
         sa1bpack.export_coco(pack, tmp_path / "coco.json")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    (tmp_path / ".tmp-coco.json-0123abcd").write_text("half")
-    (tmp_path / ".tmp-other.json-0123abcd").write_text("of another")
+    left_two_days_ago(tmp_path / ".tmp-coco.json-0123abcd")
+    left_two_days_ago(tmp_path / ".tmp-other.json-0123abcd")
     sa1bpack.export_coco(pack, tmp_path / "coco.json")
     assert sorted(found.name for found in tmp_path.iterdir()) == [
         ".tmp-other.json-0123abcd", "coco.json"

@@ -126,15 +126,16 @@ def test_samples_are_read_only_views_of_maps_that_keep_no_file_open(pack):
     ds, before = open_pack(pack), len(open_files())
     samples = [ds[row] for row in range(len(ds))]
     assert len(open_files()) == before
-    image = samples[0]["image"]
-    assert not image.flags.owndata and ds[0]["image"].ctypes.data == image.ctypes.data
+    image = samples[0].stored()["image"]
+    assert not image.flags.owndata
+    assert ds[0].stored()["image"].ctypes.data == image.ctypes.data
     with pytest.raises(ValueError, match="read-only"):
         image[0, 0, 0] = 1
 
 
 def test_views_outlive_the_dataset_and_the_files(pack, folder):
     ds = open_pack(pack)
-    view = ds[2]["image"]
+    view = ds[2].stored()["image"]
     expected = np.array(view)
     shutil.rmtree(folder)
     del ds
