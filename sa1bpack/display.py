@@ -70,8 +70,13 @@ class _Arrays(dict[str, Any]):
                 "so does the dataset with a grid, ds.with_options(mask_format='bool', "
                 "mask_size=256), or 'bits'"
             )
-        near = get_close_matches(str(key), names, 3, 0.6)
         kind = type(self).__name__.lower()
+        if key == "spec" and isinstance(self, Batch):
+            raise KeyError(
+                "a batch has no 'spec': the spec of its samples is an attribute, batch.spec, "
+                "because a batch holds only what libraries can move, cut and join"
+            )
+        near = get_close_matches(str(key), names, 3, 0.6)
         meant = f"is {' or '.join(near)} meant?" if near else f"it has {', '.join(names)}"
         raise KeyError(f"a {kind} has no {brief(key)}: {meant}")
 

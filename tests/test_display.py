@@ -111,6 +111,8 @@ def test_samples_and_batches_are_dicts_wherever_dicts_are_expected(ds, batch):
     assert "note" not in batch and more["note"] == 1
     with pytest.raises(TypeError):
         batch | [1]
+    with pytest.raises(KeyError, match=r"an attribute, batch\.spec"):
+        batch["spec"]
     # torch's, for a DataLoader without Collate; samples must be of one shape.
     own = torch.utils.data.default_collate([Sample(x=np.ones(2)), Sample(x=np.zeros(2))])
     assert own["x"].tolist() == [[1, 1], [0, 0]]
