@@ -29,16 +29,16 @@ _current: ContextVar[Occurrence | None] = ContextVar("sa1bpack.occurrence", defa
 
 
 class BatchIndices(list[Any]):
-    """The indices of a batch, with the epoch and the repetitions of its samples.
+    """The indices of a batch, or its samples, with their epoch and their repetitions.
 
     Args:
-        indices: the indices.
+        items: indices, or samples.
         epoch: epoch of the batch.
-        repetitions: int64 (n,), a number for each index, see `Occurrence`; None: all are 0.
+        repetitions: int64 (n,), a number for each item, see `Occurrence`; None: all are 0.
     """
 
-    def __init__(self, indices: Iterable[Any], epoch: int, repetitions: np.ndarray | None = None):
-        super().__init__(indices)
+    def __init__(self, items: Iterable[Any], epoch: int, repetitions: np.ndarray | None = None):
+        super().__init__(items)
         self.epoch = epoch
         self.repetitions = repetitions
 

@@ -1,6 +1,7 @@
 """Samples to a batch of torch tensors: one copy, with ragged masks padded or concatenated."""
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 import numpy as np
 import torch
@@ -134,6 +135,18 @@ def _name(sample: Sample) -> str:
     return f"{sample.get('file_name', 'a sample')} (image_id {sample.get('image_id')})"
 
 
+def readable(samples: Sequence[Sample | ReadError]) -> tuple[list[Sample], np.ndarray | None]:
+    """The samples of a batch that could be read, and how often each has come before in the epoch.
+
+    The latter is int64 (n,), or None where nobody has passed it on.
+    """
+    is_read = [not isinstance(sample, ReadError) for sample in samples]
+    repetitions = getattr(samples, "repetitions", None)
+    if repetitions is not None:
+        repetitions = repetitions[is_read]
+    return list(compress(samples, is_read)), repetitions
+
+
 @checks_options(choose="mask_select", masks="mask_layout")
 class Collate:
     """Make batches: the `collate_fn` of a torch DataLoader.
@@ -259,7 +272,11 @@ class Collate:
         return int(self._epoch) % 2**64
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of a random choice. Call it before iterating over the DataLoader."""
+        """Set the epoch of a random choice, for batches whose sampler does not pass it on.
+
+        OrderedBatches pass it on, and how often a sample has come before in the epoch. With other
+        samplers call this before iterating over the DataLoader.
+        """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         self._epoch.fill_(epoch - 2**64 if epoch >= 2**63 else epoch)
 
@@ -281,12 +298,13 @@ class Collate:
             raise errors[0]
         warn_of_dropped(errors, self._warned)
         self.dropped += errors
-        kept = [sample for sample in samples if not isinstance(sample, ReadError)]
+        kept, repetitions = readable(samples)
         if errors and not kept:
             raise LoaderError(
                 f"none of the {len(errors)} samples of a batch could be read: {errors[0]}"
             )
-        batch = self._batch(kept, self.choice, self.epoch)
+        epoch = getattr(samples, "epoch", self.epoch)
+        batch = self._batch(kept, self.choice, epoch, repetitions)
         if self.on_error == "drop":
             batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         return batch

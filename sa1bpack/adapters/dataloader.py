@@ -15,14 +15,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from sa1bpack.adapters.collate import Collate
+from sa1bpack.adapters.collate import Collate, readable
 from sa1bpack.adapters.workers import SHARED_MEMORY, WatchedWorkers, made_to_send
 from sa1bpack.arguments import checks_options, choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
@@ -97,12 +96,8 @@ class _SendingCollate(Collate):
             )
         choice = self.masks.at(epoch, step)
         errors = [sample for sample in samples if isinstance(sample, ReadError)]
-        is_read = [not isinstance(sample, ReadError) for sample in samples]
-        kept = list(compress(samples, is_read))
-        repetitions = getattr(samples, "repetitions", None)
-        if repetitions is not None:
-            repetitions = repetitions[is_read]
-        elif self.repeats:
+        kept, repetitions = readable(samples)
+        if repetitions is None and self.repeats:
             repetitions = np.zeros(len(kept), np.int64)
         if not getattr(samples, "dealt", True):
             sent = _SentBatch()

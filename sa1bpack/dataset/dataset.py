@@ -33,7 +33,7 @@ from sa1bpack.dataset.select import Columns
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
-from sa1bpack.occurrence import loading, occurrences_of
+from sa1bpack.occurrence import BatchIndices, loading, occurrences_of
 from sa1bpack.urls import ShardSource
 from sa1bpack.wording import brief, counted
 
@@ -95,9 +95,12 @@ class MapStyle:
 
         Args:
             rows: the rows.
-            indices: their indices, which may know the epoch, see `occurrence.BatchIndices`.
+            indices: their indices, which may know the epoch, see `occurrence.BatchIndices`; then
+                the list of samples knows it, too.
         """
         found = []
+        if isinstance(indices, BatchIndices):
+            found = BatchIndices([], indices.epoch, indices.repetitions)
         for row, place in zip(rows, occurrences_of(indices, len(rows)), strict=True):
             try:
                 with loading(place):

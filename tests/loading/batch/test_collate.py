@@ -4,10 +4,20 @@ before it becomes a wrong batch."""
 import numpy as np
 import pytest
 import torch
-from batches import LAYOUTS, same
-from torch.utils.data import Subset
+from batches import LAYOUTS, same, same_batches
+from torch.utils.data import DataLoader, Subset
 
-from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError, make_dataloader
+from sa1bpack import (
+    Collate,
+    Loader,
+    LoaderError,
+    OptionError,
+    OrderedBatches,
+    ReadError,
+    ShuffleOrder,
+    WeightedOrder,
+    make_dataloader,
+)
 from sa1bpack import open as open_pack
 from sa1bpack.transforms import Pipeline
 
@@ -183,6 +193,45 @@ def test_a_batch_has_the_spec_of_its_samples_where_collate_knows_it(ds):
         Pipeline(ds)(batch)
     for described in (stored, Subset(stored, [3]), Subset(Subset(stored, [0, 3]), [1])):
         assert "boxes_xyxy" in Pipeline(described)(batch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_dataloader_of_ones_own_chooses_the_masks_of_a_loader_in_every_epoch(
+    ds, repeats, workers
+):
+    """OrderedBatches pass on the epoch and the repetitions: nobody has to set them."""
+    order = ShuffleOrder(ds, seed=3)
+    if repeats:
+        weights = np.ones(len(ds))
+        weights[0] = 20
+        order = WeightedOrder(ds, weights, seed=3)
+    choice = {"max_masks": 1, "mask_select": "random"}
+    collate = Collate(seed=3, sample_spec=ds.spec, **choice)
+    batches = OrderedBatches(order, 3)
+    own = DataLoader(ds, batch_sampler=batches, collate_fn=collate, num_workers=workers)
+    with Loader(ds, 3, order=order, **choice) as loader:
+        for _ in range(3):
+            made = list(own)
+            same_batches(made, loader)
+            repeated = sum(int(batch.get("repetitions", torch.zeros(1)).max()) for batch in made)
+            assert (repeated > 0) == repeats
+
+
+def test_repetitions_of_dropped_samples_are_dropped_with_them(unread):
+    rows = [3, 4, 3, 7]
+    weights = np.zeros(len(unread))
+    weights[rows] = 1
+    order = WeightedOrder(unread, weights, samples=12, seed=1)
+    collate = Collate(on_error="drop", sample_spec=unread.spec)
+    batches = OrderedBatches(order, 12)
+    [batch] = DataLoader(unread, batch_sampler=batches, collate_fn=collate)
+    seen = {}
+    pairs = zip(batch["indices"].tolist(), batch["repetitions"].tolist(), strict=True)
+    for index, repetition in pairs:
+        assert repetition == seen.get(index, 0)
+        seen[index] = repetition + 1
+    assert seen.keys() == {3, 7} and len(batch["dropped"]) > 0
 
 
 def test_anything_but_a_list_of_samples_is_refused(ds):
