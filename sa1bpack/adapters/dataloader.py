@@ -41,7 +41,7 @@ from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.threads import naming_refusal
 from sa1bpack.transforms.batch import Batch, make_known
 from sa1bpack.transforms.masks.run_batch import RunBatch
-from sa1bpack.transforms.seeding import Seeded, held_generators
+from sa1bpack.transforms.seeding import held_generators
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted, size_text
 
@@ -371,8 +371,6 @@ def _begin_worker(function: Callable[[int], object] | None, number: int) -> None
 
 def _warn_of_repeated_numbers(transform: Any) -> None:
     """Warn of a transform whose generators every worker would continue from the same state."""
-    if transform is None or isinstance(transform, Seeded):
-        return
     held = held_generators(transform)
     if held:
         kinds = sorted({f"{type(each).__module__}.{type(each).__qualname__}" for each in held})

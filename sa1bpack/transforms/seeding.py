@@ -253,10 +253,13 @@ def _package_of(value: Any) -> str:
 
 
 def _is_foreign(value: Any) -> bool:
-    """True for what is not searched: objects of this package, code of libraries."""
+    """True for what is not searched: objects of this package, code of libraries.
+
+    A Seeded within another function seeds what it holds by itself.
+    """
     package = _package_of(value)
     if package == "sa1bpack":
-        return not isinstance(value, Seeded)
+        return True
     return isinstance(value, FunctionType | type) and (
         package in _LIBRARIES or package in sys.stdlib_module_names
     )

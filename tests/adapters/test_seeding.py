@@ -335,7 +335,9 @@ def test_a_transform_whose_workers_would_repeat_one_another_is_warned_of(alike, 
     assert "numpy.random" in caplog.text and "Seeded(transform)" in caplog.text
     caplog.clear()
     sa1bpack.make_dataloader(unseeded, 4, num_workers=0)
-    for transform in (Seeded(numbers), lambda sample: sample | {"n": random.random()}):
+    wrapped = Seeded(lambda sample: sample | {"n": OWN.random()})
+    of_torch = global_numbers
+    for transform in (Seeded(numbers), lambda sample: wrapped(sample), of_torch):
         sa1bpack.make_dataloader(ds.with_options(transform=transform), 4, num_workers=2)
     assert "repeat" not in caplog.text
 
