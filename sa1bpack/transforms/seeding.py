@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from torch.utils.data import get_worker_info
 
 from sa1bpack import occurrence
 from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
@@ -74,8 +75,9 @@ class Seeded:
 
     The epoch is that of the batch where it is known: from make_dataloader, from a DataLoader whose
     batch_sampler is OrderedBatches, from IterableTarDataset, and in a batch of a loader. `ds[i]`
-    has epoch 0, or that of `set_epoch`. With any other sampler `set_epoch` must be called before
-    each epoch: until it was, a batch is an OptionError.
+    has epoch 0, or that of `set_epoch`. With any other sampler, and in a dataset that takes
+    `ds[i]`, such as ConcatDataset, `set_epoch` must be called before each epoch: until it was, a
+    batch is an OptionError, and so is `ds[i]` in a worker process.
 
     A function of batches works too, such as Kornia's on a device or `fn` of `derive`: its numbers
     depend on all the image ids of the batch, so they are the same wherever the batch is.
@@ -152,7 +154,8 @@ class Seeded:
         at = occurrence.current()
         epoch = self.epoch if at is None or at.epoch is None else at.epoch
         if isinstance(item, Mapping) and "image_id" in item:
-            if epoch is None and at is not None:
+            for_a_loader = at is not None or get_worker_info() is not None
+            if epoch is None and for_a_loader:
                 raise OptionError(
                     "the sampler does not pass on the epoch, and every epoch would have the same "
                     "random numbers: take batches from make_dataloader, or from a DataLoader with "

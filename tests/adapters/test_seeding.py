@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from small_tars import SMALL, members, photo, write_tar
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import ConcatDataset, DataLoader, RandomSampler
 
 import sa1bpack
 from sa1bpack import OptionError, Seeded
@@ -263,6 +263,19 @@ def test_with_another_sampler_the_epoch_must_be_set(alike, expected):
         assert dict(taken(loader)) == dict(taken(workers)) == of_epoch
     transform.set_epoch(2**64 - 1)
     assert transform.epoch == 2**64 - 1 and ds[0]
+
+
+def test_a_dataset_that_takes_single_samples_needs_the_epoch_in_a_worker_too(alike, expected):
+    transform = Seeded(numbers, seed=5)
+    ds = sa1bpack.open(alike.pack, transform=transform)
+    joined = ConcatDataset([ds])
+    loader = DataLoader(
+        joined, 4, shuffle=True, collate_fn=by_id, num_workers=1, persistent_workers=True
+    )
+    with pytest.raises(OptionError, match="call set_epoch"):
+        list(loader)
+    transform.set_epoch(1)
+    assert dict(taken(loader)) == expected[1]
 
 
 def states():
