@@ -162,7 +162,7 @@ def main() -> None:
         ids = np.sort(ds.column("image_id"))
         random = np.random.default_rng(0)
         embeddings = random.standard_normal((len(ids), *ROW), np.float32).astype(np.float16)
-        sa1bpack.attach(ds, NAME, embeddings, ids, spatial=True)
+        sa1bpack.attach(ds, NAME, embeddings, ids, spatial=True, covers="canvas")
         (files := folder / "npy").mkdir()
         for number, rows in zip(ids.tolist(), embeddings, strict=True):
             np.save(files / f"{number}.npy", rows)

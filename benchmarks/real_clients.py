@@ -316,7 +316,8 @@ def edgesam(theirs: Theirs, sources: Sources, prompts: int, batch: int) -> Clien
     # The embeddings of a teacher, by their own files and as a feature.
     ds = sa1bpack.open(sources.pack)
     rows = np.random.default_rng(0).standard_normal((len(ds), *ROW), np.float32).astype(np.float16)
-    sa1bpack.attach(ds, "teacher", rows, ds.column("image_id"), spatial=True)
+    ids = ds.column("image_id")
+    sa1bpack.attach(ds, "teacher", rows, ids, spatial=True, covers="canvas")
     by_id = dict(zip(ds.column("image_id").tolist(), rows, strict=True))
     where = {"logits_path": str(sources.folder / "embeddings"), "topk": ROW[0]}
     writer = wrapping.DatasetWrapper(dataset(), write=True, **where)

@@ -19,7 +19,7 @@ from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
 from sa1bpack import FormatError, OptionError
-from sa1bpack.errors import ClusterError, NotAPack
+from sa1bpack.errors import ClusterError, NotAPack, UserCodeError
 
 ENGINES = ["local", "parts", "ray"]
 PARTS = 3
@@ -144,7 +144,7 @@ def test_derive_makes_the_same_array_and_completes_what_is_there(derive, pack, t
 def test_an_error_of_the_function_is_raised_and_a_repeated_call_completes(derive, pack, tmp_path):
     ds, made = sa1bpack.open(pack), tmp_path / "made"
     last = int(ds[len(ds) - 1]["image_id"])
-    with pytest.raises(ZeroDivisionError, match=f"image {last}"):
+    with pytest.raises(UserCodeError, match=f"ZeroDivisionError: image {last}"):
         derive(ds, "ids", ids_but_one, output=made, options={"image_id": last})
     with pytest.raises(OptionError, match="fn is"):
         derive(ds, "ids", 5, output=made)

@@ -390,7 +390,8 @@ def attach(
             id.
         progress: as in `derive`.
         options: axis, spatial, covers, interpolation, output, allow_nonfinite and quantize, as in
-            `derive`.
+            `derive`; but spatial rows must say what they cover, unless the pack has the fit
+            "squash": where they come from is not known here.
 
     Raises:
         OptionError: a value that cannot be used, an id that occurs twice, samples without a row, or
@@ -406,7 +407,15 @@ def attach(
         >>> sa1bpack.open("packed", features="derived/caption").by_id(5)["caption"]
         array([2, 3])
     """
-    target = Target(as_dataset(ds), name, {"function": "sa1bpack:attach", "options": {}}, **options)
+    dataset = as_dataset(ds)
+    padded = dataset.layout.fit != "squash"
+    if padded and options.get("spatial") and options.get("covers") is None:
+        raise OptionError(
+            "covers is None: choose covers='photograph' if rows cover the image without its "
+            "padding, or covers='canvas' if they cover its padding, too, as what a model returns "
+            "for the images of a batch"
+        )
+    target = Target(dataset, name, {"function": "sa1bpack:attach", "options": {}}, **options)
     if not hasattr(array, "shape") or not hasattr(array, "dtype") or len(array.shape) < 1:
         raise OptionError(f"array is a {type(array).__name__}: choose an array of rows (n, ...)")
     kind = stored_rows(array[:0])[1]

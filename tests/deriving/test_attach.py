@@ -98,11 +98,13 @@ def spatial_rows(ds, shape, dtype="f4"):
     return np.ones((len(ids), *shape), dtype), ids
 
 
-def test_rows_that_are_not_as_high_as_wide_must_say_what_they_cover(ds, pack):
-    rows, ids = spatial_rows(ds, (1, 4, 6))
-    with pytest.raises(OptionError, match=r"covers is None, but rows are \(1, 4, 6\), not as high"):
-        attach(ds, "depth", rows, ids, spatial=True)
+def test_rows_that_come_from_elsewhere_must_say_what_they_cover(ds, pack):
+    for shape in ((1, 4, 6), (1, 4, 4)):
+        rows, ids = spatial_rows(ds, shape)
+        with pytest.raises(OptionError, match="covers is None: choose covers='photograph' if"):
+            attach(ds, "depth", rows, ids, spatial=True)
     assert not (pack / "side" / "depth").exists()
+    rows, ids = spatial_rows(ds, (1, 4, 6))
     for covers in ("photograph", "canvas"):
         folder = attach(ds, covers, rows, ids, spatial=True, covers=covers).folder
         assert manifest_of(folder)["covers"] == covers
@@ -124,16 +126,17 @@ def test_what_a_pack_that_is_not_padded_covers_is_not_asked(layout_packs, tmp_pa
 def test_a_manifest_has_what_is_not_so_without_saying(ds):
     """What earlier releases wrote of square rows over the canvas is written as before."""
     cases = (
-        ("f4", {}, {}),
+        ("f4", {"covers": "canvas"}, {}),
         ("f4", {"covers": "canvas", "interpolation": "bilinear"}, {}),
         ("u1", {"interpolation": "nearest"}, {}),
-        ("u1", {}, {}),
+        ("u1", {"covers": "canvas"}, {}),
         ("u1", {"interpolation": "bilinear"}, {"interpolation": "bilinear"}),
         ("f4", {"interpolation": "nearest"}, {"interpolation": "nearest"}),
         ("f4", {"covers": "photograph"}, {"covers": "photograph"}),
     )
     for number, (dtype, options, written) in enumerate(cases):
         rows, ids = spatial_rows(ds, (2, 4, 4), dtype)
+        options = {"covers": "canvas", **options}
         made = attach(ds, f"map_{number}", rows, ids, spatial=True, **options)
         keys = manifest_of(made.folder)
         assert {key: keys[key] for key in ("covers", "interpolation") if key in keys} == written

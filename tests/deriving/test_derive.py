@@ -173,7 +173,7 @@ def test_an_array_that_is_complete_is_not_taken_for_one_of_another_kind(ds, pack
     rows, out = np.zeros((len(ids), 2, 4, 4)), tmp_path / "b"
     sa1bpack.attach(ds, "b", rows, ids, output=out)
     with pytest.raises(OutputRefused, match="spatial is False, not True"):
-        sa1bpack.attach(ds, "b", rows, ids, output=out, spatial=True)
+        sa1bpack.attach(ds, "b", rows, ids, output=out, spatial=True, covers="canvas")
     assert contents(pack / "side") == before
 
 
