@@ -11,6 +11,7 @@ from page_cache import drop
 
 from sa1bpack import Loader, LoaderError, LoadingStats
 from sa1bpack import open as open_pack
+from sa1bpack.errors import UserCodeError
 from sa1bpack.loading.stats import EpochCounts, Read
 
 
@@ -217,6 +218,6 @@ def test_an_error_of_the_function_reaches_the_consumer(ds, make):
 
     loader = make(ds, 4, on_epoch_end=fails)
     taken = []
-    with pytest.raises(KeyError, match="0"):
+    with pytest.raises(UserCodeError, match="KeyError: 0"):
         taken.extend(batch["batch_idx"] for batch in loader)
     assert taken == list(range(len(loader)))
