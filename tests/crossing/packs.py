@@ -91,9 +91,11 @@ class Packs:
             ids = ds.mask_column("annotation_id") if of_masks else ds.column("image_id")
             rng = np.random.default_rng(list(name.encode()))
             rows = rng.integers(0, 100, (len(ids), *shape), np.uint8)
-            kind, more = "int16" if dtype == "bfloat16" else dtype, {}
+            kind = "int16" if dtype == "bfloat16" else dtype
+            more = {"covers": "canvas"} if spatial else {}
             if dtype.startswith("scaled_"):
-                kind, more = "float32", {"quantize": dtype.split("_")[1]}
+                kind = "float32"
+                more["quantize"] = dtype.split("_")[1]
             rows = rows.astype(kind)
             if dtype == "bfloat16":
                 rows = torch.from_numpy(rows).view(torch.bfloat16)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from sa1bpack.cli.main import main
@@ -32,10 +31,7 @@ def fork() -> int:
 
 @contextmanager
 def forked_child() -> Iterator[int]:
-    """The number 0 in a child, which ends with the block and must not fail; here the child's id.
-
-    There, torch computes in one thread: its pool of them is not in a child, which would wait for it.
-    """
+    """The number 0 in a child, which ends with the block and must not fail; here the child's id."""
     if child := fork():
         yield child
         _, status = os.waitpid(child, 0)
@@ -45,7 +41,6 @@ def forked_child() -> Iterator[int]:
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_PATIENCE)
-        torch.set_num_threads(1)
         yield 0
         code = 0
     except BaseException:
