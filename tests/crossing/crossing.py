@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Crossing:
         self._end(readers)
         for each in found:
             self._compare(*each)
-        if self.case.order[0] == "weighted":
+        if self._repeats:
             self._check_repetitions(found)
         self._compare_samples()
 
@@ -195,7 +196,7 @@ class Crossing:
             weights = dict(zip(ds.mask_column("annotation_id").tolist(), mask_select, strict=True))
             mask_select = weighing(weights)
         repetitions = repeated.astype(np.int64)
-        if case.order[0] == "weighted":  # `_check_repetitions` compares them
+        if self._repeats:  # `_check_repetitions` compares them
             repetitions = batch["repetitions"].numpy()
         kept = [
             kept_masks(sample, most, mask_select, self.seed, epoch, repetition)
@@ -208,7 +209,7 @@ class Crossing:
             expected["dropped"] = np.empty(0, np.int64)
         if "pad_last" in case.reading:
             expected["repeated"] = repeated
-        if "pad_last" in case.reading or case.order[0] == "weighted":
+        if "pad_last" in case.reading or self._repeats:
             expected["repetitions"] = repetitions
         assert {key: batch[key] for key in OF_LOADERS} == place
         same_arrays(batch, expected, OF_LOADERS)
@@ -235,10 +236,25 @@ class Crossing:
         for name in spatial:
             np.testing.assert_allclose(made[name].numpy(), expected[name], rtol=1e-5, err_msg=name)
 
-    def _check_repetitions(self, found: list[tuple]) -> None:
-        """No two occurrences of a sample in an epoch have one number, and they are counted from 0.
+    @property
+    def _repeats(self) -> bool:
+        """True if an epoch may have an image several times, besides those that fill up a batch."""
+        return self.case.order[0] == "weighted" or self._has_copies
 
-        Those that fill up the last batch have others.
+    @cached_property
+    def _rows(self) -> list[int]:
+        """The row in the pack of each sample of the dataset."""
+        return [self.ds[index]["index"] for index in range(len(self.ds))]
+
+    @property
+    def _has_copies(self) -> bool:
+        return len(set(self._rows)) < len(self._rows)
+
+    def _check_repetitions(self, found: list[tuple]) -> None:
+        """No two occurrences of an image in an epoch have one number.
+
+        Of an order that draws images again they are counted from 0. Those that fill up the last
+        batch have others.
         """
         for epoch in (0, 1):
             numbers = defaultdict(list)
@@ -246,9 +262,11 @@ class Crossing:
                 if place["epoch"] == epoch:
                     own = zip(indices[~repeated], batch["repetitions"][~repeated], strict=True)
                     for index, repetition in own:
-                        numbers[int(index)].append(int(repetition))
+                        numbers[self._rows[index]].append(int(repetition))
             for repetitions in numbers.values():
-                assert sorted(repetitions) == list(range(len(repetitions)))
+                assert len(set(repetitions)) == len(repetitions)
+                if not self._has_copies:
+                    assert sorted(repetitions) == list(range(len(repetitions)))
 
     def _compare_samples(self) -> None:
         """The samples are those of their own pack, opened plainly."""
