@@ -34,6 +34,15 @@ LIBRARIES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in a worker process: with several, the sums of torch are rounded in another way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory) -> SimpleNamespace:
     """A tar and its pack of 23 images with the same pixels and two masks each."""
