@@ -15,7 +15,8 @@ import ctypes
 import logging
 import os
 import threading
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -40,8 +41,9 @@ from sa1bpack.transforms.memory import allocated_bytes
 from sa1bpack.wording import counted, size_text
 
 _log = logging.getLogger("sa1bpack")
-# CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, of the CUDA driver API.
+# CU_STREAM_CAPTURE_MODE_THREAD_LOCAL and _RELAXED, of the CUDA driver API.
 _THREAD_LOCAL = 1
+_RELAXED = 2
 _PORTABLE = 1  # cudaHostRegisterPortable
 
 
@@ -86,11 +88,20 @@ class CudaRuntime:
         torch's own background threads do.
         """
         torch.cuda.set_device(index)
-        if torch.version.cuda is not None:  # HIP has no such check
-            mode = ctypes.c_int(_THREAD_LOCAL)
-            code = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-            if code:
-                raise RuntimeError(f"cuThreadExchangeStreamCaptureMode returned CUDA error {code}")
+        _exchange_capture_mode(_THREAD_LOCAL)
+
+    @contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        """Let calls of this thread disturb no capture of a CUDA graph, whichever thread captures.
+
+        For work that may be done in any thread, such as that of objects that are gone. torch frees
+        its own memory like this.
+        """
+        before = _exchange_capture_mode(_RELAXED)
+        try:
+            yield
+        finally:
+            _exchange_capture_mode(before)
 
     def on(self, index: int) -> AbstractContextManager:
         """Make a device the current one; creates no context on the one before."""
@@ -191,6 +202,17 @@ class CudaRuntime:
         That is all that is queued on the stream when the last reference to the tensor goes.
         """
         data.record_stream(stream)
+
+
+def _exchange_capture_mode(mode: int) -> int:
+    """Set which captures this thread's calls are checked against; returns the mode before."""
+    if torch.version.cuda is None:  # HIP has no such check
+        return mode
+    exchanged = ctypes.c_int(mode)
+    code = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(exchanged))
+    if code:
+        raise RuntimeError(f"cuThreadExchangeStreamCaptureMode returned CUDA error {code}")
+    return exchanged.value
 
 
 CUDA = CudaRuntime()

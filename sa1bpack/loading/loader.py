@@ -16,6 +16,7 @@ from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.disk.reading_mode import choose_mode
 from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.finalizers import settle
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (
@@ -254,6 +255,8 @@ class Loader(BaseLoader):
         self._end_epoch()
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
+            if self._spec.to_device:
+                settle()  # its pinned memory is free when this returns, not soon afterwards
         self._pool = None
 
     def __getstate__(self) -> dict[str, Any]:

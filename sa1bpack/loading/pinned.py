@@ -76,12 +76,12 @@ def _release(pinned: _Pinned) -> None:
     """Unpin memory and end its map, once no copy out of it is in progress.
 
     It waits for an event: in torch's sync-debug mode "error", `synchronize` of a stream raises
-    before it waits.
+    before it waits. Any thread may do it at any time, also while one captures a CUDA graph.
     """
     if pinned.process != os.getpid():
         return  # the map is the parent's, see `keep_maps`
     try:
-        with pinned.cuda.on(pinned.index):
+        with pinned.cuda.on(pinned.index), pinned.cuda.beside_captures():
             for stream in pinned.streams:
                 event = pinned.cuda.event()
                 event.record(stream)

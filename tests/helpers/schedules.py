@@ -89,6 +89,7 @@ class Schedule:
         self._tasks.append(task)
 
         def run() -> None:
+            nonlocal function, thread
             task.turn.acquire()
             self._own.task, self._own.thread = task, thread
             try:
@@ -96,11 +97,17 @@ class Schedule:
                     function()
             except BaseException as error:
                 self._failed.append(error)
+            # What only this thread had is gone while it has its turn.
+            function = thread = self._own.thread = None
             task.done = True
             self._next(task)
 
         threading.Thread(target=run, name=name, daemon=True).start()
         return task
+
+    def ended(self, name: str) -> bool:
+        """Whether all threads of a name have ended."""
+        return all(task.done for task in self._tasks if task.name == name)
 
     # ------------------------------------------------------------------------- of the running task
 
@@ -171,8 +178,14 @@ class _Thread:
         self._task: _Task | None = None
 
     def start(self) -> None:
-        self._task = self._schedule.start(self.name, self._target, self)
+        self._task = self._schedule.start(self.name, self._run, self)
         self._schedule.switch()
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        finally:
+            del self._target  # as threading.Thread: what it belongs to may have a reference to this
 
     def join(self, timeout: float | None = None) -> None:
         self._schedule.block(lambda: self._task.done, timeout)

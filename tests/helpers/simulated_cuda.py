@@ -192,6 +192,15 @@ class SimulatedCuda:
         self.thread.index, self.thread.own_capture = index, True
 
     @contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        before = self.thread.own_capture
+        self.thread.own_capture = True
+        try:
+            yield
+        finally:
+            self.thread.own_capture = before
+
+    @contextmanager
     def on(self, index: int) -> Iterator[None]:
         if self.broken:
             raise RuntimeError(ASSERTED)
@@ -213,9 +222,7 @@ class SimulatedCuda:
         memory[:] = 0x5A
 
     def unpin(self, address: int) -> None:
-        self.switch()
-        if self.broken:
-            raise RuntimeError(ASSERTED)
+        self.call(self.thread.index, unsafe=True, failing="unpin")
         del self.pinned[address]
         assert not self.copying[address], "memory is unpinned while a copy reads it"
 

@@ -11,9 +11,10 @@ from batches import tensors_of
 from schedules import Schedule
 from simulated_cuda import SimulatedCuda
 
-from sa1bpack import Collate, threads
-from sa1bpack.loading import batch_queue, devices, iteration, reader_threads
+from sa1bpack import Collate, finalizers, threads
+from sa1bpack.loading import batch_queue, devices, iteration, loader, pinned, reader_threads
 
+FINALIZERS = "finalizers"  # the threads of a schedule that do the work of objects that are gone
 LATE = ("images", "masks")  # of concatenated bits: the tensors that are part of what was sent
 
 
@@ -49,11 +50,17 @@ def _when_gone(schedule: Schedule, owner, work, *arguments, at_exit: bool = Fals
         if here or schedule.task is None:
             work(*arguments)
         else:
-            schedule.start("finalizers", partial(work, *arguments), None)
+            schedule.start(FINALIZERS, partial(work, *arguments), None)
 
     ending = _Ending(owner, begin)
     ending.atexit = False
     return ending
+
+
+def _settle(schedule: Schedule) -> None:
+    """In place of `finalizers.settle`: wait for the threads that do such work."""
+    if schedule.task is not None:
+        schedule.block(lambda: schedule.ended(FINALIZERS))
 
 
 def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, SimulatedCuda]:
@@ -62,9 +69,15 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
     made = SimulatedCuda(device_count, seed, schedule.switch)
     schedule.outside = made.pending, made.advance
     made.wait_until = lambda ready: schedule.block(ready) if schedule.task else made.synchronize()
+    # Files of the pack are closed by the thread of the process, which no schedule may start: it
+    # never ends.
+    finalizers.when_gone(schedule, int)
+    with made.on(0):
+        torch.zeros(1)  # for the first one torch imports modules, whose frames would keep buffers
     schedule.patch(monkeypatch, devices, batch_queue, iteration, reader_threads, threads)
-    for module in (batch_queue, iteration):
+    for module in (batch_queue, iteration, pinned):
         monkeypatch.setattr(module, "when_gone", partial(_when_gone, schedule))
+    monkeypatch.setattr(loader, "settle", partial(_settle, schedule))
     simulate(monkeypatch, made)
     return schedule, made
 

@@ -174,6 +174,30 @@ def test_threads_read_on_while_another_thread_captures_a_graph(ds, monkeypatch):
     assert consumer.check() == 6 and not cuda.capture_is_lost
 
 
+@pytest.mark.parametrize("ends", ["closed", "dropped"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_loader_that_ends_before_a_capture_does_not_disturb_it(ds, monkeypatch, ends, seed):
+    """Its buffers are unpinned when it is closed; of one that is dropped, soon, by a thread."""
+    schedule, cuda = scheduled(monkeypatch, seed)
+    consumer = Consumer(ds, cuda, schedule)
+
+    def train() -> None:
+        batches = Loader(ds, 2, device="cuda:1", threads=2, **CACHED)
+        iterated = iter(batches)
+        for _ in range(1 + seed % 3):
+            consumer.take(next(iterated), 1)
+        if ends == "closed":
+            batches.close()
+            assert cuda.pinned == {}
+        del batches, iterated
+        with cuda.capture():
+            schedule.time.sleep(1e-3)
+
+    schedule.run(train)
+    assert consumer.check() == 1 + seed % 3 and not cuda.capture_is_lost
+    assert cuda.pinned == {} and cuda.contexts == {1}
+
+
 class Lagging(SimulatedCuda):
     """A device that runs only when a thread of the host waits for it."""
 
@@ -231,7 +255,6 @@ def test_pinned_memory_is_given_back_when_a_loader_is_closed(ds, cuda):
             for batch in batches:
                 del batch
             assert sum(cuda.pinned.values()) == plan.pinned_bytes
-        collect()
         assert cuda.pinned == {}
 
 
