@@ -7,13 +7,16 @@ repair, `derive` and `attach`. A few calls in `make test`, many of each with --t
 import errno
 import shutil
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray_stand_in
 from edited_packs import flip, lose_shard
+from fresh_forks import FreshForks
 from one_fault import FAULTS, Fault, run_with
 from s3_server import s3_client, use_s3
 from small_tars import contents, members, write_tar
@@ -90,6 +93,10 @@ class Command:
     def run(self) -> None:
         """The command, one of whose calls fails."""
         self.seam.pack(self.root)
+
+    def run_with(self, log: Path, fault: Fault | None = None) -> tuple[str, Counter[str]]:
+        """The command in a process of its own, as `one_fault.run_with`."""
+        return run_with(self.run, self.root, log, fault)
 
     def complete(self) -> None:
         """What the documents say to do after it: repeat it, and finalize."""
@@ -277,22 +284,42 @@ class Derive(Attach):
 
 
 class Upload(Command):
-    """To an object store, from a staging folder, whose calls fail."""
+    """To an object store, from a staging folder, whose calls fail.
+
+    Attributes:
+        forks: where each upload runs: this process, or its parent, may have used an object store.
+    """
 
     number = 0
+    forks: FreshForks
 
     def begin(self) -> None:
         super().begin()
         Upload.number += 1
         self.url = f"s3://publication/{Upload.number}"
 
-    def run(self) -> None:
-        sa1bpack.pack(
-            self.seam.tars, self.url, staging=self.root, workers=1, progress=False, **OPTIONS
+    def upload_of(self, sources: list[Path]) -> Callable[[], object]:
+        """The program that uploads what is packed of these sources."""
+        return partial(
+            sa1bpack.pack,
+            sources,
+            self.url,
+            staging=self.root,
+            workers=1,
+            progress=False,
+            **OPTIONS,
         )
 
+    def upload(self, sources: list[Path], folder: Path) -> None:
+        """Upload what is packed of these sources, in a process in which nothing fails."""
+        error, _ = self.forks.run_with(self.upload_of(sources), folder, folder.with_suffix(".log"))
+        assert not error, error
+
+    def run_with(self, log: Path, fault: Fault | None = None) -> tuple[str, Counter[str]]:
+        return self.forks.run_with(self.upload_of(self.seam.tars), self.root, log, fault)
+
     def complete(self) -> None:
-        in_a_fork(self.run, self.root.with_name("again"))
+        self.upload(self.seam.tars, self.root.with_name("again"))
 
     def made(self) -> dict[str, bytes]:
         prefix, client, found = f"{Upload.number}/", s3_client(), {}
@@ -319,12 +346,7 @@ class UploadWithoutStaging(Upload):
 
     def begin(self) -> None:
         super().begin()
-
-        def upload() -> None:
-            first = self.seam.tars[0]
-            sa1bpack.pack(first, self.url, staging=self.root, workers=1, progress=False, **OPTIONS)
-
-        in_a_fork(upload, self.root.with_name("begun"))
+        self.upload(self.seam.tars[:1], self.root.with_name("begun"))
         shutil.rmtree(self.root)
 
 
@@ -363,22 +385,24 @@ def seam(tmp_path_factory) -> Seam:
 
 
 @pytest.fixture
-def bucket(s3_process, monkeypatch):
-    """The bucket of uploads."""
+def forks(s3_process, monkeypatch):
+    """Processes that upload, to a bucket which is there."""
     use_s3(s3_process.url, monkeypatch)
     s3_process.make_bucket("publication")
+    with FreshForks() as forks:
+        yield forks
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_after_any_call_that_fails_once_the_repeated_command_makes_the_undisturbed_bytes(
     name, seam, tmp_path, torture, request
 ):
-    if name.startswith("upload"):
-        request.getfixturevalue("bucket")
     command = COMMANDS[name](seam, tmp_path)
+    if isinstance(command, Upload):
+        command.forks = request.getfixturevalue("forks")
     log = tmp_path / "log"
     command.begin()
-    error, counts = run_with(command.run, command.root, log)
+    error, counts = command.run_with(log)
     assert not error, error
     if torture.full:
         command.complete()
@@ -394,7 +418,7 @@ def test_after_any_call_that_fails_once_the_repeated_command_makes_the_undisturb
         fault = Fault(kind, at, torture.rng.choice(FAULTS[kind]))
         where = f"{name}: {fault}"
         command.begin()
-        error, _ = run_with(command.run, command.root, log, fault)
+        error, _ = command.run_with(log, fault)
         failed += bool(error)
         try:
             command.check_left(where)
