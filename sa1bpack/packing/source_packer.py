@@ -77,7 +77,8 @@ class PackRun:
         self.packed_by = packed_by
         self.stopping, self.unfinished = Event(), 0
         self.threads = ThreadPool(_MOST_THREADS, "sa1bpack-packing")
-        self._done: SimpleQueue[tuple[Callable[[Any], object], Future]] = SimpleQueue()
+        self._then: dict[Future, Callable[[Any], object]] = {}  # of the work not settled yet
+        self._done: SimpleQueue[Future] = SimpleQueue()  # wakes `settle`
         self.open_shards = BoundedSemaphore(MAX_IN_PUBLICATION + readers_of(request))
 
     def start(
@@ -88,23 +89,35 @@ class PackRun:
     ) -> Future:
         """Do some work in a thread, and have its result passed to `then` by `settle`."""
         future = (threads or self.threads).submit(work)
-        future.add_done_callback(lambda done: self._done.put((then, done)))
+        self._then[future] = then
+        future.add_done_callback(self._done.put)
         return future
 
     def fail(self, error: BaseException) -> None:
         """End the run with an error of a thread."""
         failed: Future = Future()
         failed.set_exception(error)
-        self._done.put((report, failed))
+        self._then[failed] = report
+        self._done.put(failed)
 
     def settle(self, seconds: float = 0.0) -> None:
         """Take over what threads have done, waiting for something; raise what one has raised."""
         interrupts.check()
+        waits = seconds > 0
         with suppress(Empty):
             while True:
-                then, done = self._done.get(seconds > 0, seconds)
-                then(done.result())
+                self._take_over(self._done.get(seconds > 0, seconds))
                 seconds = 0.0
+        if waits:  # a thread may have run out of memory between its work and the queue
+            for future in list(self._then):
+                if future.done():
+                    self._take_over(future)
+
+    def _take_over(self, future: Future) -> None:
+        """Pass on the result of some work that is done, unless it has been already."""
+        then = self._then.pop(future, None)
+        if then is not None:
+            then(future.result())
 
     def stop(self, packers: "list[SourcePacker]", decoder: "InlineDecoder | Workers") -> None:
         """End every wait of the threads."""

@@ -1,21 +1,26 @@
 """Workers that die, cannot start or cannot write, and runs that leave nothing behind."""
 
+import concurrent.futures.thread
 import errno
 import gc
+import itertools
 import json
 import os
 import resource
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from textwrap import indent
+from types import FrameType
 from zlib import crc32
 
 import psutil
 import pytest
 from commands import finish, pack_command, run, start, temporaries, wait_until
-from forked import Forked
+from forked import Forked, forked_child
 from preloads import after_import
 from small_tars import SMALL, contents, members, photo, rejects_of, write_tar
 from system import failing, open_files
@@ -212,3 +217,29 @@ def test_a_low_limit_on_open_files_is_raised_for_the_run(long_tars, long_pack, t
     code, said = Forked(*command, log=tmp_path / "log", prepare=limit).wait()
     assert code == 0, said
     assert contents(root) == long_pack
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_thread_that_has_no_memory_to_report_its_work_is_not_waited_for(tmp_path, number):
+    """Its work is done, so the pack is whole. The work: two shards, and the reading of a source."""
+    tar = write_tar(tmp_path / "sa_000000.tar", members(range(1, 5)))
+    options = {**SMALL, "samples_per_shard": 2, "progress": False}
+    sa1bpack.pack(tar, tmp_path / "whole", workers=1, **options)
+    reports = itertools.count()
+    with forked_child() as child:
+        if child == 0:
+            threading.settrace(partial(_refuse_memory, reports, number))
+            sa1bpack.pack(tar, tmp_path / "pack", workers=2, **options)
+            assert next(reports) > number, "no report was disturbed"
+    assert contents(tmp_path / "pack") == contents(tmp_path / "whole")
+
+
+def _refuse_memory(reports: Iterator[int], number: int, frame: FrameType, *_: object) -> None:
+    """Raise MemoryError as one thread of a pool begins to tell that its work is done."""
+    if frame.f_code.co_name != "_invoke_callbacks":
+        return
+    setter = frame.f_back
+    if setter.f_back.f_code.co_filename != concurrent.futures.thread.__file__:
+        return
+    if next(reports) == number:
+        raise MemoryError
