@@ -124,6 +124,7 @@ def test_samples_and_batches_are_dicts_wherever_dicts_are_expected(ds, batch):
     assert type(doubled) is Batch and torch.equal(doubled["images"], 2 * batch["images"])
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_a_compiled_function_takes_a_batch(batch):
     def bright(given):
         return given["images"].float().mean() + given["global_step"]

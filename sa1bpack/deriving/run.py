@@ -408,6 +408,7 @@ def attach(
         array([2, 3])
     """
     dataset = as_dataset(ds)
+    target = Target(dataset, name, {"function": "sa1bpack:attach", "options": {}}, **options)
     padded = dataset.layout.fit != "squash"
     if padded and options.get("spatial") and options.get("covers") is None:
         raise OptionError(
@@ -415,7 +416,6 @@ def attach(
             "padding, or covers='canvas' if they cover its padding, too, as what a model returns "
             "for the images of a batch"
         )
-    target = Target(dataset, name, {"function": "sa1bpack:attach", "options": {}}, **options)
     if not hasattr(array, "shape") or not hasattr(array, "dtype") or len(array.shape) < 1:
         raise OptionError(f"array is a {type(array).__name__}: choose an array of rows (n, ...)")
     kind = stored_rows(array[:0])[1]

@@ -37,9 +37,12 @@ def attached(pack, spec: Feature, output):
     ds = sa1bpack.open(pack)
     of_rows = ds.column("image_id") if spec.axis == "sample" else ds.mask_column("annotation_id")
     options = {"axis": spec.axis, "quantize": QUANTIZE.get(spec.dtype), "spatial": spec.spatial}
+    if spec.spatial:
+        options["covers"] = "canvas"
     return sa1bpack.attach(ds, spec.name, rows, of_rows, output=output, **options)
 
 
+COVERING = {"spatial": True, "covers": "canvas"}
 WIDE = Feature("wide", "sample", "uint8", (2, 3, 4, 5))
 
 
@@ -81,8 +84,8 @@ def test_a_pack_with_features_is_sound_and_its_own_bytes_are_the_same(pack):
 
 @pytest.mark.parametrize("shape, options, message", [
     ((1,) * 9, {}, "at most 8 axes"), ((0,), {}, "row_shape is (0,)"),
-    ((1 << 20, 1 << 10), {}, "1 to 1073741824 bytes"), ((4,), {"spatial": True}, "spatial is True"),
-    ((4, 2, 2), {"spatial": True, "axis": "mask"}, "spatial is True"),
+    ((1 << 20, 1 << 10), {}, "1 to 1073741824 bytes"), ((4,), COVERING, "spatial is True"),
+    ((4, 2, 2), {**COVERING, "axis": "mask"}, "spatial is True"),
     ((), {"quantize": "int8"}, "cannot be stored with scales"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_stored_are_refused(pack, tmp_path, shape, options, message):
