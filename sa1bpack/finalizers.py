@@ -31,20 +31,47 @@ _T = TypeVar("_T")
 _log = logging.getLogger("sa1bpack")
 
 
-class Ending(weakref.ref):
+class _Reference(weakref.ref):
+    """A weak reference to the object whose end is waited for."""
+
+    __slots__ = ("ending",)
+
+    ending: "Ending"
+
+
+class Ending:
     """Work that is to be done once, when an object is gone, or before.
 
     Attributes:
         work: the function to call.
         arguments: its arguments.
         at_exit: it is also called when the interpreter exits first.
+        in_thread: the thread does the work; otherwise it is done where the object goes.
     """
 
-    __slots__ = ("arguments", "at_exit", "work")
+    __slots__ = ("arguments", "at_exit", "in_thread", "reference", "work")
 
-    work: Callable[..., object]
-    arguments: tuple[Any, ...]
-    at_exit: bool
+    def __init__(
+        self,
+        owner: object,
+        work: Callable[..., object],
+        arguments: tuple[Any, ...] = (),
+        *,
+        at_exit: bool = False,
+        in_thread: bool = True,
+    ):
+        self.work = work
+        self.arguments = arguments
+        self.at_exit = at_exit
+        self.in_thread = in_thread
+        self.watch(owner, _gone.put)
+        _pending[id(self)] = self
+
+    def watch(self, owner: object, call: Callable[[_Reference], object]) -> None:
+        """Have `call` called with the reference when `owner` is gone."""
+        reference = _Reference(owner, call)
+        reference.ending = self
+        self.reference: _Reference | None = reference
 
     def run(self) -> None:
         """Do the work now, unless it was done. It stays to be done if it raises."""
@@ -55,16 +82,26 @@ class Ending(weakref.ref):
         except BaseException:
             _pending[id(self)] = self
             raise
-        del self.work, self.arguments  # a reference to the ending keeps nothing else alive
+        self._forget()
 
     def cancel(self) -> None:
         """Never do the work."""
         if _pending.pop(id(self), None) is not None:
-            del self.work, self.arguments
+            self._forget()
+
+    def owner(self) -> Any:
+        """The object; None if it is gone, or the work was done or cancelled."""
+        reference = self.reference
+        return None if reference is None else reference()
+
+    def _forget(self) -> None:
+        """Keep nothing alive. Without its reference nothing is called."""
+        self.reference = None
+        del self.work, self.arguments
 
 
 # Endings of objects that are gone. `SimpleQueue.put` is compiled, and may be called at any moment.
-_gone: SimpleQueue[Ending] = SimpleQueue()
+_gone: SimpleQueue[_Reference] = SimpleQueue()
 # All endings whose work is not done, by their id: a weak reference must outlive its object.
 _pending: dict[int, Ending] = {}
 # Held by the thread while it works.
@@ -93,11 +130,7 @@ def when_gone(
     Returns:
         The ending, whose `run` does the work earlier.
     """
-    ending = Ending(owner, _gone.put)
-    ending.work = work
-    ending.arguments = arguments
-    ending.at_exit = at_exit
-    _pending[id(ending)] = ending
+    ending = Ending(owner, work, arguments, at_exit=at_exit)
     if os.getpid() not in _processes:
         _start_thread()
     if at_exit:
@@ -112,8 +145,8 @@ def before_release(owner: object, work: Callable[[], object]) -> Ending:
     thread, so that it is raised where the program sees it.
     """
 
-    def call(ending: Ending) -> None:
-        _pending.pop(id(ending), None)
+    def call(reference: _Reference) -> None:
+        _pending.pop(id(reference.ending), None)
         try:
             work()
         except KeyboardInterrupt:
@@ -122,11 +155,8 @@ def before_release(owner: object, work: Callable[[], object]) -> Ending:
         except Exception:
             _log.exception("what an object has held could not be kept")
 
-    ending = Ending(owner, call)
-    ending.work = work
-    ending.arguments = ()
-    ending.at_exit = False
-    _pending[id(ending)] = ending
+    ending = Ending(owner, work, in_thread=False)
+    ending.watch(owner, call)
     return ending
 
 
@@ -137,7 +167,7 @@ def settle() -> None:
     """
     with interrupts_held(), _working:
         # What is released may have held other objects, which are gone then.
-        while ended := [ending for ending in list(_pending.values()) if ending() is None]:
+        while ended := [ending for ending in list(_pending.values()) if ending.owner() is None]:
             while ended:
                 _finish(ended.pop())
 
@@ -154,16 +184,28 @@ def _start_thread() -> None:
 
 def _finish_all() -> None:
     while True:
-        ending = _gone.get()
+        reference = _gone.get()
         with _working:
-            _finish(ending)
-        del ending
+            _finish(reference.ending)
+        del reference
 
 
 def _after_fork() -> None:
-    """Have a lock in a child, where nobody will release that of the parent's thread."""
-    global _working
+    """Have a lock and a queue in a child, where nobody releases those of the parent's thread.
+
+    That may have held the lock within the queue at the fork: then no `get` would ever return.
+    """
+    global _gone, _working
     _working = threading.RLock()
+    _gone = SimpleQueue()
+    for ending in list(_pending.values()):
+        if not ending.in_thread:
+            continue
+        owner = ending.owner()
+        if owner is None:
+            _gone.put(ending.reference)
+        else:
+            ending.watch(owner, _gone.put)
 
 
 os.register_at_fork(after_in_child=_after_fork)

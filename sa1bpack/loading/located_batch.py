@@ -97,7 +97,7 @@ _files: OrderedDict[tuple, tuple[Ending, ShardFiles]] = OrderedDict()
 def _forget_files(key: tuple) -> None:
     """Forget the files of a shard that is gone."""
     ending, _ = _files.get(key, (None, None))
-    if ending is not None and ending() is None:  # not those of another one with the same id
+    if ending is not None and ending.owner() is None:  # not those of another one with the same id
         _files.pop(key, None)
 
 
@@ -119,7 +119,7 @@ def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardF
     key = (id(shard), names, direct)
     with suppress(KeyError):
         ending, files = _files[key]
-        if ending() is shard:  # and not one that had the same id
+        if ending.owner() is shard:  # and not one that had the same id
             _files.move_to_end(key)  # it was used last
             return files
     found = [(shard.path(name), len(shard.arrays[name])) for name in names]
