@@ -1,5 +1,6 @@
 """`--dry-run`: what packing would take, extrapolated from the first pairs of the sources."""
 
+import os
 import shutil
 import tempfile
 import time
@@ -273,9 +274,12 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
 def _free_bytes(output: Path) -> int:
     """Free bytes where a pack is, or would be, counting those of shards that are being made."""
     free = shutil.disk_usage(existing_parent(output)).free
-    for path in (output / SHARDS_NAME).glob(f"{TEMPORARY_PREFIX}*/**/*"):
-        with suppress(FileNotFoundError):  # another part's process has just moved it
-            free += path.stat().st_blocks * 512
+    for temporary in (output / SHARDS_NAME).glob(f"{TEMPORARY_PREFIX}*"):
+        # os.walk passes over folders that another part's process has just moved; glob does not.
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    free += Path(folder, name).stat().st_blocks * 512
     return free
 
 
