@@ -39,6 +39,8 @@ from numba.core.extending import _Intrinsic
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
+from sa1bpack.interrupts import interrupts_held
+
 __all__ = ["intrinsic", "memcpy", "memset", "njit", "types"]
 
 VARIABLE = "NUMBA_CACHE_DIR"
@@ -78,13 +80,18 @@ class _KeptKernel:
     def compile(self, signature):
         """Load or compile a kernel, and say so if that takes a while.
 
+        Ctrl-C takes effect once the kernel is there. Within, it would leave objects of llvmlite
+        whose memory LLVM has freed without their knowing: they free it again when they go, and the
+        process ends with "double free detected".
+
         No garbage is collected meanwhile: passing over the objects that numba makes takes a fifth
         of compiling.
         """
         collects = gc.isenabled()
         gc.disable()
         try:
-            return self._compile(signature)
+            with interrupts_held():
+                return self._compile(signature)
         finally:
             if self._notice is not None:
                 self._notice.cancel()

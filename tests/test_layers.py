@@ -21,7 +21,7 @@ CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
     **{layer: set() for layer in BASE},
-    "kernels": set(),
+    "kernels": {"interrupts"},
     "arguments": {"errors", "wording"},
     "display": {"wording", "__init__"},
     "environment": {"errors"},

@@ -84,7 +84,7 @@ print(json.dumps({"caught": caught, "here": lost_here, "elsewhere": lost_elsewhe
 def test_no_interrupt_is_lost_in_what_ends_with_an_object(torture, tmp_path):
     root = tmp_path / "pack"
     write_pack(root)
-    rounds = torture.rounds(4, 2000)
+    rounds = torture.rounds(25, 2000)
     program = PROGRAM.replace("ROOT", repr(str(root))).replace("ROUNDS", str(rounds))
     program = program.replace("SEED", str(torture.seed)).replace("SECONDS", str(60 + rounds))
     found = json.loads(python("-c", program, timeout=90 + rounds).splitlines()[-1])
