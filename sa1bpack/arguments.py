@@ -102,7 +102,8 @@ def number(
     Raises:
         OptionError: the number is not finite, or not low <= number <= high.
     """
-    least, most = -inf if low is None else low, inf if high is None else high
+    least = -inf if low is None else low
+    most = inf if high is None else high
     if is_number(value) and least <= value <= most:
         return float(value)
     limits = "" if high is None else f" of at most {high}"
@@ -487,7 +488,9 @@ class Options:
     def __post_init__(self) -> None:
         """Check every option, and store numbers as Python's, whatever their type."""
         for name, (declared, kind, optional) in declarations(type(self)).items():
-            value, low, high = getattr(self, name), declared.low, declared.high
+            value = getattr(self, name)
+            low = declared.low
+            high = declared.high
             why = f"; {declared.why}" if declared.why else ""
             if value is None and optional:
                 continue
@@ -532,7 +535,8 @@ def text_of(declared: Declaration, default: Any) -> str:
 
 def bounds(declared: Declaration) -> str:
     """The bounds in words; none where only files set the upper one."""
-    low, high = declared.low, declared.high
+    low = declared.low
+    high = declared.high
     if declared.choices or high is None or high >= 1 << 24:
         return ""
     found = f"at most {high}" if low is None else f"{low} to {high}"

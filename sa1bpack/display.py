@@ -244,7 +244,8 @@ class Batch(Pictured, _Arrays):
 
 def _array_text(value: Any) -> str:
     """Type, shape and device of an array; anything else as it is, if it is short."""
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    shape = getattr(value, "shape", None)
+    dtype = getattr(value, "dtype", None)
     if isinstance(value, list | tuple) and any(hasattr(each, "shape") for each in value):
         return f"{type(value).__name__} of {len(value)}, the first {_array_text(value[0])}"
     if shape is None or dtype is None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from sa1bpack.errors import MissingPackage
 
 # Control groups: those of this process, and where all are; see cgroups(7).
-OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of memory: version 2, version 1
 
 

@@ -74,7 +74,8 @@ class _KeptKernel:
     """
 
     def __init__(self, kernel: Dispatcher):
-        self._kernel, self._compile = kernel, kernel.compile
+        self._kernel = kernel
+        self._compile = kernel.compile
         self._notice: threading.Timer | None = None
 
     def compile(self, signature):
@@ -103,7 +104,8 @@ class _KeptKernel:
         target_context.refresh()
         if path := kernel_file(self._kernel, signature, target_context.codegen()):
             try:
-                digest, content = (kept := path.read_bytes())[:32], kept[32:]
+                digest = (kept := path.read_bytes())[:32]
+                content = kept[32:]
                 if hashlib.sha256(content).digest() == digest:
                     reduced = pickle.loads(content)  # noqa: S301 - kept where only this user writes
                     return CompileResultCacheImpl.rebuild(None, target_context, reduced)

@@ -42,13 +42,16 @@ class Schedule:
         self, by: str, starts: Sequence[int], values: Sequence[Any], text: str | None = None
     ):
         """Made by `Steps`, `Linear`, `Cosine`, `Function` and `as_schedule`. `text`: as written."""
-        self.by, self._text = choice("by", by, BY), text
-        at, kept = [], []
+        self.by = choice("by", by, BY)
+        self._text = text
+        at = []
+        kept = []
         for start, value in zip(starts, values, strict=True):
             if not kept or not _same(kept[-1], value):
                 at.append(int(start))
                 kept.append(value)
-        self.starts, self.values = tuple(at), tuple(kept)
+        self.starts = tuple(at)
+        self.values = tuple(kept)
 
     def __call__(self, number: int) -> Any:
         """The value of an epoch, or of a step, 0 or more."""

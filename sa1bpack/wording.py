@@ -6,7 +6,8 @@ from collections.abc import Collection
 _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxlong = 80
 _brief.maxother = 200  # of objects, such as orders
-_brief.maxlist, _brief.maxlevel = 20, 3
+_brief.maxlist = 20
+_brief.maxlevel = 3
 
 
 def brief(value: object) -> str:

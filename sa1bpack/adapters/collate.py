@@ -35,7 +35,8 @@ def _canvas_shape(image: np.ndarray, side: int) -> tuple[int, ...]:
 
 def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> None:
     """Copy an image to the top left of a canvas, and zero the rest."""
-    planes, side = image.ndim == 1, canvas.shape[1]
+    planes = image.ndim == 1
+    side = canvas.shape[1]
     height, width = sample["size"][2:].tolist() if planes else image.shape[:2]
     chroma = half(height) * half(width) if planes else height * width
     # What is put there is copied unchecked.
@@ -80,7 +81,9 @@ def _mask_row(
     Raises:
         OptionError: the layout cannot hold these masks.
     """
-    row, dtype, bits = value.shape[1:], value.dtype, layout.packed
+    row = value.shape[1:]
+    dtype = value.dtype
+    bits = layout.packed
     if field.batch != "masks" or (dtype == np.bool_ and not bits):
         return row, dtype
     if dtype == np.bool_ and len(row) == 2 and row[1] % 8 == 0:
@@ -250,7 +253,8 @@ class Collate:
         if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
             raise OptionError(f"sample_spec is {brief(sample_spec)}: pass the `spec` of a dataset")
         flat = sample_spec is not None and sample_spec.image.flat
-        self._canvas, self._relate = sample_spec.image.side if flat else None, Relate.of(relations)
+        self._canvas = sample_spec.image.side if flat else None
+        self._relate = Relate.of(relations)
         self._features = () if sample_spec is None else sample_spec.features
         if self._relate is not None:
             check_relations(self._relate.names, self._features)
@@ -259,9 +263,11 @@ class Collate:
         for feature in self._features:
             fields = self._of_samples if feature.axis == "sample" else self._of_masks
             fields.append(Field("", feature.name, feature.name, None, 0))
-        self._as_bool, self._spec_text = False, None
+        self._as_bool = False
+        self._spec_text = None
         if sample_spec is not None:
-            spec, self._spec_text = sample_spec.masks, sample_spec.as_text()
+            spec = sample_spec.masks
+            self._spec_text = sample_spec.as_text()
             self._as_bool = spec.as_bool and spec.source != "runs"
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()

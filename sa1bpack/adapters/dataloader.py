@@ -136,7 +136,8 @@ class PackDataLoader(BaseLoader, DataLoader):
     ):
         """Made by `make_dataloader`."""
         self._set_up(ds, batch_size, options)
-        batches, drops = self.batches, options.on_error == "drop"
+        batches = self.batches
+        drops = options.on_error == "drop"
         collate = _SendingCollate(ds, options, self._masks, batches.current.repeats)
         super().__init__(
             EpochDataset(ds.with_options(on_error="return") if drops else ds, batches, collate),
@@ -201,7 +202,8 @@ class PackDataLoader(BaseLoader, DataLoader):
         repeats = self.batches.current.repeats
         spec = BatchSpec(ds, self._options.layout, to_device=False, repeats=repeats)
         plan = largest_batch(ds, spec, self.batches, self._masks)
-        workers, pinned = self.num_workers, 0
+        workers = self.num_workers
+        pinned = 0
         ahead = workers * ((self.prefetch_factor or 0) + 1)
         shared = (ahead + 1) * plan.batch_bytes if workers else 0
         if self.pin_memory:  # torch takes powers of two
@@ -223,7 +225,8 @@ class _TorchEpoch:
 
     def __init__(self, loader: PackDataLoader, batches: EpochBatches):
         # Weak: what ends an epoch refers to it until then, and so would keep the loader.
-        self._loader, self._of_epoch = weakref.proxy(loader), batches
+        self._loader = weakref.proxy(loader)
+        self._of_epoch = batches
 
     def belong_to(self, iteration: object) -> None:
         """Do nothing: torch has the memory."""
@@ -387,7 +390,8 @@ def _check_shared_memory(loader: PackDataLoader) -> None:
     """Warn before a worker dies of SIGBUS: by default a container has 64 MB of shared memory."""
     if not loader.num_workers or not SHARED_MEMORY.is_dir():
         return
-    needed, free = loader.plan().shared_bytes, shutil.disk_usage(SHARED_MEMORY).free
+    needed = loader.plan().shared_bytes
+    free = shutil.disk_usage(SHARED_MEMORY).free
     if needed > free:
         _log.warning(
             "batches of %d workers may need %s of shared memory, but /dev/shm has %s free: provide "
@@ -450,7 +454,9 @@ class DealtBatches:
     """
 
     def __init__(self, batches: OrderedBatches, collate: Collate, drops: bool = False):
-        self.batches, self._collate, self._drops = batches, collate, drops
+        self.batches = batches
+        self._collate = collate
+        self._drops = drops
         self.sampler = sampler_of(batches)
         self.own: EpochBatches | None = None  # while the loader begins: torch calls `iter` twice
 

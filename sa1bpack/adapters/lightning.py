@@ -152,10 +152,12 @@ class DataModule(LightningDataModule):
                 `pad_last` are for training alone. The device is the trainer's unless given.
         """
         super().__init__()
-        self.pack, self.batch_size = pack, batch_size
+        self.pack = pack
+        self.batch_size = batch_size
         self.train: Dataset | None = None
         self.val: Dataset | None = None
-        self._val, self._split_seed = val, split_seed
+        self._val = val
+        self._split_seed = split_seed
         self._options = dict(options)
         if "max_masks" in options:  # a function is called here, once
             self._options["max_masks"] = as_schedule("max_masks", options["max_masks"])

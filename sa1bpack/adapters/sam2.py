@@ -59,7 +59,8 @@ class Segment:
 
     def __init__(self, segments: "Segments", key: int):
         """Mask `key` of `segments`."""
-        self._segments, self._key = segments, key
+        self._segments = segments
+        self._key = key
 
     def sum(self) -> int:
         """The area in pixels of the source image, from the pack: nothing is drawn."""
@@ -82,7 +83,9 @@ class Segments(Mapping):
         """The masks `kept`, int64 (n,), of a sample with runs; fit and sampling are the pack's."""
         runs = masks.take_masks(sample["run_ends"], sample["run_offset"], kept)
         self._run_ends, self._run_offset = runs
-        self._size, self._fit, self._sampling = sample["size"].tolist(), fit, sampling
+        self._size = sample["size"].tolist()
+        self._fit = fit
+        self._sampling = sampling
         self.areas = sample["areas"][kept]
         self._drawn: dict[int, torch.Tensor] = {}
 
@@ -179,7 +182,8 @@ class RawDataset:
         """
         sample = self._ds[idx]
         height, width, *stored = sample["size"].tolist()
-        areas, scores = sample["areas"], sample["stability_scores"]
+        areas = sample["areas"]
+        scores = sample["stability_scores"]
         kept = (areas > 0) & ~(scores < self._least)
         if self._most <= 1:
             kept &= areas / (height * width) < self._most

@@ -74,7 +74,8 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
     if "bboxes" in found:
         boxes = found["bboxes"].double()
         scale, pixel = _scales(size, found, boxes.ndim, coordinates)
-        first, extent = boxes[..., :2], boxes[..., 2:]
+        first = boxes[..., :2]
+        extent = boxes[..., 2:]
         edges = torch.cat([first * scale, (first + extent) * scale + pixel], -1)
         if assumed:
             _check_stored(found, edges, pixel, width, height)
@@ -130,7 +131,8 @@ def _check_stored(
         pixel: float64 (..., 2): extent of a source pixel in pixels of the image.
         width, height: size of the image in pixels.
     """
-    ends, extent = edges[..., 2:], (edges[..., 2:] - edges[..., :2]).prod(-1)
+    ends = edges[..., 2:]
+    extent = (edges[..., 2:] - edges[..., :2]).prod(-1)
     limit = ends.new_tensor([width, height]) + 1
     outside = bool((ends > limit).any())
     if "crop_boxes" in found:  # of a sample: most are the whole image

@@ -69,7 +69,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if not arguments:
         main.print_help()
         main.exit(exits.USAGE)
-    name, words = arguments[0], arguments[1:]
+    name = arguments[0]
+    words = arguments[1:]
     if name not in COMMANDS:
         main.refuse_unknown([name])
         main.parse_args([name])  # --help and --version end here
@@ -326,15 +327,18 @@ def _add(
     if kind is bool:
         group.add_argument(*words, action="store_true", **details)
         return
-    more, none = "", None
+    more = ""
+    none = None
     if several is tuple:
-        details["nargs"], more = "+", "; if it is an argument of its own, put it first"
+        details["nargs"] = "+"
+        more = "; if it is an argument of its own, put it first"
     elif several and is_option:
         details |= {"action": "append", "default": list(default)}
     elif several:
         details["nargs"] = "+" if required else "*"
     elif optional and declared.none.isalpha():  # else it only describes the default
-        more, none = f", nor {declared.none!r}", declared.none
+        more = f", nor {declared.none!r}"
+        none = declared.none
     if kind in _NUMBERS:
         details["type"] = partial(_number, kind, more, none)
     choices = get_args(kind) if get_origin(kind) is Literal else declared.choices

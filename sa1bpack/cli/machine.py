@@ -24,7 +24,8 @@ _SIMD = {"sse4_1", "avx2", "avx512f", "asimd"}  # names of /proc/cpuinfo
 
 def describe_packages() -> dict[str, str]:
     """Versions, the image decoder and the PIL in force: label → text, in the order to print."""
-    now, record = pil_in_force(), read_pil_record()
+    now = pil_in_force()
+    record = read_pil_record()
     same = now is not None and record is not None and now.core_sha256 == record.core_sha256
     resizer = "none: neither pillow-simd nor Pillow is installed; run `make setup`"
     if now is not None:

@@ -88,7 +88,8 @@ def pack(
 
             wanted["address"] = job.address
         elif job.share:
-            call, wanted["part"] = sa1bpack.pack_part, job.share
+            call = sa1bpack.pack_part
+            wanted["part"] = job.share
         else:
             call = sa1bpack.estimate if dry_run else sa1bpack.pack
     advice = "" if dry_run else "repeat the same command to continue from here"
@@ -173,7 +174,8 @@ def _remedy(result: "sa1bpack.FinalizeResult") -> str:
 
 def _say_totals(result: "sa1bpack.PackResult | sa1bpack.FinalizeResult", place: str | Path) -> None:
     """Print what a pack holds now."""
-    images, annotations = counted(result.images, "image"), counted(result.annotations, "mask")
+    images = counted(result.images, "image")
+    annotations = counted(result.annotations, "mask")
     nbytes = f"; {size_text(result.bytes)}" if result.images else ""
     say(f"{place}: {images}, {result.masks:,} of {annotations}{nbytes}")
     say(f"identity of the sources: {result.identity}")
@@ -310,11 +312,14 @@ def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:
     Args:
         whole: it is on all of a pack, not on a part, which may have no shard.
     """
-    counts, problems = report.counts, counted(len(report.problems), "problem")
+    counts = report.counts
+    problems = counted(len(report.problems), "problem")
     empty = whole and counts.get("samples") == 0  # a feature does not count samples
-    code, verdict = exits.OK, "no problem found" if quick else "sound"
+    code = exits.OK
+    verdict = "no problem found" if quick else "sound"
     if not report.ok:
-        code, verdict = exits.FAILED, f"DAMAGED: {problems}"
+        code = exits.FAILED
+        verdict = f"DAMAGED: {problems}"
     elif empty or report.complete is False:
         code = exits.INCOMPLETE
     depth = "quick check" if quick else "every byte read"
@@ -330,7 +335,8 @@ def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:
         verdict += ", NOT COMPLETE"
     elif code == exits.INCOMPLETE:
         verdict += ", NO IMAGE"
-    images, shards = counted(counts["samples"], "image"), counted(counts["shards"], "shard")
+    images = counted(counts["samples"], "image")
+    shards = counted(counts["shards"], "shard")
     return code, f"{verdict}; {images} in {shards}, {depth}"
 
 
@@ -436,9 +442,11 @@ def repair(
         result = call(pack, sources, quick=quick, links=links, workers=workers, **more)
     for problem in result.problems:
         say(problem)
-    rebuilt, rewrote = "rebuilt", "rewrote"
+    rebuilt = "rebuilt"
+    rewrote = "rewrote"
     if result.dry_run:
-        rebuilt, rewrote = "would rebuild", "would rewrite"
+        rebuilt = "would rebuild"
+        rewrote = "would rewrite"
     if result.repaired:
         names = ", ".join(result.repaired)
         say(f"{rebuilt} {counted(len(result.repaired), 'shard')}: {names}")

@@ -42,7 +42,8 @@ def info(packs: list[str] = (), *, json: bool = False) -> int:
     """
     if packs:
         result = sa1bpack.info(one_or_several(packs))
-        text, found = result.as_text(), result.as_dict()
+        text = result.as_text()
+        found = result.as_dict()
     else:
         from sa1bpack.cli.machine import describe_machine, describe_packages
 
@@ -459,7 +460,8 @@ def derive(
     folder are found.
     """
     options = dict(map(_option, option))
-    ray, part = job.on_ray(), job.share
+    ray = job.on_ray()
+    part = job.share
     with interrupts.interrupts_held():
         from sa1bpack.deriving.run import function_of
 
@@ -468,7 +470,8 @@ def derive(
 
             where = {"address": job.address}
         else:
-            call, where = sa1bpack.derive, {"part": part}
+            call = sa1bpack.derive
+            where = {"part": part}
 
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     function = function_of(fn)

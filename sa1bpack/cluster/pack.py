@@ -257,7 +257,9 @@ def repair_on_ray(
         )
         result.repaired += last.repaired
         result.notes += last.notes
-        result.rewritten, result.left, result.complete = last.rewritten, last.left, last.complete
+        result.rewritten = last.rewritten
+        result.left = last.left
+        result.complete = last.complete
     for name, why in died.items():
         reason = f"not checked: {why}; repeat the command"
         result.left[name] = reason

@@ -223,7 +223,8 @@ class Dataset(MapStyle, Pictured):
         """Made by `sa1bpack.open` and by selecting from a dataset."""
         self.pack = pack
         self.options = options
-        self.manifest, self.layout = pack.manifest, pack.layout
+        self.manifest = pack.manifest
+        self.layout = pack.layout
         features = [feature.spec for feature in pack.features]
         self.spec = SampleSpec.of(pack.layout, pack_sampling(pack.manifest), options, *features)
         self._rows = rows
@@ -550,9 +551,11 @@ class Dataset(MapStyle, Pictured):
 
         Raises IndexError as `ds[index]` does, FormatError or OSError if the shard cannot be read.
         """
-        row, pack = self._row(index), self.pack
+        row = self._row(index)
+        pack = self.pack
         number, local, first, stop = pack.locate(row)
-        shard, entry = pack[number], pack.manifest.shards[number]
+        shard = pack[number]
+        entry = pack.manifest.shards[number]
         stored = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[local, 0]
         try:
             name = stored.decode()
@@ -642,7 +645,8 @@ class Dataset(MapStyle, Pictured):
         return self.spec.masks.sampling
 
     def __repr__(self) -> str:
-        whole, rule = self.manifest.samples, self.options.rule
+        whole = self.manifest.samples
+        rule = self.options.rule
         share = "" if len(self) == whole else f"{len(self):,} of "
         count = "" if rule is None else f", masks with {rule.as_text()}"
         if rule is None or "mask_offsets" in vars(self):  # else all shards are read for it

@@ -55,7 +55,8 @@ class Feature:
         Raises FormatError if they are missing or damaged, OSError, and what fetching them raises,
         see `urls.SideSource`.
         """
-        shard, folder = self.shards[number], self.folders[number]
+        shard = self.shards[number]
+        folder = self.folders[number]
         if folder is None:
             if shard.lengths.samples:
                 raise FormatError(

@@ -79,7 +79,8 @@ class PackFolder:
         self.manifest, index = CACHE.with_resources(lambda: open_manifest_and_index(root))
         if index is None:
             raise EmptyPack(f"{self.root}: {completeness_of(self.root, self.manifest)}")
-        self.layout, self.index = self.manifest.layout, index
+        self.layout = self.manifest.layout
+        self.index = index
         shards = self.manifest.shards
         self.first_row = [0, *accumulate(shard.samples for shard in shards)]
         self.first_mask = [0, *accumulate(shard.masks for shard in shards)]
@@ -125,7 +126,9 @@ class PackFolder:
         Raises FormatError naming the file and what is wrong with it, OSError if one cannot be
         opened, StoreError if it cannot be fetched.
         """
-        entry, layout, leases = self.manifest.shards[number], self.layout, []
+        entry = self.manifest.shards[number]
+        layout = self.layout
+        leases = []
         if self.source is not None:
             leases.append(self.source.fetch(entry, self.identities[number].digest, layout))
         folder = self.shard_path(number)
@@ -188,7 +191,8 @@ class Pack:
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
         self._open_shards = OpenShards()
-        self.folders, self.duplicates = tuple(folders), duplicates
+        self.folders = tuple(folders)
+        self.duplicates = duplicates
         self.features: Sequence[Feature] = ()
         self.places = [(each, k) for each in folders for k in range(len(each.manifest.shards))]
         self.manifest = folders[0].manifest
@@ -224,7 +228,8 @@ class Pack:
     @property
     def name(self) -> str:
         """The folder, or what several packs are called in messages."""
-        first, last = self.folders[0].root, self.folders[-1].root
+        first = self.folders[0].root
+        last = self.folders[-1].root
         several = f"{counted(len(self.folders), 'pack')}, {first} to {last}"
         return several if len(self.folders) > 1 else str(first)
 
@@ -379,8 +384,10 @@ class Pack:
         """int64 (n,): an array of the index at int64 (n,) rows, or `after` places behind each."""
         if len(self.folders) == 1:
             return getattr(self.folders[0].index, name)[rows + after]
-        numbers, found = self.shard_numbers(rows), np.empty(len(rows), np.int64)
-        own, which = rows + self._shift[numbers] + after, self._folder_of[numbers]
+        numbers = self.shard_numbers(rows)
+        found = np.empty(len(rows), np.int64)
+        own = rows + self._shift[numbers] + after
+        which = self._folder_of[numbers]
         order = np.argsort(which, kind="stable")
         edges = np.searchsorted(which[order], np.arange(1, len(self.folders)))
         for folder, at in zip(self.folders, np.split(order, edges), strict=True):

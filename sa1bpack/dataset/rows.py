@@ -41,7 +41,8 @@ def take(rows: Rows, selection: Any) -> Rows:
         return as_rows(rows[selection])
     if np.ndim(selection) == 0:
         raise _not_an_index(selection)
-    selection, length = np.asarray(selection), len(rows)
+    selection = np.asarray(selection)
+    length = len(rows)
     if selection.ndim != 1:
         raise IndexError(f"an index array must have one dimension, this has {selection.ndim}")
     if selection.dtype == np.bool_ and len(selection) == length:
@@ -149,9 +150,11 @@ def fingerprint(
         breaks = np.diff(rows) != 1
         breaks[bounds[1:-1] - 1] = True
         bounds = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]])
-    starts, count = rows_at(rows, bounds[:-1]), np.diff(bounds)
+    starts = rows_at(rows, bounds[:-1])
+    count = np.diff(bounds)
     numbers = np.searchsorted(edges, starts, side="right") - 1
-    first, shards = starts - edges[numbers], len(digests)
+    first = starts - edges[numbers]
+    shards = len(digests)
     used_at = np.full(shards, len(numbers))
     used_at[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of an index given twice, the last
     used = np.argsort(used_at, kind="stable")[: np.count_nonzero(used_at < len(numbers))]

@@ -125,7 +125,8 @@ class MaskSpec:
 
         Raises OptionError if the pack has no runs to draw from.
         """
-        form, size = options.mask_format, options.mask_size or layout.mask_size
+        form = options.mask_format
+        size = options.mask_size or layout.mask_size
         sampling = options.mask_sampling or own
         source = "runs" if form == "runs" and options.mask_size is None else "drawn"
         if form != "runs" and layout.bits and (size, sampling) == (layout.mask_size, own):
@@ -158,7 +159,8 @@ class MaskSpec:
         Raises:
             MaskError: the runs do not fit the image.
         """
-        height, width = int(size[0]), int(size[1])
+        height = int(size[0])
+        width = int(size[1])
         return kernels.rasterize(
             run_ends, run_offset, height, width, self.size, self.fit, self.sampling, out
         )
@@ -234,7 +236,8 @@ class SampleSpec:
 
     def summary(self) -> str:
         """The form as in a repr: "1024 × 1024 rgb, masks 256 bits, boxes in image pixels"."""
-        side, masks = self.image.side, self.masks
+        side = self.image.side
+        masks = self.masks
         kind = f"{masks.size} {'bool' if masks.as_bool else 'bits'}"
         return (
             f"{'up to ' if self.image.flat else ''}{side} × {side} {self.image.pixels}, masks "
@@ -266,7 +269,8 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     number, local, first, stop = pack.locate(row)
     try:
         if options.verify_checksums:
-            rows, stored = pack.read_rows(row), pack.read_features(row)
+            rows = pack.read_rows(row)
+            stored = pack.read_features(row)
         else:
             opened = pack.open(number)
             rows = _views(opened, local, first, stop, spec)
@@ -334,14 +338,16 @@ def _views(
     opened: OpenShard, row: int, first: int, stop: int, spec: SampleSpec
 ) -> dict[str, np.ndarray]:
     """The rows that a sample uses, by array name, as views; `first` to `stop` are its masks."""
-    arrays, shard = opened.arrays, opened.shard
+    arrays = opened.arrays
+    shard = opened.shard
     rows = {name: arrays[name][row : row + 1] for _, name in _ROWS}
     rows |= {name: arrays[name][first:stop] for _, name in _MASK_ROWS if name in arrays}
     pixels = arrays["image_offset"][row : row + 2].tolist() if spec.image.flat else (row, row + 1)
     rows["image"] = arrays["image"][slice(*pixels)]
     if spec.masks.source != "bits":
         rows["run_offset"] = offset = arrays["run_offset"][first : stop + 1]
-        begin, end = int(offset[0]), int(offset[-1])
+        begin = int(offset[0])
+        end = int(offset[-1])
         # Compared, not subtracted: a difference of two int64 may wrap round.
         if begin < 0 or end > shard.lengths.runs or (offset[1:] < offset[:-1]).any():
             raise FormatError(
@@ -403,7 +409,9 @@ def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpe
 def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:
     """The ReadError of a row of the pack, which is row `local` of shard `number`."""
     folder, own = pack.places[number]
-    entry, image_id, name = pack.manifest.shards[number], pack.image_id(row), None
+    entry = pack.manifest.shards[number]
+    image_id = pack.image_id(row)
+    name = None
     with suppress(FormatError, OSError, UnicodeDecodeError):  # whatever else is wrong there
         names = map_array(pack.folder(number), pack.layout.array("file_name"), entry.samples)
         name = names[local].tobytes().rstrip(b"\0").decode()

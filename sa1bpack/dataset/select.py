@@ -75,7 +75,9 @@ class Columns:
         options: SampleOptions,
     ):
         self.positions = positions
-        self._pack, self._rows, self._verified = pack, rows, options.verify_checksums
+        self._pack = pack
+        self._rows = rows
+        self._verified = options.verify_checksums
         numbers, local, first, stop = pack.locate_many(row_array(rows))
         self._kept: slice | np.ndarray = slice(None)  # of the masks that are stored
         self._opened = pack.open(int(numbers[0]))  # checks the offsets that are used below
@@ -147,7 +149,8 @@ class Columns:
         """
         check_column(name, "mask", self._pack)
         choice("reduce", how, REDUCTIONS)
-        values, counts = self[name], self["mask_count"]
+        values = self[name]
+        counts = self["mask_count"]
         out = np.zeros((len(self), *values.shape[1:]), values.dtype)
         filled = counts > 0
         if filled.any():
@@ -217,7 +220,8 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
 
     Raises UnknownName for a name that no shard has.
     """
-    wanted, entries = listed(names), pack.manifest.shards
+    wanted = listed(names)
+    entries = pack.manifest.shards
     known = {getattr(entry, field) for entry in entries}
     for name in wanted:
         if name not in known:
@@ -282,7 +286,9 @@ def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
     compare = SIGNS[found["sign"]]
     digits = found["number"].replace("_", "")
     number = int(digits) if digits.lstrip("+-").isdigit() else float(digits)
-    name, mask, reduce = found["name"], found["mask"], found["reduce"]
+    name = found["name"]
+    mask = found["mask"]
+    reduce = found["reduce"]
     if name in NUMBERS:
         return lambda columns: compare(columns[name], number)
     if mask in MASK_NUMBERS:

@@ -61,8 +61,11 @@ class OpenShard:
         self, shard: Shard, features: Sequence[FeatureShard] = (), leases: Sequence[Lease] = ()
     ):
         """Map the arrays of a shard. Raises FormatError or OSError if one cannot be mapped."""
-        self.shard, self.features, self.leases = shard, features, leases
-        rows, lengths = shard.layout.array_rows(shard.lengths), shard.lengths
+        self.shard = shard
+        self.features = features
+        self.leases = leases
+        rows = shard.layout.array_rows(shard.lengths)
+        lengths = shard.lengths
         names = [spec.name for spec in rows]
         self.arrays = arrays = {name: shard[name] for name in names if name not in _MAPPED_LATER}
         at = {name: array.__array_interface__["data"][0] for name, array in arrays.items()}

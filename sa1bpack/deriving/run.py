@@ -155,7 +155,8 @@ def function_name(fn: Function) -> str:
     Raises OptionError for a lambda or a partial, which share their name with every other one.
     """
     named = _named(fn)
-    module, script = named.__module__, getattr(sys.modules["__main__"], "__file__", None)
+    module = named.__module__
+    script = getattr(sys.modules["__main__"], "__file__", None)
     if module == "__main__" and script is not None:
         module = Path(script).stem
     name = f"{module}:{named.__qualname__}"
@@ -194,7 +195,8 @@ class FeatureShardMaker:
         **others: Unpack[DeriveKeywords],
     ):
         """Check the arguments. Raises what `derive` raises."""
-        ds, options = as_dataset(ds), {} if options is None else options
+        ds = as_dataset(ds)
+        options = {} if options is None else options
         if not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
             raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
         if not callable(fn):
@@ -217,7 +219,9 @@ class FeatureShardMaker:
             )
         mask_choice = _mask_choice(by_mask, others)
         self._batch_size = whole_number("batch_size", batch_size, 1)
-        self._fn, self._options, self._pipeline = fn, dict(options), pipeline
+        self._fn = fn
+        self._options = dict(options)
+        self._pipeline = pipeline
         self._loading = {"rank": 0, "world_size": 1, **others}
         made_by = {"function": function_name(fn), "options": self._options}
         if isinstance(fn, Seeded):
@@ -262,7 +266,8 @@ class FeatureShardMaker:
                     writer.leave()
 
     def _writer(self, shard: ShardToDo, counts: np.ndarray) -> FeatureShardWriter:
-        target, origin = self.target, None
+        target = self.target
+        origin = None
         try:  # what the function is written in, too
             source = inspect.getsourcefile(inspect.unwrap(_named(self._fn)))
             code = xxhash.xxh3_128_hexdigest(Path(source).read_bytes())
@@ -281,7 +286,8 @@ class FeatureShardMaker:
         function = functools.partial(self._fn, batch, **self._options)
         with torch.no_grad():
             found = call_user(function, role=name, subject=f"{subject}, shards before it are kept")
-        (rows, dtype), expected = stored_rows(found), int(counts.sum())
+        (rows, dtype) = stored_rows(found)
+        expected = int(counts.sum())
         if rows.ndim < 1 or len(rows) != expected:
             raise OptionError(
                 f"{name} returned {dtype} {tuple(rows.shape)} for {subject}: it must return "
@@ -301,7 +307,8 @@ def _mask_choice(by_mask: bool, loading: Mapping[str, Any]) -> dict[str, Any] | 
     Raises:
         OptionError: a value that cannot be used, or that such a feature cannot have.
     """
-    most, select = loading.get("max_masks"), loading.get("mask_select", "largest")
+    most = loading.get("max_masks")
+    select = loading.get("mask_select", "largest")
     choice("mask_select", select, CHOICES)
     if most is None:
         return None
@@ -425,9 +432,11 @@ def attach(
     target.use(kind, array.shape[1:])
     todo = {shard.identity.feature_shard for shard in target.missing(target.shards)}
     total = sum(shard.identity.lengths.samples for shard in target.shards)
-    done, made = 0, []
+    done = 0
+    made = []
     for shard in target.shards:
-        positions, counts = lookup.positions(shard, target.axis), shard.row_counts(target.axis)
+        positions = lookup.positions(shard, target.axis)
+        counts = shard.row_counts(target.axis)
         pieces = _pieces(target, shard, array, positions, counts)
         if shard.identity.feature_shard in todo:
             with FeatureShardWriter(target.folder, target.spec, shard.identity) as writer:
@@ -460,9 +469,11 @@ class _Lookup:
     def positions(self, shard: ShardToDo, axis: str) -> np.ndarray:
         """int64 (k,): the row of each sample or mask of a shard. Raises OptionError."""
         if axis == "mask":
-            wanted, noun = shard.samples.mask_column("annotation_id"), "mask"
+            wanted = shard.samples.mask_column("annotation_id")
+            noun = "mask"
         else:
-            wanted, noun = shard.samples.column("image_id"), "image"
+            wanted = shard.samples.column("image_id")
+            noun = "image"
         lost = wanted[~np.isin(wanted, self._sorted)]
         if len(lost):
             lacks = f"{counted(len(lost), noun)} of shard {shard.identity.name}, such as {lost[0]}"
@@ -484,13 +495,16 @@ def _pieces(
 
 def _compare(target: Target, shard: ShardToDo, pieces: Iterable) -> None:
     """Raise OutputRefused unless the feature shard that exists has these rows."""
-    existing, sample = FeatureShard.open(target.folder, target.spec, shard.identity), 0
+    existing = FeatureShard.open(target.folder, target.spec, shard.identity)
+    sample = 0
     stored = existing.checksum
     for rows, counts in pieces:
-        data, first = byte_view(rows), 0
+        data = byte_view(rows)
+        first = 0
         for count in counts.tolist():
             end = first + count * target.spec.row_bytes
             if xxhash.xxh3_64_intdigest(data[first:end]) != int(stored[sample]):
                 where = f"{existing.folder}: it has other rows for sample {sample}"
                 raise OutputRefused(f"{where}; remove that folder, or choose another one")
-            first, sample = end, sample + 1
+            first = end
+            sample = sample + 1

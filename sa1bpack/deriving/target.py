@@ -72,7 +72,8 @@ class DeriveResult:
 
     def __str__(self) -> str:
         state = f"{len(self.missing):,} missing" if self.missing else "complete"
-        made, existing = counted(len(self.made), "shard"), len(self.existing)
+        made = counted(len(self.made), "shard")
+        existing = len(self.existing)
         return f"{self.folder}: {made} made, {existing:,} existing, {state}"
 
 
@@ -128,7 +129,8 @@ class Target:
         quantize: str | None = None,
     ):
         """Check the arguments. Raises what `derive` raises."""
-        self.axis, self._spatial = choice("axis", axis, SIDE_AXES), flag("spatial", spatial)
+        self.axis = choice("axis", axis, SIDE_AXES)
+        self._spatial = flag("spatial", spatial)
         self._allow_nonfinite = flag("allow_nonfinite", allow_nonfinite)
         self._scaled = None
         if quantize is not None:
@@ -256,14 +258,16 @@ class Target:
         if self._given == "bfloat16":
             found = (rows.astype(np.uint32) << 16).view(np.float32)
         if not self._allow_nonfinite and found.dtype.kind == "f":
-            checked, remedy = found, "store such rows with allow_nonfinite=True"
+            checked = found
+            remedy = "store such rows with allow_nonfinite=True"
             if self._scaled:
                 remedy = "store rows beyond float16 without quantize"
                 with np.errstate(over="ignore"):
                     checked = found.astype(np.float16)
             bad = ~np.isfinite(checked).all(tuple(range(1, checked.ndim)))
             if bad.any():
-                row, edges = int(bad.argmax()), np.cumsum(counts)
+                row = int(bad.argmax())
+                edges = np.cumsum(counts)
                 sample = int(np.searchsorted(edges, row, "right"))
                 place = f"image {shard.samples.column('image_id')[first + sample]}"
                 if self.axis == "mask":
@@ -345,9 +349,11 @@ def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
     if part is not None:
         number, count = part_of_job(part)
     elif (group := process_group()) is not None:
-        number, count = group.get_rank() + 1, group.get_world_size()
+        number = group.get_rank() + 1
+        count = group.get_world_size()
     else:
-        rank, world = os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE") or "1"
+        rank = os.environ.get("RANK") or "0"
+        world = os.environ.get("WORLD_SIZE") or "1"
         try:
             count = int(world)
             number = whole_number("RANK", int(rank), 0, count - 1) + 1

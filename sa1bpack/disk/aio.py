@@ -33,7 +33,10 @@ REQUEST_COLUMNS = 5
 _NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4), "riscv64": (0, 1, 2, 4)}
 _SETUP, _DESTROY, _SUBMIT, GET_EVENTS = _NUMBERS.get(platform.machine(), (0, 0, 0, 0))
 
-EINTR, EBADF, _EAGAIN, _EIO = 4, 9, 11, 5
+EINTR = 4
+EBADF = 9
+_EAGAIN = 11
+_EIO = 5
 # A read transfers at most 2 GiB - 4 KiB.
 MAX_READ_BYTES = 1 << 30
 
@@ -97,7 +100,8 @@ def read_all(context, requests, count, status):
     blocks = np.empty((count, 8), np.int64)
     todo = np.arange(count)  # the last ones are submitted next
     left = waiting = count
-    pointers, events = np.empty(DEPTH, np.int64), np.empty((DEPTH, 4), np.int64)
+    pointers = np.empty(DEPTH, np.int64)
+    events = np.empty((DEPTH, 4), np.int64)
     flying = 0
     for k in range(count):
         status[k] = 0
@@ -131,7 +135,8 @@ def read_all(context, requests, count, status):
             return code
         flying -= got
         for n in range(got):
-            k, result = events[n, 0], events[n, 2]
+            k = events[n, 0]
+            result = events[n, 2]
             if result >= requests[k, NEEDED]:
                 left -= 1
             elif result > 0 and result % BLOCK == 0:  # the rest: of a large request, for one

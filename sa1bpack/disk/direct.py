@@ -179,7 +179,8 @@ class FileStream:
         self._memory = [aligned(self._block) for _ in range(1 if self._helper is None else 2)]
         self._joined = np.empty(0, np.uint8)
         self._position = 0  # of the next block in the file
-        self._data, self._used = self._memory[0][:0], 0
+        self._data = self._memory[0][:0]
+        self._used = 0
         self._ended = False
         self._next: Future | None = None
 
@@ -203,7 +204,8 @@ class FileStream:
         if self._ended:
             return False
         count = self._read_block() if self._next is None else self._next.result()
-        self._data, self._used = self._memory[0][:count], 0
+        self._data = self._memory[0][:count]
+        self._used = 0
         self._position += self._block
         self._ended = count < self._block
         if self._helper is not None and not self._ended:

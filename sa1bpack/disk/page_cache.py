@@ -51,7 +51,8 @@ def in_memory(file, position):
     """
     byte = np.empty(1, np.uint8)
     vector = np.empty(2, np.uint64)
-    vector[0], vector[1] = byte.ctypes.data, 1
+    vector[0] = byte.ctypes.data
+    vector[1] = 1
     return _preadv2(file, vector.ctypes.data, 1, position, _RWF_NOWAIT) == 1
 
 

@@ -101,7 +101,8 @@ class ExportResult:
 
 def _count_shard(result: ExportResult, shard: Shard, rows: np.ndarray) -> None:
     """Add these rows of a shard to the totals of a result."""
-    first, stop = shard["mask_offset"][rows], shard["mask_offset"][rows + 1]
+    first = shard["mask_offset"][rows]
+    stop = shard["mask_offset"][rows + 1]
     masks = int((stop - first).sum())
     result.images += len(rows)
     result.masks += masks
@@ -167,7 +168,8 @@ def _check_files(shard: Shard) -> None:
     for spec, rows in shard.layout.array_rows(shard.lengths).items():
         if spec.name in _NOT_EXPORTED or not rows:
             continue
-        file, written = shard.folder / spec.chunk_path, listed.get(spec.chunk_path)
+        file = shard.folder / spec.chunk_path
+        written = listed.get(spec.chunk_path)
         if (found := file_digest(file)) != written:
             raise FormatError(
                 f"{file}: XXH3-128 is {found}, but {written} was written; repair it with: "
@@ -313,7 +315,8 @@ def _numbers(shard: Shard, row: int, name: str, first: int, stop: int) -> list[A
 
     Raises ReadError for a number that is not finite, or an integer with a fraction.
     """
-    values, types = shard[name][first:stop], shard["number_types"][first:stop].astype(np.int64)
+    values = shard[name][first:stop]
+    types = shard["number_types"][first:stop].astype(np.int64)
     integer = (types[:, None] >> np.array(NUMBER_TYPE_BITS[name]) & 1).reshape(values.shape) > 0
     bad = ~np.isfinite(values) | (integer & (np.floor(values) != values))
     if bad.any():

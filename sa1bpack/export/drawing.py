@@ -27,8 +27,11 @@ except ImportError as error:
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _FILL = 0.45  # opacity of a mask's inside; its outline is opaque
-_BOX_OPACITY, _CROWD = 0.6, 50  # of a box; with more masks than this, boxes fade
-_POINT, _POINT_RIM = (255, 255, 255), (20, 20, 20)
+# of a box; with more masks than this, boxes fade
+_BOX_OPACITY = 0.6
+_CROWD = 50
+_POINT = (255, 255, 255)
+_POINT_RIM = (20, 20, 20)
 # A golden-ratio step on the hue circle: each new hue falls into one of the widest gaps.
 _HUE_STEP = 0.6180339887498949
 _FIRST_HUE = 0.58
@@ -90,7 +93,8 @@ def _paint(
     # The grid row of each pixel row, and the grid column of each pixel column, by their centres. A
     # cell is 1 / G of the longer side of the source for "pad" and "native", and of each side for
     # "squash" (docs/format.md).
-    grid, source = subject.sample["masks"].shape[1:] * np.array([1, 8]), subject.source
+    grid = subject.sample["masks"].shape[1:] * np.array([1, 8])
+    source = subject.source
     covered = source if subject.fit == "squash" else (max(source),) * 2
     rows, columns = (
         (2 * np.arange(pixels) + 1) * side * cells // (2 * pixels * whole)
@@ -103,7 +107,8 @@ def _paint(
         outline[here][shape & ~_eroded(shape, line)] = place
     out = pixels.copy()
     filled = inside >= 0
-    under, over = pixels[filled].astype(np.float32), colours[inside[filled]]
+    under = pixels[filled].astype(np.float32)
+    over = colours[inside[filled]]
     out[filled] = np.rint(under + _FILL * (over - under))
     out[outline >= 0] = colours[outline[outline >= 0]]
     return out
@@ -200,7 +205,8 @@ def plain_text(text: str) -> str:
 
 def shortened(text: str, letters: Font, width: float) -> str:
     """`text`, with the middle replaced by "..." if it is wider than `width` pixels."""
-    short, kept = text, len(text)
+    short = text
+    kept = len(text)
     while letters.getlength(short) > width and kept:
         kept -= 1
         short = f"{text[: (kept + 1) // 2]}...{text[len(text) - kept // 2 :]}"
@@ -215,22 +221,37 @@ def write_right(draw: ImageDraw.ImageDraw, right: float, top: float, text: str, 
 # ------------------------------------------------------------------------------ sheets
 
 WIDTH = 1600  # screen pixels of every picture that `show` makes
-_PAPER, _INK, _FAINT = (255, 255, 255), (28, 32, 38), (96, 104, 114)
+_PAPER = (255, 255, 255)
+_INK = (28, 32, 38)
+_FAINT = (96, 104, 114)
 _MARGIN = 24
 
 # Of a sheet, in screen pixels.
-_GAP, _HEADER, _CAPTION, _LARGEST_TILE = 20, 60, 50, 760
+_GAP = 20
+_HEADER = 60
+_CAPTION = 50
+_LARGEST_TILE = 760
 _TILE_SHAPE = 3 / 4  # height of a tile / width; landscapes and portraits get nearly equal areas
 # Of the tile of a sample that cannot be read.
-_TILE_PAPER, _RIM, _WARNING = (246, 238, 236), (176, 64, 52), (110, 40, 32)
-_INSET, _LINE = 16, 20
+_TILE_PAPER = (246, 238, 236)
+_RIM = (176, 64, 52)
+_WARNING = (110, 40, 32)
+_INSET = 16
+_LINE = 20
 
 # Of a large picture.
-_TOP, _BETWEEN = 92, 24
-_PICTURE_WIDTH, _PICTURE_HEIGHT = 1040, 820
+_TOP = 92
+_BETWEEN = 24
+_PICTURE_WIDTH = 1040
+_PICTURE_HEIGHT = 820
 _HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _BETWEEN - 400) // 2  # beside its table
-_ROW, _LEAST_ROWS = 22, 8  # of the table, beside a picture of small height
-_SQUARE, _INDENT, _DEEPEST = 11, 10, 4  # of the colour of a mask; per level, and levels
+# of the table, beside a picture of small height
+_ROW = 22
+_LEAST_ROWS = 8
+# of the colour of a mask; per level, and levels
+_SQUARE = 11
+_INDENT = 10
+_DEEPEST = 4
 # Headings of the table after the first column, and right edges of these columns.
 _COLUMNS = (("area, px", 150), ("of image", 222), ("IoU", 278), ("stability", 344), ("cells", 400))
 SIDE = max(_PICTURE_WIDTH, _PICTURE_HEIGHT)  # of the picture, at most, in screen pixels
@@ -255,7 +276,8 @@ def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: st
         title, note: the line above the pictures: title on the left in dark, note on the right in
             faint letters.
     """
-    columns, width = columns_of(len(subjects)), tile_width(len(subjects))
+    columns = columns_of(len(subjects))
+    width = tile_width(len(subjects))
     tiles = [_tile(subject, width) for subject in subjects]
     rows = range(0, len(tiles), columns)
     heights = [max(tile.height for tile in tiles[first : first + columns]) for first in rows]
@@ -310,7 +332,8 @@ def _write_caption(
 ) -> None:
     letters = font(14)
     if isinstance(subject, Unreadable):
-        name, facts = f"row {subject.index:,}", f"id {subject.image_id}, cannot be read"
+        name = f"row {subject.index:,}"
+        facts = f"id {subject.image_id}, cannot be read"
     else:
         name = plain_text(subject.sample["file_name"])
         facts = f"id {subject.sample['image_id']}, {shape_text(subject)}, {mask_text(subject)}"
@@ -321,7 +344,8 @@ def _write_caption(
 def shape_text(subject: Subject) -> str:
     """The size in pixels of the source and as stored: `2250x1500 at 1024x683`; once if equal."""
     height, width = subject.rgb.shape[:2]
-    stored, (high, wide) = f"{width}x{height}", subject.source
+    stored = f"{width}x{height}"
+    (high, wide) = subject.source
     return stored if (high, wide) == (height, width) else f"{wide}x{high} at {stored}"
 
 
@@ -334,7 +358,8 @@ def mask_text(subject: Subject) -> str:
 
 def large_picture(subject: Subject, title: str) -> Image.Image:
     """The picture, RGB, 1600 pixels wide."""
-    shape, sample = subject.rgb.shape[:2], subject.sample
+    shape = subject.rgb.shape[:2]
+    sample = subject.sample
     if shape[1] > shape[0]:
         height, width = fitted(*shape, _PICTURE_HEIGHT, _PICTURE_WIDTH)
         left = _MARGIN + width + _BETWEEN  # of the image beside the picture
@@ -382,15 +407,18 @@ def _write_table(
             write_right(draw, left + right, top, label, font=letters, fill=_FAINT)
     shown = order if len(order) <= rows else order[: rows - 1]
     colours = dict(zip(shown.tolist(), mask_colours(len(shown)).tolist(), strict=True))
-    sample, pixels = subject.sample, math.prod(subject.source)
+    sample = subject.sample
+    pixels = math.prod(subject.source)
     corners: list[tuple[int, int]] = []  # of the squares
     for place, (mask, depth, parent) in enumerate(as_tree(sample["masks"], shown)):
         line = top + (1 + place) * _ROW
-        x, y = left + _INDENT * min(depth, _DEEPEST), line + 3
+        x = left + _INDENT * min(depth, _DEEPEST)
+        y = line + 3
         corners.append((x, y))
         if parent is not None:
             x_above, y_above = corners[parent]
-            x_stem, middle = x_above + _SQUARE // 2, y + _SQUARE // 2
+            x_stem = x_above + _SQUARE // 2
+            middle = y + _SQUARE // 2
             draw.line((x_stem, y_above + _SQUARE + 1, x_stem, middle), fill=_FAINT)
             draw.line((x_stem, middle, x - 1, middle), fill=_FAINT)
         draw.rectangle((x, y, x + _SQUARE, y + _SQUARE), fill=tuple(colours[mask]))

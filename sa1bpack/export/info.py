@@ -44,7 +44,8 @@ from sa1bpack.format.side.spec import (
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.wording import brief, counted, printable, size_text
 
-_BINS, _BINS_A_DECADE = 10, 4
+_BINS = 10
+_BINS_A_DECADE = 4
 _REASON = "rejects:"  # begins the keys of counts by reason
 
 
@@ -211,7 +212,8 @@ class PackInfo(Stored):
 
     def as_dict(self) -> dict[str, Any]:
         """The summary for JSON: what `as_text` says, in numbers; "pack" is None for several."""
-        manifest, (images, edges) = self.manifest, self.histogram()
+        manifest = self.manifest
+        (images, edges) = self.histogram()
         return {
             "pack": None if self.packs else str(self.roots[0]),
             "complete": manifest.complete,
@@ -260,7 +262,8 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
         manifests = [opened.get(root.absolute()) or read_manifest(root) for root in roots]
         manifest = pack.manifest
         rows = range(manifest.samples)
-        ids, mask_counts = pack.image_ids(rows), np.diff(pack.mask_offsets(rows))
+        ids = pack.image_ids(rows)
+        mask_counts = np.diff(pack.mask_offsets(rows))
         duplicates = find_duplicates(manifest, replace(pack.folders[0].index, image_id=ids))
     counts: Counter[str] = Counter()
     sources: list[Source] = []
@@ -364,9 +367,11 @@ def histogram(
     kept = values[values > 0 if logarithmic else np.isfinite(values)]
     if not kept.size:
         return np.zeros(0, np.int64), np.ones(1)
-    low, high = float(kept.min()), float(kept.max())
+    low = float(kept.min())
+    high = float(kept.max())
     if logarithmic:
-        first, last = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
+        first = math.floor(math.log10(low))
+        last = math.floor(math.log10(high)) + 1
         edges = np.logspace(first, last, (last - first) * _BINS_A_DECADE + 1)
         return np.histogram(kept, edges)
     whole = np.issubdtype(values.dtype, np.integer)
@@ -387,5 +392,6 @@ def bin_text(low: float, high: float, whole: bool) -> str:
     """The values of a bin as text, such as `20 to 29` or `0.95 to 0.96`."""
     if not whole:
         return f"{low:g} to {high:g}"
-    first, last = math.ceil(low - 1e-9), math.ceil(high - 1e-9) - 1
+    first = math.ceil(low - 1e-9)
+    last = math.ceil(high - 1e-9) - 1
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"

@@ -86,7 +86,8 @@ def survey(dataset: Dataset, seed: int) -> Survey:
         try:  # all of a shard or, if it is damaged, nothing
             shard = dataset.pack[number]
             columns = {name: np.array(shard[name]) for name in _COLUMNS}
-            sizes, stored = shard["size"][:, :2].tolist(), Stored.of(shard)
+            sizes = shard["size"][:, :2].tolist()
+            stored = Stored.of(shard)
         except (FormatError, OSError) as error:
             found.unreadable.append(reason_of(error))
             continue
@@ -404,7 +405,8 @@ def _pictures(
             pictures.append({"title": f"Row {index:,}: {subject.reason}", "jpeg": ""})
             continue
         height, width = fitted(*subject.rgb.shape[:2], *_TILE)
-        sample, jpeg = subject.sample, file_of(drawn(subject, height, width), "JPEG", _QUALITY)
+        sample = subject.sample
+        jpeg = file_of(drawn(subject, height, width), "JPEG", _QUALITY)
         pictures.append(
             {
                 "title": sample["file_name"],

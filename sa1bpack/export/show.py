@@ -36,7 +36,9 @@ _MOST_SAMPLES = 400  # a sheet of more than a hundred rows is of no use
 
 # Of a notebook's picture, which the notebook keeps: its width in screen pixels, at most, and the
 # quality of its JPEG.
-_INLINE_SAMPLES, INLINE_WIDTH, _QUALITY = 3, 960, 70
+_INLINE_SAMPLES = 3
+INLINE_WIDTH = 960
+_QUALITY = 70
 
 _log = logging.getLogger("sa1bpack")
 
@@ -157,7 +159,8 @@ def draw_samples(
         note = "first image" if len(subjects) == 1 else f"first {counted(len(subjects), 'image')}"
     else:
         dataset = _dataset_of(pack, rule or {})
-        name, size = dataset.pack.name, len(dataset)
+        name = dataset.pack.name
+        size = len(dataset)
         if image_ids is not None:
             try:
                 rows = [dataset.index_of(image_id) for image_id in image_ids]

@@ -93,7 +93,8 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadabl
         **wanted, coordinates="source", verify_checksums=True, transform=None, features=()
     )
     try:
-        sample, found = as_stored[index], as_stored.metadata(index)
+        sample = as_stored[index]
+        found = as_stored.metadata(index)
     except (FormatError, OSError) as error:
         if isinstance(error, ReadError) and isinstance(error.__cause__, FormatError | OSError):
             error = error.__cause__  # which names no sample, as every picture does
@@ -190,7 +191,8 @@ def _bits(batch: Batch, row: int, rows: Any, count: int) -> np.ndarray:
     if "runs" not in batch:
         return np.zeros((count, 1, 1), np.uint8)
     runs = batch["runs"]
-    ends, offset = _array(runs.run_ends), _array(runs.run_offset)
+    ends = _array(runs.run_ends)
+    offset = _array(runs.run_offset)
     first, last = _array(runs.mask_offset)[row : row + 2].tolist()
     with_runs = first + np.flatnonzero(np.diff(offset[first : last + 1]) > 0)
     height, width = _array(runs.sizes)[row].tolist()
@@ -210,7 +212,8 @@ def _boxes_and_points(
 
     They are not finite where the batch has none, or where a point is outside.
     """
-    boxes, points = np.full((count, 4), np.nan), np.full((count, 2), np.nan)
+    boxes = np.full((count, 4), np.nan)
+    points = np.full((count, 2), np.nan)
     if "boxes_xyxy" in batch or "input_to_source" in batch:  # of a pipeline
         if "boxes_xyxy" in batch:
             boxes = _array(batch["boxes_xyxy"][rows])

@@ -41,7 +41,8 @@ class ChunkFile:
 
     def __init__(self, spec: ArraySpec, rows: int):
         fitting = max(1, MAX_INNER_BYTES // spec.row_bytes)
-        self.rows, self._row_bytes = rows, spec.row_bytes
+        self.rows = rows
+        self._row_bytes = spec.row_bytes
         self.inner_rows = max(1, min(rows, 1 << (fitting.bit_length() - 1)))
         self.inner_chunks = -(-rows // self.inner_rows)
         self.outer_rows = max(1, self.inner_chunks * self.inner_rows)
@@ -210,7 +211,8 @@ def check_group(
         if deep:
             described = metadata["consolidated_metadata"]["metadata"][spec.name]
             check_metadata(folder / spec.name / METADATA_NAME, described)
-        path, expected = folder / spec.chunk_path, ChunkFile(spec, rows).file_bytes
+        path = folder / spec.chunk_path
+        expected = ChunkFile(spec, rows).file_bytes
         try:
             found = path.stat().st_size
         except (FileNotFoundError, NotADirectoryError):

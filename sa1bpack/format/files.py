@@ -111,7 +111,8 @@ def write_at(fd: int, data, offset: int, path: Path) -> None:
     with naming(path):
         while view.nbytes:
             count = os.pwrite(fd, view, offset)
-            view, offset = view[count:], offset + count
+            view = view[count:]
+            offset = offset + count
 
 
 def read_at(fd: int, out: np.ndarray, offset: int, path: Path | str) -> None:

@@ -66,7 +66,8 @@ class Index:
 
 def index_arrays(manifest: Manifest) -> dict[ArraySpec, int]:
     """The arrays of the index of a pack with this manifest → their number of rows."""
-    shards, samples = len(manifest.shards), manifest.samples
+    shards = len(manifest.shards)
+    samples = manifest.samples
     return dict(zip(INDEX_ARRAYS, (shards + 1, samples, samples, samples + 1), strict=True))
 
 
@@ -123,7 +124,8 @@ def _ids_and_offsets(
     root: Path, entry: ShardEntry, manifest: Manifest
 ) -> tuple[np.ndarray, np.ndarray]:
     """Image ids (n,) and mask offsets (n + 1,) of a published shard, memory-mapped."""
-    folder, layout = root / SHARDS_NAME / entry.name, manifest.layout
+    folder = root / SHARDS_NAME / entry.name
+    layout = manifest.layout
     ids = arrays.map_array(folder, layout.array("image_id"), entry.samples)
     return ids, arrays.map_array(folder, layout.array("mask_offset"), entry.samples + 1)
 
@@ -142,9 +144,11 @@ def _write_index(root: Path, name: str, manifest: Manifest) -> None:
         stop = shard_offset[number] = first + entry.samples
         ids[first:stop], masks[first : stop + 1] = _ids_and_offsets(root, entry, manifest)
         masks[first : stop + 1] += first_mask
-        first, first_mask = stop, first_mask + entry.masks
+        first = stop
+        first_mask = first_mask + entry.masks
     index = Index(shard_offset, ids, np.argsort(ids, kind="stable"), masks)
-    sizes, appended = index_arrays(manifest), {}
+    sizes = index_arrays(manifest)
+    appended = {}
     folder = files.temporary_beside(root / name)
     try:
         for spec in sizes:
@@ -225,7 +229,8 @@ def open_manifest_and_index(root: Path) -> tuple[Manifest, Index | None]:
         try:
             return manifest, open_index(root, manifest)
         except (FormatError, OSError):
-            before, manifest = manifest, read_manifest(root)
+            before = manifest
+            manifest = read_manifest(root)
             if manifest.index == before.index:
                 raise
     return manifest, None
@@ -270,7 +275,8 @@ def check_whole_index(root: Path, manifest: Manifest, index: Index, named: bool 
 
 def check_against_shards(root: Path, manifest: Manifest, index: Index, names: Set[str]) -> None:
     """Check that the index has the ids and mask offsets of the shards of these names."""
-    offsets, first_mask = index.shard_offset.tolist(), 0
+    offsets = index.shard_offset.tolist()
+    first_mask = 0
     for entry, first, stop in zip(manifest.shards, offsets[:-1], offsets[1:], strict=True):
         found = index.image_id[first:stop], index.mask_offset[first : stop + 1] - first_mask
         first_mask += entry.masks

@@ -160,7 +160,9 @@ class Layout:
     @functools.cached_property
     def arrays(self) -> tuple[ArraySpec, ...]:
         """The arrays of a shard, in the order in which a sample's checksum covers them."""
-        side, grid, box = self.image_size, self.mask_size, ("mask", "xywh")
+        side = self.image_size
+        grid = self.mask_size
+        box = ("mask", "xywh")
         if self.flat:  # the bytes of the images in sequence, see image_planes
             image = [
                 array_spec("image_offset", "<i8", ("sample_edge",), child_axis="image_byte"),

@@ -117,7 +117,9 @@ class PackFiles:
     tries = 1
 
     def __init__(self, root: Path, io: str = "auto"):
-        self.root, self._io, self._direct = root, io, False
+        self.root = root
+        self._io = io
+        self._direct = False
 
     def choose_mode(self, nbytes: int) -> None:
         """Decide how streams are read that have `nbytes` bytes together.
@@ -222,10 +224,15 @@ class Check:
 
         Only what the last try finds is kept.
         """
-        problems, notes, compared, done = self._problems, self.notes, self.compared, self.done
+        problems = self._problems
+        notes = self.notes
+        compared = self.compared
+        done = self.done
         for _ in range(self.files.tries):
-            self._problems, self.notes = dict(problems), list(notes)
-            self.compared, self.done = compared, done
+            self._problems = dict(problems)
+            self.notes = list(notes)
+            self.compared = compared
+            self.done = done
             work()
             if len(self._problems) == len(problems):
                 break

@@ -144,7 +144,8 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
         head = msgspec.convert(found, SelectionHead)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: {error}; {_REMEDY}") from None
-    ids, stream = np.empty(0, np.int64), zlib.decompressobj()
+    ids = np.empty(0, np.int64)
+    stream = zlib.decompressobj()
     with suppress(zlib.error):
         data = stream.decompress(body, 8 * head.samples + 1)
         if len(data) == 8 * head.samples and stream.eof and not stream.unused_data:

@@ -156,7 +156,9 @@ def rows_of_sample(
         first, stop = bounds[spec.axis]
         rows[spec.name] = found = read(spec, first, stop + spec.offsets)
         if spec.offsets:
-            start, end, most = int(found[0]), int(found[-1]), shard.lengths.along(spec.child_axis)
+            start = int(found[0])
+            end = int(found[-1])
+            most = shard.lengths.along(spec.child_axis)
             # Compared, not subtracted: a difference of two int64 may wrap round.
             if start < 0 or end > most or (found[1:] < found[:-1]).any():
                 raise FormatError(
@@ -198,7 +200,8 @@ def read_sample_rows(
         return read_rows(path, spec, first, stop, given.get(spec.name), direct)
 
     rows = rows_of_sample(shard, row, read)
-    found, stored = checksum_of_rows(shard.layout, rows), int(rows["checksum"][0])
+    found = checksum_of_rows(shard.layout, rows)
+    stored = int(rows["checksum"][0])
     if found != stored:
         raise FormatError(
             f"{shard.folder}: checksum of sample {row} is {found:016x}, but {stored:016x} was "

@@ -94,7 +94,8 @@ class AppendFile:
 
     def write_out(self) -> None:
         """Write what is gathered, too: every byte so far then outlives this process."""
-        written, count = self._written, self._staged
+        written = self._written
+        count = self._staged
         if count:  # written again with what comes after it
             end = count + (-count % BLOCK if self._direct else 0)
             self._stage[count:end] = 0  # not the rows of another file
@@ -154,7 +155,9 @@ class AppendFile:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self._fd >= 0:
-            fd, self._fd = self._fd, -1  # closed, even if close() fails
+            # closed, even if close() fails
+            fd = self._fd
+            self._fd = -1
             os.close(fd)
 
 
@@ -188,7 +191,8 @@ def complete_group(
     """
     group = arrays.group_metadata(attributes, rows)
     metadata = {arrays.METADATA_NAME: group}
-    digests, total = {}, 0
+    digests = {}
+    total = 0
     for spec, file in appended.items():
         if rows[spec]:
             sizes = arrays.ChunkFile(spec, rows[spec])
@@ -305,7 +309,8 @@ class ShardWriter:
                 ends = self.lengths.along(spec.child_axis) + np.cumsum(rows[spec.name])
                 file.append(files.byte_view(ends))
             elif spec.name == "image" and not self.layout.flat:
-                image, height = files.byte_view(rows["image"]), int(rows["size"][0, 2])
+                image = files.byte_view(rows["image"])
+                height = int(rows["size"][0, 2])
                 for zeros, piece in canvas_pieces(self.layout, image, height):
                     file.skip(zeros)
                     file.append(piece)

@@ -130,7 +130,8 @@ def check_files(
     files: PackFiles, *, quick: bool, progress: Progress | None, share: Share
 ) -> Report:
     """The report of `verify` on these files. Raises as it does."""
-    root, check = files.root, Check(files, progress)
+    root = files.root
+    check = Check(files, progress)
     scope = Scope(quick=quick, own_files=share[0] == 1, share=share, features=True)
     if side.is_side(root):  # named itself, without its pack
         files.choose_mode(_side_bytes(root))
@@ -235,7 +236,9 @@ def _side_bytes(folder: Path, share: Share = ALL) -> int:
 
 def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: Scope) -> Report:
     """Check the shards, the index against them, and features."""
-    root, share, sources = check.files.root, scope.share, scope.sources
+    root = check.files.root
+    share = scope.share
+    sources = scope.sources
     sides = side.side_folders(root) if scope.features else []
     shards = [*manifest.shards, *_unlisted_shards(check, manifest)]
     check.files.choose_mode(sum(shard.bytes for shard in shards) + sum(map(_side_bytes, sides)))
@@ -288,7 +291,8 @@ def _check_shard(
 def _check_own_files(check: Check, manifest: Manifest) -> None:
     """Check the pack's own files: digests, metadata, and files that do not belong there."""
     root = check.files.root
-    path, expected = root / CHECKSUMS_NAME, top_files(root, manifest)
+    path = root / CHECKSUMS_NAME
+    expected = top_files(root, manifest)
     is_newer = manifest.version > FORMAT_VERSION  # it may have more files and keys
     listed: dict[str, str] | None = None  # unless the checksum file can be read
     published = manifest.says_complete or manifest.shards or path.exists()

@@ -203,14 +203,16 @@ def check_shard(
         quick: skip what HEAVY_ARRAYS hold.
         pairs: number of pairs that it must have, if that is known.
     """
-    place, done = {"shard": entry.name}, check.done
+    place = {"shard": entry.name}
+    done = check.done
     arrays = layout.array_rows(entry.lengths)
     listed = _listed_files(check, folder, group_files(arrays), **place)
     compared = {spec.chunk_path for spec in arrays if quick and spec.name in HEAVY_ARRAYS}
     with check.collecting(**place):
         shard = open_shard(folder, layout)
         for key in entry.__struct_fields__:
-            found, expected = getattr(shard.entry, key), getattr(entry, key)
+            found = getattr(shard.entry, key)
+            expected = getattr(entry, key)
             if found != expected:
                 raise FormatError(
                     f"{folder}: {key} is {found!r}, but the manifest says {expected!r}; repeat the "
@@ -253,7 +255,8 @@ def _place(shard: Shard, sample: int, row: Mapping[str, np.ndarray]) -> dict:
 
 def _check_samples(check: Check, shard: Shard, streams: _Streams) -> None:
     """Check each sample of a shard whose offsets were checked."""
-    before, total = check.done, shard.entry.bytes
+    before = check.done
+    total = shard.entry.bytes
     for row in range(len(shard)):
         rows = rows_of_sample(shard, row, lambda spec, *span: streams[spec.name].read(*span))
         if what := _fault(shard.layout, rows):
@@ -264,8 +267,10 @@ def _check_samples(check: Check, shard: Shard, streams: _Streams) -> None:
 
 def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
     """The fault of a sample, in words; None if it has none."""
-    side, image = layout.image_size, byte_view(rows["image"])
-    found, stored = checksum_of_rows(layout, rows), int(rows["checksum"][0])
+    side = layout.image_size
+    image = byte_view(rows["image"])
+    found = checksum_of_rows(layout, rows)
+    stored = int(rows["checksum"][0])
     height, width = rows["size"][0, 2:].tolist()
     if found != stored:
         return f"checksum of the sample is {found:016x}, but {stored:016x} is stored"
@@ -340,7 +345,9 @@ def _check_rows(
         place: fields of a problem that name it.
         streams: name of an array → the stream of its file.
     """
-    stored, stream, first = opened.checksum, streams[opened.spec.values.name], 0
+    stored = opened.checksum
+    stream = streams[opened.spec.values.name]
+    first = 0
     for sample, stop in enumerate(np.cumsum(counts).tolist()):
         found = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))
         first = stop

@@ -52,7 +52,9 @@ class Buffer:
 
     def become(self, other: "Buffer") -> None:
         """Take over the memory of a new buffer. Batches that were lent keep theirs."""
-        self.bytes, self.pinned, self.streams = other.bytes, other.pinned, other.streams
+        self.bytes = other.bytes
+        self.pinned = other.pinned
+        self.streams = other.streams
 
 
 class BufferPool:
@@ -91,7 +93,9 @@ class BufferPool:
         """
         self.changed = threading.Condition()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
-        self.allocate, self.count, self.threads = allocate, count, threads
+        self.allocate = allocate
+        self.count = count
+        self.threads = threads
         self.free: deque[Buffer] = deque()
         # Weak: an interrupt may lose one that changes hands; `refill` replaces it.
         self.all = Living[Buffer]()
@@ -217,8 +221,10 @@ class BatchQueue:
     """
 
     def __init__(self, pool: BufferPool, total: int, prefetch: int):
-        self.total, self.prefetch = total, prefetch
-        self._pool, self._changed = pool, pool.changed
+        self.total = total
+        self.prefetch = prefetch
+        self._pool = pool
+        self._changed = pool.changed
         self.ready: dict[int, QueuedBatch] = {}
         self._ranges: deque[tuple[QueuedBatch, SampleRange]] = deque()  # to be copied
         self._locating: QueuedBatch | None = None
@@ -242,7 +248,8 @@ class BatchQueue:
             self._release(batch)
 
     def _release(self, batch: QueuedBatch) -> None:
-        buffer, batch.buffer = batch.buffer, None
+        buffer = batch.buffer
+        batch.buffer = None
         if buffer is not None:
             self._pool.release(buffer)
 

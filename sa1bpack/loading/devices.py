@@ -116,7 +116,8 @@ class CudaRuntime:
 
         torch's own pinned memory is rounded up to a power of two, and kept when it is freed.
         """
-        address, cudart = memory.__array_interface__["data"][0], torch.cuda.cudart()
+        address = memory.__array_interface__["data"][0]
+        cudart = torch.cuda.cudart()
         code = cudart.cudaHostRegister(address, len(memory), _PORTABLE)
         if code != cudart.cudaError.success:
             with suppress(RuntimeError):  # else the next kernel that anyone launches reports it
@@ -224,7 +225,8 @@ Tensors = dict[str, torch.Tensor | RunBatch]
 
 # Bytes per pixel that `arrange` takes at most to make RGB of planes: the result, and what is gone
 # when it returns.
-RGB_BYTES, CONVERSION_BYTES = 3, 33
+RGB_BYTES = 3
+CONVERSION_BYTES = 33
 _CONVERSION_TENSORS = 8  # that live at once
 _SMALL_TENSORS = 64  # of at most 512 bytes, with numbers per sample or row
 
@@ -292,7 +294,9 @@ def _cuts(
     Returns:
         The number of each key's piece, and the elements of all pieces.
     """
-    places, sizes, end = [], [], 0
+    places = []
+    sizes = []
+    end = 0
     for key in keys:
         region = regions[key]
         start = (region.start - first) // itemsize
@@ -336,7 +340,8 @@ def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
     Returns:
         Bytes in the batch that results, and bytes in addition until they return.
     """
-    made, temporary = 0, _SMALL_TENSORS * 512
+    made = 0
+    temporary = _SMALL_TENSORS * 512
     if spec.to_rgb:
         pixels = samples * spec.image.side**2
         made += allocated_bytes(RGB_BYTES * pixels)
@@ -347,9 +352,11 @@ def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
         if spec.mask_layout.packed:
             made += bits
         else:
-            made, temporary = made + allocated_bytes(8 * rows * spec.mask_bytes), temporary + bits
+            made = made + allocated_bytes(8 * rows * spec.mask_bytes)
+            temporary = temporary + bits
     for floats, scales in float_bytes(spec, samples, capacity, total):
-        made, temporary = made + allocated_bytes(floats), temporary + allocated_bytes(scales)
+        made = made + allocated_bytes(floats)
+        temporary = temporary + allocated_bytes(scales)
     return made, temporary
 
 
@@ -363,7 +370,8 @@ def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> lis
     found = []
     for feature in spec.features:
         if feature.scaled:
-            rows, values = of_axis[feature.axis], prod(feature.row_shape)
+            rows = of_axis[feature.axis]
+            values = prod(feature.row_shape)
             nbytes = values * feature.row_dtype.itemsize
             found.append((rows * nbytes, rows * (feature.row_bytes - values)))
     return found
@@ -375,7 +383,8 @@ def arrange(batch: Tensors, spec: BatchSpec, located: LocatedBatch) -> Tensors:
         batch["images"] = yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
     if spec.masks.source == "runs":
         sizes = batch["sizes"][:, :2].long()
-        ends, offset = batch.pop("run_ends"), batch.pop("run_offset")
+        ends = batch.pop("run_ends")
+        offset = batch.pop("run_offset")
         known = torch.from_numpy(located.run_offset)
         batch["runs"] = RunBatch(ends, offset, batch["mask_offsets"], sizes, known)
         if spec.mask_layout.padded:
@@ -422,7 +431,8 @@ class LentBuffer:
 class Host:
     """The CPU: images, masks and runs stay in the buffer that they were copied to."""
 
-    pinned, device = False, torch.device("cpu")
+    pinned = False
+    device = torch.device("cpu")
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of ordinary memory."""
@@ -433,7 +443,8 @@ class Host:
 
         The small ones are copies, so keeping the ids of a batch does not keep its pixels.
         """
-        located, buffer = batch.located, batch.buffer
+        located = batch.located
+        buffer = batch.buffer
         lent = np.asarray(LentBuffer(buffer, located.nbytes, pool))
         large, small, span = split_regions(located.regions)
         copied = buffer.bytes[span].copy()
@@ -446,9 +457,11 @@ class CudaDevice:
     pinned = True
 
     def __init__(self, index: int):
-        self.device, self._index = torch.device("cuda", index), index
+        self.device = torch.device("cuda", index)
+        self._index = index
         self.stream = CUDA.stream(index)
-        self._lock, self._warned = threading.Lock(), False
+        self._lock = threading.Lock()
+        self._warned = False
 
     def enter_thread(self) -> None:
         """Make this device the thread's: on another one, its calls would create a context."""
@@ -507,7 +520,8 @@ class CudaDevice:
 
         Raises torch.cuda.OutOfMemoryError.
         """
-        located, buffer = batch.located, batch.buffer
+        located = batch.located
+        buffer = batch.buffer
         large, small, of_small, of_large = split_span(located.regions, located.nbytes)
         with self._lock, CUDA.queuing_on(self.stream):
             numbers = self._empty(of_small)
@@ -522,7 +536,8 @@ class CudaDevice:
             except BaseException:
                 # A copy may be in progress whose end no event will show: the buffer gets new memory
                 # before it is filled again. The old one is pinned until the stream is done.
-                buffer.bytes, buffer.pinned = buffer.bytes[:0], None
+                buffer.bytes = buffer.bytes[:0]
+                buffer.pinned = None
                 raise
         buffer.event = batch.event = event
         batch.small = buffer.bytes[of_small].copy()

@@ -131,7 +131,8 @@ class BaseLoader:
         if ds.pack.sources:
             check_order(ds, order)
         self._masks = options.choices.over(ds, order.seed or options.seed or 0)
-        self._dataset, self._options = ds, options
+        self._dataset = ds
+        self._options = options
         self.dropped = []  # in all epochs
         self._warned: set[str] = set()  # shards with dropped samples
 
@@ -202,7 +203,8 @@ class BaseLoader:
 
     def _described(self, own: str) -> str:
         """The text for `repr`: the dataset, the batches, the position in the order, and `own`."""
-        batches, options = self.batches, self._options
+        batches = self.batches
+        options = self._options
         current = batches.current  # len() and batch_size would settle the ranks
         length = current.cut.length(batches.epoch)
         most = "all masks" if options.max_masks is None else f"max_masks {options.max_masks}"
@@ -266,7 +268,8 @@ class Iteration:
     def _next(self) -> Batch | None:
         """The next batch; None if all have been taken."""
         begin = perf_counter()
-        loader, cursor = self._loader, self._loader.batches
+        loader = self._loader
+        cursor = self._loader.batches
         if self._producer is None:
             self._state = cursor.begin()
             self._batches = self._state.batches
@@ -322,7 +325,8 @@ class Iteration:
 
         Raises LoaderError if its device has no memory for that.
         """
-        batches, k = self._batches, self._done
+        batches = self._batches
+        k = self._done
         batch = self._class(
             unseen(taken),
             epoch=batches.epoch,
@@ -356,7 +360,8 @@ class Iteration:
 
     def _note(self, batch: Batch | None, errors: list[ReadError]) -> None:
         """Note the errors of a batch. Raises LoaderError beyond what may be dropped."""
-        loader, batches = self._loader, self._batches
+        loader = self._loader
+        batches = self._batches
         warn_of_dropped(errors, loader._warned)
         loader.dropped.extend(errors)
         self._dropped += len(errors)

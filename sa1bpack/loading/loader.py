@@ -151,7 +151,8 @@ class Loader(BaseLoader):
                 "the batch, or use make_dataloader"
             )
         self._set_up(ds, batch_size, chosen)
-        nbytes, obstacle = dataset_bytes(ds), partial(io_obstacle, ds)
+        nbytes = dataset_bytes(ds)
+        obstacle = partial(io_obstacle, ds)
         self._mode = choose_mode(io or "auto", nbytes, "the dataset's", obstacle)
         if threads is None:
             least = DIRECT_THREADS if self._mode.direct else 1
@@ -165,7 +166,8 @@ class Loader(BaseLoader):
                 prefetch = max(PREFETCH, -(-self._threads // together))
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._device = ChosenDevice(device)
-        on_cuda, relate = self._device.asked.type == "cuda", chosen.relations or None
+        on_cuda = self._device.asked.type == "cuda"
+        relate = chosen.relations or None
         repeats = self.batches.current.repeats
         self._spec = BatchSpec(ds, chosen.layout, on_cuda, relate, repeats)
         self._pool: BufferPool | None = None
@@ -196,11 +198,18 @@ class Loader(BaseLoader):
 
     def plan(self) -> LoadingPlan:
         """The memory that iterating takes. Allocates nothing."""
-        ds, spec, pinned = self._dataset, self._spec, self._spec.to_device
+        ds = self._dataset
+        spec = self._spec
+        pinned = self._spec.to_device
         plan = largest_batch(ds, spec, self.batches, self._masks)
-        samples, capacity, nbytes = plan.samples, plan.capacity, plan.batch_bytes
-        total, count = samples * plan.most_masks, self._prefetch + 2
-        host_bytes, device_bytes, related = count * nbytes, 0, 0
+        samples = plan.samples
+        capacity = plan.capacity
+        nbytes = plan.batch_bytes
+        total = samples * plan.most_masks
+        count = self._prefetch + 2
+        host_bytes = count * nbytes
+        device_bytes = 0
+        related = 0
         if spec.relate is not None:  # of the consumer's batch, and of the one being made
             rows = samples * capacity if spec.mask_layout.padded else total
             related = 2 * spec.relate.nbytes(rows, capacity)
@@ -214,7 +223,8 @@ class Loader(BaseLoader):
             device_bytes = (count + 1) * sent
             device_bytes += 2 * made + temporary + related
             if spec.relate is not None:
-                cells, layout = spec.masks.size**2, spec.mask_layout
+                cells = spec.masks.size**2
+                layout = spec.mask_layout
                 device_bytes += CUBLAS_BYTES + spec.relate.scratch_bytes(
                     samples, capacity, total, cells, layout.padded, layout.packed
                 )
@@ -235,7 +245,8 @@ class Loader(BaseLoader):
             raise LoaderError("this loader is closed; make a new one")
         device = self._device.here()
         if self._pid != os.getpid():
-            self._pid, self._pool = os.getpid(), None
+            self._pid = os.getpid()
+            self._pool = None
         if self._pool is None:
             plan = self.plan()
             self._pool = BufferPool(partial(_allocated, device, plan), plan.batches, self._threads)

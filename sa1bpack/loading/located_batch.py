@@ -171,7 +171,8 @@ class SampleReader:
             self._state = self._state._replace(context=self._context.value)
         while outcome := kernel.load_samples(self._state, samples, dest, first, stop):
             if outcome < 0:
-                broken, self._context = self._context, None
+                broken = self._context
+                self._context = None
                 broken.close()  # its requests write to the buffer until it is closed
                 self._context = CONTEXTS.take()
                 raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
@@ -181,7 +182,8 @@ class SampleReader:
 
     def close(self) -> np.ndarray:
         """Give the context back, and return the scratch memory."""
-        context, self._context = self._context, None
+        context = self._context
+        self._context = None
         if context is not None:
             CONTEXTS.append(context)
         return self._state.scratch
@@ -269,8 +271,12 @@ class LocatedBatch:
             choice: `MaskChoice.of_arrays` in an epoch, which chooses the masks to keep.
             capacity: masks per sample in padded arrays; None: as many as the fullest sample has.
         """
-        self._ds, self._spec, self._where, self._shards = ds, spec, where, shards
-        self._samples, self._choice = samples, choice
+        self._ds = ds
+        self._spec = spec
+        self._where = where
+        self._shards = shards
+        self._samples = samples
+        self._choice = choice
         self._counts = np.diff(samples.offsets)
         self.total = int(samples.offsets[-1])
         self.most = int(self._counts.max(initial=0))  # masks of the fullest sample
@@ -308,7 +314,9 @@ class LocatedBatch:
         The arrays with one row per sample, and the offsets, are written at once.
         """
         assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        spec, samples, regions = self._spec, self._samples, self.regions
+        spec = self._spec
+        samples = self._samples
+        regions = self.regions
         heads = {
             "mask_counts": self._counts,
             "image_ids": self._where.image_id,
@@ -324,7 +332,8 @@ class LocatedBatch:
         for key in heads.keys() & regions.keys():
             regions[key].view(buffer)[...] = heads[key]
         rows = self.capacity if spec.mask_layout.padded else -1
-        images, canvas = regions["images"], prod(spec.image.shape)
+        images = regions["images"]
+        canvas = prod(spec.image.shape)
         kind = kernel.AS_IT_IS if spec.image.how == AS_STORED else kernel.ON_CANVAS
         arrays = [(images.start, canvas, canvas, False, -1, kind)]
         if spec.masks.source == "bits":
@@ -335,7 +344,8 @@ class LocatedBatch:
         else:
             arrays.append((0, _RUN_BYTES, _RUN_BYTES, True, -1, kernel.RUNS))
         for feature in spec.features:
-            start, width = regions[feature.name].start, feature.row_bytes
+            start = regions[feature.name].start
+            width = feature.row_bytes
             per_mask = feature.axis == "mask"
             own = rows if per_mask else -1
             arrays.append((start, width, width, per_mask, own, kernel.AS_IT_IS))
@@ -371,13 +381,16 @@ class LocatedBatch:
         Raises:
             ResourceShortage: no more files can be opened.
         """
-        checked, together, reads = self._ds.options.verify_checksums, OPEN_SAMPLES, []
+        checked = self._ds.options.verify_checksums
+        together = OPEN_SAMPLES
+        reads = []
         if checked:
             together = 1  # it is in the processor's caches then
             for k in range(first, stop):
                 self._announce(k, reader.direct)
         for start in range(first, stop, together):
-            end, held = min(start + together, stop), []
+            end = min(start + together, stop)
+            held = []
             for k in range(start, end):
                 try:
                     if checked:
@@ -402,10 +415,12 @@ class LocatedBatch:
         self.begin(np.empty(self.nbytes, np.uint8))
         self._load(0, 0, SampleReader(direct=False))
         if self._spec.masks.source != "bits":
-            ends, offset = np.array([1], np.int32), np.array([0, 1])
+            ends = np.array([1], np.int32)
+            offset = np.array([0, 1])
             check_image_runs(ends, offset, 1)
             if self._spec.masks.source == "drawn":
-                bits, side = self._spec.masks.draw(ends, offset, np.ones(4)), self._spec.masks.size
+                bits = self._spec.masks.draw(ends, offset, np.ones(4))
+                side = self._spec.masks.size
                 unpack_into(bits, np.empty((1, side, side), np.bool_), np.arange(1))
 
     def _load(self, first: int, stop: int, reader: SampleReader) -> Read:
@@ -413,7 +428,9 @@ class LocatedBatch:
 
         The runs of each are checked, or its masks are drawn from them.
         """
-        spec, dest, samples = self._spec, self._dest, self._samples
+        spec = self._spec
+        dest = self._dest
+        samples = self._samples
         masks = samples.offsets[first : stop + 1]
         if spec.masks.source != "bits":
             dest = dest._replace(run_offset=self.run_offset[masks[0] : masks[-1] + 1])
@@ -426,7 +443,8 @@ class LocatedBatch:
         for k in np.flatnonzero(dest.status[first:stop, kernel.MASKS] == 0) + first:
             begin, end = samples.offsets[k : k + 2] - masks[0]
             offset = dest.run_offset[begin : end + 1]
-            ends, offset = dest.run_ends[offset[0] : offset[-1]], offset - offset[0]
+            ends = dest.run_ends[offset[0] : offset[-1]]
+            offset = offset - offset[0]
             size = samples.sizes[k]
             try:
                 if spec.masks.source == "runs":
@@ -439,7 +457,8 @@ class LocatedBatch:
 
     def _draw(self, k: int, ends: np.ndarray, offset: np.ndarray, size: np.ndarray) -> None:
         """Draw these runs of the masks of sample k into the buffer; see MaskSpec.draw."""
-        spec, masks = self._spec, self.regions["masks"].view(self._dest.buffer)
+        spec = self._spec
+        masks = self.regions["masks"].view(self._dest.buffer)
         count = len(offset) - 1
         if spec.pads_masks:
             masks[k, count:] = 0
@@ -461,7 +480,8 @@ class LocatedBatch:
         Args:
             direct: leave out the large ones, which are not read through the page cache.
         """
-        shard, where = self._shards[k].shard, self._where
+        shard = self._shards[k].shard
+        where = self._where
         local, first, stop = (int(column[k]) for column in (where.local, where.first, where.stop))
         spans = {"sample": (local, local + 1), "mask": (first, stop)}
         for spec in shard.layout.arrays:
@@ -477,7 +497,10 @@ class LocatedBatch:
 
         What is compared is what is loaded. Returns the arrays that have it.
         """
-        ds, spec, samples, where = self._ds, self._spec, self._samples, self._where
+        ds = self._ds
+        spec = self._spec
+        samples = self._samples
+        where = self._where
         local, first, row = (int(column[k]) for column in (where.local, where.first, where.row))
         given = {}
         if spec.image.how == AS_STORED:  # pixels are read to their place
@@ -487,18 +510,21 @@ class LocatedBatch:
         features = ds.pack.read_features(row, direct)
         features = [np.ascontiguousarray(features[feature.name]) for feature in spec.features]
         # The first row of each axis, and where row 0 of each array would be.
-        begin, at = {"sample": local}, {}
+        begin = {"sample": local}
+        at = {}
         for array in ds.layout.arrays:
             own = rows[array.name]
             at[array.name] = address(own) - begin[array.axis] * array.row_bytes
             if array.offsets:
                 begin[array.child_axis] = int(own[0])
-        size, passing = rows["size"][0], np.arange(len(rows["area"]))
+        size = rows["size"][0]
+        passing = np.arange(len(rows["area"]))
         if ds.options.rule is not None:
             scores = (rows[name] for name in SCORES)
             fine = passes(ds.options.rule, *scores, int(size[0]) * int(size[1]))
             passing = np.flatnonzero(fine)
-        image_id, repetition = int(rows["image_id"][0]), int(where.repetition[k])
+        image_id = int(rows["image_id"][0])
+        repetition = int(where.repetition[k])
         kept = self._choice(image_id, rows, passing, samples.scales[k], repetition)
         masks = slice(*samples.offsets[k : k + 2].tolist())
         spans = np.stack([first + kept, first + kept + 1], 1)
@@ -536,12 +562,14 @@ class LocatedBatch:
             return []
         causes = {k: self._cause(k, status[k]) for k in np.flatnonzero(status.any(1)).tolist()}
         causes |= self._failed
-        pack, where = self._ds.pack, self._where
+        pack = self._ds.pack
+        where = self._where
         return [(k, sample_error(pack, where, k, causes[k])) for k in sorted(causes)]
 
     def _cause(self, k: int, status: np.ndarray) -> Exception:
         """The reason why sample k was not copied, by its status."""
-        shard, c = self._shards[k], int(np.flatnonzero(status)[0])
+        shard = self._shards[k]
+        c = int(np.flatnonzero(status)[0])
         code = int(status[c])
         if code == kernel.BAD_SPANS:
             return FormatError(

@@ -89,7 +89,9 @@ def look_up(table, local, first, stop, stored, sizes, spans, fine):
         spans: int64 (n, 2), out: first byte and number of bytes of each image.
         fine: bool (n,), out: everything is within its array.
     """
-    edge, image_bytes, with_runs = np.empty(2, np.int64), stored.image_bytes, stored.with_runs
+    edge = np.empty(2, np.int64)
+    image_bytes = stored.image_bytes
+    with_runs = stored.with_runs
     for k in range(len(local)):  # all of them are announced before the first is waited for
         read_ahead_map(table[k, SIZE] + 16 * local[k], np.int64(16))
         if not image_bytes:
@@ -97,19 +99,23 @@ def look_up(table, local, first, stop, stored, sizes, spans, fine):
         if with_runs and 0 <= first[k] <= stop[k] <= table[k, MASKS]:
             read_ahead_map(table[k, RUN_OFFSET] + 8 * first[k], 8 * (stop[k] + 1 - first[k]))
     for k in range(len(local)):
-        row, fine[k] = local[k], False
+        row = local[k]
+        fine[k] = False
         if not 0 <= first[k] <= stop[k] <= table[k, MASKS]:
             continue
         memcpy(sizes[k].ctypes.data, table[k, SIZE] + 16 * row, 16)
-        height, width = np.int64(sizes[k, 2]), np.int64(sizes[k, 3])
+        height = np.int64(sizes[k, 2])
+        width = np.int64(sizes[k, 3])
         lowest = min(sizes[k, 0], sizes[k, 1], sizes[k, 2], sizes[k, 3])
         if lowest < 1 or max(height, width) > stored.side:
             continue
         if image_bytes:
-            spans[k, 0], spans[k, 1] = row * image_bytes, image_bytes
+            spans[k, 0] = row * image_bytes
+            spans[k, 1] = image_bytes
         else:
             memcpy(edge.ctypes.data, table[k, IMAGE_OFFSET] + 8 * row, 16)
-            spans[k, 0], spans[k, 1] = edge[0], _image_bytes(height, width, stored.channels)
+            spans[k, 0] = edge[0]
+            spans[k, 1] = _image_bytes(height, width, stored.channels)
             # Compared, not subtracted: a difference of two int64 may wrap around.
             if not 0 <= edge[0] <= edge[1] <= table[k, IMAGE_BYTES] or (
                 edge[1] - edge[0] != spans[k, 1]
@@ -175,7 +181,9 @@ class Locator:
             spec: layout of the batches in a buffer.
             masks: which masks are kept, in any epoch and step.
         """
-        self.ds, self.spec, self.masks = ds, spec, masks
+        self.ds = ds
+        self.spec = spec
+        self.masks = masks
         layout = ds.layout
         place = {array.name: FIRST_ADDRESS + n for n, array in enumerate(layout.arrays)}
         self._columns = np.array([*range(FIRST_ADDRESS), *map(place.__getitem__, spec.arrays)])
@@ -208,8 +216,10 @@ class Locator:
         Raises:
             ResourceShortage: the system refuses mappings or files for the shards.
         """
-        ds, indices = self.ds, np.concatenate(batches)
-        pack, rows = ds.pack, ds.rows_at(indices)
+        ds = self.ds
+        indices = np.concatenate(batches)
+        pack = ds.pack
+        rows = ds.rows_at(indices)
         place = np.arange(len(indices))
         again = [
             np.zeros(len(batch), np.int64) if of_batch is None else of_batch
@@ -231,7 +241,8 @@ class Locator:
         opened = [shards[n] for n in found.number.tolist()]
         choose = partial(choice.of_arrays, epoch=epoch)
         capacity = choice.max_masks if choice.pads else None
-        made, low = [], 0
+        made = []
+        low = 0
         for batch in batches:
             high = low + len(batch)
             # Positions among those that can be copied.
@@ -272,7 +283,8 @@ class Locator:
 
         Those that are wrong are left out, and their errors added to `wrong`, by place.
         """
-        ds, found = self.ds, [shards[number] for number in where.number.tolist()]
+        ds = self.ds
+        found = [shards[number] for number in where.number.tolist()]
         columns = [shard.table[self._columns] for shard in found]
         table = np.array(columns, np.int64).reshape(len(found), len(self._columns))
         sizes = np.zeros((len(table), 4), np.int32)
@@ -283,12 +295,18 @@ class Locator:
         if not fine.all():
             for k in np.flatnonzero(~fine).tolist():
                 wrong[int(where.place[k])] = _misfit(found[k].shard, where, k, sizes[k])
-            table, sizes, spans, where = table[fine], sizes[fine], spans[fine], where.of(fine)
+            table = table[fine]
+            sizes = sizes[fine]
+            spans = spans[fine]
+            where = where.of(fine)
             found = [shards[number] for number in where.number.tolist()]
-        local, first, stop = where.local, where.first, where.stop
+        local = where.local
+        first = where.first
+        stop = where.stop
         # What is located from here on has these masks to choose from, and no other number of them:
         # rows in their shards, int64 (C,), and how many each sample has, int64 (n,).
-        passing, rule = stop - first, ds.options.rule
+        passing = stop - first
+        rule = ds.options.rule
         mask_rows = expanded(first, offsets_of(passing))
         if rule is not None:
             scores = np.empty((len(SCORES), len(mask_rows)), np.int64)
@@ -296,7 +314,8 @@ class Locator:
             owner = np.repeat(np.arange(len(found)), passing)
             pixels = sizes[:, 0].astype(np.int64) * sizes[:, 1]
             good = passes(rule, scores[0], *scores[1:].view(np.float64), pixels[owner])
-            mask_rows, passing = mask_rows[good], np.bincount(owner[good], minlength=len(found))
+            mask_rows = mask_rows[good]
+            passing = np.bincount(owner[good], minlength=len(found))
         scales = np.ones((len(found), 2))
         if ds.options.coordinates == "stored":
             scales = np.ascontiguousarray(sizes[:, [3, 2]] / sizes[:, [1, 0]])

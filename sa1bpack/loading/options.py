@@ -220,7 +220,8 @@ class ReadingOptions(Options):
 
     def _order_of(self, ds: Ordered) -> Order:
         """The order of a dataset that has the name, or that is given."""
-        order, seed = self.order, self.seed
+        order = self.order
+        seed = self.seed
         if order is None:
             return ShuffleOrder(ds, seed=seed or 0) if self.shuffle else SequentialOrder(ds)
         if isinstance(order, str) and order in ORDERS:

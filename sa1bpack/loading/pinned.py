@@ -67,7 +67,8 @@ def pinned_memory(nbytes: int, cuda: Any, index: int) -> tuple[np.ndarray, list[
     cuda.pin(memory)
     _maps.add(memory_map)
     pinned = _Pinned(os.getpid(), cuda, index, memory_map)
-    pinned.address, pinned.nbytes = memory.__array_interface__["data"][0], nbytes
+    pinned.address = memory.__array_interface__["data"][0]
+    pinned.nbytes = nbytes
     when_gone(memory, _release, pinned)
     return memory, pinned.streams
 

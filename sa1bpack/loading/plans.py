@@ -98,9 +98,12 @@ def regions_of(
     Padded arrays have `capacity` rows per sample; a batch has as many runs as its masks usually
     have, by the average of the pack.
     """
-    total, masks, runs = samples * most, 0, 0
+    total = samples * most
+    masks = 0
+    runs = 0
     for shard in ds.manifest.shards:
-        masks, runs = masks + shard.masks, runs + shard.runs
+        masks = masks + shard.masks
+        runs = runs + shard.runs
     return spec.regions(samples, capacity, total, -(-total * runs // max(masks, 1)))
 
 
@@ -108,8 +111,11 @@ def largest_batch(
     ds: Dataset, spec: BatchSpec, ordered: OrderedBatches, masks: MaskSchedule
 ) -> LoadingPlan:
     """The part of any loader's plan that follows from its largest batch, of any epoch."""
-    current, found = ordered.current, []
-    sizes, schedules, uncapped = current.cut.sizes, [*masks.schedules], ""
+    current = ordered.current
+    found = []
+    sizes = current.cut.sizes
+    schedules = [*masks.schedules]
+    uncapped = ""
     for size, cap in masks.with_sizes(sizes):
         most = ds.most_masks if cap is None else min(ds.most_masks, cap)
         shape = current.most_per_rank(size), most, cap if masks.pads else most

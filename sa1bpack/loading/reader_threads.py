@@ -55,11 +55,17 @@ class ReaderThreads:
     ):
         ds = locator.ds
         self._prefetcher = ShardPrefetcher(ds, batches) if ds.pack.sources else None
-        self._pool, self._device, self._locator, self._batches = pool, device, locator, batches
-        self._drops, self._timeout = options.on_error == "drop", options.timeout
-        self._counts, counts.threads = counts, pool.threads
+        self._pool = pool
+        self._device = device
+        self._locator = locator
+        self._batches = batches
+        self._drops = options.on_error == "drop"
+        self._timeout = options.timeout
+        self._counts = counts
+        counts.threads = pool.threads
         prefetch = pool.count - 2  # besides the batch that is taken next, and the consumer's
-        self._queue, self._pid = BatchQueue(pool, len(batches), prefetch), os.getpid()
+        self._queue = BatchQueue(pool, len(batches), prefetch)
+        self._pid = os.getpid()
         # Used only by the thread that locates.
         self._located: deque[tuple[LocatedBatch, list[ReadError]]] = deque()
         self._locate_next = 1  # batches
@@ -105,7 +111,8 @@ class ReaderThreads:
             if samples is None:
                 self._begin_batch(batch, name)
             else:
-                begin, reads = self._counts.clock(), []
+                begin = self._counts.clock()
+                reads = []
                 try:
                     if not self._queue.closed:
                         reads = batch.located.copy(*samples, reader)
@@ -153,7 +160,8 @@ class ReaderThreads:
             begun = time.monotonic()
             stop = min(stop, self._prefetcher.reach(number))
             self._counts.fetch_seconds += time.monotonic() - begun
-        choice, together = self._choice_of(number), [self._batches[number]]
+        choice = self._choice_of(number)
+        together = [self._batches[number]]
         repetitions = [self._batches.repetitions(number)]
         for k in range(number + 1, stop):
             if self._choice_of(k) != choice:
@@ -174,7 +182,9 @@ class ReaderThreads:
 
         It is made again without samples that could not be copied.
         """
-        failed, batch.error = batch.error, None  # its traceback references the batch
+        # its traceback references the batch
+        failed = batch.error
+        batch.error = None
         try:
             while failed is None and not self._queue.closed and (errors := batch.located.errors()):
                 if not self._drops:
@@ -214,7 +224,9 @@ class ReaderThreads:
         found = self._queue.take(self._timeout, self._doing_text)
         if found is None:
             return None
-        error, found.error = found.error, None  # its traceback may reference what has it
+        # its traceback may reference what has it
+        error = found.error
+        found.error = None
         if error is not None:
             raise error
         if not len(found.located):
@@ -226,7 +238,8 @@ class ReaderThreads:
 
     def _doing_text(self) -> str:
         """The state of every thread, for messages."""
-        now, texts = time.monotonic(), []
+        now = time.monotonic()
+        texts = []
         for name, (doing, since) in list(self._doing.items()):
             what = doing if isinstance(doing, str) else f"copying {doing.name()}"
             texts.append(f"{name} has been {what} for {now - since:.1f} s")

@@ -68,7 +68,8 @@ class ShardPrefetcher:
             ds: the dataset.
             batches: int64 (B,) indices of the dataset for each batch.
         """
-        self._ds, self._batches = ds, batches
+        self._ds = ds
+        self._batches = batches
         self._window = min(WINDOW_BYTES, int(_SHARE_OF_ROOM * room(ds.pack)))
         self._asked: list[tuple[list[int], int]] = []  # of each batch, its shards, and new bytes
         self._ahead = self._reached = 0  # new bytes of those from batch `_reached` on

@@ -152,7 +152,8 @@ class LoadingStats:
     @property
     def _found(self) -> tuple[str, str]:
         """The cause, and why the epoch waited; "" for the first two, of which it did not."""
-        waited, seconds = self.waited_seconds, max(self.seconds, 1e-9)
+        waited = self.waited_seconds
+        seconds = max(self.seconds, 1e-9)
         if not self.batches:
             return "nothing yet", ""
         if self.waited_share < _LITTLE:
@@ -268,7 +269,8 @@ class BusyTime:
 
     def __init__(self) -> None:
         self._spans: list[Span] = []  # ascending, without overlap
-        self._before, self._horizon = 0.0, float("-inf")
+        self._before = 0.0
+        self._horizon = float("-inf")
 
     def add(self, spans: Iterable[Span]) -> None:
         """Add spans (begin, end), in seconds of one clock."""
@@ -281,7 +283,8 @@ class BusyTime:
             if end > begin:
                 merged.append((begin, end))
         if len(merged) > 2 * _KEPT:
-            oldest, merged = merged[:-_KEPT], merged[-_KEPT:]
+            oldest = merged[:-_KEPT]
+            merged = merged[-_KEPT:]
             self._before += sum(end - begin for begin, end in oldest)
             self._horizon = oldest[-1][1]
         self._spans = merged
@@ -314,7 +317,9 @@ class EpochCounts:
             begun: when the consumer asked for the first batch, in seconds of the clock.
             clock: returns seconds.
         """
-        self.clock, self._epoch, self.pid = clock, epoch, os.getpid()
+        self.clock = clock
+        self._epoch = epoch
+        self.pid = os.getpid()
         self._begun = self._last = begun  # `_last`: the end of the last wait
         self._ended: float | None = None
         # (kind, begin, end, reads), and of a wait what `took` is given: plain tuples, as making a
@@ -322,7 +327,8 @@ class EpochCounts:
         self._records: deque[tuple] = deque()
         self._lock = threading.RLock()  # of what follows
         self._sums: Counter[str] = Counter()  # seconds by kind of work, and what else is counted
-        self._first, self._disk = 0.0, BusyTime()
+        self._first = 0.0
+        self._disk = BusyTime()
         self.threads: int | None = None
         self.reads_known = False
         self.fetch_seconds = 0.0
@@ -373,7 +379,8 @@ class EpochCounts:
     def add_up(self) -> None:
         """Add up all records so far."""
         with self._lock:
-            sums, busy = self._sums, []
+            sums = self._sums
+            busy = []
             while self._records:
                 kind, begin, end, reads, *batch = self._records.popleft()
                 sums[kind] += end - begin
@@ -403,12 +410,14 @@ class EpochCounts:
         """The figures so far."""
         with self._lock:
             self.add_up()
-            sums, known = self._sums, {}
+            sums = self._sums
+            known = {}
             if self.threads is not None:
                 for kind in ("locate", "copy", "stage", "deliver"):
                     known[f"{kind}_seconds"] = float(sums[kind])
             if self.reads_known:
-                disk, needed = self._disk.seconds, sums["cached"] + sums["found"]
+                disk = self._disk.seconds
+                needed = sums["cached"] + sums["found"]
                 known |= {"read_seconds": float(sums["read"]), "disk_bytes": sums["found"]}
                 known["disk_seconds"] = disk
                 known["cached_share"] = sums["cached"] / needed if needed else None

@@ -47,9 +47,11 @@ def check_array(
     found = f"a {type(array).__qualname__}, no {kind.__module__}.{kind.__qualname__}"
     if isinstance(array, kind):
         found = f"{array.dtype} {tuple(array.shape)}".removeprefix("torch.")
-        sides, ends = tuple(array.shape), shape
+        sides = tuple(array.shape)
+        ends = shape
         if shape[:1] == ("...",):
-            sides, ends = sides[1 - len(shape) :], shape[1:]
+            sides = sides[1 - len(shape) :]
+            ends = shape[1:]
         fits = len(sides) == len(ends) and all(
             side == end or isinstance(end, str) for side, end in zip(sides, ends, strict=True)
         )

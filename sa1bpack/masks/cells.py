@@ -142,14 +142,18 @@ def take_cells(masks, packed, places, rows, columns, keep, out, counts):
         mask = out[places[m]]
         mask[:] = 0
         count = np.int64(0)
-        before, in_row = np.int64(-1), np.int64(0)  # the row of the grid taken last, cells in it
+        # the row of the grid taken last, cells in it
+        before = np.int64(-1)
+        in_row = np.int64(0)
         for i in range(keep[0]):
             if rows[i] == before:
                 if in_row:
                     memcpy(mask[i].ctypes.data, mask[i - 1].ctypes.data, mask.shape[1])
             else:
-                before, in_row = rows[i], np.int64(0)
-                line, cells = masks[m, before], mask[i]
+                before = rows[i]
+                in_row = np.int64(0)
+                line = masks[m, before]
+                cells = mask[i]
                 if not _is_empty(line):
                     for j in range(keep[1]):
                         x = columns[j]
@@ -173,10 +177,13 @@ def take_affine(masks, packed, places, steps, visible, out, counts):
         visible: bool (h, w): cells of the output that are not visible are 0.
     """
     for m in range(len(places)):
-        mask, grid = out[places[m]], masks[m]
-        count, side = np.int64(0), len(grid)
+        mask = out[places[m]]
+        grid = masks[m]
+        count = np.int64(0)
+        side = len(grid)
         for i in range(mask.shape[0]):
-            x_row, y_row = steps[0, 1] * i + steps[0, 2], steps[1, 1] * i + steps[1, 2]
+            x_row = steps[0, 1] * i + steps[0, 2]
+            y_row = steps[1, 1] * i + steps[1, 2]
             for j in range(mask.shape[1]):
                 cell = np.int64(0)
                 if visible[i, j]:

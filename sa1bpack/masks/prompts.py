@@ -36,7 +36,9 @@ from sa1bpack.masks.raster import check_image
 REGIONS = ("inside", "boundary", "outside")
 _FLOATS = "float32 or float64"
 BOX_TYPES = f"int64 or int32 or {_FLOATS}"
-_WHOLE, _RIM = 1, 2  # which pixels of a stretch count: all, or those at the image's top and bottom
+# which pixels of a stretch count: all, or those at the image's top and bottom
+_WHOLE = 1
+_RIM = 2
 
 
 @njit
@@ -62,7 +64,8 @@ def _boundary_stretches(ends, height, begin, end, kind):
                 inside += nexts[i] & 1
                 following = min(following, ends[nexts[i]] + shifts[i])
         if nexts[0] < len(ends) and nexts[0] & 1:
-            begin[found], end[found] = position, following
+            begin[found] = position
+            end[found] = following
             kind[found] = _RIM if inside == 5 else _WHOLE
             found += 1
         position = following
@@ -76,7 +79,8 @@ def _stretches(ends, height, region, begin, end, kind):
         return _boundary_stretches(ends, height, begin, end, kind)
     found = 0
     for k in range(1 if region == 0 else 0, len(ends), 2):
-        begin[found], end[found] = ends[k - 1] if k else 0, ends[k]
+        begin[found] = ends[k - 1] if k else 0
+        end[found] = ends[k]
         kind[found] = _WHOLE
         found += 1
     return found
@@ -124,28 +128,36 @@ def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, pixels):
     Returns:
         int64 (n,), the counts.
     """
-    height, width = np.int64(size[0]), np.int64(size[1])
+    height = np.int64(size[0])
+    width = np.int64(size[1])
     count = np.zeros(len(run_offset) - 1, np.int64)
     longest = 0
     for m in range(len(count)):
         longest = max(longest, run_offset[m + 1] - run_offset[m])
     capacity = 5 * longest + 1 if region == 1 else longest // 2 + 1
     scratch = np.empty((4, capacity), np.int64)
-    begin, end, kind, total = scratch[0], scratch[1], scratch[2], scratch[3]
+    begin = scratch[0]
+    end = scratch[1]
+    kind = scratch[2]
+    total = scratch[3]
     box = np.array([0, 0, width, height])
     for m in range(len(count)):
         if len(boxes):
-            box[0], box[2] = min(max(boxes[m, 0], 0), width), min(max(boxes[m, 2], 0), width)
-            box[1], box[3] = min(max(boxes[m, 1], 0), height), min(max(boxes[m, 3], 0), height)
+            box[0] = min(max(boxes[m, 0], 0), width)
+            box[2] = min(max(boxes[m, 2], 0), width)
+            box[1] = min(max(boxes[m, 1], 0), height)
+            box[3] = min(max(boxes[m, 3], 0), height)
         rows = box[3] - box[1]
         pixels[m] = -1
         if rows <= 0 or box[2] <= box[0]:
             continue
-        top, bottom = np.int64(box[1] == 0), np.int64(box[3] == height and height > 1)
+        top = np.int64(box[1] == 0)
+        bottom = np.int64(box[3] == height and height > 1)
         ends = run_ends[run_offset[m] : run_offset[m + 1]]
         found = _stretches(ends, height, region, begin, end, kind)
         for i in range(found):
-            low, high = _in_box(begin[i], height, box), _in_box(end[i], height, box)
+            low = _in_box(begin[i], height, box)
+            high = _in_box(end[i], height, box)
             if kind[i] == _RIM:
                 low = _on_rim(low, rows, top, bottom)
                 high = _on_rim(high, rows, top, bottom)

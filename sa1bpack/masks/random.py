@@ -15,7 +15,8 @@ import numpy as np
 from sa1bpack.arguments import MAX_WORD, whole_number
 
 GAMMA = 0x9E3779B97F4A7C15  # the odd integer nearest to 2**64 divided by the golden ratio
-FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
 NORMAL_BITS = 16  # of a word: they choose one of 2**16 quantiles of the normal distribution
 
 

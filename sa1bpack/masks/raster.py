@@ -66,7 +66,8 @@ def check_image(height: int, width: int) -> tuple[int, int]:
         MaskError: an image of this size cannot have masks.
         OptionError: a side is not a whole number of at least 0.
     """
-    height, width = whole_number("height", height, 0), whole_number("width", width, 0)
+    height = whole_number("height", height, 0)
+    width = whole_number("width", width, 0)
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_RUN_END):
         raise MaskError(
             f"masks of {height}x{width} pixels cannot be used; the limits are "
@@ -164,7 +165,8 @@ def _cells_before(axis: Axis) -> np.ndarray:
 @lru_cache(maxsize=64)
 def center_grid(y: Axis, x: Axis) -> CenterGrid:
     """The tables for sampling at the cells' centres."""
-    rows, centers = _cells_before(y), 2 * x.start + (2 * np.arange(x.cells) + 1) * x.cell
+    rows = _cells_before(y)
+    centers = 2 * x.start + (2 * np.arange(x.cells) + 1) * x.cell
     return CenterGrid(
         y=y,
         x=x,
@@ -193,7 +195,8 @@ def _rasterize_center(run_ends, run_offset, grid, out):
         if len(ends) < 2 or ends[0] == ends[-1]:
             continue
         run = 1  # the end of the first foreground run that reaches the current column
-        first_row, last_row = rows, np.int64(0)
+        first_row = rows
+        last_row = np.int64(0)
         for j in range(grid.column_center[ends[0] // height], grid.x.cells):
             top = grid.center_column[j] * height
             while run < len(ends) and ends[run] <= top:
@@ -201,7 +204,8 @@ def _rasterize_center(run_ends, run_offset, grid, out):
             if run >= len(ends) or grid.center_column[j] >= grid.x.pixels:
                 break
             column = grid.x.cells - 1 - j if grid.x.mirrored else j
-            byte, bit = column >> 3, np.uint8(1 << (column & 7))
+            byte = column >> 3
+            bit = np.uint8(1 << (column & 7))
             for r in range(run, len(ends), 2):
                 if ends[r - 1] >= top + height:
                     break
@@ -209,7 +213,9 @@ def _rasterize_center(run_ends, run_offset, grid, out):
                 other = np.int64(grid.edge_center[min(ends[r] - top, height)])
                 if one == other:
                     continue
-                begin, end = min(one, other), max(one, other)  # mirrored rows count upwards
+                # mirrored rows count upwards
+                begin = min(one, other)
+                end = max(one, other)
                 bits[begin, byte] ^= bit
                 if end < rows:
                     bits[end, byte] ^= bit
@@ -227,7 +233,9 @@ def _add_segment(acc, lane, weight, cell_height, top_row, top_below, end_row, en
     An edge with `below` of its cell row below it changes the covered length by `below` in that row
     and by D in every following row. (Unsigned, so that numba does not test for negative indices.)
     """
-    lane, top_row, end_row = np.uint64(lane), np.uint64(top_row), np.uint64(end_row)
+    lane = np.uint64(lane)
+    top_row = np.uint64(top_row)
+    end_row = np.uint64(end_row)
     acc[top_row, lane] += weight * top_below
     acc[top_row + np.uint64(1), lane] += weight * (cell_height - top_below)
     acc[end_row, lane] -= weight * end_below
@@ -244,13 +252,16 @@ def _add_run(acc, grid, block, begin, end):
     x = (begin * grid.magic) >> grid.shift
     y = begin - x * height
     last = end - x * height
-    first_row, last_row = np.int64(grid.edge_row[np.uint64(y)]), np.int64(0)
+    first_row = np.int64(grid.edge_row[np.uint64(y)])
+    last_row = np.int64(0)
     while True:  # for each source column; most runs lie in one
         y_end = min(last, height)
-        top_row, top_below = np.int64(grid.edge_row[np.uint64(y)]), grid.edge_below[np.uint64(y)]
+        top_row = np.int64(grid.edge_row[np.uint64(y)])
+        top_below = grid.edge_below[np.uint64(y)]
         end_row = np.int64(grid.edge_row[np.uint64(y_end)])
         end_below = grid.edge_below[np.uint64(y_end)]
-        first_row, last_row = min(first_row, top_row), max(last_row, end_row)
+        first_row = min(first_row, top_row)
+        last_row = max(last_row, end_row)
         lane = grid.column_cell[np.uint64(x)] - 8 * block
         weight = np.int64(grid.column_share[np.uint64(x)])
         rest = np.int64(grid.column_rest[np.uint64(x)])
@@ -321,18 +332,22 @@ def _rasterize_area(run_ends, run_offset, grid, acc, out):
             block = max(block, grid.column_cell[ends[run - 1] // height] >> 3)
             if block == bits.shape[1]:
                 break
-            left, right = grid.block_begin[block] * height, grid.block_end[block] * height
+            left = grid.block_begin[block] * height
+            right = grid.block_end[block] * height
             next_left = grid.block_begin[block + 1] * height
-            first_row, last_row = np.int64(grid.y.cells), np.int64(0)
+            first_row = np.int64(grid.y.cells)
+            last_row = np.int64(0)
             r = run
             while r < len(ends) and ends[r - 1] < right:
-                begin, end = max(np.int64(ends[r - 1]), left), min(np.int64(ends[r]), right)
+                begin = max(np.int64(ends[r - 1]), left)
+                end = min(np.int64(ends[r]), right)
                 if ends[r] <= next_left:
                     run = r + 2
                 r += 2
                 if begin < end:
                     top, bottom = _add_run(acc, grid, block, begin, end)
-                    first_row, last_row = min(first_row, top), max(last_row, bottom)
+                    first_row = min(first_row, top)
+                    last_row = max(last_row, bottom)
             _flush_block(acc, first_row, last_row, least, grid, bits, block)
             block += 1
 
@@ -350,7 +365,8 @@ def draw_grid(
     Returns:
         uint8 (n, rows, ceil(columns / 8)): `out`, or a new array. Bits past the last column are 0.
     """
-    run_ends, run_offset = frozen(run_ends), frozen(run_offset)
+    run_ends = frozen(run_ends)
+    run_offset = frozen(run_offset)
     if out is None:
         out = np.empty((len(run_offset) - 1, y.cells, -(-x.cells // 8)), np.uint8)
     if sampling == "center":

@@ -29,7 +29,9 @@ from sa1bpack.masks.raster import check_image
 from sa1bpack.masks.rle import bounds
 from sa1bpack.wording import brief
 
-SHARE, NEIGHBORS = 0.9, 8  # the defaults
+# the defaults
+SHARE = 0.9
+NEIGHBORS = 8
 LEVELS = ("large", "medium", "small")
 _NONE = 2**63 - 1
 
@@ -119,7 +121,8 @@ class Derived:
     @cached_property
     def parents(self) -> Any:
         """int64 (m,): the smallest mask that contains each; -1 for none."""
-        keys, masks = self._keys, len(self._numbers)
+        keys = self._keys
+        masks = len(self._numbers)
         if masks == 0:
             return keys
         inside = self._exact >= self._share * self._exact.diagonal(0, -2, -1)[..., :, None]
@@ -130,7 +133,8 @@ class Derived:
     @cached_property
     def depths(self) -> Any:
         """int64 (m,): how many masks are above each in the hierarchy."""
-        above, depth = self.parents, (self.parents >= 0) * 1
+        above = self.parents
+        depth = (self.parents >= 0) * 1
         # Each round doubles how far up the counts reach; the longest chain has m masks.
         for _ in range(len(self._numbers).bit_length()):
             depth = depth + self._taken(depth, above.clip(0)) * (above >= 0)
@@ -145,7 +149,8 @@ class Derived:
     @cached_property
     def levels(self) -> Any:
         """int64 (m,): the third by area; 0 large, 1 medium, 2 small, -1 empty."""
-        some, keys = self.areas > 0, self._keys
+        some = self.areas > 0
+        keys = self._keys
         rank = ((keys[..., None, :] > keys[..., :, None]) & some[..., None, :]).sum(-1)
         return self._arrays.where(some, 3 * rank // some.sum(-1)[..., None].clip(1), -1)
 
@@ -204,11 +209,14 @@ class Relations(Derived):
             share, neighbors: values that `check_rule` returned.
         """
         masks = len(run_offset) - 1
-        self._length, self._by_rows = np.int64(length), by_rows
-        self._share, self._corners = share, neighbors == 8
+        self._length = np.int64(length)
+        self._by_rows = by_rows
+        self._share = share
+        self._corners = neighbors == 8
         self._numbers = np.arange(masks)
         self._stretches = np.empty(((int(run_offset[-1] - run_offset[0]) + 1) // 2, 2), np.int64)
-        self._offset, self._boxes = np.empty(masks + 1, np.int64), np.empty((masks, 4), np.int64)
+        self._offset = np.empty(masks + 1, np.int64)
+        self._boxes = np.empty((masks, 4), np.int64)
         _foreground(run_ends, run_offset, self._length, self._stretches, self._offset, self._boxes)
 
     @cached_property
@@ -221,7 +229,8 @@ class Relations(Derived):
     @cached_property
     def touching(self) -> np.ndarray:
         """bool (m, m): neighbours without a common pixel."""
-        out, shapes = np.empty(self.intersections.shape, np.bool_), (self._stretches, self._offset)
+        out = np.empty(self.intersections.shape, np.bool_)
+        shapes = (self._stretches, self._offset)
         _touch_runs(*shapes, self._boxes, self.intersections, self._length, self._corners, out)
         return out
 
@@ -404,7 +413,8 @@ def _runs_of_bits(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     if height * width % 8:
         lines = np.pad(lines, ((0, 0), (0, -height * width % 8)))
     words = frozen(lines.view("<u8").astype(np.uint64, copy=False))
-    run_ends, run_offset = np.empty(2 * count * height, np.int32), np.empty(count + 1, np.int64)
+    run_ends = np.empty(2 * count * height, np.int32)
+    run_offset = np.empty(count + 1, np.int64)
     if (found := _find_changes(words, run_ends, run_offset)) > len(run_ends):
         run_ends = np.empty(found, np.int32)
         _find_changes(words, run_ends, run_offset)
@@ -428,7 +438,8 @@ def _foreground(run_ends, run_offset, height, stretches, offset, boxes):
         ends = run_ends[run_offset[m] : run_offset[m + 1]]
         for k in range(1, len(ends), 2):
             if ends[k] > ends[k - 1]:
-                stretches[found, 0], stretches[found, 1] = ends[k - 1], ends[k]
+                stretches[found, 0] = ends[k - 1]
+                stretches[found, 1] = ends[k]
                 found += 1
         boxes[m, 0], boxes[m, 1], boxes[m, 2], boxes[m, 3] = bounds(ends, height)
     offset[len(run_offset) - 1] = found
@@ -444,7 +455,8 @@ def _common(stretches, i, i_end, others, j, j_end, shift):
     i += np.searchsorted(stretches[i:i_end, 1], first, "right")
     j += np.searchsorted(others[j:j_end, 1], first - shift, "right")
     while i < i_end and j < j_end:
-        a, b = stretches[i, 1], others[j, 1] + shift
+        a = stretches[i, 1]
+        b = others[j, 1] + shift
         total += max(min(a, b) - max(stretches[i, 0], others[j, 0] + shift), 0)
         i += a <= b  # no branch: which of them ends first cannot be predicted
         j += b <= a
@@ -469,7 +481,10 @@ def _intersect_runs(stretches, offset, boxes, out):
         for n in range(m):
             total = np.int64(0)
             if _gap(boxes[m], boxes[n]) < 0:
-                i, i_end, j, j_end = offset[m], offset[m + 1], offset[n], offset[n + 1]
+                i = offset[m]
+                i_end = offset[m + 1]
+                j = offset[n]
+                j_end = offset[n + 1]
                 total = _common(stretches, i, i_end, stretches, j, j_end, 0)
             out[m, n] = out[n, m] = total
 
@@ -489,7 +504,8 @@ def _touch_runs(stretches, offset, boxes, common, height, corners, out):
     # within a stretch that continues in the next column they are in the stretch.
     grown = np.empty_like(stretches)
     for k in range(offset[-1]):
-        first, end = stretches[k, 0], stretches[k, 1]
+        first = stretches[k, 0]
+        end = stretches[k, 1]
         grown[k, 0] = first - (first % height != 0)
         grown[k, 1] = end + (end % height != 0)
     masks = len(offset) - 1
@@ -498,7 +514,10 @@ def _touch_runs(stretches, offset, boxes, common, height, corners, out):
         for n in range(m):
             touching = False
             if common[m, n] == 0 and _gap(boxes[m], boxes[n]) <= 0:
-                i, i_end, j, j_end = offset[m], offset[m + 1], offset[n], offset[n + 1]
+                i = offset[m]
+                i_end = offset[m + 1]
+                j = offset[n]
+                j_end = offset[n + 1]
                 aside = grown if corners else stretches
                 touching = (
                     _common(stretches, i, i_end, grown, j, j_end, 0) > 0
@@ -518,17 +537,22 @@ def _sum_runs(stretches, offset, height, sums):
     for m in range(len(offset) - 1):
         across = down = np.int64(0)
         for k in range(offset[m], offset[m + 1]):
-            first, end = stretches[k, 0], stretches[k, 1]
-            left, right = first // height, (end - 1) // height
+            first = stretches[k, 0]
+            end = stretches[k, 1]
+            left = first // height
+            right = (end - 1) // height
             if left == right:
-                count, top = end - first, first - left * height
+                count = end - first
+                top = first - left * height
                 across += count * (2 * left + 1)
                 down += count * (2 * top + count)
                 continue
-            top, bottom = first - left * height, end - right * height
+            top = first - left * height
+            bottom = end - right * height
             across += (height - top) * (2 * left + 1) + bottom * (2 * right + 1)
             down += height * height - top * top + bottom * bottom
             # The columns between are complete: their 2x + 1 sum to a difference of squares.
             across += height * (right * right - (left + 1) * (left + 1))
             down += (right - left - 1) * height * height
-        sums[m, 0], sums[m, 1] = across, down
+        sums[m, 0] = across
+        sums[m, 1] = down

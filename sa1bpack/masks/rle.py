@@ -43,7 +43,9 @@ def _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical):
         groups = text[text_offset[m] : text_offset[m + 1]]
         if len(groups) == 0 or (groups[-1] - 48) & 32:  # so that the last number ends
             return m, np.int64(-1)
-        p, count = np.uint64(0), np.uint64(len(groups))  # numba tests signed indices for their sign
+        # numba tests signed indices for their sign
+        p = np.uint64(0)
+        count = np.uint64(len(groups))
         end = before = before2 = np.int64(0)  # of the last run; its count, and the one before
         value = outside = redundant = np.int64(0)
         first = found
@@ -51,9 +53,11 @@ def _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical):
             group = np.int64(groups[p]) - 48
             p += np.uint64(1)
             outside |= group
-            value, bits = group & 31, 5
+            value = group & 31
+            bits = 5
             while group & 32:
-                last, group = group, np.int64(groups[p]) - 48
+                last = group
+                group = np.int64(groups[p]) - 48
                 p += np.uint64(1)
                 outside |= group
                 value |= (group & 31) << bits
@@ -65,7 +69,8 @@ def _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical):
             value = (value << (64 - bits)) >> (64 - bits)  # sign extension
             if found - first > 2:
                 value += before2
-            before2, before = before, value
+            before2 = before
+            before = value
             end += value
             # Nothing overflows: a number is below 2**60 and is added to a value in 0..pixels.
             if value < 0 or end > pixels:
@@ -116,7 +121,8 @@ def parse_counts(
             f"an image of {pixels} pixels cannot have masks; the limit is {MAX_RUN_END}"
         )
     masks = len(text_offset) - 1
-    run_offset, noncanonical = np.empty(masks + 1, np.int64), np.empty(masks, np.bool_)
+    run_offset = np.empty(masks + 1, np.int64)
+    noncanonical = np.empty(masks, np.bool_)
     run_ends = np.empty(len(text), np.int32)  # a number has at least one character
     bad, covered = _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical)
     if bad >= 0:
@@ -137,7 +143,9 @@ def _encode_text(run_ends, run_offset, text, text_offset):
         for k in range(run_offset[m], run_offset[m + 1]):
             count = np.int64(run_ends[k]) - end
             value = count - before2 if k > run_offset[m] + 2 else count
-            end, before2, before = np.int64(run_ends[k]), before, count
+            end = np.int64(run_ends[k])
+            before2 = before
+            before = count
             while value < -16 or value > 15:  # more than the 4 bits and sign of one group
                 text[p] = 48 + ((value & 31) | 32)
                 value >>= 5
@@ -195,7 +203,8 @@ def take_masks(
         IndexError: an index is outside the masks.
     """
     run_ends, run_offset = checked_runs(run_ends, run_offset)
-    first, stop = run_offset[:-1][keep], run_offset[1:][keep]
+    first = run_offset[:-1][keep]
+    stop = run_offset[1:][keep]
     pieces = [run_ends[begin:end] for begin, end in zip(first, stop, strict=True)]
     taken = np.concatenate([run_ends[:0], *pieces])
     return taken, np.concatenate([[0], (stop - first).cumsum()])
@@ -238,19 +247,26 @@ def mask_area(run_ends: np.ndarray, run_offset: np.ndarray) -> np.ndarray:
 @njit
 def bounds(ends, height):
     """x0, y0, x1, y1 around a mask's foreground, ends exclusive; zeros if it has none."""
-    x0, y0, x1, y1 = np.int64(0), np.int64(height), np.int64(0), np.int64(0)
+    x0 = np.int64(0)
+    y0 = np.int64(height)
+    x1 = np.int64(0)
+    y1 = np.int64(0)
     for k in range(1, len(ends), 2):
-        first, last = np.int64(ends[k - 1]), np.int64(ends[k]) - 1
+        first = np.int64(ends[k - 1])
+        last = np.int64(ends[k]) - 1
         if last < first:
             continue
-        left, right = first // height, last // height
+        left = first // height
+        right = last // height
         if x1 == 0:  # runs are sorted, so the first one is in the first column
             x0 = left
         x1 = right + 1
         if left == right:
-            y0, y1 = min(y0, first - left * height), max(y1, last - left * height + 1)
+            y0 = min(y0, first - left * height)
+            y1 = max(y1, last - left * height + 1)
         else:  # it continues in the next column
-            y0, y1 = np.int64(0), np.int64(height)
+            y0 = np.int64(0)
+            y1 = np.int64(height)
     return (x0, y0, x1, y1) if x1 else (np.int64(0), np.int64(0), np.int64(0), np.int64(0))
 
 

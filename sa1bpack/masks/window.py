@@ -138,9 +138,11 @@ def _steps_within(start, step, low, high, first, last):
     if step == 0:
         return (first, last) if low <= start < high else (first, first)
     if step > 0:
-        inside, outside = -((start - low) // step), -((start - high) // step)
+        inside = -((start - low) // step)
+        outside = -((start - high) // step)
     else:
-        inside, outside = (start - high) // -step + 1, (start - low) // -step + 1
+        inside = (start - high) // -step + 1
+        outside = (start - low) // -step + 1
     return max(first, inside), min(last, outside)
 
 
@@ -162,8 +164,12 @@ def _count_column(ends, height, box, at, step, level, hits):
         The first cell that was examined, and the one after the last.
     """
     x0, y0, x1, y1 = box
-    x, y, x_step, y_step = at[0], at[1], step[0], step[1]
-    first, last = np.int64(0), np.int64(len(hits)) << level
+    x = at[0]
+    y = at[1]
+    x_step = step[0]
+    y_step = step[1]
+    first = np.int64(0)
+    last = np.int64(len(hits)) << level
     first, last = _steps_within(x, x_step, x0 << FRACTION, x1 << FRACTION, first, last)
     first, last = _steps_within(y, y_step, y0 << FRACTION, y1 << FRACTION, first, last)
     begin = end = np.int64(0)  # of the run that contains the last point
@@ -172,7 +178,8 @@ def _count_column(ends, height, box, at, step, level, hits):
         position = ((x + x_step * r) >> FRACTION) * height + ((y + y_step * r) >> FRACTION)
         if not begin <= position < end:
             k = np.searchsorted(ends, position, "right")
-            begin, end = np.int64(ends[k - 1]) if k else np.int64(0), np.int64(ends[k])
+            begin = np.int64(ends[k - 1]) if k else np.int64(0)
+            end = np.int64(ends[k])
             inside = k & 1
         hits[r >> level] += inside
     return (first >> level, ((last - 1) >> level) + 1) if first < last else (len(hits), 0)
@@ -202,12 +209,14 @@ def _draw_affine(run_ends, run_offset, height, steps, level, columns, out):
         if box[2] == 0:
             continue
         for j in range(columns):
-            top, bottom = np.int64(len(hits)), np.int64(0)
+            top = np.int64(len(hits))
+            bottom = np.int64(0)
             for s in range(j << level, (j + 1) << level):
                 at = steps[0, 0] * s + steps[0, 2], steps[1, 0] * s + steps[1, 2]
                 step = steps[0, 1], steps[1, 1]
                 first, last = _count_column(ends, height, box, at, step, level, hits)
-                top, bottom = min(top, first), max(bottom, last)
+                top = min(top, first)
+                bottom = max(bottom, last)
             for i in range(top, bottom):
                 bits[i, j >> 3] |= np.uint8((hits[i] >= least) << (j & 7))
                 hits[i] = 0

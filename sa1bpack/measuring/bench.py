@@ -35,7 +35,8 @@ _NOISE = 0.02
 _MUCH = 0.1
 
 _PREFETCH = (1, 2, 4, 8)
-_WORKER_COUNTS, _PREFETCHED = (0, 2, 4, 8), (2, 4)
+_WORKER_COUNTS = (0, 2, 4, 8)
+_PREFETCHED = (2, 4)
 
 # Measures a setting in a round.
 Measure = Callable[[Setting, int], Speed]
@@ -80,7 +81,8 @@ class Sweep:
 
     def as_text(self) -> list[str]:
         """A table with a line per setting: * is the one to choose, ~ is within the noise."""
-        rows, errors = [(self.name, "samples/s", "slowest", "fastest", "memory")], []
+        rows = [(self.name, "samples/s", "slowest", "fastest", "memory")]
+        errors = []
         for line in self.lines:
             mark = "*" if line is self.chosen else "~" if line.noise else " "
             if line.error:
@@ -253,7 +255,8 @@ class BenchResult:
 
     def as_text(self) -> str:
         """The figures in two tables."""
-        each, found = self.sample_bytes, self.ceilings
+        each = self.sample_bytes
+        found = self.ceilings
         ceilings = [
             (f"memory, copied by {counted(self.cores, 'thread')}", found.memory),
             ("disk, random samples, O_DIRECT", found.disk),
@@ -293,8 +296,10 @@ class BenchResult:
 
     def _row(self, name: str) -> list[str]:
         """A loader's row of the table."""
-        line, found = self.lines[name], self.ceilings
-        speeds, row = (line["cold"], line["warm"]), [name]
+        line = self.lines[name]
+        found = self.ceilings
+        speeds = (line["cold"], line["warm"])
+        row = [name]
         ceilings = found.disk, min(found.memory, found.device or found.memory)
         for speed, most in zip(speeds, ceilings, strict=True):
             rate = speed.samples_per_second
@@ -311,7 +316,8 @@ def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
     spans = large_spans(ds, some_samples(ds, _MOST_SAMPLES, _MOST_SHARDS))
     each = sum(count for sample in spans for _, _, count in sample) / len(spans)
     memory = memory_ceiling(available_cpus(), duration)
-    disk, why = None, direct_obstacle(Path(spans[0][0][0])) or ""
+    disk = None
+    why = direct_obstacle(Path(spans[0][0][0])) or ""
     del ds
     if not why:
         try:

@@ -65,7 +65,8 @@ def device_ceiling(index: int, nbytes: int, seconds: float) -> float:
     """Bytes per second that a CUDA device gets from pinned memory, `nbytes` at a time."""
     host = device_here(open_device(f"cuda:{index}")).allocate(nbytes).pinned
     with CUDA.on(index):
-        stream, there = CUDA.stream(index), CUDA.empty(nbytes, index)
+        stream = CUDA.stream(index)
+        there = CUDA.empty(nbytes, index)
 
         def copies(count: int) -> float:
             event = CUDA.event()
@@ -124,7 +125,8 @@ def read_spans(
             buffer[:] = 0  # no page is touched for the first time later
         contexts = [opened.enter_context(closing(Context())) for _ in range(threads)]
         contexts[0].read(jobs[0][:0])  # compiles it
-        waiting, done = iter(jobs), []
+        waiting = iter(jobs)
+        done = []
         limit = np.inf if seconds is None else time.perf_counter() + seconds
 
         def read(number: int) -> None:
@@ -151,7 +153,8 @@ def _request(file: int, low: int, count: int, block: int) -> tuple[int, ...]:
 
 def large_spans(ds: Dataset, indices: np.ndarray) -> Spans:
     """The spans of some samples of a dataset, int64 (n,). Raises FormatError as reading does."""
-    layout, found = ds.layout, []
+    layout = ds.layout
+    found = []
     stored = {spec.name: spec for spec in layout.arrays}
     numbers, local, first, stop = (array.tolist() for array in ds.locate_many(indices))
     shards, failed = ds.shards.open_many(numbers)
@@ -163,7 +166,8 @@ def large_spans(ds: Dataset, indices: np.ndarray) -> Spans:
             low, high = shard.arrays["image_offset"][row : row + 2].tolist()
         else:
             width = stored["image"].row_bytes
-            low, high = row * width, (row + 1) * width
+            low = row * width
+            high = (row + 1) * width
         sample = [(shard.path("image"), low, high - low)]
         if "mask_bits" in stored:
             width = stored["mask_bits"].row_bytes

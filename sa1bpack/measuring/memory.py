@@ -55,7 +55,8 @@ def resident_bytes(files: Iterable[Path]) -> int:
             continue
         pages = map_bytes(path, size)
         found = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
-        address, length = ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(size)
+        address = ctypes.c_void_p(pages.ctypes.data)
+        length = ctypes.c_size_t(size)
         if _libc.mincore(address, length, ctypes.c_void_p(found.ctypes.data)):
             raise OSError(ctypes.get_errno(), "mincore failed", str(path))
         total += int((found & 1).sum()) * mmap.PAGESIZE

@@ -22,7 +22,8 @@ from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.measuring.memory import drop_pages, own_bytes, resident_bytes
 
 # Warm samples take at most this much, and at most this part of the memory.
-_WARM_BYTES, _WARM_SHARE = 2 << 30, 0.25
+_WARM_BYTES = 2 << 30
+_WARM_SHARE = 0.25
 
 _FILES_ASKED = 64
 _ASKED = 4  # batches for which the memory is asked for
@@ -139,7 +140,8 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
         samples = take(next(batches), task)
         first = time.perf_counter() - begin
         if not task.cold and len(loader) > 1:  # what was read ahead meanwhile is little of the rest
-            begin, samples = begin + first, 0
+            begin = begin + first
+            samples = 0
         limit = begin + seconds
         while time.perf_counter() < limit:
             batch = next(batches, None)

@@ -156,7 +156,8 @@ class Damage:
             mine = {name for name, place in places.items() if place and place[0] in sources}
             problems = tuple(each for each in problems if each.shard in mine | {None})
         if unfinished.complete and not (self.lost or manifest.says_complete):
-            manifest, self.own_files = msgspec.structs.replace(manifest, says_complete=True), True
+            manifest = msgspec.structs.replace(manifest, says_complete=True)
+            self.own_files = True
         self.shards: dict[str, tuple[str, int]] = {}
         extra = [problem for problem in problems if problem.extra]
         for problem in problems:
@@ -173,8 +174,10 @@ class Damage:
             if place[0] in sources:
                 self.shards.setdefault(name, place)
         self.unlisted = unlisted.keys() & self.shards.keys()
-        self.manifest, self.options = manifest, recorded_options(manifest.options, root)
-        self.extra, self.problems = tuple(extra), problems
+        self.manifest = manifest
+        self.options = recorded_options(manifest.options, root)
+        self.extra = tuple(extra)
+        self.problems = problems
 
     def folder(self, shard: str) -> Path:
         """The folder where a shard lies, or belongs."""
@@ -224,7 +227,8 @@ def _believed_manifest(root: Path, listed: dict[str, str], check: Check) -> Mani
         check.add(str(error))
         return None
     data = path.read_bytes()
-    found, expected = xxhash.xxh3_128_hexdigest(data), listed.get(MANIFEST_NAME)
+    found = xxhash.xxh3_128_hexdigest(data)
+    expected = listed.get(MANIFEST_NAME)
     if found == expected or (expected is not None and _digest_is_damaged(found, expected)):
         return manifest
     # The checksums of an unfinished pack may be older; those of another must be missing.

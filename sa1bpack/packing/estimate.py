@@ -43,12 +43,15 @@ _REMEDY = "use fewer tars or another disk, or continue with --ignore-space"
 _REJECTS_NAMED = 10
 
 # A pair of a source, and the record of a mask in it, have more bytes than this, also compressed.
-_LEAST_PAIR, _LEAST_MASK = 512, 64
+_LEAST_PAIR = 512
+_LEAST_MASK = 64
 
 
 # Memory of a run, of each tar that it reads at once, and of each worker, for images and records
 # like SA-1B's (docs/packing.md, "Memory and disk").
-RUN_BYTES, READING_BYTES, WORKER_BYTES = 250_000_000, 300_000_000, 140_000_000
+RUN_BYTES = 250_000_000
+READING_BYTES = 300_000_000
+WORKER_BYTES = 140_000_000
 
 
 def memory_bytes(workers: int, readings: int) -> int:
@@ -208,7 +211,8 @@ def check_room(request: Request, sources: list[Source], shards: int | None = Non
     """
     if request.ignore_space or not sources:
         return
-    options, free = request.options, _free_bytes(request.output)
+    options = request.options
+    free = _free_bytes(request.output)
     row_bytes = options.layout.array("mask_bits").row_bytes if options.layout.bits else 0
     nbytes = sum(map(attrgetter("nbytes"), sources))
     most = nbytes // _LEAST_PAIR * most_image_bytes(options.layout)
@@ -217,7 +221,8 @@ def check_room(request: Request, sources: list[Source], shards: int | None = Non
     for source in sources:
         with suppress(SourceError):
             forecast = _forecast(request, sources, _Probe(source, options))
-            needed, remedy = forecast.needed_bytes, _REMEDY
+            needed = forecast.needed_bytes
+            remedy = _REMEDY
             takes = f"packing takes about {size_text(needed)} more"
             if shards is not None:
                 needed = int(min(1.0, shards / max(forecast.shards, 1)) * needed)
@@ -243,7 +248,8 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         pairs = max(1, round(source.nbytes * probe.pairs / probe.tar_bytes))
         whole = max(1, round(pairs * len(probe.sizes) / probe.pairs))
         left = max(0, whole - published[source.name] * per_shard)
-        images, shards = images + left, shards + -(-left // per_shard)
+        images = images + left
+        shards = shards + -(-left // per_shard)
     disk_bytes, hole_bytes = probe.disk_bytes(options.layout, images)
     compact, holes = probe.disk_bytes(replace(options, **PRESETS["compact"]).layout, images)
     # Halves of pairs wait on the disk, in tars whose members are in any order.
@@ -299,7 +305,8 @@ class _Probe:
     def __init__(self, source: Source | None, options: PackOptions):
         """Decode the first pairs, if there is a source. Raises SourceError if it cannot be read."""
         self.pairs = self.rejected = self.tar_bytes = 0
-        self.seconds, self.lengths = 0.0, AxisLengths()
+        self.seconds = 0.0
+        self.lengths = AxisLengths()
         self.sizes: list[tuple[int, int]] = []
         self.rejects: dict[str, str] = {}
         self.no_pairs = ""

@@ -128,9 +128,11 @@ def merge(
         True
     """
     started = time.perf_counter()
-    roots, root = paths_of("packs", packs), local_path("output", output)
+    roots = paths_of("packs", packs)
+    root = local_path("output", output)
     for pack in roots:
-        one, other = root.resolve(), pack.resolve()
+        one = root.resolve()
+        other = pack.resolve()
         if one.is_relative_to(other) or other.is_relative_to(one):
             raise OptionError(
                 f"output is {str(output)!r}: it is, holds or is in the pack {pack}; choose another"
@@ -275,7 +277,8 @@ class _Union:
         for record in manifest.sources:
             found = self.sources.setdefault(record["name"], record)
             for key in ("kind", "nbytes", "pairs", *DIGEST_NAMES):
-                one, other = found.get(key), record.get(key)
+                one = found.get(key)
+                other = record.get(key)
                 if one != other and not (key in DIGEST_NAMES and None in (one, other)):
                     raise OutputRefused(
                         f"{pack / MANIFEST_NAME}: the source {record['name']} is another file: its "
@@ -304,7 +307,8 @@ class _Union:
         """
         found: dict[Path, Path] = {}
         for name, folders in self.features.items():
-            out, self.without_rows[name] = self.root / SIDES_NAME / name, []
+            out = self.root / SIDES_NAME / name
+            self.without_rows[name] = []
             for _, taken in sorted(self.shards.items()):
                 shard = ShardIdentity(taken.entry.name, taken.digest, taken.entry.lengths)
                 there = [each for each in (out, *folders) if (each / shard.feature_shard).is_dir()]
@@ -349,7 +353,9 @@ class Placing:
                 disk, whenever some are copied.
         """
         self.linked = self.cloned = self.copied = 0
-        self._folders, self._progress, self._done = folders, progress, 0
+        self._folders = folders
+        self._progress = progress
+        self._done = 0
 
     @cached_property
     def _total(self) -> int:

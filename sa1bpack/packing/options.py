@@ -303,7 +303,8 @@ def checked_request(
 
     Raises OptionError, SourceError and PackError as `pack` does.
     """
-    of_pack, of_run = {}, {}
+    of_pack = {}
+    of_run = {}
     for name, value in given.items():
         (of_pack if name in PackKeywords.__annotations__ else of_run)[name] = value
     options = PackOptions(**of_pack)

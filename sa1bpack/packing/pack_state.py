@@ -336,7 +336,8 @@ class PackState:
 
     def rejects(self) -> list[dict]:
         """Every line of rejects.jsonl, by source and, within one, in the order found."""
-        lines, records = [], {}
+        lines = []
+        records = {}
         for (name, number), shard in self.shards.items():
             records[name, number] = shard.attributes
         for name, record in self.sources.items():
@@ -369,7 +370,8 @@ class PackState:
     def manifest(self, complete: bool) -> Manifest:
         """The manifest of what is entered; see `publish`."""
         counts = {"images": 0, "masks": 0, "annotations": 0, "dropped_images": 0, "rejects": 0}
-        entries, sources = [], []
+        entries = []
+        sources = []
         for (source, _), shard in sorted(self.shards.items(), key=itemgetter(0)):
             entries.append(shard.entry)
             counts["images"] += shard.entry.samples
@@ -479,7 +481,8 @@ class PartState(PackState):
 
         Returns the manifest that these sources alone would have.
         """
-        folder, recorded = self.root / SHARDS_NAME, self._recorded
+        folder = self.root / SHARDS_NAME
+        recorded = self._recorded
         for name, record in self.sources.items():
             if record != recorded.get(name):
                 files.flush_folder(folder)  # another process may have renamed a shard only
@@ -578,7 +581,8 @@ def sources_to_pack(
         if (record := state.sources.get(source.name)) is None:
             todo.append(source)
             continue
-        expected, found = request.sums.get(source.name), ""
+        expected = request.sums.get(source.name)
+        found = ""
         if source.kind != "remote" and record["nbytes"] != source.nbytes:
             found = f"has {source.nbytes} bytes"
         elif record["md5"] is not None and expected not in (None, record["md5"]):

@@ -145,7 +145,8 @@ class Progress:
             if bytes_read > before:
                 self.read[source.name] = bytes_read
                 self._bar.update(bytes_read - before)
-            since, done = time.perf_counter() - self._shown, sum(self.read.values())
+            since = time.perf_counter() - self._shown
+            done = sum(self.read.values())
             if self._lines and since > LINE_SECONDS:  # for the log of a job without a terminal
                 left = (self.total_bytes - done) * self.seconds / max(done, 1)
                 print(

@@ -207,7 +207,8 @@ def read_own_manifest(root: Path) -> Manifest:
 
     Raises FormatError, also for records of sources that are not the packer's, and VersionError.
     """
-    manifest, path = read_manifest(root), root / MANIFEST_NAME
+    manifest = read_manifest(root)
+    path = root / MANIFEST_NAME
     check_can_write(manifest.version, path)
     for record in manifest.sources:
         check_record(record, SourceRecord, f"{path}: sources")

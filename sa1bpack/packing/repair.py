@@ -254,7 +254,9 @@ def _compared(shard: PublishedShard, working: Path, damage: Damage) -> _Rebuilt:
 
     Raises FormatError if it cannot replace that.
     """
-    name, now, folder = shard.entry.name, shard.attributes, working / shard.entry.name
+    name = shard.entry.name
+    now = shard.attributes
+    folder = working / shard.entry.name
     check = Check(PackFiles(working))
     check_shard(check, folder, shard.entry, damage.manifest.layout, quick=False)
     if check.problems:
@@ -264,12 +266,14 @@ def _compared(shard: PublishedShard, working: Path, damage: Damage) -> _Rebuilt:
         was = {}  # damaged, or another shard has its name
     if was and was["pairs_digest"] != now["pairs_digest"]:
         raise FormatError("the source holds other images than those it was packed from")
-    found, expected = file_digest(folder / CHECKSUMS_NAME), damage.digests.get(name)
+    found = file_digest(folder / CHECKSUMS_NAME)
+    expected = damage.digests.get(name)
     note = ""
     if expected not in (None, found):
         note = f"{name}: rebuilt with other bytes than before"
         if was and was["packed_by"] != now["packed_by"]:
-            by, before = versions_text(now["packed_by"]), versions_text(was["packed_by"])
+            by = versions_text(now["packed_by"])
+            before = versions_text(was["packed_by"])
             note += f", by {by}; it was packed by {before}"
     return _Rebuilt(shard, folder, found == expected, note)
 
@@ -455,13 +459,15 @@ class _Repair:
         """Replacements of damaged shards, in a working folder; shards without one are left."""
         if not self.wanted:
             return []
-        damage, packed_by = self._damage, versions_in_force()
+        damage = self._damage
+        packed_by = versions_in_force()
         request = self._request(self.wanted)
         state = _Rebuilding(self._root, damage.options)
         state.shards_dir = held.enter_context(
             working_folder(self._root, of_part=self._share is not None)
         )
-        state.shards, state.sources = self._sound_shards(self.wanted), dict(self._records)
+        state.shards = self._sound_shards(self.wanted)
+        state.sources = dict(self._records)
         warm_up(damage.options)
         total = sum(source.nbytes for source in request.sources)
         progress = Progress(total, show=self._show_progress)
@@ -514,7 +520,8 @@ class _Repair:
         """
         damage = self._damage
         for name in (damage.shards.keys() - damage.unlisted) & self.result.left.keys():
-            folder, expected = damage.folder(name), damage.digests.get(name)
+            folder = damage.folder(name)
+            expected = damage.digests.get(name)
             try:
                 vouched = expected is not None or damage.lost
                 if vouched and file_digest(folder / CHECKSUMS_NAME) != expected:

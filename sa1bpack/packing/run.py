@@ -66,7 +66,8 @@ class Totals:
 
 def totals_of(root: Path, manifest: Manifest) -> dict[str, Any]:
     """The fields of Totals, from the manifest of the pack at `root`."""
-    counts, reasons = manifest.counts, {}
+    counts = manifest.counts
+    reasons = {}
     for name, count in counts.items():
         if name.startswith("rejects:"):
             reasons[name.removeprefix("rejects:")] = count
@@ -295,7 +296,8 @@ def run_part(
 def pack_into(state: PackState, request: Request, show_progress: bool | None) -> PackResult:
     """Pack those sources of a request that a pack does not have."""
     todo, unreadable = sources_to_pack(state, request)
-    new, total = [], 0
+    new = []
+    total = 0
     for source in todo:
         total += source.nbytes
         if source.name not in state.sources:
@@ -426,7 +428,8 @@ def finalize(pack: str | Path) -> FinalizeResult:
     with closing(PackState(root, recorded_options(manifest.options, root))) as state:
         paths = (root / PARTS_NAME).glob(f"{JOB_PREFIX}*.json")
         paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
-        jobs, noted = [read_note(path, Job) for path in paths], source_notes(root)
+        jobs = [read_note(path, Job) for path in paths]
+        noted = source_notes(root)
         failed = {name: note for name, note in noted.items() if note.record is None}
         if manifest.says_complete and (root / PARTS_NAME).is_dir():
             state.publish(complete=False)  # a complete one must match its checksums all the time

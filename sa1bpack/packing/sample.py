@@ -123,7 +123,8 @@ def make_sample(
         image_pixels,
         record.image_id,
     )
-    layout, side = options.layout, options.mask_size
+    layout = options.layout
+    side = options.mask_size
     nbytes = len(kept) * side * side // 8 if layout.bits else 0
     if nbytes > MAX_BITS:
         raise AnnotationError(

@@ -73,9 +73,12 @@ class PackRun:
     def __init__(
         self, state: PackState, request: Request, progress: Progress, packed_by: dict[str, str]
     ):
-        self.state, self.request, self.progress = state, request, progress
+        self.state = state
+        self.request = request
+        self.progress = progress
         self.packed_by = packed_by
-        self.stopping, self.unfinished = Event(), 0
+        self.stopping = Event()
+        self.unfinished = 0
         self.threads = ThreadPool(_MOST_THREADS, "sa1bpack-packing")
         self._then: dict[Future, Callable[[Any], object]] = {}  # of the work not settled yet
         self._done: SimpleQueue[Future] = SimpleQueue()  # wakes `settle`
@@ -190,7 +193,8 @@ class ShardBuilder:
     """
 
     def __init__(self, run: PackRun, source: Source, number: int):
-        self.source, self.number = source, number
+        self.source = source
+        self.number = number
         self.discarded = False
         self.shard: Future[BuiltShard | None] | None = None
         self.rejects: list[dict[str, str]] = []
@@ -206,7 +210,9 @@ class ShardBuilder:
 
     def build(self) -> BuiltShard | None:
         """Write and publish the shard; None if it was discarded. In its thread."""
-        state, writer, unknown = self._run.state, None, set()
+        state = self._run.state
+        writer = None
+        unknown = set()
         try:
             while (made := self.made.get()) is not None:
                 outcome, release = made.result()
@@ -266,12 +272,17 @@ class SourcePacker:
         self.error: SourceError | None = None
         self.builders: dict[int, ShardBuilder] = {}  # of shards that are not entered yet
         self.reader: PairReader | None = None
-        self._run, self._state, self._wanted = run, run.state, wanted
+        self._run = run
+        self._state = run.state
+        self._wanted = wanted
         self._published = run.state.shards_of(source.name)
         self._compared: set[int] = set()  # published shards whose pairs are those of the source
         self._is_other_file = False  # the pairs of some published shard are not those of the source
         # Of the shard that is being read, -1 for none: its builder, if it is packed, and its pairs.
-        self._number, self._builder, self._pairs, self._digest = -1, None, 0, xxhash.xxh3_64()
+        self._number = -1
+        self._builder = None
+        self._pairs = 0
+        self._digest = xxhash.xxh3_64()
         self._source_read: SourceRead | None = None  # once it was read to its end and is sound
         self._was_read = False
 
@@ -281,7 +292,9 @@ class SourcePacker:
         Shards of which all pairs were read are still completed after an error, so that what stays
         does not depend on how far the workers were; they are withdrawn if the bytes are wrong.
         """
-        run, source, pairs = self._run, self.source, 0
+        run = self._run
+        source = self.source
+        pairs = 0
         try:
             with PairReader(
                 source, spool_dir=run.state.root, md5=run.request.md5, on_wait=report
@@ -342,7 +355,8 @@ class SourcePacker:
                 self._compared.add(self._number)
             else:
                 self._is_other_file = True
-        self._builder, self._pairs = None, 0
+        self._builder = None
+        self._pairs = 0
         self._digest.reset()
 
     def _other_pairs(self, numbers: Sequence[int]) -> SourceError:
@@ -365,7 +379,8 @@ class SourcePacker:
 
         Raises SourceError unless it is the source that was packed, and that a list demands.
         """
-        path, reader = self.source.path, self.reader
+        path = self.source.path
+        reader = self.reader
         if different := sorted(self._published.keys() - self._compared):
             raise self._other_pairs(different)
         found = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
@@ -487,7 +502,8 @@ def pack_sources(
     most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
     run.unfinished = len(packers)
-    inline, readers = run.request.workers == 1, min(len(packers), readers_of(run.request))
+    inline = run.request.workers == 1
+    readers = min(len(packers), readers_of(run.request))
     decoder = InlineDecoder(run) if inline else Workers(run, readers)
     try:
         with (

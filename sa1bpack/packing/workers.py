@@ -88,7 +88,8 @@ class SharedSlots:
     def __init__(self, count: int, options: PackOptions, descriptor: int | None = None):
         """Make the slots, or map those that another process made: the file at `descriptor`."""
         self.count = count
-        self._options, self._layout = options, options.layout
+        self._options = options
+        self._layout = options.layout
         self._slot_bytes = PAIR_BYTES + self._most_row_bytes(MAX_JSON_BYTES)
         with naming(f"address space for {count} pairs at once"):
             if descriptor is None:
@@ -114,7 +115,8 @@ class SharedSlots:
 
     def buffers(self, slot: int) -> Buffers:
         """Memory for the large rows that are made of the pair in a slot."""
-        area, bits = self._row_area(slot), _pages(most_image_bytes(self._layout))
+        area = self._row_area(slot)
+        bits = _pages(most_image_bytes(self._layout))
         return Buffers(self._options, area[:bits], area[bits:])
 
     def store(self, slot: int, packed: Packed) -> None:
@@ -125,7 +127,8 @@ class SharedSlots:
 
     def rows(self, slot: int, lengths: AxisLengths) -> dict[str, np.ndarray]:
         """The rows in a slot of a sample of these lengths, without a copy."""
-        area, (offsets, _) = self._row_area(slot), _row_offsets(self._layout, lengths)
+        area = self._row_area(slot)
+        (offsets, _) = _row_offsets(self._layout, lengths)
         return {
             spec.name: np.ndarray(
                 (lengths.along(spec.axis), *spec.row_shape), spec.dtype, area, offsets[spec.name]
@@ -152,7 +155,8 @@ class SharedSlots:
         Memory of each beyond KEPT_BYTES is returned to the system.
         """
         jpeg_bytes, json_bytes = self._lengths[slot]
-        pair, rows = slot * self._slot_bytes, slot * self._slot_bytes + PAIR_BYTES
+        pair = slot * self._slot_bytes
+        rows = slot * self._slot_bytes + PAIR_BYTES
         most = {pair: jpeg_bytes + json_bytes, rows: self._most_row_bytes(json_bytes)}
         for start, used in most.items():
             if used > KEPT_BYTES:
@@ -172,7 +176,8 @@ def _row_offsets(layout: Layout, lengths: AxisLengths) -> tuple[dict[str, int], 
     The image has room for the largest one, and the bits follow, so that both begin with a page and
     can be written from there; then the others, at multiples of 64 bytes.
     """
-    offsets, end = {"image": 0}, _pages(most_image_bytes(layout))
+    offsets = {"image": 0}
+    end = _pages(most_image_bytes(layout))
     for spec in sorted(layout.arrays, key=lambda spec: spec.name != "mask_bits"):
         if spec.name != "image":
             offsets[spec.name] = end
@@ -221,7 +226,8 @@ class Workers:
 
     def decode(self, source: Source, pair: Pair, bytes_read: int) -> "Future[Made]":
         """See `InlineDecoder`; a worker decodes the pair, later."""
-        slot, made = self._free_slots.get(), Future()
+        slot = self._free_slots.get()
+        made = Future()
         self._slots.put(slot, pair.jpeg, pair.json)
         message = slot, len(pair.jpeg), len(pair.json), pair.file_name
         with self._lock:
@@ -277,7 +283,8 @@ class Workers:
         rejected. If the last of these workers was killed by SIGKILL, which is how the kernel ends
         processes when memory runs out, the run ends with MemoryError instead.
         """
-        worker, deaths = self._started(), 0
+        worker = self._started()
+        deaths = 0
         try:
             while True:
                 while len(held) < JOBS_PER_WORKER:
@@ -289,12 +296,14 @@ class Workers:
                         return
                     held.append(job)
                     worker.send(job.message)
-                job, name = held[0], held[0].message[-1]
+                job = held[0]
+                name = held[0].message[-1]
                 try:
                     outcome = worker.connection.recv()
                 except (EOFError, OSError):  # ended; perhaps in the middle of a message
                     how, killed = worker.exit_text()
-                    worker, deaths = self._started(), deaths + 1
+                    worker = self._started()
+                    deaths = deaths + 1
                     text = f"a worker {how} while it decoded {name}"
                     self._run.progress.note(f"{text}; another one replaces it")
                     if deaths == MAX_DEATHS:

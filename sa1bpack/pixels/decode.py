@@ -104,7 +104,8 @@ def decode_into(
             f"{source[1]} x {source[0]}; the masks would not fit it",
             "size-mismatch",
         )
-    words, sides = pixel_words(_stored_image(jpeg, header, *size, resample)), [size]
+    words = pixel_words(_stored_image(jpeg, header, *size, resample))
+    sides = [size]
     if len(planes) == 3:
         rgbx_to_yuv420(words, *planes)
         sides += [(half(size[0]), half(size[1]))] * 2
@@ -249,8 +250,10 @@ def _decode(jpeg, header: JpegHeader, scale: int, colours: str = "RGBX") -> np.n
     `strict` turns every warning of libjpeg-turbo into an error: otherwise it would continue with
     wrong or gray pixels after damaged data.
     """
-    rows, columns = -(-header.height // scale), -(-header.width // scale)
-    nbytes, buffer = rows * columns * 4, getattr(_scratch, "buffer", b"")
+    rows = -(-header.height // scale)
+    columns = -(-header.width // scale)
+    nbytes = rows * columns * 4
+    buffer = getattr(_scratch, "buffer", b"")
     if len(buffer) < nbytes:
         buffer = np.empty(max(nbytes, HUGE_FROM), np.uint8)
         if nbytes <= KEPT_SCRATCH:
@@ -289,7 +292,9 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 # `struct ArrowArray` in words: where the addresses of its buffers and of its children are.
-_BUFFERS, _CHILDREN, _WORDS = 5, 6, 7
+_BUFFERS = 5
+_CHILDREN = 6
+_WORDS = 7
 
 
 def pixel_words(image: Image.Image) -> np.ndarray:
@@ -343,7 +348,8 @@ def pack_rgb(rgbx, out):
         out: uint8, C-contiguous, at least (h, w, 3): its top left is written.
     """
     h, w = rgbx.shape
-    source, target = np.int64(rgbx.ctypes.data), np.int64(out.ctypes.data)
+    source = np.int64(rgbx.ctypes.data)
+    target = np.int64(out.ctypes.data)
     if w < PIXELS:
         for y in range(h):
             for x in range(w):
@@ -351,7 +357,9 @@ def pack_rgb(rgbx, out):
                     out[y, x, channel] = rgbx[y, x] >> np.uint32(8 * channel)
         return
     for y in range(h):
-        row, to, k = source + y * 4 * w, target + y * out.strides[0], 0
+        row = source + y * 4 * w
+        to = target + y * out.strides[0]
+        k = 0
         while k < w:
             _drop_fourth(row + 4 * k, to + 3 * k)
             k = next_vector(k, w)

@@ -11,17 +11,23 @@ import numpy as np
 
 from sa1bpack.kernels import njit
 
-_DHT, _EOI, _SOS, _DRI = 0xC4, 0xD9, 0xDA, 0xDD
+_DHT = 0xC4
+_EOI = 0xD9
+_SOS = 0xDA
+_DRI = 0xDD
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD8)}
 _SEQUENTIAL_FRAMES = {0xC0, 0xC1}
 _PROGRESSIVE_FRAME = 0xC2
 # Of tables of Huffman codes: four for DC, then four for AC coefficients.
-_TABLES, _FIRST_AC = 8, 4
+_TABLES = 8
+_FIRST_AC = 4
 
 MAX_COMPONENTS = 4  # of a frame; no decoder here has colours for more
 
 # What a scan returns in place of the offset of its end.
-_ENDS_EARLY, _BAD_CODE, _BAD_RESTART = -1, -2, -3
+_ENDS_EARLY = -1
+_BAD_CODE = -2
+_BAD_RESTART = -3
 _FAULTS = {
     _ENDS_EARLY: "Premature end of the compressed data",
     _BAD_CODE: "a code that its Huffman table does not have",

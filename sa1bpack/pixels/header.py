@@ -24,8 +24,11 @@ MAX_PIXELS = 2**26
 # Decoding a scan takes a pass over the image, however few bytes it has; usual files have about 10.
 MAX_SCANS = 100
 
-_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
-_APP0, _APP14 = 0xE0, 0xEE
+_SOI = 0xD8
+_EOI = 0xD9
+_SOS = 0xDA
+_APP0 = 0xE0
+_APP14 = 0xEE
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 have no length
 _SEQUENTIAL = {0xC0, 0xC1}
 _PROGRESSIVE = {0xC2, 0xCA}
@@ -45,7 +48,8 @@ def stored_size(height: int, width: int, image_size: int, fit: str) -> tuple[int
     """
     if fit == "squash":
         return image_size, image_size
-    longer, doubled = max(height, width), 2 * image_size
+    longer = max(height, width)
+    doubled = 2 * image_size
     h = max(1, (height * doubled + longer) // (2 * longer))
     return h, max(1, (width * doubled + longer) // (2 * longer))
 
@@ -82,12 +86,16 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
         else:
             found = f"it is {known.name}; save it as a JPEG, or fetch it again"
         raise ImageError(f"not a JPEG: {found}", "not-jpeg")
-    frame, jfif, adobe = None, False, None
+    frame = None
+    jfif = False
+    adobe = None
     for marker, body, end in _segments(jpeg):
         if marker == _SOS:
-            scan, data_at = body, end
+            scan = body
+            data_at = end
         elif marker in _START_OF_FRAME and frame is None:
-            frame, frame_marker = body, marker
+            frame = body
+            frame_marker = marker
             size_at = end - len(body) + 1
         elif marker == _APP0 and body[:5] == b"JFIF\0":
             jfif = True
@@ -96,7 +104,8 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     if frame is None:
         raise ImageError("JPEG without a frame header before its first scan", "bad-jpeg")
     whole = len(frame) >= 6 and frame[5] and len(frame) >= 6 + 3 * frame[5]
-    height, width = int.from_bytes(frame[1:3]), int.from_bytes(frame[3:5])
+    height = int.from_bytes(frame[1:3])
+    width = int.from_bytes(frame[3:5])
     if not whole or not height or not width:
         raise ImageError(
             f"JPEG of {width} x {height} pixels, with {len(frame)} bytes of frame header: damaged, "
@@ -121,10 +130,12 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
 
 def _segments(jpeg):
     """Yield (marker, body as bytes, offset of its end) of each segment up to the first scan."""
-    at, marker = 2, None
+    at = 2
+    marker = None
     try:
         while marker != _SOS:
-            start, is_marker = at, jpeg[at] == 0xFF
+            start = at
+            is_marker = jpeg[at] == 0xFF
             while jpeg[at] == 0xFF:  # any number of fill bytes
                 at += 1
             marker = jpeg[at]
@@ -173,9 +184,13 @@ def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressi
                 "too-large",
             )
         count = scan[0] if scan else 0
-        first, last, low = 0, 63, 0
+        first = 0
+        last = 63
+        low = 0
         if progressive and len(scan) >= 2 * count + 4:
-            first, last, low = scan[2 * count + 1], scan[2 * count + 2], scan[2 * count + 3] & 15
+            first = scan[2 * count + 1]
+            last = scan[2 * count + 2]
+            low = scan[2 * count + 3] & 15
         for component in scan[1 : 1 + 2 * count : 2]:
             if component in unknown:
                 for k in range(first, min(last, 63) + 1):
@@ -192,13 +207,15 @@ def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressi
 def _next_scan(jpeg: bytes, at: int) -> tuple[bytes | None, int]:
     """The header of the next scan, None if there is none, and the offset of its data."""
     while (found := _MARKER.search(jpeg, at)) is not None:
-        marker, at = jpeg[found.end() - 1], found.end()
+        marker = jpeg[found.end() - 1]
+        at = found.end()
         if marker == _EOI:
             break
         if marker in _STANDALONE:
             continue
         length = max(2, int.from_bytes(jpeg[at : at + 2]))
-        body, at = jpeg[at + 2 : at + length], at + length
+        body = jpeg[at + 2 : at + length]
+        at = at + length
         if marker == _SOS:
             return body, at
     return None, at

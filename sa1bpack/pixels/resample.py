@@ -130,7 +130,9 @@ def _copy(image, y, x, table, band, out):
     """The part of an output whose pixels are pixels of the image."""
     for i in range(band.start, min(band.stop, band.kept_rows)):
         line = image[y.first[i]]
-        red, green, blue = out[0, i], out[1, i], out[2, i]
+        red = out[0, i]
+        green = out[1, i]
+        blue = out[2, i]
         for j in range(band.kept_columns):
             p = np.uint64(x.first[j])  # unsigned: numba does not test for negative indices
             red[j] = table[0, line[p, 0]]
@@ -141,14 +143,19 @@ def _copy(image, y, x, table, band, out):
 @njit
 def _mix_rows(flat, y, i, low, high, line):
     """Bytes low..high of the rows under the filter of row i, into `line`."""
-    first, weights, last = y.first[i], y.weights, len(flat) - 1
-    upper, a = flat[first], weights[0, i]
+    first = y.first[i]
+    weights = y.weights
+    last = len(flat) - 1
+    upper = flat[first]
+    a = weights[0, i]
     # The second row may lie outside, without weight.
-    lower, b = flat[min(first + 1, last)], weights[1, i]
+    lower = flat[min(first + 1, last)]
+    b = weights[1, i]
     for p in range(low, high):
         line[p] = a * np.float32(upper[p]) + b * np.float32(lower[p])
     for k in range(2, len(weights)):
-        more, c = flat[min(first + k, last)], weights[k, i]
+        more = flat[min(first + k, last)]
+        c = weights[k, i]
         for p in range(low, high):
             line[p] += c * np.float32(more[p])
 
@@ -156,13 +163,23 @@ def _mix_rows(flat, y, i, low, high, line):
 @njit(error_model="numpy")
 def _mix_columns(line, taps, columns, normal, out, i):
     """The pixels of row i, from `line`, three floats per pixel."""
-    first, weights, mean, std = taps.first, taps.weights, normal.mean, normal.std
-    red, green, blue = out[0, i], out[1, i], out[2, i]
-    one, two = np.uint64(1), np.uint64(2)
-    three, four, five = np.uint64(3), np.uint64(4), np.uint64(5)
+    first = taps.first
+    weights = taps.weights
+    mean = normal.mean
+    std = normal.std
+    red = out[0, i]
+    green = out[1, i]
+    blue = out[2, i]
+    one = np.uint64(1)
+    two = np.uint64(2)
+    three = np.uint64(3)
+    four = np.uint64(4)
+    five = np.uint64(5)
     if len(weights) == 2:
         for j in range(columns):
-            p, a, b = np.uint64(3 * first[j]), weights[0, j], weights[1, j]
+            p = np.uint64(3 * first[j])
+            a = weights[0, j]
+            b = weights[1, j]
             red[j] = (a * line[p] + b * line[p + three] - mean[0]) / std[0]
             green[j] = (a * line[p + one] + b * line[p + four] - mean[1]) / std[1]
             blue[j] = (a * line[p + two] + b * line[p + five] - mean[2]) / std[2]
@@ -191,10 +208,13 @@ def _resample(flat, y, x, normal, band, line, out):
         normal, band, out: as in `resample_rows`.
         line: float32, scratch for one row.
     """
-    low, high = x.first[0], x.first[0]
+    low = x.first[0]
+    high = x.first[0]
     for j in range(band.kept_columns):
-        low, high = min(low, x.first[j]), max(high, x.first[j])
-    low, high = 3 * low, min(3 * (high + len(x.weights)), flat.shape[1])
+        low = min(low, x.first[j])
+        high = max(high, x.first[j])
+    low = 3 * low
+    high = min(3 * (high + len(x.weights)), flat.shape[1])
     for i in range(band.start, min(band.stop, band.kept_rows)):
         _mix_rows(flat, y, i, low, high, line)
         _mix_columns(line, x, band.kept_columns, normal, out, i)
@@ -251,7 +271,8 @@ class AffinePlaces(NamedTuple):
 def _pair(position, length):
     """The two pixels next to a position, and their weights: the filter of a pixel's width."""
     moved = position - _HALF
-    first, rest = moved >> FRACTION, np.float64(moved & _REST) * _ONE
+    first = moved >> FRACTION
+    rest = np.float64(moved & _REST) * _ONE
     if first < 0:
         return np.int64(0), np.int64(0), np.float32(1), np.float32(0)
     if first >= length - 1:
@@ -264,7 +285,10 @@ def _narrow(image, x, y, height, width):
     """Red, green and blue at a position, by filters of a pixel's width."""
     x0, x1, a0, a1 = _pair(x, width)
     y0, y1, c0, c1 = _pair(y, height)
-    p, q, s, t = image[y0, x0], image[y1, x0], image[y0, x1], image[y1, x1]
+    p = image[y0, x0]
+    q = image[y1, x0]
+    s = image[y0, x1]
+    t = image[y1, x1]
     red = a0 * (c0 * np.float32(p[0]) + c1 * np.float32(q[0]))
     green = a0 * (c0 * np.float32(p[1]) + c1 * np.float32(q[1]))
     blue = a0 * (c0 * np.float32(p[2]) + c1 * np.float32(q[2]))
@@ -303,14 +327,20 @@ def _wide(image, x, y, height, width, support, weights):
 
 @njit(error_model="numpy")
 def _resample_affine(image, stored, places, normal, band, weights, out):
-    steps, support, window = places.steps, places.support, places.window
-    mean, std = normal.mean, normal.std
+    steps = places.steps
+    support = places.support
+    window = places.window
+    mean = normal.mean
+    std = normal.std
     narrow = support[0] == 1 and support[1] == 1
-    height, width = np.int64(stored[0]), np.int64(stored[1])
+    height = np.int64(stored[0])
+    width = np.int64(stored[1])
     for i in range(band.start, band.stop):
-        x_row, y_row = steps[0, 1] * i + steps[0, 2], steps[1, 1] * i + steps[1, 2]
+        x_row = steps[0, 1] * i + steps[0, 2]
+        y_row = steps[1, 1] * i + steps[1, 2]
         for j in range(out.shape[2]):
-            x, y = steps[0, 0] * j + x_row, steps[1, 0] * j + y_row
+            x = steps[0, 0] * j + x_row
+            y = steps[1, 0] * j + y_row
             inside = i < band.kept_rows and j < band.kept_columns
             inside = inside and window[0] <= x < window[2] and window[1] <= y < window[3]
             if not inside:

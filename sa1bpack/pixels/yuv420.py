@@ -156,7 +156,8 @@ def _convert(typingctx, light, cb, cr, target):
     def generate(context, builder, signature, arguments):
         light, cb, cr, target = arguments
         y = builder.zext(load(builder, light, BYTE), vector(SHORT))
-        cb, cr = load(builder, cb, SHORT), load(builder, cr, SHORT)
+        cb = load(builder, cb, SHORT)
+        cr = load(builder, cr, SHORT)
         # 91881 = 65536 + 26345, 116130 = 2 * 65536 - 14942
         red = builder.add(cr, _scaled(builder, cr, 26345))
         green = builder.sub(_green(builder, cb, cr), cr)
@@ -179,11 +180,13 @@ def _spread_chroma(near, far, count, sums, out):
         sums: int16 (count + 2 or more,), scratch.
         out: address of int16 (2 * count,).
     """
-    middle, k = np.int64(sums.ctypes.data) + 2, 0
+    middle = np.int64(sums.ctypes.data) + 2
+    k = 0
     while k < count:
         _sum(near + k, far + k, middle + 2 * k)
         k = next_vector(k, count)
-    sums[0], sums[count + 1] = sums[1], sums[count]
+    sums[0] = sums[1]
+    sums[count + 1] = sums[count]
     k = 0
     while k < count:
         at = middle + 2 * k
@@ -232,12 +235,15 @@ def rgb_row(source, i, height, width, stride, rows, scratch, out):
     sums, chroma, short = scratch
     copied = np.int64(short.ctypes.data), np.int64(short.ctypes.data) + PIXELS
     spread = np.int64(chroma.ctypes.data)
-    half_stride, half_rows = (stride + 1) // 2, (rows + 1) // 2
-    columns, line = (width + 1) // 2, 2 * chroma.shape[1]
+    half_stride = (stride + 1) // 2
+    half_rows = (rows + 1) // 2
+    columns = (width + 1) // 2
+    line = 2 * chroma.shape[1]
     other = min(max(i // 2 + (1 if i % 2 else -1), 0), (height + 1) // 2 - 1)
     for plane in range(2):
         start = source + rows * stride + plane * half_rows * half_stride
-        near, far = start + i // 2 * half_stride, start + other * half_stride
+        near = start + i // 2 * half_stride
+        far = start + other * half_stride
         if columns < PIXELS:
             for n, row in enumerate((near, far)):
                 memcpy(copied[n], row, columns)
@@ -265,7 +271,8 @@ def planes_to_rgb(source, height, width, stride, rows, side, target):
         target: uint8 (side * side * 3,), or the first `height` rows of it.
     """
     base = np.int64(source.ctypes.data)
-    scratch, row = row_scratch(width), np.zeros(3 * max(side, PIXELS), np.uint8)
+    scratch = row_scratch(width)
+    row = np.zeros(3 * max(side, PIXELS), np.uint8)
     for i in range(height):
         rgb_row(base, i, height, width, stride, rows, scratch, row)
         memcpy(target.ctypes.data + i * side * 3, row.ctypes.data, 3 * side)
@@ -282,7 +289,8 @@ def rgbx_to_yuv420(rgbx, y, cb, cr):
     h, w = rgbx.shape
     byte = np.uint32(255)
     for i in range(h):
-        row, out = rgbx[i], y[i]
+        row = rgbx[i]
+        out = y[i]
         for j in range(w):
             pixel = row[j]
             out[j] = (
@@ -292,8 +300,10 @@ def rgbx_to_yuv420(rgbx, y, cb, cr):
                 + np.uint32(32768)
             ) >> np.uint32(16)
     for i in range((h + 1) // 2):
-        upper, lower = rgbx[2 * i], rgbx[min(2 * i + 1, h - 1)]
-        blue, red = cb[i], cr[i]
+        upper = rgbx[2 * i]
+        lower = rgbx[min(2 * i + 1, h - 1)]
+        blue = cb[i]
+        red = cr[i]
         for j in range(w // 2):
             blue[j], red[j] = _chroma(
                 upper[2 * j], upper[2 * j + 1], lower[2 * j], lower[2 * j + 1]
@@ -306,7 +316,9 @@ def rgbx_to_yuv420(rgbx, y, cb, cr):
 @njit(inline="always")
 def _chroma(a, b, c, d):
     """Cb and Cr of the sum of four RGBX pixels."""
-    two, byte, eight = np.uint32(0x00FF00FF), np.uint32(255), np.uint32(8)
+    two = np.uint32(0x00FF00FF)
+    byte = np.uint32(255)
+    eight = np.uint32(8)
     sums = (a & two) + (b & two) + (c & two) + (d & two)
     green = np.int32(
         ((a >> eight) & byte)
@@ -314,7 +326,8 @@ def _chroma(a, b, c, d):
         + ((c >> eight) & byte)
         + ((d >> eight) & byte)
     )
-    red, blue = np.int32(sums & np.uint32(0xFFFF)), np.int32(sums >> np.uint32(16))
+    red = np.int32(sums & np.uint32(0xFFFF))
+    blue = np.int32(sums >> np.uint32(16))
     # 128 and a half, minus the lowest bit: as in libjpeg, so that 255.5 does not become 256.
     offset = np.int32((128 << 18) + (1 << 17) - 1)
     return (

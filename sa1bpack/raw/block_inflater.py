@@ -18,11 +18,16 @@ WINDOW = 32768  # bytes that a deflate block may refer to
 _LIBRARY = "libz.so.1"
 _VERSION = b"1"  # of zlib's header: its first digit is compared
 _GZIP_WBITS = 31  # window of 32 KiB; the library checks the gzip header and trailer
-_Z_NO_FLUSH, _Z_BLOCK = 0, 5
-_Z_OK, _Z_STREAM_END, _Z_BUF_ERROR = 0, 1, -5
+_Z_NO_FLUSH = 0
+_Z_BLOCK = 5
+_Z_OK = 0
+_Z_STREAM_END = 1
+_Z_BUF_ERROR = -5
 # Of `data_type` after a call with Z_BLOCK: bits of the last byte that belong to what follows; the
 # block that ended was the last one; a block ends here, or the header.
-_BITS, _LAST_BLOCK, _AT_BLOCK = 7, 64, 128
+_BITS = 7
+_LAST_BLOCK = 64
+_AT_BLOCK = 128
 
 
 class _Stream(ctypes.Structure):
@@ -92,7 +97,9 @@ class BlockInflater:
             MemoryError: there is no memory for it.
         """
         self._library = zlib_library()
-        self._recent, self._is_due, self._note = recent, is_due, note
+        self._recent = recent
+        self._is_due = is_due
+        self._note = note
         self._stream = _Stream()
         self.eof = False
         self.unused_data = self.unconsumed_tail = memoryview(b"")

@@ -33,7 +33,9 @@ from sa1bpack.wording import counted
 
 # Of the limit of a folder: the bytes that a process adds before it lists the files, those that are
 # too many then, and those that are left. So 40 processes together keep the limit.
-_UNSEEN, _MANY, _LEFT = 1 / 400, 0.9, 0.8
+_UNSEEN = 1 / 400
+_MANY = 0.9
+_LEFT = 0.8
 
 _SUFFIX = ".npz"
 
@@ -78,8 +80,11 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path, limit: int):
-        self._folder, self._limit = folder.absolute(), limit
-        self._full, self._unseen = False, limit  # so that the first sample looks at the folder
+        self._folder = folder.absolute()
+        self._limit = limit
+        # so that the first sample looks at the folder
+        self._full = False
+        self._unseen = limit
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -127,7 +132,8 @@ class DiskCache:
 
     def _remove_oldest(self) -> None:
         """Remove the files that were used least recently, if there are too many bytes."""
-        self._unseen, found = 0, []
+        self._unseen = 0
+        found = []
         for entry in os.scandir(self._folder):
             if _SUFFIX in entry.name:  # also what a killed process was writing
                 with suppress(FileNotFoundError):  # another process has removed it
@@ -232,9 +238,12 @@ class TarDataset(MapStyle):
         """
         sources = sources_of(tars)
         self._decoder = decoder = Decoder(options, on_error, samples)
-        self.pack_options, self.options = decoder.pack_options, decoder.options
-        self.layout, self.spec = decoder.layout, decoder.spec
-        self.mask_size, self.mask_sampling = self.spec.masks.size, self.spec.masks.sampling
+        self.pack_options = decoder.pack_options
+        self.options = decoder.options
+        self.layout = decoder.layout
+        self.spec = decoder.spec
+        self.mask_size = self.spec.masks.size
+        self.mask_sampling = self.spec.masks.sampling
         if self.pack_options.empty == "drop":
             raise OptionError(
                 "options have empty='drop', but which images have no masks left is not known "
@@ -344,7 +353,8 @@ class TarDataset(MapStyle):
         row = self._row(index)
         number, local = self._locate(row)
         tar = self._indices[number]
-        json, size = tar.read(local, "json"), int(tar.pairs["jpeg_bytes"][local])
+        json = tar.read(local, "json")
+        size = int(tar.pairs["jpeg_bytes"][local])
         return self._decoder.info(tar.source, row, local, tar.file_name(local), size, json)
 
     def _locate(self, row: int) -> tuple[int, int]:

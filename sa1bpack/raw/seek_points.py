@@ -70,11 +70,14 @@ class SeekPoints:
         """
         number = int(np.searchsorted(self.points["stream"], start, "right")) - 1
         point = self.points[number]
-        skip, kept, left = start - int(point["stream"]), [], count
+        skip = start - int(point["stream"])
+        kept = []
+        left = count
         inflater = self._inflater(point, file, path)
         for piece in _inflated(inflater, file, path, int(point["file"])):
             kept.append(piece[skip : skip + left])
-            left, skip = left - len(kept[-1]), max(0, skip - len(piece))
+            left = left - len(kept[-1])
+            skip = max(0, skip - len(piece))
             if not left:
                 break
         if left:
@@ -171,18 +174,22 @@ class PointStream(GzipStream):
 
 def _inflated(inflater, file: int, path: Path, at: int) -> Iterator[bytes]:
     """Pieces of the inflated stream from a byte of the file on, through all its gzip members."""
-    raw, skip = True, 0  # a raw inflater leaves CRC and length of the member, 8 bytes
+    # a raw inflater leaves CRC and length of the member, 8 bytes
+    raw = True
+    skip = 0
     while data := os.pread(file, _FEED, at):
         at += len(data)
         while data:
             if skip:
                 passed = min(skip, len(data))
-                data, skip = data[passed:], skip - passed
+                data = data[passed:]
+                skip = skip - passed
                 continue
             if inflater is None:
                 if not (data := data.lstrip(b"\0")):  # padding between members
                     break
-                inflater, raw = zlib_ng.decompressobj(31), False
+                inflater = zlib_ng.decompressobj(31)
+                raw = False
             try:
                 piece = inflater.decompress(data)
             except zlib_ng.error as error:
@@ -193,7 +200,8 @@ def _inflated(inflater, file: int, path: Path, at: int) -> Iterator[bytes]:
             data = inflater.unused_data
             yield piece
             if inflater.eof:
-                inflater, skip = None, 8 if raw else 0
+                inflater = None
+                skip = 8 if raw else 0
 
 
 def _empty_blocks() -> list[tuple[int, int]]:

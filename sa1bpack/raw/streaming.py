@@ -113,7 +113,8 @@ class IterableTarDataset(IterableDataset):
         if world_size is not None:
             world_size = whole_number("world_size", world_size, 1)
             rank = whole_number("rank", rank, 0, world_size - 1)
-        self._rank, self._world_size = rank, world_size
+        self._rank = rank
+        self._world_size = world_size
         spool = tempfile.gettempdir() if spool_folder is None else spool_folder
         self._spool = local_path("spool_folder", spool).absolute()
         self._done: tuple[int, list[str]] = (0, [])  # an epoch, and its tars that were taken
@@ -157,7 +158,9 @@ class IterableTarDataset(IterableDataset):
         """
         consumer, consumers = self._consumer()
         self._shared[1] = int(get_worker_info() is not None)
-        state, self._loaded = self._loaded, None  # it counts once, and for its epoch alone
+        # it counts once, and for its epoch alone
+        state = self._loaded
+        self._loaded = None
         done: list[str] = []
         if state is not None and state["epoch"] == self.epoch:
             if (own := (state["consumer"], state["consumers"])) != (consumer, consumers):
@@ -254,7 +257,8 @@ class IterableTarDataset(IterableDataset):
                     f"{announced}, but torch.distributed is not initialized here: every rank "
                     "would get all samples: pass rank and world_size"
                 )
-            rank, world_size = 0, 1
+            rank = 0
+            world_size = 1
         worker = get_worker_info()
         if worker is None:
             return rank, world_size

@@ -124,11 +124,14 @@ class TarIndex:
         SourceTruncated or SourceCorrupt if it is not what it was when it was indexed.
         """
         pair = self.pairs[row]
-        at, count = int(pair[f"{half}_at"]), int(pair[f"{half}_bytes"])
-        path, expected = self.source.path, self.stamp
+        at = int(pair[f"{half}_at"])
+        count = int(pair[f"{half}_bytes"])
+        path = self.source.path
+        expected = self.stamp
         if self.files:
             path, changed = self.files[at]
-            at, expected = 0, (count, changed)
+            at = 0
+            expected = (count, changed)
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - often a text
                 status = os.fstat(file.fileno())
@@ -232,7 +235,8 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: is not an index of a tar ({error})") from None
     if head.bound != (now := _bound(source)):
-        size, other = head.bound[0], now[0]
+        size = head.bound[0]
+        other = now[0]
         how = "copied or changed" if other == size else f"changed from {size} to {other} bytes"
         raise FormatError(f"{path}: is stale: {source.path} was {how} after it was indexed")
     first = -(-len(line) // _ALIGNED) * _ALIGNED
@@ -266,7 +270,8 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
 def _wrong_pairs(pairs: np.ndarray) -> str | None:
     """What is wrong with PAIR (n,) of a file, None if nothing is: anybody can write a digest."""
     for name, most in (("jpeg", MAX_JPEG_BYTES), ("json", MAX_JSON_BYTES)):
-        at, nbytes = pairs[f"{name}_at"], pairs[f"{name}_bytes"]
+        at = pairs[f"{name}_at"]
+        nbytes = pairs[f"{name}_bytes"]
         if len(pairs) and (at.min() < 0 or nbytes.min() < 0 or nbytes.max() > most):
             return f"a {name} is at a negative byte, or has more than {most} bytes"
     try:

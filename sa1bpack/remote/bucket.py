@@ -66,7 +66,8 @@ class EventLoop(asyncio.SelectorEventLoop):
 
     async def settle(self) -> None:
         """Cancel all tasks, and wait until the library is done with what they waited for."""
-        self.ended, limit = True, time.monotonic() + END_SECONDS
+        self.ended = True
+        limit = time.monotonic() + END_SECONDS
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -140,7 +141,8 @@ class Bucket(Origin):
         self._store = open_store(scheme, name) if store is None else store
         self._patience = patience or Patience(TRIES)
         self._on_wait = on_wait
-        self._pid, self._cancelled = os.getpid(), False
+        self._pid = os.getpid()
+        self._cancelled = False
         self._pending: set[Future] = set()
 
     # ---------------------------------------------------------------------------------- requests
@@ -197,11 +199,13 @@ class Bucket(Origin):
                 attempts.succeeded()
                 return answer
             except EndsEarly as error:
-                why, kind = str(error), EndsEarly
+                why = str(error)
+                kind = EndsEarly
             except (self._library.exceptions.BaseError, FileNotFoundError, ValueError) as error:
                 if (found := final_error(error, address)) is not None:
                     raise found from None
-                why, kind = error_text(error), StoreError
+                why = error_text(error)
+                kind = StoreError
             await asyncio.sleep(attempts.failed(kind, why))
 
     # ----------------------------------------------------------------------------------- reading
@@ -353,7 +357,8 @@ class StoreFile:
         self._patience = patience or Patience()
         self._on_wait = on_wait
         self._bucket: Bucket | None = None
-        self._pieces, self._chunk = self._read(), memoryview(b"")
+        self._pieces = self._read()
+        self._chunk = memoryview(b"")
         self._cancelled = self._ended = False
 
     @property
@@ -362,7 +367,8 @@ class StoreFile:
         return self.address.nbytes
 
     def _read(self) -> Pieces:
-        at, first = self.address, b""
+        at = self.address
+        first = b""
         root = f"{at.scheme}://{at.bucket}"
         self._bucket = bucket = Bucket(root, store_of(at), self._patience, self._on_wait)
         if self._cancelled:
@@ -389,7 +395,8 @@ class StoreFile:
             raise SourceError(str(error)) from None
         if not (self._chunk or self._ended):
             raise SourceError(f"{self.address}: reading was interrupted")
-        data, self._chunk = bytes(self._chunk[:count]), self._chunk[count:]
+        data = bytes(self._chunk[:count])
+        self._chunk = self._chunk[count:]
         return data
 
     def cancel(self) -> None:

@@ -58,7 +58,8 @@ PATIENCE = 3600.0
 # A shard that was not used for this long may be removed, though it is open.
 IDLE_SECONDS = 5.0
 
-_SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.05
+_SHORTEST_WAIT = 0.002
+_LONGEST_WAIT = 0.05
 # Of the free space, the part that a cache without a limit may take.
 _SHARE_OF_DISK = 0.8
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -290,7 +291,8 @@ class Cache:
 
         None as soon as the folder is here: who fetched it may keep the lock, shared, for long.
         """
-        path, pause = self.root / f"{name}.lock", _SHORTEST_WAIT
+        path = self.root / f"{name}.lock"
+        pause = _SHORTEST_WAIT
         limit = time.monotonic() + PATIENCE
         while not (lock := Lock(path)).take(exclusive=True):
             lock.close()

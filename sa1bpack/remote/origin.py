@@ -72,7 +72,8 @@ class Origin:
 
     def __init__(self, url: str):
         """A folder of this machine, such as a mounted network file system."""
-        self.url, self.counts = url, Counts()
+        self.url = url
+        self.counts = Counts()
 
     def count(self, counts: Counts) -> None:
         """Add to the counts."""
@@ -85,7 +86,9 @@ class Origin:
 
     def read_range(self, path: str, first: int, stop: int) -> Any:
         """Bytes `first` to `stop` of a file, all of them: an object with a buffer."""
-        place, data, done = self._at(path), bytearray(stop - first), 0
+        place = self._at(path)
+        data = bytearray(stop - first)
+        done = 0
         with naming(place), os.fdopen(open_file(place), "rb", 0) as file:
             file.seek(first)
             while done < len(data) and (count := file.readinto(memoryview(data)[done:])):

@@ -102,9 +102,14 @@ class _Cached:
     """A folder of a cache with links to what was fetched from an origin, see ShardSource."""
 
     def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock):
-        self.url, self.root = origin.url, cache.root / name
-        self.limit, self.forks = cache.limit, origin.forks
-        self._origin, self._cache, self._name, self._lease = origin, cache, name, lease
+        self.url = origin.url
+        self.root = cache.root / name
+        self.limit = cache.limit
+        self.forks = origin.forks
+        self._origin = origin
+        self._cache = cache
+        self._name = name
+        self._lease = lease
 
     def counts(self) -> Counts:
         """The counts of what this process has read from this URL so far."""
@@ -179,7 +184,8 @@ class RemoteSide(_Cached):
             raise FormatError(
                 f"{self._origin.url}/{path}: no rows for {shard.name}; {why}"
             ) from None
-        name, arrays = f"{spec.name}-{shard.feature_shard}", spec.arrays(shard.lengths)
+        name = f"{spec.name}-{shard.feature_shard}"
+        arrays = spec.arrays(shard.lengths)
         return self._fetch(path, name, digest, arrays, shard.feature_shard)
 
 
@@ -213,7 +219,8 @@ def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
         CacheFull: there is no room in the cache.
         StoreError, OSError: the object store or the disk fails.
     """
-    cache, origin = Cache(folder, limit), open_origin(url)
+    cache = Cache(folder, limit)
+    origin = open_origin(url)
     for _ in range(TRIES - 1):
         with suppress(FormatError):  # it may have been replaced while it was opened
             return _open_pack(origin, cache)
@@ -221,7 +228,8 @@ def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
 
 
 def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
-    url, heads = origin.url, {}
+    url = origin.url
+    heads = {}
     with TemporaryDirectory() as staging:
         for name in (MANIFEST_NAME, CHECKSUMS_NAME):
             try:
@@ -347,7 +355,8 @@ class _Mirror(PackFiles):
         """
         super().__init__(root, "cached")
         origin = Bucket(url)
-        self.url, self._origin = url, origin
+        self.url = url
+        self._origin = origin
         self._sizes = origin.files()  # path → bytes
         for path in self._sizes:
             if not is_inside(path):
@@ -417,13 +426,16 @@ class _ObjectStream:
     """The bytes of one object, read once from its start, as by FileStream. Raises StoreError."""
 
     def __init__(self, pieces: Pieces):
-        self._pieces, self.close, self._data = pieces, pieces.close, bytearray()
+        self._pieces = pieces
+        self.close = pieces.close
+        self._data = bytearray()
 
     def read(self, nbytes: int) -> np.ndarray:
         """See FileStream."""
         while len(self._data) < nbytes and (piece := next(self._pieces, None)) is not None:
             self._data += piece
-        found, self._data = self._data[:nbytes], self._data[nbytes:]
+        found = self._data[:nbytes]
+        self._data = self._data[nbytes:]
         return np.frombuffer(found, np.uint8)
 
 

@@ -165,7 +165,9 @@ def final_error(error: Exception, address: str) -> Exception | None:
         error: error of the library; a ValueError is one of a key or a date that it does not take.
         address: URL of the object, for the message.
     """
-    text, said, status = error_text(error), library_text(error), status_of(error)
+    text = error_text(error)
+    said = library_text(error)
+    status = status_of(error)
     if any(word in said for word in _EXPIRED):
         why = f"the credentials have expired; log in again ({text})"
     elif "computeMetadata" in said:  # asked last of all, of the instance that this would be
@@ -218,7 +220,8 @@ def error_text(error: BaseException) -> str:
     """
     text = library_text(error)
     if status := status_of(error):
-        said, code = f"status code: {status} {responses.get(status, '')}", _CODE.search(text)
+        said = f"status code: {status} {responses.get(status, '')}"
+        code = _CODE.search(text)
         return said.rstrip() + (f" ({code[1]})" if code else "")
     found = _ITS_WORDS.search(text)
     return found[0] if found else type(error).__name__

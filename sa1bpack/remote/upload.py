@@ -130,7 +130,8 @@ class UploadedState(PackState):
         """
         self._settle()
         manifest = read_manifest(self.root)
-        there, top = self._bucket.files(), top_files(self.root, manifest)
+        there = self._bucket.files()
+        top = top_files(self.root, manifest)
         same = self._manifest_there == (self.root / MANIFEST_NAME).read_bytes()
         if same and {CHECKSUMS_NAME, *top} <= set(there):
             return
@@ -168,7 +169,8 @@ class UploadedState(PackState):
         """Upload a shard unless it is in the bucket, and remove its large arrays here."""
         name = entry.name
         folder = self.shards_dir / name
-        digest, mark = file_digest(folder / CHECKSUMS_NAME), self._marks / name
+        digest = file_digest(folder / CHECKSUMS_NAME)
+        mark = self._marks / name
         key = f"{SHARDS_NAME}/{name}/"
         if mark.exists() and mark.read_text() == digest:
             return
@@ -242,7 +244,8 @@ def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
 
 def _restore_shard(root: Path, name: str, bucket: Bucket) -> None:
     """Make the folder of a shard that is in the bucket, with holes in place of its large arrays."""
-    path, folder = f"{SHARDS_NAME}/{name}", root / SHARDS_NAME / name
+    path = f"{SHARDS_NAME}/{name}"
+    folder = root / SHARDS_NAME / name
     staging = temporary_beside(folder)
     staging.mkdir()
     try:

@@ -118,7 +118,9 @@ class WebFile:
             patience: attempts that the files of its host have; None: that of this file alone.
             on_wait: as for Attempts.
         """
-        self.address, self._digest, self._stop = address, digest, stop
+        self.address = address
+        self._digest = digest
+        self._stop = stop
         self._attempts = Attempts(address, patience or Patience(), on_wait)
         self._position = 0
         self._cancelled = threading.Event()
@@ -162,7 +164,9 @@ class WebFile:
 
     def close(self) -> None:
         """Close the connection."""
-        answer, self._answer, self._socket = self._answer, None, None
+        answer = self._answer
+        self._answer = None
+        self._socket = None
         if answer is not None:
             with suppress(OSError):
                 answer.close()
@@ -212,7 +216,8 @@ class WebFile:
         if start == self._position:
             return
         # The server sends the file from its start: what was read before is compared.
-        again, left = xxhash.xxh3_128(), self._position
+        again = xxhash.xxh3_128()
+        left = self._position
         while left and (data := self._body(min(left, _SKIP_BYTES))):
             again.update(data)
             left -= len(data)
@@ -226,7 +231,8 @@ class WebFile:
 
     def _take_head(self) -> tuple[int, int]:
         """The byte at which the body begins, and the size of the file."""
-        headers, status = self._answer.headers, self._answer.status
+        headers = self._answer.headers
+        status = self._answer.status
         if status == 206:
             found = _RANGE.fullmatch(headers.get("Content-Range", ""))
             first, last, nbytes = map(int, found.groups()) if found else (-1, -1, -1)

@@ -169,7 +169,8 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
     if data[:3] == _BYTE_ORDER_MARK:
         data = data[3:]
     record, unknown = _decode(data)
-    image, masks = record.image, record.annotations
+    image = record.image
+    masks = record.annotations
     if len(masks) > MAX_ANNOTATIONS:
         raise AnnotationError(
             f"image {image.image_id} has {len(masks):,} masks, and the limit is "
@@ -185,7 +186,9 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
     bbox, areas, ious, points, crops, stability = np.split(numbers, (4, 5, 6, 8, 12), axis=1)
     areas = areas[:, 0]
     bad_area = (areas < 0) | (areas > MAX_EXACT) | (areas != np.floor(areas))
-    size, ids, texts = (image.height, image.width), [], []
+    size = (image.height, image.width)
+    ids = []
+    texts = []
     for index, mask in enumerate(masks):
         counts = mask.segmentation.counts
         ids.append(mask.id)

@@ -349,11 +349,13 @@ def list_folder(folder: Path) -> list[tuple[str, Member]]:
                 continue
             path = os.path.join(parent, name)  # noqa: PTH118 - avoids an object per file
             member, problem = decode_name(os.fsencode(os.path.relpath(path, folder)))
-            size, kind = 0, "special"
+            size = 0
+            kind = "special"
             with suppress(OSError):  # a dangling link is reported as a member that is not a file
                 status = os.stat(path)  # noqa: PTH116 - the same
                 if stat.S_ISREG(status.st_mode):  # opening a pipe would hang
-                    size, kind = status.st_size, "file"
+                    size = status.st_size
+                    kind = "file"
             files.append((path, Member(member, size, kind, problem)))
     return sorted(files, key=lambda file: _pack_order(file[1].name))
 
@@ -438,7 +440,8 @@ def read_md5sums(path: Path) -> dict[str, str]:
             raise SourceError(
                 f"{where}: {brief(line)} is not in md5sum's format ('<32 hex digits>  <file name>')"
             )
-        digest, name = match[1].lower(), match[2].rsplit("/", 1)[-1]
+        digest = match[1].lower()
+        name = match[2].rsplit("/", 1)[-1]
         if sums.setdefault(name, digest) != digest:
             raise SourceError(f"{where}: a second, different sum for {brief(name)}")
     return sums

@@ -94,7 +94,8 @@ class ByteStream:
         data = bytes(self.chunk[:count])
         self.chunk = self.chunk[count:]
         if len(data) < count:
-            pieces, left = [data], count - len(data)
+            pieces = [data]
+            left = count - len(data)
             while left and (chunk := self._next_chunk()):
                 self.chunk = memoryview(chunk)
                 pieces.append(self.chunk[:left])

@@ -164,7 +164,8 @@ class Spool:
                 offset = block * BLOCK_BYTES
                 while piece:
                     written = os.pwrite(self._file.fileno(), piece, offset)
-                    piece, offset = piece[written:], offset + written
+                    piece = piece[written:]
+                    offset = offset + written
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -180,7 +181,8 @@ class Spool:
             self.memory_used -= len(ticket)
             return ticket
         blocks, size = ticket
-        pieces, left = [], size
+        pieces = []
+        left = size
         for block in blocks:
             at = block * BLOCK_BYTES
             with naming(self.folder):
@@ -213,7 +215,8 @@ class FolderStream:
 
     def __iter__(self) -> Iterator[Member]:
         for path, member in list_folder(self.folder):
-            self._path, self._size = path, member.size
+            self._path = path
+            self._size = member.size
             yield member
 
     def read(self) -> bytes:
@@ -327,7 +330,8 @@ class PairReader(AbstractContextManager):
         self._other_images: dict[str, str] = {}  # stem → ending of images that are no JPEGs
         if members is None:
             members = _open_members(source, **options)
-        self._members, self._stream = members, members.stream
+        self._members = members
+        self._stream = members.stream
 
     def __exit__(self, *_: object) -> None:
         """Close the source and free the spool."""

@@ -136,7 +136,8 @@ class TarStream:
                     f"{self._path}: {error}, {self.stream.where()}; {remedy(self._path)}"
                 ) from None
             yield member
-            unread, self._unread = self._unread, 0
+            unread = self._unread
+            self._unread = 0
             if self.stream.skip(unread) < unread:
                 raise self._truncated("within a member's data")
 

@@ -163,7 +163,9 @@ def check_arrays(batch: Mapping, side: int, cells: int, spatial: Mapping[str, An
         cells: side of the masks, bool or bits in uint8, if there are no runs.
         spatial: name → spec of the spatial features, with rows (C, h, w).
     """
-    images, rgb, planes = batch["images"], (side, side, 3), (side * 3 // 2, side)
+    images = batch["images"]
+    rgb = (side, side, 3)
+    planes = (side * 3 // 2, side)
     if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
         _refuse("images", images, f"torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}")
     if "masks" in batch and "runs" not in batch:
@@ -201,9 +203,11 @@ def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
     Raises OptionError if there is neither and one is needed, if both are given and differ, or for a
     value that is not a whole number from 0 to 2**64 - 1.
     """
-    name, found = "batch['epoch']", number_of_batch(batch, "epoch")
+    name = "batch['epoch']"
+    found = number_of_batch(batch, "epoch")
     if found is None:
-        name, found = "epoch", epoch
+        name = "epoch"
+        found = epoch
     if found is None and needed:
         raise OptionError(
             "the batch has no 'epoch', but steps or sizes need it: pipeline(batch, epoch=...)"
@@ -247,10 +251,13 @@ def check_runs(runs: Any, small: Mapping[str, torch.Tensor], shape: tuple[int, .
         shape: (T,) or (B, M), the leading shape of the arrays with one row per mask; with (B, M)
             the runs may include padding or not.
     """
-    counts, found = small["mask_counts"], small["mask_offset"].diff()
-    rows, padded = prod(shape), len(shape) == 2
+    counts = small["mask_counts"]
+    found = small["mask_offset"].diff()
+    rows = prod(shape)
+    padded = len(shape) == 2
     fits = len(found) == len(counts) and (runs.masks == rows or (padded and runs.masks < rows))
-    on_host, each = counts.device.type == "cpu", ""
+    on_host = counts.device.type == "cpu"
+    each = ""
     if fits and on_host:
         fits = torch.equal(found, counts) or (padded and bool((found == shape[1]).all()))
         each = f", {brief(counts.tolist())} by sample, not {brief(found.tolist())}"

@@ -290,7 +290,8 @@ def image_region(
         ([[1024.0, 682.0], [693.0, 1024.0]], [2752, 2752])
     """
     check_made(batch, ("images", "input_sizes", "input_to_source"))
-    canvas, matrices = tuple(batch["images"].shape[-2:]), batch["input_to_source"]
+    canvas = tuple(batch["images"].shape[-2:])
+    matrices = batch["input_to_source"]
     maps = AffineMaps(matrices[:, :, :2], matrices[:, :, 2])
     frame = Frame(maps, batch["input_sizes"].flip(1), canvas, batch.get("source_window"))
     return frame.visible(canvas if size is None else check_sides("size", size, MAX_CANVAS))
@@ -402,15 +403,19 @@ def place_annotations(
         point_inside: bool (T,), with them: the point is on the part of the canvas that the image
             covers.
     """
-    found, to_canvas = {}, frame.maps.inverse().of(owner)
-    sizes, limit = small["sizes"].double(), frame.extent[owner]
+    found = {}
+    to_canvas = frame.maps.inverse().of(owner)
+    sizes = small["sizes"].double()
+    limit = frame.extent[owner]
     scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)[owner]  # stored pixels per source pixel
-    pixel, to_stored = torch.ones_like(scale), scale
+    pixel = torch.ones_like(scale)
+    to_stored = scale
     if coordinates == "stored":
         pixel, to_stored = scale, pixel
     if "bboxes" in small:
         corner, extent = small["bboxes"].reshape(-1, 4).double().split(2, 1)
-        first, last = corner * to_stored, (corner + extent + pixel) * to_stored
+        first = corner * to_stored
+        last = (corner + extent + pixel) * to_stored
         corners = [to_canvas.apply(first), to_canvas.apply(last)]
         if isinstance(to_canvas, AffineMaps):  # the other two corners may be outermost
             for x, y in ((last, first), (first, last)):
@@ -671,7 +676,9 @@ class RandomAffine(GeometricStep):
         )
         # On the canvas, y down, an image is sheared by [[1, -t], [0, 1]] and then rotated by
         # [[c, -s], [s, c]]; its pixels come from the inverse.
-        c, s, t = angle.cos(), angle.sin(), shear.tan()
+        c = angle.cos()
+        s = angle.sin()
+        t = shear.tan()
         linear = torch.stack([c - t * s, s + t * c, -s, c], 1).view(-1, 2, 2)
         middle = frame.extent / 2
         rotated = AffineMaps(linear, torch.zeros_like(middle)).apply(middle)

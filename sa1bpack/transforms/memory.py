@@ -18,7 +18,8 @@ CHUNK_BYTES = 1 << 28
 CHUNK_SHARE = 4
 
 # Of torch's allocator for CUDA (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize and kSmallSize).
-_MULTIPLE, _UNCUT = 512, 1 << 20
+_MULTIPLE = 512
+_UNCUT = 1 << 20
 
 
 def allocated_bytes(nbytes: int, tensors: int = 1) -> int:

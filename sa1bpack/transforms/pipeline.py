@@ -164,20 +164,25 @@ class Pipeline:
             OptionError: an invalid value.
         """
         ds = checks.check_dataset(ds)
-        self.image_size, self.cells = ds.layout.image_size, ds.mask_size  # sides in the batch
-        self.fit, self.coordinates = ds.layout.fit, ds.options.coordinates
+        # sides in the batch
+        self.image_size = ds.layout.image_size
+        self.cells = ds.mask_size
+        self.fit = ds.layout.fit
+        self.coordinates = ds.options.coordinates
         self.spec = getattr(ds, "spec_text", None)
         features = getattr(getattr(ds, "spec", None), "features", ())
         self._spatial = {feature.name: feature for feature in features if feature.spatial}
         checks.check_spatial(self._spatial.values(), self.fit)
         given = size, mask_size, self.image_size, self.cells
-        self._schedules, self._in_proportion = checks.size_schedules(*given), mask_size is None
+        self._schedules = checks.size_schedules(*given)
+        self._in_proportion = mask_size is None
         self.canvas, self.grid = (each.at(0, 0) for each in self._schedules)  # of the beginning
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise OptionError(
                 f"dtype is {brief(dtype)}: choose a floating type, such as torch.half"
             )
-        self.dtype, self._normal = dtype, Table(_checked_normal(mean, std))
+        self.dtype = dtype
+        self._normal = Table(_checked_normal(mean, std))
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.max_cover = number("max_cover", max_cover, 0, 1)
         self.max_valid = None if max_valid is None else whole_number("max_valid", max_valid, 1)
@@ -187,7 +192,8 @@ class Pipeline:
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self.steps = _checked_steps(items_of(steps))
         moving = [step for step in self.steps if isinstance(step, GeometricStep)]
-        self._moves, shrinks = bool(moving), prod(step.shrinks for step in moving)
+        self._moves = bool(moving)
+        shrinks = prod(step.shrinks for step in moving)
         self._images = ImageMaker(dtype, self._normal, self.image_size, self._moves, shrinks)
         mixing = (step.table for step in self.steps if isinstance(step, MixStep))
         self._tables = (*self._images.tables, *mixing)
@@ -265,7 +271,9 @@ class Pipeline:
             epoch: as in a call.
             canvas, grid: (height, width) of the images in pixels, and of the masks in cells.
         """
-        frame, colors, mix = geometry.fit_frame(small["sizes"], canvas), None, None
+        frame = geometry.fit_frame(small["sizes"], canvas)
+        colors = None
+        mix = None
         repetitions = small.get("repetitions")
         image_ids = None
         if self.steps:
@@ -371,8 +379,10 @@ class Pipeline:
             checks.check_runs(batch["runs"], small, rows.shape)
         masks, areas = self._masks(batch, small, rows, frame, grid)
         done["masks"] = masks.view(*rows.shape, *grid)
-        counts, used = batch["mask_counts"], areas >= self.min_area
-        padded, most = "mask_offsets" not in batch, None
+        counts = batch["mask_counts"]
+        used = areas >= self.min_area
+        padded = "mask_offsets" not in batch
+        most = None
         if self._relate is not None or self.max_cover < 1:
             most = rows.shape[1] if padded else fullest(small["mask_counts"])
         if self._relate is not None:
@@ -401,7 +411,8 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def _checked_normal(mean: Any, std: Any) -> np.ndarray:
     """float32 (2, 3): mean and std. Raises OptionError for anything else."""
-    means, stds = as_numbers(mean), as_numbers(std)
+    means = as_numbers(mean)
+    stds = as_numbers(std)
     fits = len(means) == len(stds) == 3 and min(stds) > 0
     if not fits or (0 < max(means) < 1 and max(stds) < 1):
         raise OptionError(

@@ -116,7 +116,8 @@ class Prompts:
         self.kinds = {kind: given.get(kind, 0.0) / total for kind in KINDS}
         self.points = whole_number("points", points, 1, 2**31 - 1)
         self.where = choice("where", where, WHERE)
-        self.box_noise, self.per = bool(box_noise), choice("per", per, ("mask", "image"))
+        self.box_noise = bool(box_noise)
+        self.per = choice("per", per, ("mask", "image"))
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
 
     def __repr__(self) -> str:
@@ -132,10 +133,12 @@ class Prompts:
         Raises:
             OptionError: a key that is needed is missing.
         """
-        stored, numbers = self.where == "stored", getattr(batch, "numbers", None)
+        stored = self.where == "stored"
+        numbers = getattr(batch, "numbers", None)
         batch = unseen(batch)
         check_made(batch, (*NEEDED, "point_coords") if stored else NEEDED)
-        valid, boxes = batch["valid"], batch["boxes_xyxy"]
+        valid = batch["valid"]
+        boxes = batch["boxes_xyxy"]
         kinds = torch.where(valid, self._chosen(batch, draw), -1)
         points = boxes.new_zeros((*valid.shape, self.points, 2))
         labels = torch.full(points.shape[:-1], PADDING, device=points.device)
@@ -169,7 +172,8 @@ class Prompts:
             ids = repeated_ids(batch["image_ids"], batch.get("repetitions"))
         key = prompt_draw("kinds", draw)
         drawn = uniform(self.seed, batch["epoch"], ids.reshape(-1), key, 1).view(ids.shape)
-        point, box = self.kinds["point"], self.kinds["point"] + self.kinds["box"]
+        point = self.kinds["point"]
+        box = self.kinds["point"] + self.kinds["box"]
         kinds = (drawn >= point).long() + (drawn >= box).long()
         if self.per == "mask":
             return kinds
@@ -177,15 +181,19 @@ class Prompts:
 
     def _points(self, batch: Mapping, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 (..., k, 2) and bool (...): points, and whether the mask has any cell."""
-        leading, grid = batch["masks"].shape[:-2], batch["masks"].shape[-2:]
-        masks, size = batch["masks"].reshape(-1, *grid), batch["images"].shape[-2:]
+        leading = batch["masks"].shape[:-2]
+        grid = batch["masks"].shape[-2:]
+        masks = batch["masks"].reshape(-1, *grid)
+        size = batch["images"].shape[-2:]
         if masks.dtype != torch.bool:
             masks = masks > 0
         if self.where == "interior":
             cells, depth = interior_cells(masks)
-            cells, found = cells[:, None].expand(-1, self.points, -1), depth > 0
+            cells = cells[:, None].expand(-1, self.points, -1)
+            found = depth > 0
         else:
-            ids, key = _mask_ids(batch).reshape(-1), prompt_draw("points", draw)
+            ids = _mask_ids(batch).reshape(-1)
+            key = prompt_draw("points", draw)
             drawn = uniform(self.seed, batch["epoch"], ids, key, self.points)
             cells, found = uniform_cells(masks, drawn)
         points = cell_points(cells, found, grid, size)
@@ -296,7 +304,8 @@ def correction_clicks(
     clicks = whole_number("clicks", clicks, 1, 2**31 - 1)
     check_array("masks", masks, "bool", ("...", "h", "w"), kind=torch.Tensor)
     check_array("predicted", predicted, "bool", tuple(masks.shape), kind=torch.Tensor)
-    leading, (height, width) = masks.shape[:-2], masks.shape[-2:]
+    leading = masks.shape[:-2]
+    (height, width) = masks.shape[-2:]
     check_array("ids", ids, "int64", tuple(leading), ", one per mask", torch.Tensor)
     truth = masks.reshape(-1, height, width)
     wrong = predicted.reshape(-1, height, width) ^ truth
@@ -379,7 +388,8 @@ def _squared_distances(masks: torch.Tensor) -> torch.Tensor:
     # No cell is farther than half of a side from the border: beyond that, nothing is nearer.
     for step in range(1, (min(height, width) + 1) // 2):
         torch.add(column, step * step, out=near)
-        left, right = far[..., step:], far[..., :-step]
+        left = far[..., step:]
+        right = far[..., :-step]
         torch.minimum(left, near[..., :-step], out=left)
         torch.minimum(right, near[..., step:], out=right)
     return far

@@ -312,7 +312,8 @@ def first_difference(one: SideManifest, other: SideManifest) -> str | None:
         if found != (wanted := getattr(other.spec, key)):
             return f"{key} is {found!r}, not {wanted!r}"
     for key in MADE_WITH:
-        found, wanted = one.provenance.get(key), other.provenance.get(key)
+        found = one.provenance.get(key)
+        wanted = other.provenance.get(key)
         if found != wanted:
             return f"made with {key} {found!r:.400}, not {wanted!r:.400}"
     return None
@@ -353,7 +354,8 @@ def scaled_shape(row_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def scaled_of(rows: np.ndarray, dtype: str) -> np.ndarray:
     """Finite floats (n, *row_shape) as they are stored: int8 or uint8 (n, *scaled_shape)."""
-    shape, largest = (len(rows), *scaled_shape(rows.shape[1:])), LARGEST[dtype]
+    shape = (len(rows), *scaled_shape(rows.shape[1:]))
+    largest = LARGEST[dtype]
     values = rows.astype(np.float32).reshape(*shape[:-1], shape[-1] - SCALE_BYTES)
     scale = (np.abs(values).max(-1, keepdims=True) / largest).astype(SCALE_DTYPE)
     np.divide(values, scale, out=values, where=scale > 0)

@@ -67,7 +67,8 @@ class FeatureShardWriter:
             OutputRefused: the feature has other rows.
             NotAPack, FormatError, OSError: the manifest of the feature cannot be read.
         """
-        self.spec, self.shard = spec, shard
+        self.spec = spec
+        self.shard = shard
         self.samples = rows = 0
         self._final = Path(folder) / shard.feature_shard
         self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.feature_shard)
@@ -131,7 +132,8 @@ class FeatureShardWriter:
                 files.read_at(checksum_file, files.byte_view(stored), 8 * sample, checksums)
                 if xxhash.xxh3_64_intdigest(data) != int(stored[0]):
                     break
-                sample, first = sample + 1, first + data.size
+                sample = sample + 1
+                first = first + data.size
         return sample
 
     def append(self, rows: np.ndarray, counts: np.ndarray) -> None:
@@ -144,7 +146,9 @@ class FeatureShardWriter:
         Raises:
             OSError: the disk fails.
         """
-        data, checksums, first = files.byte_view(rows), np.empty(len(counts), "<u8"), 0
+        data = files.byte_view(rows)
+        checksums = np.empty(len(counts), "<u8")
+        first = 0
         for k, count in enumerate(counts):
             end = first + int(count) * self.spec.row_bytes
             checksums[k] = xxhash.xxh3_64_intdigest(data[first:end])

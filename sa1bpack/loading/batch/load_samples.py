@@ -207,12 +207,16 @@ def _list_pieces(samples, dest, k, c, first_mask, pieces, n):
         before the file.
     """
     arrays = dest.arrays
-    start, stop, row = k, k + 1, k
+    start = k
+    stop = k + 1
+    row = k
     if arrays[c, PER_MASK]:
-        start, stop = samples.offsets[k], samples.offsets[k + 1]
+        start = samples.offsets[k]
+        stop = samples.offsets[k + 1]
         row = start if arrays[c, CAPACITY] < 0 else k * arrays[c, CAPACITY]
     into = np.int64(dest.buffer.ctypes.data) + arrays[c, START]
-    before, highest = n, 0
+    before = n
+    highest = 0
     for m in range(start, stop):
         begin, end = _span(samples, arrays, k, c, m)
         if begin < 0:
@@ -224,7 +228,8 @@ def _list_pieces(samples, dest, k, c, first_mask, pieces, n):
             pieces[n - 1, _BYTES] += end - begin
             continue
         pieces[n, _OWNER] = k * len(arrays) + c
-        pieces[n, _BEGIN], pieces[n, _BYTES] = begin, end - begin
+        pieces[n, _BEGIN] = begin
+        pieces[n, _BYTES] = end - begin
         if arrays[c, KIND] == RUNS:
             runs = dest.run_offset[m - first_mask]
             pieces[n, _TARGET] = np.int64(dest.run_ends.ctypes.data) + 4 * runs
@@ -268,9 +273,11 @@ def _list_requests(work, first, stop, files, straight, free, n):
     Returns:
         (address of the scratch memory that is still free, number of requests made by then).
     """
-    pieces, requests = work.pieces, work.requests
+    pieces = work.pieces
+    requests = work.requests
     while first < stop:
-        begin, end = pieces[first, _BEGIN], pieces[first, _BEGIN] + pieces[first, _BYTES]
+        begin = pieces[first, _BEGIN]
+        end = pieces[first, _BEGIN] + pieces[first, _BYTES]
         following = first + 1
         while following < stop and 0 <= pieces[following, _BEGIN] - end <= _GAP:
             end = pieces[following, _BEGIN] + pieces[following, _BYTES]
@@ -280,12 +287,15 @@ def _list_requests(work, first, stop, files, straight, free, n):
             in_place = straight and following == first + 1
             in_place = in_place and (begin | (end - begin) | target) % BLOCK == 0
             low = _block_floor(begin)
-            requests[n, FILE], requests[n, POSITION] = files[OPEN], low
+            requests[n, FILE] = files[OPEN]
+            requests[n, POSITION] = low
             requests[n, ADDRESS] = target if in_place else free
-            requests[n, COUNT], requests[n, NEEDED] = _block_ceil(end) - low, end - low
+            requests[n, COUNT] = _block_ceil(end) - low
+            requests[n, NEEDED] = end - low
             n += 1
             for m in range(first, following):
-                pieces[m, _FROM], pieces[m, _SOURCE] = IN_MEMORY, free + pieces[m, _BEGIN] - low
+                pieces[m, _FROM] = IN_MEMORY
+                pieces[m, _SOURCE] = free + pieces[m, _BEGIN] - low
             if in_place:
                 pieces[first, _BYTES] = 0
             else:
@@ -293,7 +303,8 @@ def _list_requests(work, first, stop, files, straight, free, n):
         else:
             read_ahead(files[OPEN], begin, end - begin)
             for m in range(first, following):
-                pieces[m, _FROM], pieces[m, _SOURCE] = files[OPEN], pieces[m, _TARGET]
+                pieces[m, _FROM] = files[OPEN]
+                pieces[m, _SOURCE] = pieces[m, _TARGET]
                 if not straight:
                     pieces[m, _SOURCE] = free
                     free += _block_ceil(pieces[m, _BYTES])
@@ -324,10 +335,14 @@ def _list_work(state, samples, dest, first, stop, work):
     Returns:
         Number of pieces and of requests, and bytes of scratch memory that they take.
     """
-    arrays, pieces, counts = dest.arrays, work.pieces, state.counts
+    arrays = dest.arrays
+    pieces = work.pieces
+    counts = state.counts
     counts[:] = 0
     first_mask = samples.offsets[first]
-    n, made = np.int64(0), np.int64(0)  # as literals they would be types of their own
+    # as literals they would be types of their own
+    n = np.int64(0)
+    made = np.int64(0)
     scratch = np.int64(state.scratch.ctypes.data)
     free = scratch
     for k in range(first, stop):
@@ -352,7 +367,8 @@ def _list_work(state, samples, dest, first, stop, work):
                 counts[READ_PAST if files[PAST] else THROUGH] += nbytes
                 if c == IMAGE:
                     _read_ahead_fields(samples, dest, k)
-                kind, before = arrays[c, KIND], made
+                kind = arrays[c, KIND]
+                before = made
                 straight = kind in (AS_IT_IS, RUNS)
                 free, made = _list_requests(work, n, end, files, straight, free, made)
                 for r in range(before, made):
@@ -385,21 +401,26 @@ def read_bytes(file, position, count, target):
 @njit
 def _put(piece, samples, dest, k, c):
     """Put the bytes of a piece, which are in memory, in their dest."""
-    kind, source, count = dest.arrays[c, KIND], piece[_SOURCE], piece[_BYTES]
+    kind = dest.arrays[c, KIND]
+    source = piece[_SOURCE]
+    count = piece[_BYTES]
     if kind == RUNS:  # which the processor needs soon
         memcpy(piece[_TARGET], source, count)
     elif kind == AS_IT_IS:
         stream_copy(piece[_TARGET], source, count)
     else:
-        width, out = dest.arrays[c, ROW_BYTES], dest.arrays[c, OUT_BYTES]
+        width = dest.arrays[c, ROW_BYTES]
+        out = dest.arrays[c, OUT_BYTES]
         at = piece[_TARGET] - np.int64(dest.buffer.ctypes.data)
         if kind == UNPACKED:
             rows = count // width
             words = dest.buffer[at : at + rows * out].view(np.uint64)
             unpack_rows(source, words.reshape(rows, width))
         else:
-            size, side = samples.sizes[k], dest.stored_side
-            height, columns = np.int64(size[2]), np.int64(size[3])
+            size = samples.sizes[k]
+            side = dest.stored_side
+            height = np.int64(size[2])
+            columns = np.int64(size[3])
             rows, stride = (side, side) if side else (height, columns)
             canvas = dest.buffer[at : at + out]
             put_image(dest.how, source, height, columns, stride, rows, dest.side, canvas)
@@ -420,12 +441,15 @@ def _gather_rows(source, rows, width, target):
 @njit
 def _copy_fields(samples, dest, k):
     """The small arrays of the masks of sample k, float64 as float32; zero after them if padded."""
-    capacity, buffer = dest.capacity, dest.buffer
+    capacity = dest.capacity
+    buffer = dest.buffer
     address = np.int64(buffer.ctypes.data)
     rows = samples.mask_rows[samples.offsets[k] : samples.offsets[k + 1]]
-    masks, row = len(rows), samples.offsets[k] if capacity < 0 else k * capacity
+    masks = len(rows)
+    row = samples.offsets[k] if capacity < 0 else k * capacity
     for n in range(len(dest.fields)):
-        columns, is_float = dest.fields[n, 1], dest.fields[n, 2] != 0
+        columns = dest.fields[n, 1]
+        is_float = dest.fields[n, 2] != 0
         width = (4 if is_float else 8) * columns
         start = dest.fields[n, 0] + row * width
         if is_float:
@@ -451,7 +475,8 @@ def _clear_padding(samples, dest, k):
     """Zero the rows after a sample's own masks in the arrays that are padded."""
     masks = samples.offsets[k + 1] - samples.offsets[k]
     for c in range(len(dest.arrays)):
-        capacity, width = dest.arrays[c, CAPACITY], dest.arrays[c, OUT_BYTES]
+        capacity = dest.arrays[c, CAPACITY]
+        width = dest.arrays[c, OUT_BYTES]
         if capacity > masks:
             start = dest.arrays[c, START] + (k * capacity + masks) * width
             memset(dest.buffer.ctypes.data + start, 0, (capacity - masks) * width)
@@ -465,16 +490,19 @@ def load_samples(state, samples, dest, first, stop):
     read; or -errno if the context is unusable, and nothing was put in dest.
     """
     begin = _nanoseconds()
-    count, arrays = stop - first, dest.arrays
+    count = stop - first
+    arrays = dest.arrays
     most = count * len(arrays)
     most += (samples.offsets[stop] - samples.offsets[first]) * arrays[:, PER_MASK].sum()
     pieces = np.empty((most, 6), np.int64)
-    requests, owners = np.empty((most, REQUEST_COLUMNS), np.int64), np.empty(most, np.int64)
+    requests = np.empty((most, REQUEST_COLUMNS), np.int64)
+    owners = np.empty(most, np.int64)
     work = _Work(pieces, requests, owners)
     n, made, used = _list_work(state, samples, dest, first, stop, work)
     if used > len(state.scratch):
         return used
-    status, width = dest.status, len(arrays)
+    status = dest.status
+    width = len(arrays)
     if made:
         results = np.empty(made, np.int64)
         code = read_all(state.context, requests, made, results)
@@ -486,7 +514,8 @@ def load_samples(state, samples, dest, first, stop):
     state.spent[0] = _nanoseconds() - begin
     for m in range(n):
         piece = pieces[m]
-        k, c = piece[_OWNER] // width, piece[_OWNER] % width
+        k = piece[_OWNER] // width
+        c = piece[_OWNER] % width
         if status[k, c] == 0 and piece[_FROM] != IN_MEMORY:
             status[k, c] = read_bytes(piece[_FROM], piece[_BEGIN], piece[_BYTES], piece[_SOURCE])
         if status[k, c] == 0 and piece[_BYTES] and piece[_SOURCE] != piece[_TARGET]:

@@ -55,7 +55,8 @@ class MaskWeights:
         Raises:
             OptionError: `weights` cannot be used.
         """
-        self._ids, self._offsets = ds.ids, ds.mask_offsets
+        self._ids = ds.ids
+        self._offsets = ds.mask_offsets
         total = int(self._offsets[-1])
         self._weights = numbers_of("mask_select", weights, total, "mask of the dataset", low=0)
 
@@ -276,7 +277,8 @@ class MaskSchedule:
         # An array has weights of some dataset, and is checked when that is known.
         known = self.mask_select.map(lambda each: "" if isinstance(each, np.ndarray) else each)
         known.map(lambda each: MaskChoice(None, each or "random", seed))
-        self.seed, self.pads = seed, pads
+        self.seed = seed
+        self.pads = pads
         options = (("max_masks", self.max_masks), ("mask_select", self.mask_select))
         self.schedules = tuple(option for option in options if not option[1].constant)
         self.unlimited = self.max_masks.constant and self.max_masks.values[0] is None
@@ -299,7 +301,8 @@ class MaskSchedule:
         """The choice in an epoch, at a step of it."""
         if self._only is not None:
             return self._only
-        most, select = self.max_masks.at(epoch, step), self.mask_select.at(epoch, step)
+        most = self.max_masks.at(epoch, step)
+        select = self.mask_select.at(epoch, step)
         found = MaskChoice(most, select, self.seed, self.pads)
         self._only = None if self.schedules else found
         return found

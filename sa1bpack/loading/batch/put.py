@@ -19,7 +19,8 @@ from sa1bpack.masks.arrays import frozen
 from sa1bpack.pixels.yuv420 import PIXELS, rgb_row, row_scratch
 
 # Bytes of one vector and of one step. Vectors wider than the machine's are split by LLVM.
-_VECTOR, _STEP = 32, 64
+_VECTOR = 32
+_STEP = 64
 
 # Below this, going past the caches does not pay.
 LEAST = 4096
@@ -112,7 +113,8 @@ def _put_rows(source, stride, rows, columns, target, target_stride, height):
 def _put_rgb(source, height, width, stride, rows, side, target):
     """Convert the planes of one image into the top left of an RGB canvas, both at addresses."""
     row_bytes = 3 * side
-    scratch, row = row_scratch(width), np.zeros(max(row_bytes, 3 * PIXELS), np.uint8)
+    scratch = row_scratch(width)
+    row = np.zeros(max(row_bytes, 3 * PIXELS), np.uint8)
     for i in range(height):
         rgb_row(source, i, height, width, stride, rows, scratch, row)
         stream(target + i * row_bytes, np.int64(row.ctypes.data), row_bytes)
@@ -139,10 +141,12 @@ def put_image(how, source, height, width, stride, rows, side, target):
     elif how == RGB_ON_CANVAS:
         _put_rows(source, 3 * stride, height, 3 * width, at, 3 * side, side)
     else:
-        half_stride, half_side = (stride + 1) // 2, side // 2
+        half_stride = (stride + 1) // 2
+        half_side = side // 2
         plane = (height + 1) // 2, (width + 1) // 2
         _put_rows(source, stride, height, width, at, side, side)
-        source, at = source + rows * stride, at + side * side
+        source = source + rows * stride
+        at = at + side * side
         for _ in range(2):
             _put_rows(source, half_stride, plane[0], plane[1], at, half_side, half_side)
             source += (rows + 1) // 2 * half_stride

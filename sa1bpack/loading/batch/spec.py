@@ -128,7 +128,9 @@ class BatchSpec:
         Raises OptionError for packed masks, and for relations on a device, of a dataset that yields
         runs.
         """
-        image, masks, with_runs = ds.spec.image, ds.spec.masks, ds.spec.masks.source == "runs"
+        image = ds.spec.image
+        masks = ds.spec.masks
+        with_runs = ds.spec.masks.source == "runs"
         if with_runs and (layout.packed or (relate is not None and to_device)):
             what = f"mask_layout={layout.name!r}" if layout.packed else f"{relate!r} on a device"
             raise OptionError(
@@ -139,8 +141,12 @@ class BatchSpec:
             check_relations(relate.names, ds.spec.features)
         self.to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         self.image = image_spec(ds.layout, "stored") if self.to_rgb else image
-        self.pack_layout, self.masks, self.features = ds.layout, masks, ds.spec.features
-        self.mask_layout, self.to_device, self.relate = layout, to_device, relate
+        self.pack_layout = ds.layout
+        self.masks = masks
+        self.features = ds.spec.features
+        self.mask_layout = layout
+        self.to_device = to_device
+        self.relate = relate
         self.repeats = repeats
         self.as_bool = not (to_device or layout.packed)
         self.pads_masks = layout.padded and not to_device
@@ -157,7 +163,8 @@ class BatchSpec:
             total: number of masks.
             runs: number of ends of runs, if the batch has runs.
         """
-        grid, rows = self.masks.size, (samples, capacity) if self.mask_layout.padded else (total,)
+        grid = self.masks.size
+        rows = (samples, capacity) if self.mask_layout.padded else (total,)
         entries = [
             ("images", (samples, *self.image.shape), _UINT8, True),
             ("mask_counts", (samples,), _INT64, False),
@@ -185,7 +192,8 @@ class BatchSpec:
             shape = (samples,) if feature.axis == "sample" else rows
             given = feature.name, shape + feature.stored_shape, feature.stored
             entries.append((*given, feature.row_bytes >= BLOCK))
-        regions, start = {}, 0
+        regions = {}
+        start = 0
         for key, shape, dtype, large in sorted(entries, key=itemgetter(3)):
             nbytes = prod(shape) * dtype.itemsize
             if large:
@@ -200,7 +208,9 @@ def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
 
     The buffer begins with these.
     """
-    large, small, end = {}, {}, 0
+    large = {}
+    small = {}
+    end = 0
     for key, region in regions.items():
         (large if region.large else small)[key] = region
         if not region.large:

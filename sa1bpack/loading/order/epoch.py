@@ -149,7 +149,9 @@ class Cut:
             samples: number of samples of an epoch.
             drop_last: drop those that do not fill a batch.
         """
-        self.sizes, self._samples, self._drop_last = sizes, samples, drop_last
+        self.sizes = sizes
+        self._samples = samples
+        self._drop_last = drop_last
         self._before = [0]  # by step: samples before each change of the size, if batches are full
         for (start, stop), size in zip(pairwise(sizes.starts), sizes.values, strict=False):
             self._before.append(self._before[-1] + (stop - start) * size)
@@ -182,7 +184,8 @@ class Cut:
 
     def first_step(self, epoch: int) -> int:
         """Batches of all earlier epochs together: the step at which an epoch begins."""
-        sizes, known = self.sizes, self._first_steps
+        sizes = self.sizes
+        known = self._first_steps
         while len(known) <= epoch:
             last = len(known) - 1
             if (known[-1] if sizes.by == "step" else last) >= sizes.until:
@@ -290,7 +293,9 @@ class EpochBatches:
         """Check what is the same in all epochs, and cut them."""
         if not isinstance(self.order, Order):
             raise OptionError(f"order is {self.order!r}: give an Order, such as ShuffleOrder(ds)")
-        samples, own = len(self.order), vars(self)  # of a frozen object; checked values replace its
+        # of a frozen object; checked values replace its
+        samples = len(self.order)
+        own = vars(self)
         own["world_size"] = whole_number("world_size", self.world_size, 1, MAX_RANKS)
         own["rank"] = whole_number("rank", self.rank, 0, self.world_size - 1)
         own["pad_last"] = checked_pad_last(self.pad_last)
@@ -345,7 +350,8 @@ class EpochBatches:
         Raises:
             OptionError: a rank's share of the last batch would be empty.
         """
-        cut, end = self.cut, len(self.order)
+        cut = self.cut
+        end = len(self.order)
         first = cut.number(epoch, start)
         first += cut.position(epoch, first) < start
         moved = cut.position(epoch, first) - start
@@ -367,7 +373,8 @@ class EpochBatches:
 
         The option that was given becomes a number, or a Schedule whose functions have been called.
         """
-        name, value = "batch_size", self.batch_size
+        name = "batch_size"
+        value = self.batch_size
         if (value is None) == (self.global_batch_size is None):
             raise OptionError(
                 f"batch_size is {brief(value)} and global_batch_size "
@@ -375,7 +382,8 @@ class EpochBatches:
                 "of them, the samples per batch of each rank, or of all ranks together"
             )
         if value is None:
-            name, value = "global_batch_size", self.global_batch_size
+            name = "global_batch_size"
+            value = self.global_batch_size
         sizes = whole_numbers(name, value, 1, MAX_BATCH)
         vars(self)[name] = sizes.values[0] if sizes.constant else sizes
         if name == "batch_size" and self.world_size > 1:
@@ -525,11 +533,13 @@ class EpochBatches:
         Raises:
             IndexError: batch k does not exist.
         """
-        number, width = self._first + k, self.buckets.batches if self.buckets else 0
+        number = self._first + k
+        width = self.buckets.batches if self.buckets else 0
         if width and k < self._full:
             return self._window(number // width).samples[number % width].copy()
         first, stop = self.span(k)
-        samples, own = self._take(first, stop), len(self.order) - first
+        samples = self._take(first, stop)
+        own = len(self.order) - first
         if width:
             return samples[self._left_over(samples)]
         # What has come before stays at the end, see `repeated`.
@@ -594,7 +604,8 @@ class EpochBatches:
 
     def _take(self, low: int, high: int) -> np.ndarray:
         """The samples at these positions; past its end the epoch starts again."""
-        size, taken = len(self.order), []
+        size = len(self.order)
+        taken = []
         while low < high:
             lap = low // size * size
             stop = min(high, lap + size)

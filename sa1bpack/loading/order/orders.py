@@ -110,7 +110,8 @@ def window_order(
     Returns:
         int64 (n,), n samples in all of these shards.
     """
-    first, end = bounds[shards], bounds[np.add(shards, 1, dtype=np.int64)]
+    first = bounds[shards]
+    end = bounds[np.add(shards, 1, dtype=np.int64)]
     phase = key.words(_BLOCK_PHASES, number, len(shards)) % np.uint64(block)
     grid = first - phase.astype(np.int64)
     blocks = -((grid - end) // block)
@@ -118,7 +119,8 @@ def window_order(
     stop = np.minimum(begin + block, np.repeat(end, blocks))
     begin = np.maximum(begin, np.repeat(first, blocks))
     order = permutation(key.words(_SAMPLES, number, len(begin)))
-    begin, stop = begin[order], stop[order]
+    begin = begin[order]
+    stop = stop[order]
     return _ranges(begin, stop - begin)
 
 
@@ -141,7 +143,8 @@ def node_shuffle(key: Key, size: int, nodes: int) -> np.ndarray:
         size: number of samples.
         nodes: number of nodes, at least 1.
     """
-    found, first = np.empty(size, np.uint32), 0
+    found = np.empty(size, np.uint32)
+    first = 0
     for share in range(min(nodes, size)):
         own = found[share::nodes]
         own[:] = permutation(key.words(_SAMPLES, share, len(own)))
@@ -468,9 +471,11 @@ class LocalShuffleOrder(SeededOrder):
         while start < stop:
             chosen = shards[cuts[number] : cuts[number + 1]]
             mixed = partial(window_order, key, self._bounds, chosen, number, self.block)
-            begin, end = int(starts[number]), min(int(starts[number + 1]), stop)
+            begin = int(starts[number])
+            end = min(int(starts[number + 1]), stop)
             taken.append(self._latest.get((epoch, number), mixed)[start - begin : end - begin])
-            start, number = end, number + 1
+            start = end
+            number = number + 1
         return np.concatenate(taken)
 
 

@@ -88,7 +88,8 @@ class ImageMaker:
             frame: frame of the images.
             colors: a step that changes colours, and its random numbers; None: no step.
         """
-        device, stored = images.device, sizes[:, 2:]
+        device = images.device
+        stored = sizes[:, 2:]
         compiled = backends.uses_compiled(device)
         if images.dim() == 3:
             images = yuv420_to_rgb(images, *sent([stored], device))
@@ -108,7 +109,8 @@ class ImageMaker:
             elif frame.window is None:
                 made = resample(images, there.maps, stored.flip(1).double(), frame.canvas)
             else:
-                steps, most = there.steps(frame.canvas), sampling.shrinks
+                steps = there.steps(frame.canvas)
+                most = sampling.shrinks
                 support = supports(there.maps, most)
                 made = resample_affine(images, stored, steps, support, frame.canvas, most)
         inside = there.visible(frame.canvas)
@@ -139,11 +141,14 @@ BAND_ROWS = 256
 
 def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
     """Resample and normalise images: float32 (B, 3, H, W)."""
-    frame, values = sampling.frame, kernels.normal(*sampling.normal.values)
+    frame = sampling.frame
+    values = kernels.normal(*sampling.normal.values)
     size = height, _ = frame.canvas
     made = memory.empty((len(sampling.images), 3, *size), torch.float32)
-    data, target = sampling.images.contiguous().numpy(), made.numpy()
-    lengths, kept = sampling.stored.tolist(), frame.kept(size).tolist()
+    data = sampling.images.contiguous().numpy()
+    target = made.numpy()
+    lengths = sampling.stored.tolist()
+    kept = frame.kept(size).tolist()
     if frame.window is None:
         centers = [at.numpy() for at in frame.maps.centers(*size)]
         scales = frame.maps.scale.tolist()
@@ -305,10 +310,13 @@ def _taps(
     weight.
     """
     at = position.double() * 2.0**-FRACTION
-    support, length = support[:, None, None], length[:, None, None].long()
+    support = support[:, None, None]
+    length = length[:, None, None].long()
     low = (at - support - 0.5).ceil().clamp(0, 2.0**30).long()
     low += ((low.double() + 0.5 - at).abs() >= support).long()
-    pixels, weights, total = [], [], 0.0
+    pixels = []
+    weights = []
+    total = 0.0
     for k in range(taps):
         pixel = low + k
         weight = 1 - (pixel.double() + 0.5 - at).abs() / support

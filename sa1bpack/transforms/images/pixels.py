@@ -32,7 +32,8 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
         >>> T.yuv420_to_rgb(planes, torch.tensor([[8, 8]]))[0, 0, 0].tolist()
         [128, 128, 128]
     """
-    samples, side = len(planes), planes.shape[2]
+    samples = len(planes)
+    side = planes.shape[2]
     if uses_compiled(planes.device):
         made = np.empty((samples, side, side, 3), np.uint8)
 
@@ -48,7 +49,8 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     if rgb is not None:
         return rgb
     half = side // 2
-    luma, chroma = planes[:, :side], planes[:, side:].reshape(samples, 2, half, half)
+    luma = planes[:, :side]
+    chroma = planes[:, side:].reshape(samples, 2, half, half)
     blue, red = (_enlarge_chroma(chroma, (stored + 1) // 2) - 128).unbind(1)
     rgb = torch.empty((samples, 3, side, side), dtype=torch.uint8, device=planes.device)
     for plane, offset in zip(

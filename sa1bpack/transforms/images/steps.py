@@ -258,7 +258,8 @@ class CutMix(MixStep):
         half = (1 - self.draw(drawn[:, 0]).double()).sqrt() / 2
         edges = []
         for column, side in ((1, width), (2, height)):
-            middle, reach = drawn[:, column] * side, half * side
+            middle = drawn[:, column] * side
+            reach = half * side
             ends = torch.stack([middle - reach, middle + reach], 1)
             edges.append((ends + 0.5).floor().long().clamp_(0, side))
         (x0, x1), (y0, y1) = (pair.unbind(1) for pair in edges)

@@ -73,10 +73,13 @@ def take(taking: Taking) -> torch.Tensor:
     """Take cells of masks from their grids: bool (T, h, w). Of bits, only those are unpacked."""
     if taking.rotates:
         return _take_affine(taking)
-    masks, owner, (columns, rows) = taking.masks, taking.owner, taking.columns_and_rows
+    masks = taking.masks
+    owner = taking.owner
+    (columns, rows) = taking.columns_and_rows
     bits = masks.dtype == torch.uint8
     masks = masks.view(torch.uint8)
-    x, y = columns[owner], rows[owner]
+    x = columns[owner]
+    y = rows[owner]
     taken = masks.gather(1, y[:, :, None].expand(-1, -1, masks.shape[2]))
     at = x >> 3 if bits else x
     cells = taken.gather(2, at[:, None, :].expand(-1, y.shape[1], -1))
@@ -90,9 +93,13 @@ def take(taking: Taking) -> torch.Tensor:
 
 def _take_affine(taking: Taking) -> torch.Tensor:
     """`take` under maps that may rotate."""
-    masks, owner, (height, width) = taking.masks, taking.owner, taking.size
-    bits, side = masks.dtype == torch.uint8, masks.shape[1]
-    steps, visible = fixed_steps(taking.maps), taking.frame.visible(taking.size)
+    masks = taking.masks
+    owner = taking.owner
+    (height, width) = taking.size
+    bits = masks.dtype == torch.uint8
+    side = masks.shape[1]
+    steps = fixed_steps(taking.maps)
+    visible = taking.frame.visible(taking.size)
     x, y = ((at >> FRACTION).clamp_(0, side - 1) for at in positions(steps, (0, height), width))
     place = (y * masks.shape[2] + (x >> 3 if bits else x)).flatten(1)
     shift = (x & 7).to(torch.uint8)
@@ -144,7 +151,8 @@ def uncovered(
     Returns:
         bool (T,), the masks that are left.
     """
-    count, device = len(masks), masks.device
+    count = len(masks)
+    device = masks.device
     # By sample and rank: the mask, or one more than the last for none.
     table = torch.full((samples, most), count, device=device)
     table[owner, ranks(-areas, owner, samples)] = torch.arange(count, device=device)
@@ -179,7 +187,8 @@ class UprightAxis:
             scale, offset: float64 (B,): the source coordinate of cell edge j is scale · j + offset.
             center: sampling at the cells' centres, otherwise by area.
         """
-        self.cells, self.center = cells, center
+        self.cells = cells
+        self.center = center
         ends = torch.stack([offset, scale * cells + offset])
         # False for NaN as well. Maps that are not drawn get arbitrary numbers within the range.
         self.drawn = (ends.abs() < REACH).all(0)
@@ -190,7 +199,8 @@ class UprightAxis:
 
     def jumps(self, edge: torch.Tensor, sample: torch.Tensor) -> Jumps:
         """R of source edges int64 (n,), with the sample of each, int64 (n,)."""
-        cell, mirrored = self.cell[sample], self.mirrored[sample]
+        cell = self.cell[sample]
+        mirrored = self.mirrored[sample]
         position = edge * (self.cells * UNIT) - self.start[sample]
         if self.center:
             # Cells whose centre is before the edge.
@@ -208,7 +218,9 @@ class UprightAxis:
 
 def _draw_upright(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
     """Some masks under upright maps, bool (m, h, w); see the module."""
-    (height, width), maps, center = drawing.size, drawing.maps, drawing.sampling == "center"
+    (height, width) = drawing.size
+    maps = drawing.maps
+    center = drawing.sampling == "center"
     x_axis = UprightAxis(width, maps.scale[:, 0], maps.offset[:, 0], center)
     y_axis = UprightAxis(height, maps.scale[:, 1], maps.offset[:, 1], center)
     least = torch.ones_like(x_axis.cell) if center else (x_axis.cell * y_axis.cell + 1) // 2
@@ -227,14 +239,16 @@ def _draw_upright(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
     # Intermediate sums may overflow; the final one, the covered area, fits.
     dtype = torch.int32 if center else torch.int64
     grid = torch.zeros((runs.masks, height + 2, width + 2), dtype=dtype, device=x.device)
-    left, right = x_axis.jumps(x, sample), x_axis.jumps(x + 1, sample)
+    left = x_axis.jumps(x, sample)
+    right = x_axis.jumps(x + 1, sample)
     place = mask * (height + 2)
     for row, below in y_axis.jumps(y, sample):
         weight = sign * below
         _add(grid, place + row, left, weight)
         _add(grid, place + row, right, -weight)
     # The terms R(x + 1) · R(0) and -R(x) · R(H), whose rows are the same for all ends.
-    masks, edges = torch.arange(len(owner), device=x.device), (0 * owner, runs.sizes[owner, 0])
+    masks = torch.arange(len(owner), device=x.device)
+    edges = (0 * owner, runs.sizes[owner, 0])
     for edge, across, ends in zip(edges, (right, left), (sign, -sign), strict=True):
         line = torch.zeros_like(grid[:, 0])
         _add(line, mask, across, ends)
@@ -262,7 +276,8 @@ def _draw_affine(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
 
     Sample points are looked up in the run ends.
     """
-    (height, width), points = drawing.size, 1 << LEVELS[drawing.sampling]
+    (height, width) = drawing.size
+    points = 1 << LEVELS[drawing.sampling]
     ends, mask, _ = runs.ends()
     # Ends are sorted within a mask and below 2**31, so that these are sorted throughout.
     ends += mask << 31
@@ -288,13 +303,17 @@ def draw(drawing: Drawing) -> torch.Tensor:
 
     They are exact under upright maps, and at sample points under affine ones, whatever these do.
     """
-    runs, owner = drawing.runs, drawing.owner
+    runs = drawing.runs
+    owner = drawing.owner
     device = owner.device
     height, width = drawing.size
-    some, mask_bytes = _draw_affine, height * width * 32  # positions, search results, hits
+    # positions, search results, hits
+    some = _draw_affine
+    mask_bytes = height * width * 32
     if not drawing.rotates:
         itemsize = 4 if drawing.sampling == "center" else 8
-        some, mask_bytes = _draw_upright, (height + 2) * (width + 2) * itemsize + height * width
+        some = _draw_upright
+        mask_bytes = (height + 2) * (width + 2) * itemsize + height * width
     masks = torch.empty((runs.masks, height, width), dtype=torch.bool, device=device)
     chunk = max(1, chunk_bytes(device) // mask_bytes)
     for start in range(0, runs.masks, chunk):

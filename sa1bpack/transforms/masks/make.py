@@ -95,7 +95,8 @@ class MaskMaker:
             frame: frame of the images.
             grid: (h, w) of the result in cells.
         """
-        sizes, (owner, shape, _) = small["sizes"], rows
+        sizes = small["sizes"]
+        (owner, shape, _) = rows
         device = batch["images"].device
         as_stored = not self.geometric and frame.canvas[0] == frame.canvas[1]
         masks = None if "runs" in batch else batch["masks"].flatten(0, -3)
@@ -113,7 +114,8 @@ class MaskMaker:
         if masks is not None:
             maps = geometry.source_to_grid(sizes, self.cells, self.fit).after(maps)
             return self._made(Taking(owner, len(sizes), grid, maps, frame, masks), device)
-        runs, seen = batch["runs"], frame if self.geometric else None
+        runs = batch["runs"]
+        seen = frame if self.geometric else None
         if runs.masks == len(owner):
             place = torch.arange(runs.masks, device=owner.device)
         else:  # padding has no runs
@@ -139,8 +141,11 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
 
     In a frame that may rotate, they are drawn at the sample points of the maps, whatever these do.
     """
-    affine, size, frame = drawing.maps.matrix().numpy(), drawing.size, drawing.frame
-    kept, visible = [size] * len(affine), None
+    affine = drawing.maps.matrix().numpy()
+    size = drawing.size
+    frame = drawing.frame
+    kept = [size] * len(affine)
+    visible = None
     upright = window.are_upright(affine, size)
     if frame is not None and drawing.rotates:
         visible = frame.visible(size).numpy()
@@ -149,8 +154,10 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
         kept = [*map(tuple, drawing.keep.tolist())]
     # As on a device: what an upright map beyond all reach draws is background.
     is_drawn = window.within_reach(affine, size) | ~upright
-    out, counts = memory.empty(drawing.shape, torch.bool), np.full(len(drawing.owner), -1)
-    target, share = out.numpy(), max(1, JOB_BYTES // (size[0] * -(-size[1] // 8)))
+    out = memory.empty(drawing.shape, torch.bool)
+    counts = np.full(len(drawing.owner), -1)
+    target = out.numpy()
+    share = max(1, JOB_BYTES // (size[0] * -(-size[1] // 8)))
     cells = target.view(np.uint8)
 
     def draw_some(k: int, rows: np.ndarray, image: tuple) -> None:
@@ -172,7 +179,8 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
                 image = ends, offset[first : first + share + 1], height, width
                 yield partial(draw_some, k, rows[first : first + share], image)
         for row in np.flatnonzero(counts < 0):
-            target[row], counts[row] = False, 0
+            target[row] = False
+            counts[row] = 0
 
     run_jobs(jobs())
     return out, torch.from_numpy(counts)
@@ -180,18 +188,25 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
 
 def _take_compiled(taking: Taking, memory: Memory) -> Masks:
     """Take masks from their grids by compiled kernels; without maps, all cells of masks in bits."""
-    masks, (height, width) = taking.masks.contiguous(), taking.size
-    kernel, given = take_cells, (masks.dtype == torch.uint8,)
+    masks = taking.masks.contiguous()
+    (height, width) = taking.size
+    kernel = take_cells
+    given = (masks.dtype == torch.uint8,)
     if taking.rotates:
         visible = taking.frame.visible(taking.size).numpy()
-        kernel, of_sample = take_affine, zip(fixed_steps(taking.maps).numpy(), visible, strict=True)
+        kernel = take_affine
+        of_sample = zip(fixed_steps(taking.maps).numpy(), visible, strict=True)
     elif taking.maps is None:
-        kernel, given, of_sample = fill_cells, (), [(taking.size,)] * taking.samples
+        kernel = fill_cells
+        given = ()
+        of_sample = [(taking.size,)] * taking.samples
     else:
         columns, rows = (numbers.numpy() for numbers in taking.columns_and_rows)
         of_sample = zip(rows, columns, map(tuple, taking.keep.tolist()), strict=True)
-    owner, source = taking.owner.numpy(), masks.view(torch.uint8).numpy()
-    out, counts = memory.empty(taking.shape, torch.bool), np.zeros(len(owner), int)
+    owner = taking.owner.numpy()
+    source = masks.view(torch.uint8).numpy()
+    out = memory.empty(taking.shape, torch.bool)
+    counts = np.zeros(len(owner), int)
     target = out.numpy().view(np.uint8)
     share = max(1, 8 * JOB_BYTES // (height * width))
     ends = np.searchsorted(owner, np.arange(taking.samples + 1)).tolist()
@@ -245,7 +260,8 @@ def draw_runs(
     size = window.check_size(size)
     choice("sampling", sampling, SAMPLINGS)
     matrices = maps.matrix() if isinstance(maps, AxisMaps) else maps
-    samples, device = len(runs.sizes), runs.run_ends.device
+    samples = len(runs.sizes)
+    device = runs.run_ends.device
     if len(matrices) != samples:
         raise OptionError(f"there are {len(matrices)} maps for {samples} samples: pass one each")
     place = torch.arange(runs.masks, device=device)

@@ -36,7 +36,8 @@ def _stretches(runs: RunBatch, region: str) -> tuple[torch.Tensor, ...]:
     """
     end, mask, number = runs.ends()
     if region != "boundary":
-        begin, counted = torch.where(number > 0, end.roll(1), 0), number & 1 == (region == "inside")
+        begin = torch.where(number > 0, end.roll(1), 0)
+        counted = number & 1 == (region == "inside")
         return begin, end, mask, counted, torch.zeros_like(counted), runs.run_offset
     # The foreground; off the boundary only the pixels at the top and bottom count: as in
     # `masks.prompts`, whose five runs are sorted together here.
@@ -49,7 +50,8 @@ def _stretches(runs: RunBatch, region: str) -> tuple[torch.Tensor, ...]:
     keys, order = (mask * 2**32 + end + shifts + height).flatten().sort()
     own = order < len(end)
     mask, height, step = (each.repeat(5)[order] for each in (mask, height, step))
-    begin, foreground = keys - mask * 2**32 - height, (step * own).cumsum(0) > 0
+    begin = keys - mask * 2**32 - height
+    foreground = (step * own).cumsum(0) > 0
     rim = step.cumsum(0) == 5
     return begin, begin.roll(-1), mask, foreground, rim, 5 * runs.run_offset
 
@@ -61,9 +63,11 @@ def _find_with_torch(
     extent = runs.sizes[runs.owner].flip(1)  # x, y
     boxes = torch.cat([torch.zeros_like(extent), extent], 1) if boxes is None else boxes
     low, high = (torch.minimum(corner.clamp(min=0), extent) for corner in boxes.split(2, 1))
-    sides, height = (high - low).clamp(min=0), extent[:, 1:]
+    sides = (high - low).clamp(min=0)
+    height = extent[:, 1:]
     # Whether the first and last row are those of the image; one of one row has only a top.
-    top, bottom = low[:, 1:] == 0, (high[:, 1:] == height) & (height > 1)
+    top = low[:, 1:] == 0
+    bottom = (high[:, 1:] == height) & (height > 1)
     box = torch.cat([height, low, sides, top, bottom], 1)  # (T, 7)
     *ends, mask, counted, rim, offset = _stretches(runs, region)
     height, x0, y0, columns, rows, top, bottom = box[mask].unbind(1)
@@ -112,7 +116,8 @@ def find_pixels(
             chunk = runs.slice(first, stop)
             found.append(_find_with_torch(chunk, region, some, numbers[first:stop]))
         return tuple(map(torch.cat, zip(*found, strict=True)))
-    count, pixels = np.zeros(runs.masks, np.int64), np.full((*numbers.shape, 2), -1)
+    count = np.zeros(runs.masks, np.int64)
+    pixels = np.full((*numbers.shape, 2), -1)
     for _, rows, image in runs.by_sample():
         some = None if boxes is None else boxes.numpy()[rows]
         found = kernels.find_pixels(image, region, some, numbers.numpy()[rows])

@@ -155,7 +155,8 @@ class Relate:
             raise OptionError(
                 f"the batch has {sorted(batch)}: relations need mask_counts, and masks or runs"
             )
-        counts, padded = batch["mask_counts"], "mask_offsets" not in batch
+        counts = batch["mask_counts"]
+        padded = "mask_offsets" not in batch
         if "runs" in batch:
             if padded and "annotation_ids" in batch:
                 most = batch["annotation_ids"].shape[1]
@@ -190,7 +191,8 @@ class Relate:
         if padded or most is None:
             most = masks.shape[1] if padded else fullest(counts)
         if uses_compiled(masks.device):
-            found, firsts = masks.flatten(0, -3).numpy(), counts.cumsum(0) - counts
+            found = masks.flatten(0, -3).numpy()
+            firsts = counts.cumsum(0) - counts
             if padded:
                 firsts = torch.arange(len(counts), device="cpu") * most
             samples = (
@@ -292,7 +294,9 @@ class _OfBatch(Derived):
     _arrays = torch
 
     def __init__(self, masks: torch.Tensor, share: float, corners: bool):
-        self._masks, self._share, self._corners = masks, share, corners
+        self._masks = masks
+        self._share = share
+        self._corners = corners
         self._numbers = torch.arange(masks.shape[1], device=masks.device)
 
     @staticmethod
@@ -320,7 +324,8 @@ class _OfBatch(Derived):
 
     @property
     def mask_boxes(self) -> torch.Tensor:
-        (x0, x1), (y0, y1) = _ends(self._masks.any(2)), _ends(self._masks.any(3))
+        (x0, x1) = _ends(self._masks.any(2))
+        (y0, y1) = _ends(self._masks.any(3))
         return torch.stack([x0, y0, x1, y1], 2) * (self.areas > 0)[:, :, None]
 
 
@@ -335,7 +340,8 @@ def _ends(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def common_cells(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """int64 (B, M, N): the common cells of each of bool (B, M, h, w) and each of (B, N, h, w)."""
-    samples, cells = len(first), first.shape[2] * first.shape[3]
+    samples = len(first)
+    cells = first.shape[2] * first.shape[3]
     out = first.new_zeros((samples, first.shape[1], second.shape[1]), dtype=torch.int64)
     step = _chunk_cells(samples, max(first.shape[1], second.shape[1]))
     for start in range(0, cells, step):

@@ -46,7 +46,8 @@ class RunBatch:
     host_offset: torch.Tensor
 
     def __repr__(self) -> str:
-        masks, samples = len(self.run_offset) - 1, len(self.sizes)
+        masks = len(self.run_offset) - 1
+        samples = len(self.sizes)
         ends = f"{len(self.run_ends):,} run ends on {self.run_ends.device}"
         return f"<RunBatch: {counted(masks, 'mask')} of {counted(samples, 'sample')}, {ends}>"
 
@@ -60,7 +61,10 @@ class RunBatch:
             MaskError: a mask's run ends decrease or do not end with its image's pixels.
             OptionError: an array has the wrong dtype or the offsets do not fit the runs.
         """
-        ends, offsets, counts, total = [], [np.zeros(1, np.int64)], [0], 0
+        ends = []
+        offsets = [np.zeros(1, np.int64)]
+        counts = [0]
+        total = 0
         for run_ends, run_offset, height, width in samples:
             run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
             ends.append(run_ends[run_offset[0] : run_offset[-1]])
@@ -117,7 +121,8 @@ class RunBatch:
 
     def ends(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The run ends of all masks: int64 (R,) each, position, mask, and index within the mask."""
-        total, device = int(self.host_offset[-1]), self.run_offset.device
+        total = int(self.host_offset[-1])
+        device = self.run_offset.device
         masks = torch.arange(self.masks, device=device)
         mask = masks.repeat_interleave(self.run_offset.diff(), output_size=total)
         number = torch.arange(total, device=device) - self.run_offset[mask]
@@ -135,7 +140,8 @@ class RunBatch:
             Per sample, its number; int64 (m,), the rows of its masks without padding; and their
             runs: run_ends, run_offset, height and width.
         """
-        run_ends, run_offset = self.run_ends.numpy(), self.run_offset.numpy()
+        run_ends = self.run_ends.numpy()
+        run_offset = self.run_offset.numpy()
         places = np.arange(self.masks) if places is None else places.numpy()
         has_runs = np.diff(run_offset) > 0  # the others are padding
         sizes = self.sizes.tolist()
@@ -230,7 +236,8 @@ class Taking(Placing):
     @property
     def columns_and_rows(self) -> list[torch.Tensor]:
         """int64 (B, w) and (B, h), of the grid, for each of the result, under upright maps."""
-        side, device = self.masks.shape[1], self.owner.device
+        side = self.masks.shape[1]
+        device = self.owner.device
         if self.maps is None:
             return [torch.arange(side, device=device).expand(self.samples, -1)] * 2
         return [at.floor().long().clamp_(0, side - 1) for at in self.maps.centers(*self.size)]

@@ -24,9 +24,12 @@ from sa1bpack.transforms.images.steps import LUMA
 BLOCK = tl.constexpr(128)  # filters of a program
 PLANE_BLOCK = tl.constexpr(512)  # pixels of a program that converts planes
 COLOR_BLOCK = tl.constexpr(1024)  # and of one that changes colours
-ROWS, COLUMNS = tl.constexpr(16), tl.constexpr(64)  # pixels of a program that samples
+# pixels of a program that samples
+ROWS = tl.constexpr(16)
+COLUMNS = tl.constexpr(64)
 # Under affine maps: two pixels for each thread of 8 warps, whose numbers fit into its registers.
-AFFINE_ROWS, AFFINE_WARPS = tl.constexpr(8), 8
+AFFINE_ROWS = tl.constexpr(8)
+AFFINE_WARPS = 8
 UNIT = tl.constexpr(2.0**-32)  # of positions, in pixels
 FAR = tl.constexpr(2.0**29)
 
@@ -37,8 +40,10 @@ RED, GREEN, BLUE = (tl.constexpr(share) for share in LUMA)
 NUMBERS, SIZE, KEEP, NORMAL = (tl.constexpr(n) for n in (14, 4, 6, 8))
 # Under an affine map: half the width of the filters, x and y; mean and std. And whole numbers:
 # those of `geometry.places`, height and width of the image.
-AFFINE_NUMBERS, AFFINE_NORMAL = tl.constexpr(8), tl.constexpr(2)
-PLACES, STORED = tl.constexpr(14), tl.constexpr(12)
+AFFINE_NUMBERS = tl.constexpr(8)
+AFFINE_NORMAL = tl.constexpr(2)
+PLACES = tl.constexpr(14)
+STORED = tl.constexpr(12)
 
 
 # Programs of all samples are on one axis of the launch: the others have 65,535 at most.
@@ -87,14 +92,16 @@ def _to_byte(value):
 @triton.jit(do_not_specialize=["side"])
 def _convert(planes, stored, out, side):
     sample, pixel = _block(side * side, PLANE_BLOCK)
-    i, j = pixel // side, pixel % side
+    i = pixel // side
+    j = pixel % side
     # Whatever the sizes are, nothing outside the canvas is read.
     height = tl.minimum(tl.load(stored + sample * 2).to(tl.int32), side)
     width = tl.minimum(tl.load(stored + sample * 2 + 1).to(tl.int32), side)
     inside = (i < height) & (j < width)
 
     half = side // 2
-    near, column = i // 2, j // 2
+    near = i // 2
+    column = j // 2
     far = tl.minimum(tl.maximum(near + 2 * (i % 2) - 1, 0), (height + 1) // 2 - 1)
     other = tl.minimum(tl.maximum(column + 2 * (j % 2) - 1, 0), (width + 1) // 2 - 1)
     luma = planes + sample * (side * side + 2 * half * half)
@@ -123,7 +130,8 @@ def planes_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     Returns:
         uint8 (B, S, S, 3), contiguous; zero beyond `stored`.
     """
-    samples, side = len(planes), planes.shape[2]
+    samples = len(planes)
+    side = planes.shape[2]
     out = torch.empty((samples, side, side, 3), dtype=torch.uint8, device=planes.device)
     if samples:
         blocks = triton.cdiv(side * side, PLANE_BLOCK.value)
@@ -140,7 +148,8 @@ def _store_channel(target, value, on_canvas, inside, normal):
 
     `normal` is the address of its mean; its std is 3 further.
     """
-    mean, std = tl.load(normal).to(tl.float32), tl.load(normal + 3).to(tl.float32)
+    mean = tl.load(normal).to(tl.float32)
+    std = tl.load(normal + 3).to(tl.float32)
     value = tl.where(inside, tl.div_rn(value - mean, std), 0.0)
     tl.store(target, value.to(target.dtype.element_ty), mask=on_canvas)
 
@@ -200,7 +209,8 @@ def _fill_taps(numbers, filters, width, height, taps):
     axis = tl.program_id(1)
     wanted = i < tl.where(axis == 0, width, height)
     of = numbers + sample * NUMBERS + axis
-    step, length = tl.load(of), tl.load(of - axis + SIZE + 1 - axis).to(tl.int32)
+    step = tl.load(of)
+    length = tl.load(of - axis + SIZE + 1 - axis).to(tl.int32)
     support = tl.minimum(tl.maximum(tl.abs(step), 1.0), FAR)
     at, low, high = _range(step * (i.to(tl.float64) + 0.5) + tl.load(of + 2), support, length)
 
@@ -228,7 +238,8 @@ def _taps_of(scale, taps):
     Copied pixels may be mirrored. `scale` is the address of the scale, two before that of the
     offset.
     """
-    step, offset = tl.abs(tl.load(scale)), tl.load(scale + 2)
+    step = tl.abs(tl.load(scale))
+    offset = tl.load(scale + 2)
     most = tl.ceil(2 * tl.minimum(tl.maximum(step, 1.0), FAR)).to(tl.int32)
     return tl.where((step == 1) & (tl.floor(offset) == offset), 1, tl.minimum(most, taps))
 
@@ -236,8 +247,10 @@ def _taps_of(scale, taps):
 @triton.jit(do_not_specialize=["side", "height", "taps"])
 def _sample(images, numbers, filters, out, side, width, height, taps):
     sample, i, j = tile(height, width, ROWS, COLUMNS)
-    of, count = numbers + sample * NUMBERS, tl.maximum(width, height)
-    rows, columns = tl.load(of + KEEP).to(tl.int32), tl.load(of + KEEP + 1).to(tl.int32)
+    of = numbers + sample * NUMBERS
+    count = tl.maximum(width, height)
+    rows = tl.load(of + KEEP).to(tl.int32)
+    columns = tl.load(of + KEEP + 1).to(tl.int32)
     on_canvas = (i < height)[:, None] & (j < width)[None, :]
     inside = on_canvas & (i < rows)[:, None] & (j < columns)[None, :]
 
@@ -246,15 +259,20 @@ def _sample(images, numbers, filters, out, side, width, height, taps):
     x0 = tl.load(x_filters, mask=j < width, other=0).to(tl.int32)
     y0 = tl.load(y_filters, mask=i < height, other=0).to(tl.int32)
     image = images + sample * side * side * 3
-    x_taps, y_taps = _taps_of(of, taps), _taps_of(of + 1, taps)
+    x_taps = _taps_of(of, taps)
+    y_taps = _taps_of(of + 1, taps)
     x_taps = tl.where((tl.min(i, 0) < rows) & (tl.min(j, 0) < columns), x_taps, 0)
     zero = tl.zeros((ROWS, COLUMNS), tl.float32)
-    red, green, blue = zero, zero, zero
+    red = zero
+    green = zero
+    blue = zero
     for k in range(x_taps):
         # A filter may reach beyond the image, without weight.
         x = tl.minimum(x0 + k, side - 1)
         a = tl.load(x_filters + (1 + k) * count, mask=j < width, other=0.0)[None, :]
-        r, g, b = zero, zero, zero
+        r = zero
+        g = zero
+        b = zero
         for m in range(y_taps):
             y = tl.minimum(y0 + m, side - 1)
             c = tl.load(y_filters + (1 + m) * count, mask=i < height, other=0.0)[:, None]
@@ -297,16 +315,19 @@ def _offset(low, k, length, stride):
 @triton.jit(do_not_specialize=["side", "height", "taps"])
 def _sample_affine(images, places, numbers, out, side, width, height, taps):
     sample, i, j = tile(height, width, AFFINE_ROWS, COLUMNS)
-    place, of = places + sample * PLACES, numbers + sample * AFFINE_NUMBERS
+    place = places + sample * PLACES
+    of = numbers + sample * AFFINE_NUMBERS
     on_canvas = (i < height)[:, None] & (j < width)[None, :]
     x, y, inside = locate(place, i, j)
     inside &= on_canvas
 
     image = images + sample * side * side * 3
-    rows, columns = tl.load(place + STORED), tl.load(place + STORED + 1)
+    rows = tl.load(place + STORED)
+    columns = tl.load(place + STORED + 1)
     rows = tl.maximum(tl.minimum(rows, side), 0).to(tl.int32)
     columns = tl.maximum(tl.minimum(columns, side), 0).to(tl.int32)
-    x_support, y_support = tl.load(of), tl.load(of + 1)
+    x_support = tl.load(of)
+    y_support = tl.load(of + 1)
     x_at, x_low, x_high = _range(x.to(tl.float64) * UNIT, x_support, columns)
     y_at, y_low, y_high = _range(y.to(tl.float64) * UNIT, y_support, rows)
     any_shown = tl.max(tl.max(inside.to(tl.int32), 1), 0)
@@ -315,11 +336,14 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
     x_total = _total(x_at, x_low, x_high, x_support, x_taps)
     y_total = _total(y_at, y_low, y_high, y_support, y_taps)
     zero = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
-    red, green, blue = zero, zero, zero
+    red = zero
+    green = zero
+    blue = zero
     # Every filter has two pixels or more. A map that does not reduce has no more than these.
     c_0 = _share(y_at, y_low, 0, y_high, y_support, y_total)
     c_1 = _share(y_at, y_low, 1, y_high, y_support, y_total)
-    row_0, row_1 = _offset(y_low, 0, rows, side * 3), _offset(y_low, 1, rows, side * 3)
+    row_0 = _offset(y_low, 0, rows, side * 3)
+    row_1 = _offset(y_low, 1, rows, side * 3)
     for k in range(x_taps):
         a = _share(x_at, x_low, k, x_high, x_support, x_total)
         pixels = image + _offset(x_low, k, columns, 3)
@@ -346,9 +370,13 @@ def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     Returns:
         (B, 3, H, W), zero outside the images.
     """
-    frame, stored, shrinks = sampling.frame, sampling.stored, sampling.shrinks
-    (samples, side), (height, width) = sampling.images.shape[:2], frame.canvas
-    kind, device = dtype if dtype in FLOATS else torch.float32, sampling.images.device
+    frame = sampling.frame
+    stored = sampling.stored
+    shrinks = sampling.shrinks
+    (samples, side) = sampling.images.shape[:2]
+    (height, width) = frame.canvas
+    kind = dtype if dtype in FLOATS else torch.float32
+    device = sampling.images.device
     out = torch.empty((samples, 3, height, width), dtype=kind, device=device)
     if not out.numel():
         return out
@@ -403,7 +431,8 @@ def _blend(value, other, factor):
 def _brightened(images, inside, factors, sample, at, plane):
     """The pixels that are inside; their red, green and blue, brightened."""
     wanted = tl.load(inside + sample * plane + at, mask=at < plane, other=0).to(tl.int32) > 0
-    place, factor = images + sample * 3 * plane + at, tl.load(factors + sample * 4)
+    place = images + sample * 3 * plane + at
+    factor = tl.load(factors + sample * 4)
     red = _clip(tl.load(place, mask=wanted, other=0.0) * factor)
     green = _clip(tl.load(place + plane, mask=wanted, other=0.0) * factor)
     blue = _clip(tl.load(place + 2 * plane, mask=wanted, other=0.0) * factor)
@@ -434,11 +463,15 @@ def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexp
     sample, at = _block(plane, COLOR_BLOCK)
     shown, red, green, blue = _brightened(images, inside, factors, sample, at, plane)
     of = factors + sample * 4
-    mean, factor = tl.load(means + sample), tl.load(of + 1)
-    red, green = _blend(red, mean, factor), _blend(green, mean, factor)
+    mean = tl.load(means + sample)
+    factor = tl.load(of + 1)
+    red = _blend(red, mean, factor)
+    green = _blend(green, mean, factor)
     blue = _blend(blue, mean, factor)
-    gray, factor = _gray(red, green, blue), tl.load(of + 2)
-    red, green = _blend(red, gray, factor), _blend(green, gray, factor)
+    gray = _gray(red, green, blue)
+    factor = tl.load(of + 2)
+    red = _blend(red, gray, factor)
+    green = _blend(green, gray, factor)
     blue = _blend(blue, gray, factor)
     if HUE:
         value = tl.maximum(tl.maximum(red, green), blue)
@@ -448,9 +481,11 @@ def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexp
         ahead = tl.where(red == value, green - blue, ahead)
         sector = tl.where(red == value, 0.0, tl.where(green == value, 2.0, 4.0))
         base = sector + tl.div_rn(ahead, tl.maximum(chroma, 1e-6)) + 6 * tl.load(of + 3)
-        red, green = _hued(base, value, chroma, 5), _hued(base, value, chroma, 3)
+        red = _hued(base, value, chroma, 5)
+        green = _hued(base, value, chroma, 3)
         blue = _hued(base, value, chroma, 1)
-    target, on_canvas = out + sample * 3 * plane + at, at < plane
+    target = out + sample * 3 * plane + at
+    on_canvas = at < plane
     _store(target, plane, red, green, blue, on_canvas, shown, normal)
 
 
@@ -482,14 +517,17 @@ def adjust_colors(
     out = images if kind == torch.float32 else torch.empty_like(images, dtype=kind)
     if not out.numel():
         return out
-    (samples, _, height, width), device = images.shape, images.device
-    inside, factors = inside.contiguous().view(torch.uint8), factors.contiguous()
+    (samples, _, height, width) = images.shape
+    device = images.device
+    inside = inside.contiguous().view(torch.uint8)
+    factors = factors.contiguous()
     blocks = triton.cdiv(height * width, COLOR_BLOCK.value)
     grid = (samples * blocks,)
     means = factors[:, 1].contiguous()  # any finite numbers: without contrast they do not count
     if used[1]:
         empty = partial(torch.empty, (samples, blocks), dtype=torch.float32, device=device)
-        sums, counts = empty(), empty()
+        sums = empty()
+        counts = empty()
         _sum_gray[grid](
             images, inside, factors, sums, counts, height * width, enable_fp_fusion=False
         )

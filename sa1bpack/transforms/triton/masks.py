@@ -30,10 +30,15 @@ Size = tuple[int, int]
 Masks = tuple[torch.Tensor, torch.Tensor]
 
 UNIT = tl.constexpr(GRID_UNIT)  # a source pixel is so many times the cells of the output long
-STRIP, STRIP_ROWS = tl.constexpr(32), tl.constexpr(64)  # columns of a program, rows of its blocks
+# columns of a program, rows of its blocks
+STRIP = tl.constexpr(32)
+STRIP_ROWS = tl.constexpr(64)
 DRAW_WARPS = 8  # of such a program: with 4, a thread needs twice the registers
-DRAW_ROWS, DRAW_COLUMNS = tl.constexpr(16), tl.constexpr(64)  # cells of a program, affine
-TAKE_ROWS, TAKE_COLUMNS = tl.constexpr(16), tl.constexpr(128)
+# cells of a program, affine
+DRAW_ROWS = tl.constexpr(16)
+DRAW_COLUMNS = tl.constexpr(64)
+TAKE_ROWS = tl.constexpr(16)
+TAKE_COLUMNS = tl.constexpr(128)
 
 # Rows of `frames`. Of `_draw`: source height and width; per axis cell, start and mirrored, see
 # `masks.raster.Axis`; the least covered area; rows and columns that are kept.
@@ -71,7 +76,8 @@ def _steps_down(count):
 @triton.jit
 def _ends_before(ends, count, left, right):
     """The number of `count` ascending ends below each of two positions per column, int64."""
-    first, last = left * 0, right * 0
+    first = left * 0
+    last = right * 0
     step = _steps_down(count)
     while step > 0:
         at = first + step
@@ -123,8 +129,12 @@ def _area(ends, first, last, i, column, frame, height, width):
         frame: address of its row of `frames`.
         height, width: rows and columns of the grid.
     """
-    source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
-    cell_x, pixel_x, pixel_y = tl.load(frame + 5), width * UNIT, height * UNIT
+    source_height = tl.load(frame)
+    cell_y = tl.load(frame + 2)
+    start_y = tl.load(frame + 3)
+    cell_x = tl.load(frame + 5)
+    pixel_x = width * UNIT
+    pixel_y = height * UNIT
     right = tl.load(frame + 6) + (column + 1) * cell_x
     # What the ends so far add to cells: `full` times their part that is inside the image, less
     # `cut` times their part below it.
@@ -143,7 +153,8 @@ def _area(ends, first, last, i, column, frame, height, width):
         full += sign * rest
         cut += part
         edge_row, part_below = _row_of(end - x * source_height, pixel_y, start_y, cell_y, height)
-        edge_row, part_below = edge_row.to(tl.int32)[None, :], part_below.to(tl.int32)[None, :]
+        edge_row = edge_row.to(tl.int32)[None, :]
+        part_below = part_below.to(tl.int32)[None, :]
         inner = _below(edge_row, part_below, cell_y.to(tl.int32), i[:, None])
         covered += part.to(tl.int32)[None, :].to(tl.int64) * inner.to(tl.int64)
     row, below = _row_of(start_y * 0, pixel_y, start_y, cell_y, height)
@@ -162,7 +173,9 @@ def _center(ends, first, last, i, left, frame, height):
         ends, first, last, i, frame, height: see `_area`.
         left: int64, first position of the source column of each cell column.
     """
-    source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
+    source_height = tl.load(frame)
+    cell_y = tl.load(frame + 2)
+    start_y = tl.load(frame + 3)
     center = 2 * start_y + (2 * i.to(tl.int64) + 1) * cell_y
     y = tl.maximum(center, 0) // (2 * height * UNIT)
     inside = (center >= 0) & (y < source_height)
@@ -185,12 +198,16 @@ def _draw(ends, rows, frames, out, counts, height, width, AREA: tl.constexpr):
     ends += tl.load(rows + place * 3)
     count = tl.load(rows + place * 3 + 1)
     frame = frames + tl.load(rows + place * 3 + 2) * AXIS_FIELDS
-    source_height, source_width = tl.load(frame), tl.load(frame + 1)
-    cell_x, kept_rows, kept_columns = tl.load(frame + 5), tl.load(frame + 9), tl.load(frame + 10)
+    source_height = tl.load(frame)
+    source_width = tl.load(frame + 1)
+    cell_x = tl.load(frame + 5)
+    kept_rows = tl.load(frame + 9)
+    kept_columns = tl.load(frame + 10)
 
     # Cell columns before mirroring; the first and the last source column under each of them.
     column = tl.where(tl.load(frame + 7) > 0, width - 1 - j, j)
-    begin_x, pixel_x = tl.load(frame + 6) + column * cell_x, width * UNIT
+    begin_x = tl.load(frame + 6) + column * cell_x
+    pixel_x = width * UNIT
     wanted = j < tl.minimum(kept_columns, width)
     if AREA:
         left = tl.maximum(begin_x, 0) // pixel_x
@@ -203,7 +220,8 @@ def _draw(ends, rows, frames, out, counts, height, width, AREA: tl.constexpr):
     left = tl.minimum(left, source_width) * source_height
     first, last = _ends_before(ends, count, left, right * source_height)
     last = tl.where(right < source_width, last, count)
-    first, last = tl.where(j < width, first, 0), tl.where(j < width, last, 0)
+    first = tl.where(j < width, first, 0)
+    last = tl.where(j < width, last, 0)
     # Otherwise all is background.
     busy = (_most(first, last) > 0) | (tl.max(first & 1, 0) > 0)
 
@@ -233,7 +251,8 @@ def _draw_affine(ends, rows, frames, out, counts, height, width, POINTS: tl.cons
     ends += tl.load(rows + mask * 3)
     count = tl.load(rows + mask * 3 + 1)
     frame = frames + tl.load(rows + mask * 3 + 2) * DRAW_FIELDS
-    source_height, source_width = tl.load(frame + SOURCE), tl.load(frame + SOURCE + 1)
+    source_height = tl.load(frame + SOURCE)
+    source_width = tl.load(frame + SOURCE + 1)
     # All foreground is from the first end on, and before the last one.
     low = tl.load(ends, mask=count > 0, other=0).to(tl.int64)
     high = tl.load(ends + count - 1, mask=count > 0, other=0).to(tl.int64)
@@ -243,7 +262,8 @@ def _draw_affine(ends, rows, frames, out, counts, height, width, POINTS: tl.cons
         row = (i.to(tl.int64) * POINTS + point // POINTS)[:, None]
         column = (j.to(tl.int64) * POINTS + point % POINTS)[None, :]
         x, y = stepped(frame + STEPS, row, column)
-        x, y = x >> 32, y >> 32
+        x = x >> 32
+        y = y >> 32
         pixel = x * source_height + y
         wanted = shown & on_grid & (x >= 0) & (x < source_width) & (y >= 0) & (y < source_height)
         wanted &= (pixel >= low) & (pixel < high)
@@ -331,7 +351,8 @@ def _drawn(kernel: Callable, tile: Size, drawing: Drawing, frames: torch.Tensor,
     It takes the run ends; int64 (n, 3), first end, number of ends and sample of each row of the
     result, no ends where there is no mask; `frames`.
     """
-    owner, runs = drawing.owner, drawing.runs
+    owner = drawing.owner
+    runs = drawing.runs
     run_offset = runs.host_offset if owner.device.type == "cpu" else runs.run_offset
     rows = owner.new_zeros((len(owner), 3))
     rows[:, 2] = owner
@@ -347,7 +368,9 @@ def draw_upright(drawing: Drawing) -> Masks:
 
     Returns bool (n, h, w), the cells of `transforms.draw_runs`; int32 (n,), the set ones of each.
     """
-    size, scale, offset = drawing.size, drawing.maps.scale, drawing.maps.offset
+    size = drawing.size
+    scale = drawing.maps.scale
+    offset = drawing.maps.offset
     y, x = (UprightAxis(size[k], scale[:, 1 - k], offset[:, 1 - k], False) for k in range(2))
     # With a side of 2**31 units, cells are 2**21 pixels in total: one unit makes no difference.
     cells = [axis.cell.clamp(max=2**31 - 1) for axis in (y, x)]
@@ -385,7 +408,8 @@ def take_affine(taking: Taking) -> Masks:
 
 
 def _taken(kernel: Callable, taking: Taking, frames: torch.Tensor) -> Masks:
-    masks, side = taking.masks.contiguous(), taking.masks.shape[1]
+    masks = taking.masks.contiguous()
+    side = taking.masks.shape[1]
     given = masks, *sent([taking.owner, frames], masks.device)
     tile = TAKE_ROWS.value, TAKE_COLUMNS.value
     return _launched(kernel, tile, taking.shape, *given, side=side)

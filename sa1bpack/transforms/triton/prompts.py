@@ -16,8 +16,12 @@ import triton.language as tl
 
 from sa1bpack.transforms.triton.images import tile
 
-DOWN_COLUMNS, DOWN_WARPS = tl.constexpr(64), 1  # of a program that goes down and up
-FAR_ROWS, FAR_COLUMNS = tl.constexpr(8), tl.constexpr(128)  # of one that goes along the rows
+# of a program that goes down and up
+DOWN_COLUMNS = tl.constexpr(64)
+DOWN_WARPS = 1
+# of one that goes along the rows
+FAR_ROWS = tl.constexpr(8)
+FAR_COLUMNS = tl.constexpr(128)
 OUT_OF_SIGHT = tl.constexpr(16384)  # cells: no mask is larger, and its square fits into int32
 
 
