@@ -36,6 +36,8 @@ A message names the place (file, member, annotation), the value found, the limit
 message about an option starts with its Python name; the command line replaces that by the flag.
 """
 
+from typing import Any
+
 # Characters of a message. Values in messages are cut to less; this holds whatever they are.
 MAX_MESSAGE = 4000
 _END_OF_MESSAGE = 1000  # which has the remedy
@@ -92,7 +94,7 @@ class SampleError(Sa1bpackError):
         if code is not None:
             self.code = code
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[str, str], dict[str, Any]]:
         return type(self), (str(self), self.code), self.__dict__
 
 
@@ -163,7 +165,7 @@ class ReadError(FormatError):
         self.image_id = image_id
         self.file_name = file_name
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[str, str, int, int, str | None]]:
         return type(self), (str(self), self.shard, self.row, self.image_id, self.file_name)
 
 

@@ -27,6 +27,7 @@ from contextlib import suppress
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar, overload
 
 import llvmlite
 import llvmlite.ir
@@ -37,7 +38,7 @@ from numba.core.caching import CompileResultCacheImpl
 from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic
 from numba.core.serialize import dumps
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
 from sa1bpack.interrupts import interrupts_held
 
@@ -53,21 +54,35 @@ memcpy = types.ExternalFunction("memcpy", _word(_word, _word, _word))
 memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))
 
 
-def njit(function: Callable | None = None, /, **options):
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@overload
+def njit(function: _Function, /) -> _Function: ...
+@overload
+def njit(*, error_model: str = ..., inline: str = ...) -> Callable[[_Function], _Function]: ...
+def njit(function: Any = None, /, **options: Any) -> Any:
     """`numba.njit` that releases the GIL, and keeps compiled code by its content.
 
-    Used as `@njit` or with numba's options, `@njit(error_model="numpy")`.
+    Used as `@njit` or with numba's options, `@njit(error_model="numpy")`. Type checkers see the
+    function that is compiled.
     """
     if function is None:
         return lambda function: njit(function, **options)
-    kernel = numba.njit(**{**DEFAULTS, **options, "cache": False})(function)
+    kernel: Any = numba.njit(**{**DEFAULTS, **options, "cache": False})(function)
     if isinstance(kernel, Dispatcher):  # with NUMBA_DISABLE_JIT it is the function itself
-        kernel._cache = kept = _KeptKernel(kernel)
-        kernel.compile = kept.compile
+        files = _KernelFiles(kernel)
+        kernel._cache = files
+        kernel.compile = files.compile
     return kernel
 
 
-class _KeptKernel:
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`numba.extending.intrinsic`: kernels call the function without its first argument."""
+    return numba_intrinsic(function)
+
+
+class _KernelFiles:
     """The files of one kernel, one for each combination of argument types and processor.
 
     A file is the SHA-256 of the rest, 32 bytes, then numba's pickle of the compiled code.
