@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import MAX_WORD, checks_options, choice, number, whole_number
+from sa1bpack.arguments import MAX_WORD, choice, number, whole_number
 from sa1bpack.errors import OptionError, UserCodeError
+from sa1bpack.keywords import checks_options
 from sa1bpack.user_code import call_user, error_text
 from sa1bpack.wording import brief
 

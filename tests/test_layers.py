@@ -16,16 +16,21 @@ PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"arguments", "display", "environment", "errors", "finalizers", "interrupts", "lazy"}
 BASE |= {"occurrence", "oserrors", "progress", "schedules", "signatures", "threads", "urls"}
-BASE |= {"user_code", "wording"}
+BASE |= {"keywords", "options", "parts", "paths", "subsets", "user_code", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
     **{layer: set() for layer in BASE},
     "kernels": {"interrupts"},
     "arguments": {"errors", "wording"},
+    "paths": {"errors", "wording"},
+    "parts": {"arguments", "errors", "wording"},
+    "subsets": {"errors", "wording"},
+    "options": {"arguments", "errors", "paths"},
+    "keywords": {"errors", "wording"},
     "display": {"wording", "__init__"},
     "environment": {"errors"},
-    "schedules": {"arguments", "errors", "user_code", "wording"},
+    "schedules": {"arguments", "errors", "keywords", "user_code", "wording"},
     "user_code": {"errors"},
     "occurrence": set(),
     "signatures": {"urls"},

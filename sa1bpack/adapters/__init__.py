@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from sa1bpack.arguments import torch_subset
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.subsets import torch_subset
 
 
 def opened(pack: Any) -> Dataset:

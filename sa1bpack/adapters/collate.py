@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from sa1bpack.arguments import MAX_WORD, checks_options, choice, whole_number
+from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field, check_added_keys
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
 from sa1bpack.display import Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import half
+from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout, warn_of_dropped

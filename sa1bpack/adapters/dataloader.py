@@ -23,11 +23,12 @@ from torch.utils.data import DataLoader
 
 from sa1bpack.adapters.collate import Collate, readable
 from sa1bpack.adapters.workers import SHARED_MEMORY, WatchedWorkers, made_to_send
-from sa1bpack.arguments import checks_options, choice, flag, whole_number
+from sa1bpack.arguments import choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.finalizers import Living
+from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BaseLoader, Taken, sampler_of

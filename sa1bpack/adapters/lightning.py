@@ -15,9 +15,10 @@ from weakref import proxy
 
 from sa1bpack.adapters import opened
 from sa1bpack.adapters.lightning_places import first_epoch_of, unused_batches
-from sa1bpack.arguments import MAX_WORD, checks_options, keywords_of, whole_number
+from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options, keywords_of
 from sa1bpack.loading.iteration import EpochSampler, UnshuffledSampler
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords

@@ -18,8 +18,9 @@ import torch
 
 from sa1bpack import masks
 from sa1bpack.adapters import opened
-from sa1bpack.arguments import checks_options, number, whole_number
+from sa1bpack.arguments import number, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 
 # `tensor_2_PIL` of their vos_dataset.py multiplies by 255 and drops the fraction: all 256 return.
 _UNIT = np.arange(256, dtype=np.float32) / np.float32(255)

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from sa1bpack.arguments import checks_options, choice
+from sa1bpack.arguments import choice
 from sa1bpack.dataset.sample import COORDINATES
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 
 
 @checks_options

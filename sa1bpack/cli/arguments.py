@@ -4,7 +4,7 @@ A parameter before `*` is an argument, one after it is an option; its annotation
 default the default. The docstring has the description, a section `Args:` with the help of each
 parameter, as `name (METAVAR): help`, and what follows the options in the help. A parameter that is
 a dataclass stands for its fields, which are options: their help is in the same section, or, if they
-are declared options (`sa1bpack.arguments`), with them.
+are declared options (`sa1bpack.options`), with them.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def one_or_several(paths: list[str]) -> str | list[str]:
 
     Raises OptionError for a URL, which Python's call takes if there is a cache.
     """
-    from sa1bpack.arguments import refuse_url
+    from sa1bpack.paths import refuse_url
 
     for path in paths:
         refuse_url("pack", path)
@@ -260,7 +260,7 @@ def _main_parser() -> Parser:
 
 def command_parser(name: str) -> Parser:
     """The parser of one command, a key of COMMANDS."""
-    from sa1bpack.arguments import Declaration, declarations
+    from sa1bpack.options import Declaration, declarations
 
     function = _function(name)
     description, helps, epilog = _sections(inspect.getdoc(function))
@@ -281,9 +281,9 @@ def command_parser(name: str) -> Parser:
                 _add(parser, each.name, kind, each.default, declared, option)
             elif each.name in helps:
                 group = parser.add_argument_group(helps[each.name][1])
-                for field, (declared, own, optional) in declarations(kind).items():
-                    own = own | None if optional else own
-                    _add(group, field, own, getattr(kind, field), declared, True)
+                for field, declared in declarations(kind).items():
+                    field_kind = declared.kind | None if declared.optional else declared.kind
+                    _add(group, field, field_kind, declared.default, declared, True)
             else:
                 add(kind, True)
 
@@ -311,14 +311,13 @@ def _add(
     is_option: bool,
 ) -> None:
     """Add one argument, or one option, of a command; bounds are checked when the command runs."""
-    from sa1bpack.arguments import text_of
-
     required = default is inspect.Parameter.empty
     if optional := NoneType in get_args(kind):
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
     several = get_origin(kind) if get_origin(kind) in (list, tuple) else None
     kind = get_args(kind)[0] if several else kind
-    text = text_of(declared, None if required or several else default)
+    shown = None if required or several else default
+    text = dataclasses.replace(declared, default=shown).text
     details: dict[str, Any] = {"help": text.replace("%", "%%")}  # argparse would expand it
     words = [name]
     if is_option:

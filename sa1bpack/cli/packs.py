@@ -7,7 +7,6 @@ from shlex import quote
 from typing import Literal
 
 import sa1bpack
-from sa1bpack.arguments import paths_of
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import Job
 from sa1bpack.cli.output import say, say_json, warn
@@ -17,6 +16,7 @@ from sa1bpack.format.manifest import remedy_of
 from sa1bpack.format.problems import Problem, Report
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions, RunOptions
+from sa1bpack.paths import paths_of
 from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.urls import is_pack_url, pack_url
 from sa1bpack.wording import counted, size_text

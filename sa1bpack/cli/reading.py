@@ -272,7 +272,7 @@ def subset(
       sa1bpack subset /data/packed -o tenth.sel --fraction 0.1 --seed 7
       sa1bpack subset '/data/packs/*' -o these.sel --ids ids.txt
     """
-    from sa1bpack.arguments import local_path
+    from sa1bpack.paths import local_path
 
     file = local_path("output", output)
     ds = everything = sa1bpack.open(one_or_several(packs), duplicates=duplicates)

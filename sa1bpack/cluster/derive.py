@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Unpack
 
-from sa1bpack.arguments import checks_options, choice
+from sa1bpack.arguments import choice
 from sa1bpack.cluster.tasks import Needs, once_unlocked, run_parts
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.run import (
@@ -18,6 +18,7 @@ from sa1bpack.deriving.run import (
 from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import ClusterError, OptionError
 from sa1bpack.format.problems import Progress
+from sa1bpack.keywords import checks_options
 from sa1bpack.wording import counted
 
 # Reader threads of a task, and as many cores, which are also those of torch.

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Unpack
 
-from sa1bpack.arguments import checks_options, choice, items_of, local_path, whole_number
+from sa1bpack.arguments import choice, items_of, whole_number
 from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_parts, run_tasks
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, SourceError
@@ -20,6 +20,7 @@ from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import Problem, Report, joined
 from sa1bpack.format.side.spec import feature_shard_names, is_side, side_folders
 from sa1bpack.format.verify import verify
+from sa1bpack.keywords import checks_options
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request
@@ -27,6 +28,7 @@ from sa1bpack.packing.pack_state import Job, PartState, sources_to_pack
 from sa1bpack.packing.progress import Progress, unknown_keys_text
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.run import PackResult, Totals, finalize, run_part
+from sa1bpack.paths import local_path
 from sa1bpack.progress import report, step_bar
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.urls import is_url

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, local_path, number, select_nested, torch_subset
+from sa1bpack.arguments import number
 from sa1bpack.dataset import select
 from sa1bpack.dataset.features import with_features
 from sa1bpack.dataset.pack import Pack, open_folders, pack_sampling
@@ -33,7 +33,10 @@ from sa1bpack.dataset.select import Columns
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
+from sa1bpack.keywords import checks_options
 from sa1bpack.occurrence import BatchIndices, loading, occurrences_of
+from sa1bpack.paths import local_path
+from sa1bpack.subsets import select_nested, torch_subset
 from sa1bpack.urls import ShardSource
 from sa1bpack.wording import brief, counted
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sa1bpack.arguments import items_of, listed, local_path
+from sa1bpack.arguments import items_of
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.errors import FormatError, NotAPack, OptionError
@@ -23,6 +23,7 @@ from sa1bpack.format.side.spec import (
     feature_shard_names,
     read_side_manifest,
 )
+from sa1bpack.paths import listed, local_path
 from sa1bpack.urls import FOLDER_BYTES, Lease, SideSource, is_pack_url, pack_url
 from sa1bpack.wording import brief
 

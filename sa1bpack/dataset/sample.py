@@ -11,7 +11,7 @@ import numpy as np
 
 from sa1bpack import masks as kernels
 from sa1bpack import pixels
-from sa1bpack.arguments import UNCHANGED, choice, keywords_of, option
+from sa1bpack.arguments import choice
 from sa1bpack.dataset.features import feature_paths
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
@@ -22,7 +22,9 @@ from sa1bpack.format.arrays import map_array
 from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.keywords import UNCHANGED, keywords_of
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, ThresholdKeywords, Thresholds
+from sa1bpack.options import option
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import choice, listed
+from sa1bpack.arguments import choice
 from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS, SAMPLE_COLUMNS, SIZE_COLUMNS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, expanded, offsets_of, row_array, rows_at
@@ -35,6 +35,7 @@ from sa1bpack.format.shard_reader import Shard, read_array_rows
 from sa1bpack.format.side.spec import FeatureShard
 from sa1bpack.masks import passes
 from sa1bpack.masks.random import words
+from sa1bpack.paths import listed
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted, span_text
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import xxhash
 
-from sa1bpack.arguments import checks_options, choice, keywords_of, whole_number
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.target import DeriveResult, RowKeywords, ShardToDo, Target, share
 from sa1bpack.errors import OptionError, OutputRefused
@@ -21,6 +21,7 @@ from sa1bpack.format.files import byte_view
 from sa1bpack.format.problems import Progress
 from sa1bpack.format.side.spec import SIDE_DTYPES, FeatureShard
 from sa1bpack.format.side.writer import FeatureShardWriter
+from sa1bpack.keywords import checks_options, keywords_of
 from sa1bpack.loading.batch.mask_choice import CHOICES
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader

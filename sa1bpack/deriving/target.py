@@ -11,15 +11,7 @@ import msgspec
 import numpy as np
 
 from sa1bpack import __version__
-from sa1bpack.arguments import (
-    check_can_be_folder,
-    choice,
-    flag,
-    keywords_of,
-    local_path,
-    part_of_job,
-    whole_number,
-)
+from sa1bpack.arguments import choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.errors import OptionError, OutputRefused
@@ -44,7 +36,10 @@ from sa1bpack.format.side.spec import (
     scaled_of,
     side_name,
 )
+from sa1bpack.keywords import keywords_of
 from sa1bpack.loading.order.batches import process_group
+from sa1bpack.parts import part_of_job
+from sa1bpack.paths import check_can_be_folder, local_path
 from sa1bpack.wording import brief, counted
 
 

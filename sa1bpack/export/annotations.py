@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, items_of, paths_of, whole_number
+from sa1bpack.arguments import items_of, whole_number
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import (
@@ -44,8 +44,10 @@ from sa1bpack.format.layout import NUMBER_TYPE_BITS
 from sa1bpack.format.manifest import check_shard_name, folder_to_write
 from sa1bpack.format.selection import is_selection
 from sa1bpack.format.shard_reader import Shard
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks import check_image_runs, encode_counts, mask_boxes
 from sa1bpack.oserrors import naming
+from sa1bpack.paths import paths_of
 from sa1bpack.progress import image_steps
 from sa1bpack.wording import brief
 

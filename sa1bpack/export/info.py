@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from sa1bpack.arguments import checks_options, paths_of
 from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
 from sa1bpack.errors import FormatError
 from sa1bpack.format.arrays import group_bytes
@@ -41,7 +40,9 @@ from sa1bpack.format.side.spec import (
     shard_identities,
     side_folders,
 )
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import left_out_text
+from sa1bpack.paths import paths_of
 from sa1bpack.wording import brief, counted, printable, size_text
 
 _BINS = 10

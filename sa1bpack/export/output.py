@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from sa1bpack.arguments import local_path
 from sa1bpack.errors import OptionError
 from sa1bpack.format.files import naming, temporary_beside
 from sa1bpack.format.manifest import refuse_in_pack
+from sa1bpack.paths import local_path
 
 
 def check_output(output: str | Path, *suffixes: str) -> Path:

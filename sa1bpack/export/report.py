@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from sa1bpack import __version__
-from sa1bpack.arguments import MAX_WORD, checks_options, choice, paths_of, whole_number
+from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
@@ -35,7 +35,9 @@ from sa1bpack.format.files import replace_file
 from sa1bpack.format.manifest import REJECTS_NAME, Manifest, read_manifest
 from sa1bpack.format.problems import Problem, Progress, joined, reason_of
 from sa1bpack.format.verify import verify as verify_pack
+from sa1bpack.keywords import checks_options
 from sa1bpack.packing.progress import read_runs
+from sa1bpack.paths import paths_of
 from sa1bpack.wording import counted, printable
 
 MAX_IMAGES = 20_000

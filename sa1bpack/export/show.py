@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import MAX_WORD, checks_options, torch_subset, whole_number
+from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
@@ -22,11 +22,13 @@ from sa1bpack.export.drawing import SIDE, Image, contact_sheet, file_of, large_p
 from sa1bpack.export.subject import Subject, Unreadable, image_count, read_subject, subject_of
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
+from sa1bpack.keywords import checks_options
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.raw.decoding import Decoder, no_pairs
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
+from sa1bpack.subsets import torch_subset
 from sa1bpack.wording import brief, counted
 
 DEFAULT_SAMPLES = 12

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sa1bpack.arguments import check_can_be_folder, local_path
 from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.accounts import Shortfall, pack_shortfalls
 from sa1bpack.format.arrays import Count, canonical_json, check_version, read_json
 from sa1bpack.format.files import REMEDY, locked, replace_file
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, AxisLengths, Layout
+from sa1bpack.paths import check_can_be_folder, local_path
 from sa1bpack.wording import brief, counted
 
 MANIFEST_NAME = "manifest.json"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sa1bpack.arguments import ALL, Share, checks_options, choice, local_path, part_of_job, share_of
+from sa1bpack.arguments import choice
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format import arrays
@@ -46,6 +46,9 @@ from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side import spec as side
 from sa1bpack.format.verify_shard import check_feature_shard, check_list, check_shard, compare_files
+from sa1bpack.keywords import checks_options
+from sa1bpack.parts import ALL, Share, part_of_job, share_of
+from sa1bpack.paths import local_path
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 from sa1bpack.wording import counted
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler, SequentialSampler
 
-from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.finalizers import Ending, when_gone
+from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.devices import no_memory
 from sa1bpack.loading.options import ReadingOptions

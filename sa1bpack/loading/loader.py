@@ -12,11 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
-from sa1bpack.arguments import checks_options, whole_number
+from sa1bpack.arguments import whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.disk.reading_mode import choose_mode
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import settle
+from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (

@@ -6,16 +6,9 @@ from typing import TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import (
-    LEAST_SECONDS,
-    MAX_SECONDS,
-    MAX_WORD,
-    Options,
-    checks_options,
-    keywords_of,
-    option,
-)
+from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, MAX_WORD
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options, keywords_of
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
 from sa1bpack.loading.batch.spec import LAYOUTS, ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
@@ -29,6 +22,7 @@ from sa1bpack.loading.order.orders import (
     ShuffleOrder,
 )
 from sa1bpack.loading.stats import LoadingStats
+from sa1bpack.options import Options, option
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.wording import brief

@@ -13,9 +13,9 @@ rows with a bit are unpacked, eight cells at a time through a table. What lies b
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import memcpy, njit
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import frozen
 
 FRACTION = 32  # fractional bits of a position under an affine map

@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, choice, whole_number
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import check_array, check_image_runs, frozen
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, words
 from sa1bpack.masks.raster import check_image

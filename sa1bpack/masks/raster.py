@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, choice, whole_number
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.kernels import njit
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import MAX_RUN_END, MAX_SIDE, check_image_runs, check_out, frozen
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS
 

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, is_number
+from sa1bpack.arguments import is_number
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import check_array, check_image_runs, frozen
 from sa1bpack.masks.raster import check_image
 from sa1bpack.masks.rle import bounds

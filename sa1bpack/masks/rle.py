@@ -16,9 +16,10 @@ that the text can be written again byte for byte.
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, whole_number
+from sa1bpack.arguments import whole_number
 from sa1bpack.errors import MaskError
 from sa1bpack.kernels import njit
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import (
     MAX_RUN_END,
     check_image_runs,

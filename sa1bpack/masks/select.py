@@ -6,7 +6,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import Options, checks_options, declarations, option
+from sa1bpack.keywords import checks_options
+from sa1bpack.options import Options, declarations, option
 from sa1bpack.wording import brief
 
 SAMPLINGS = ("area", "center")  # how masks are drawn on a grid

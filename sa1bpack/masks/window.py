@@ -19,9 +19,10 @@ Outside the source is background.
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, choice, whole_number
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import check_image_runs, check_out
 from sa1bpack.masks.cells import FRACTION
 from sa1bpack.masks.raster import Axis, check_image, draw_grid, make_axis

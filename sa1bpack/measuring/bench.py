@@ -7,17 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import (
-    LEAST_SECONDS,
-    MAX_SECONDS,
-    checks_options,
-    local_path,
-    number,
-    whole_number,
-)
+from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, number, whole_number
 from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY, direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.loading.devices import CUDA, open_device
 from sa1bpack.loading.loader import DIRECT_THREADS, Loader
 from sa1bpack.loading.options import ReadingOptions
@@ -25,6 +19,7 @@ from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
 from sa1bpack.measuring.memory import drop_pages
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
+from sa1bpack.paths import local_path
 from sa1bpack.wording import counted, size_text
 
 # So many tell how much the same setting differs from itself.

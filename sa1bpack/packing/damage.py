@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import xxhash
 
-from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, OptionError, VersionError
 from sa1bpack.format import files
 from sa1bpack.format.arrays import METADATA_NAME, canonical_json
@@ -33,6 +32,7 @@ from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import Scope, check_pack
 from sa1bpack.packing.options import recorded_options
 from sa1bpack.packing.records import ShardRecord, check_can_write, check_record, read_own_manifest
+from sa1bpack.parts import ALL, Share, share_of
 from sa1bpack.wording import brief, span_text
 
 _NAME = files.TEMPORARY_PREFIX + "unfinished-repair.json"

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OutputRefused, SourceError
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import AxisLengths, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
+from sa1bpack.keywords import checks_options
 from sa1bpack.packing.options import PRESETS, PackOptions, Request, RunKeywords, checked_request
 from sa1bpack.packing.pack_state import PackState, existing_parent, sources_to_pack
 from sa1bpack.packing.progress import Progress, nothing_to_do, unknown_keys_text

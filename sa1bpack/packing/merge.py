@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import check_can_be_folder, checks_options, local_path, paths_of
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputRefused
 from sa1bpack.format import files
 from sa1bpack.format.index import shard_digests
@@ -42,9 +41,11 @@ from sa1bpack.format.side.spec import (
     read_side_manifest,
     side_folders,
 )
+from sa1bpack.keywords import checks_options
 from sa1bpack.packing.options import PackOptions, differences
 from sa1bpack.packing.pack_state import PackState, lock_folder
 from sa1bpack.packing.records import Key, published_shard, read_own_manifest
+from sa1bpack.paths import check_can_be_folder, local_path, paths_of
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
 

@@ -11,19 +11,14 @@ from typing import Any
 
 import msgspec
 
-from sa1bpack.arguments import (
-    Options,
-    checks_options,
-    declarations,
-    keywords_of,
-    option,
-    patterns_of,
-)
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, SourceError
 from sa1bpack.format.layout import FITS, PIXELS, Layout
 from sa1bpack.format.manifest import check_shard_name, folder_to_write
+from sa1bpack.keywords import checks_options, keywords_of
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, ThresholdKeywords
+from sa1bpack.options import Options, declarations, option
+from sa1bpack.paths import patterns_of
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, find_sources, read_links, read_md5sums
 from sa1bpack.wording import brief
@@ -258,7 +253,7 @@ def _worded(name: str, options: dict) -> str:
     if name not in PackKeywords.__annotations__:
         return "none"
     default = PackOptions.__dataclass_fields__[name].default  # a manifest may lack a newer option
-    return declarations(PackOptions)[name][0].none if default is None else brief(default)
+    return declarations(PackOptions)[name].none if default is None else brief(default)
 
 
 def recorded_options(recorded: dict, root: Path) -> PackOptions:

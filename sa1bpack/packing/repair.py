@@ -17,16 +17,7 @@ from shlex import quote
 import msgspec
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import (
-    ALL,
-    Share,
-    checks_options,
-    items_of,
-    local_path,
-    part_of_job,
-    patterns_of,
-    whole_number,
-)
+from sa1bpack.arguments import items_of, whole_number
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, PackError, SourceError
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, put_in_place, restore_set_aside
@@ -40,6 +31,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.verify_shard import check_shard
+from sa1bpack.keywords import checks_options
 from sa1bpack.packing.damage import Damage, Unfinished, note_path, recorded_attributes
 from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.pack_state import (
@@ -56,6 +48,8 @@ from sa1bpack.packing.records import Key, PublishedShard, SourceRead, read_shard
 from sa1bpack.packing.run import pack_into, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
+from sa1bpack.parts import ALL, Share, part_of_job
+from sa1bpack.paths import local_path, patterns_of
 from sa1bpack.progress import byte_bar, report
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
 

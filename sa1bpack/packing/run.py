@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from sa1bpack import __version__, interrupts
-from sa1bpack.arguments import checks_options, local_path, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, PackError, SourceError
 from sa1bpack.format.files import discard_entry, remove_published
 from sa1bpack.format.manifest import JOB_PREFIX, PARTS_NAME, SHARDS_NAME, Manifest, identity_text
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.options import Request, RunKeywords, checked_request, recorded_options
@@ -30,6 +30,8 @@ from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
 from sa1bpack.packing.records import read_own_manifest
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
+from sa1bpack.parts import part_of_job, share_of
+from sa1bpack.paths import local_path
 from sa1bpack.progress import report
 from sa1bpack.source.find import look_at
 from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack import __version__
-from sa1bpack.arguments import bytes_of, checks_options, whole_number
+from sa1bpack.arguments import bytes_of, whole_number
 from sa1bpack.dataset.dataset import MapStyle
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import take
@@ -24,6 +24,7 @@ from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, UnknownName
 from sa1bpack.format.files import remove_all_leftovers, temporary_beside
 from sa1bpack.format.manifest import folder_to_write
+from sa1bpack.keywords import checks_options
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows, Tars, no_pairs, sources_of
 from sa1bpack.raw.tar_index import open_index

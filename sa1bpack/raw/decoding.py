@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import keywords_of, patterns_of, whole_number
+from sa1bpack.arguments import whole_number
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, convert, delivered, sample_of_rows
 from sa1bpack.display import Sample
 from sa1bpack.errors import OptionError, ReadError, SampleError, SourceError
+from sa1bpack.keywords import keywords_of
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, ThresholdKeywords, select_masks
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers, Packed, attempt, require_decoder
+from sa1bpack.paths import patterns_of
 from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import Source, find_sources

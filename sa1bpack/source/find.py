@@ -22,9 +22,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from sa1bpack.arguments import looks_like_url, refuse_url, refuse_windows_path
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
+from sa1bpack.paths import looks_like_url, refuse_url, refuse_windows_path
 from sa1bpack.signatures import (
     EMPTY,
     TEXT,

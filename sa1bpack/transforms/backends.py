@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.keywords import checks_options
 from sa1bpack.threads import ThreadPool
 
 COMPILED_ON = ("cpu",)  # types of devices where compiled kernels take the place of torch operations

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from sa1bpack.arguments import MAX_WORD, is_number, torch_subset, whole_number
+from sa1bpack.arguments import MAX_WORD, is_number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import MAX_MASK_SIZE
 from sa1bpack.masks.window import check_size
 from sa1bpack.schedules import Schedule, as_schedule
+from sa1bpack.subsets import torch_subset
 from sa1bpack.wording import brief
 
 LEAST = 1e-6  # of numbers that must be above 0

@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 
-from sa1bpack.arguments import checks_options, number
+from sa1bpack.arguments import number
 from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.cells import FRACTION
 from sa1bpack.transforms.checks import LEAST, MAX_CANVAS, as_range, check_made, check_sides
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.keywords import checks_options
 from sa1bpack.transforms.batch import Batch
 
 Record = TypeVar("Record")

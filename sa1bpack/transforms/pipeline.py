@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sa1bpack.arguments import MAX_WORD, checks_options, items_of, number, whole_number
+from sa1bpack.arguments import MAX_WORD, items_of, number, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms import checks, geometry
 from sa1bpack.transforms.backends import describe_kernels, full_precision

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from sa1bpack.arguments import MAX_WORD, checks_options, choice, number, whole_number
+from sa1bpack.arguments import MAX_WORD, choice, number, whole_number
 from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.cells import squared_distances
 from sa1bpack.masks.prompts import prompt_draw

@@ -24,8 +24,9 @@ import xxhash
 from torch.utils.data import get_worker_info
 
 from sa1bpack import occurrence
-from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
+from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.random import words
 from sa1bpack.wording import brief
 

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import sa1bpack
-from sa1bpack import OptionError, arguments
+from sa1bpack import OptionError, keywords
 
 TAR = "tests/samples/sa_000000.tar"
 
@@ -61,7 +61,7 @@ def test_it_is_named_with_what_is_meant_or_where_it_belongs(packed, name, option
 
 
 def test_every_place_that_is_named_has_the_option():
-    for place, names in arguments.PLACES.items():
+    for place, names in keywords.PLACES.items():
         assert {*names.split()} <= _options_of(place)
 
 

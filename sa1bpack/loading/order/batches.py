@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from sa1bpack.arguments import MAX_WORD, checks_options, flag, whole_number
+from sa1bpack.arguments import MAX_WORD, flag, whole_number
 from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.loading.order.epoch import STATE_VERSION, Buckets, EpochBatches
 from sa1bpack.loading.order.orders import Order
 from sa1bpack.occurrence import BatchIndices

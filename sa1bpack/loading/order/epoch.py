@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import checks_options, choice, flag, numbers_of, whole_number
+from sa1bpack.arguments import choice, flag, numbers_of, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.loading.order.orders import (
     BUCKETS,
     LEFT_OVER,

@@ -21,17 +21,12 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import (
-    MAX_WORD,
-    checks_options,
-    numbers_of,
-    select_nested,
-    torch_subset,
-    whole_number,
-)
+from sa1bpack.arguments import MAX_WORD, numbers_of, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.occurrence import earlier_occurrences
 from sa1bpack.schedules import Schedule, as_schedule
+from sa1bpack.subsets import select_nested, torch_subset
 from sa1bpack.user_code import call_user, is_of_user
 from sa1bpack.wording import brief, counted
 

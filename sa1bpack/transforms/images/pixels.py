@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.keywords import checks_options
 from sa1bpack.pixels.yuv420 import planes_to_rgb
 from sa1bpack.transforms.backends import launch, run_jobs, uses_compiled
 

@@ -11,8 +11,9 @@ image of a batch.
 import numpy as np
 import torch
 
-from sa1bpack.arguments import checks_options, number
+from sa1bpack.arguments import number
 from sa1bpack.display import call_text
+from sa1bpack.keywords import checks_options
 from sa1bpack.transforms.checks import LEAST, as_range
 from sa1bpack.transforms.geometry import Uniform
 from sa1bpack.transforms.host import sent

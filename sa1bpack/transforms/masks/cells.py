@@ -27,7 +27,7 @@ from math import gcd
 
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.window import LEVELS, REACH, UNIT
 from sa1bpack.transforms.geometry import FRACTION, fixed_steps, positions
 from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, Taking

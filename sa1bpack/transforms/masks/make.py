@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sa1bpack.arguments import checks_options, choice
+from sa1bpack.arguments import choice
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks import window
 from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.masks.cells import fill_cells, take_affine, take_cells

@@ -12,8 +12,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from sa1bpack.arguments import checks_options, whole_number
+from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, shifted

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from sa1bpack.arguments import checks_options, choice, items_of
+from sa1bpack.arguments import choice, items_of
 from sa1bpack.errors import OptionError
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks import relations as single
 from sa1bpack.masks.relations import NEIGHBORS, RELATIONS, SHARE, Derived, Relation
 from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled

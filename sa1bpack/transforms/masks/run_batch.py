@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.transforms.geometry import AffineMaps, Frame, Maps, pair
 from sa1bpack.wording import counted

@@ -1,0 +1,136 @@
+"""Groups of options, each declared once: its type, default, bounds and text are those of a field.
+
+A group is a dataclass that inherits from `Options`, with fields made by `option`. From them come
+the keyword arguments, the checks, what `help()` shows, the flags of the command line
+(`cli/arguments.py`) and the tables of the documents.
+"""
+
+import dataclasses
+import functools
+import inspect
+import textwrap
+import typing
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+from sa1bpack.arguments import choice, flag, number, whole_number
+from sa1bpack.errors import OptionError
+from sa1bpack.paths import local_path
+
+_KEY = "option"  # in the metadata of a field
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """The declaration of an option, besides its name.
+
+    Attributes:
+        help: what it does, without a full stop; "" where the docstring of a public call says it.
+        choices: the texts that it may be.
+        low, high: the least and the largest number; None for no limit.
+        multiple: what a whole number must be a multiple of.
+        why: the reason for a limit, for the message.
+        none: what None is called on the command line, in messages and in the help; may be empty.
+        metavar: what the command line calls its value.
+        kind, optional, default: of its field: the type, whether it may be None, and the default.
+    """
+
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    multiple: int = 1
+    why: str = ""
+    none: str = "none"
+    metavar: str | None = None
+    kind: Any = str
+    optional: bool = False
+    default: Any = None
+
+    @property
+    def text(self) -> str:
+        """The help, with the bounds and the default, if that need be said."""
+        shown = self.none if self.default is None else self.default
+        if shown is False or shown == "":
+            return self.help
+        within = f"{self.bounds}, " if self.bounds else ""
+        return f"{self.help} ({within}default: {shown})"
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words; none where only files set the upper one."""
+        if self.choices or self.high is None or self.high >= 1 << 24:
+            return ""
+        limits = f"at most {self.high}" if self.low is None else f"{self.low} to {self.high}"
+        return f"a multiple of {self.multiple}, {limits}" if self.multiple > 1 else limits
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value, a number as Python's, whatever its type. Raises OptionError."""
+        why = f"; {self.why}" if self.why else ""
+        if value is None and self.optional:
+            return None
+        if self.choices:
+            return choice(name, value, self.choices)
+        if self.kind is bool:
+            return flag(name, value)
+        if self.kind is Path:
+            return local_path(name, value)
+        if self.kind is float:  # 1 and 1.0 are the same option
+            return number(name, value, self.low, self.high, why)
+        if self.kind is int:
+            high = None if self.high is None else int(self.high)
+            value = whole_number(name, value, int(self.low or 0), high)
+            if value % self.multiple:
+                raise OptionError(f"{name} is {value}: choose a multiple of {self.multiple}{why}")
+        return value
+
+
+def option(default: Any, help: str = "", **declared: Any) -> Any:
+    """A field of `Options` with this default and help; see `Declaration` for the others."""
+    declaration = Declaration(help, **declared, default=default)
+    return dataclasses.field(default=default, metadata={_KEY: declaration})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The base of groups of options; a value that cannot be used is an OptionError."""
+
+    def __init_subclass__(cls) -> None:
+        """Complete the documentation of the class by that of its options."""
+        lines = [inspect.cleandoc(cls.__doc__ or ""), "", "Options:"]
+        for name, field in {**vars(cls), **cls.__dataclass_fields__}.items():
+            declaration = _declaration_of(field)
+            if declaration and declaration.help:
+                text = f"    {name}: {declaration.text}"
+                lines.append(textwrap.fill(text, 96, subsequent_indent=" " * 8))
+        cls.__doc__ = "\n".join(lines)
+
+    def __post_init__(self) -> None:
+        """Check every option, and store numbers as Python's, whatever their type."""
+        for name, declaration in declarations(type(self)).items():
+            object.__setattr__(self, name, declaration.checked(name, getattr(self, name)))
+
+
+@functools.cache
+def declarations(cls: type) -> dict[str, Declaration]:
+    """Name of each declared option → its declaration.
+
+    Those of the class itself come first, then those that it inherits.
+    """
+    kinds = typing.get_type_hints(cls)
+    declared = {}
+    for owner in cls.__mro__:
+        for name in vars(owner).get("__annotations__", ()):
+            declaration = _declaration_of(cls.__dataclass_fields__.get(name))
+            if declaration is None:
+                continue
+            alternatives = get_args(kinds[name]) or (kinds[name],)
+            kind = next(alternative for alternative in alternatives if alternative is not NoneType)
+            optional = NoneType in alternatives
+            declared[name] = dataclasses.replace(declaration, kind=kind, optional=optional)
+    return declared
+
+
+def _declaration_of(field: Any) -> Declaration | None:
+    return field.metadata.get(_KEY) if isinstance(field, dataclasses.Field) else None

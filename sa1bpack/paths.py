@@ -1,0 +1,143 @@
+"""Paths that users give: folders, files and glob patterns of this machine, or lists of them."""
+
+import glob
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sa1bpack.errors import OptionError
+from sa1bpack.wording import brief
+
+# The second half: a URL that went through pathlib, which joins slashes.
+_URL = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]+)://|(s3|gs|gcs|az|abfss?|hf|hdfs|https?|ftp|file):/", re.IGNORECASE
+)
+# A drive and a folder of it, or a share of the network.
+_WINDOWS_PATH = re.compile(r"([A-Za-z]):[\\/]+(.*)|\\\\[^\\]", re.DOTALL)
+
+
+def local_path(name: str, value: Any) -> Path:
+    """A path of this machine, with `~` expanded.
+
+    Raises OptionError for what is not a path, and for a URL or a path of Windows, which `Path`
+    would take for a folder named `s3:` or `D:\\packed`.
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
+    if not isinstance(text, str) or not text:
+        raise OptionError(
+            f"{name} is {brief(value)}: give a path as text; that of the current folder is '.'"
+        )
+    if "\0" in text:
+        raise OptionError(f"{name} is {brief(value)}: give a path without a NUL character")
+    refuse_url(name, text)
+    refuse_windows_path(name, text)
+    # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.
+    return Path(os.path.expanduser(text))  # noqa: PTH111
+
+
+def paths_of(name: str, value: Any) -> list[Path]:
+    """The paths that a path, a glob pattern, or a list of both stands for, in order.
+
+    A pattern stands for what it matches, sorted by name; a path that exists is never a pattern.
+
+    Raises OptionError for what is not a path, such as a Dataset, for a pattern that matches
+    nothing, an empty list, and a path that is given twice.
+    """
+    refuse_dataset(name, value)
+    paths: list[Path] = []
+    for pattern in listed(value):
+        path = local_path(name, pattern)
+        if path.exists() or not glob.has_magic(str(path)):
+            paths.append(path)
+        elif matches := sorted(glob.glob(str(path))):
+            paths += map(Path, matches)
+        else:
+            raise OptionError(f"{name} is {str(pattern)!r}: nothing matches this pattern")
+    if not paths:
+        raise OptionError(f"{name} is an empty list: name at least one")
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        first = seen.setdefault(path.resolve(), path)
+        if first is not path:
+            raise OptionError(f"{name} has the same folder twice: {first} and {path}")
+    return paths
+
+
+def patterns_of(name: str, value: Any) -> list[str | Path]:
+    """A path, a pattern, a URL, or a list of them as a list, not yet expanded.
+
+    Raises OptionError for anything else, such as a Dataset, which would be iterated over.
+    """
+    if hasattr(value, "spec"):
+        raise OptionError(f"{name} is {brief(value)}: give a path, a pattern, or a list of them")
+    patterns: list[str | Path] = []
+    for pattern in listed(value):
+        if not isinstance(pattern, str | os.PathLike):
+            raise OptionError(f"{name} has {brief(pattern)}: give paths and patterns")
+        patterns.append(pattern if isinstance(pattern, str) else Path(pattern))
+    return patterns
+
+
+def listed(value: Any) -> list[Any]:
+    """The items of an iterable, as a list; a path, a URL or anything else as a list of one."""
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike):
+        return list(value)
+    return [value]
+
+
+def check_can_be_folder(path: Path, remedy: str) -> None:
+    """Raise OptionError if a path, or one above it, is there and is not a folder.
+
+    Args:
+        remedy: what to give instead, for the message.
+    """
+    existing = path.absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not existing.is_dir():
+        kind = "a file" if existing.exists() else "a link to what does not exist"
+        raise OptionError(f"{path}: {existing} is {kind}; {remedy}")
+
+
+def refuse_dataset(name: str, value: Any) -> None:
+    """Raise OptionError for a dataset, which would be iterated over, sample by sample."""
+    if hasattr(value, "spec"):
+        raise OptionError(
+            f"{name} is {brief(value)}: give the path of its pack, or that of a file that "
+            "ds.save_selection has written, where a selection is accepted"
+        )
+
+
+def looks_like_url(text: str) -> bool:
+    """True for a text that begins like a URL, also one that went through pathlib."""
+    return _URL.match(text) is not None
+
+
+def refuse_url(name: str, text: str) -> None:
+    """Raise OptionError for a URL."""
+    if match := _URL.match(text):
+        scheme = match[1] or match[2]
+        shown = re.split("[?#]", text)[0]  # a query may be a signature
+        shown = re.sub("(:/+)[^/]*@", r"\1", shown)  # and a user has a password
+        raise OptionError(
+            f"{name} is {shown!r}: {scheme.lower()} URLs are not supported; give a path of this "
+            "machine, such as a mounted folder or a local copy"
+        )
+
+
+def refuse_windows_path(name: str, text: str) -> None:
+    """Raise OptionError for a path of Windows, unless there is a file or folder of that name."""
+    match = _WINDOWS_PATH.match(text)
+    if match is None or os.path.lexists(text.partition("/")[0]):
+        return
+    drive, folder = match.groups()
+    remedy = "mount the share, and give the path of the mount"
+    if drive is not None:
+        mounted = f"/mnt/{drive.lower()}/" + folder.replace("\\", "/")
+        remedy = f"give a path of this system; in WSL, {mounted!r}"
+    raise OptionError(
+        f"{name} is {text!r}: a path of Windows, which here is a name in the current folder; "
+        f"{remedy}"
+    )
