@@ -18,7 +18,7 @@ What to call; `help(sa1bpack.NAME)` has the options and the rest:
   libraries' transforms
 - order: shuffle=, or an Order: LocalShuffleOrder, NodeShuffleOrder, WeightedOrder; Buckets; without
   a loader OrderedBatches
-- over time: Linear, Cosine, Steps, Function
+- over time: LinearSchedule, CosineSchedule, PiecewiseSchedule, FunctionSchedule
 - precompute: derive, attach; then open(features=[NAME])
 - write out: export_sa1b, export_coco
 - masks alone: masks.parse_counts, rasterize, mask_boxes, draw_points, relate, ...
@@ -36,8 +36,12 @@ PICTURES = "sa1bpack.export.show"
 
 # Names of earlier releases, and those that people look for, and what they are called.
 _RENAMED = {
+    "Cosine": "CosineSchedule",
     "DataLoader": "Loader, or make_dataloader for torch's own",
+    "Function": "FunctionSchedule",
     "HomeShuffleOrder": "NodeShuffleOrder",
+    "Linear": "LinearSchedule",
+    "Steps": "PiecewiseSchedule",
     "collate": "Collate()",
     "collate_fn": "Collate()",
     "load": "open",

@@ -46,10 +46,10 @@ from sa1bpack.packing.run import pack as pack
 from sa1bpack.packing.run import pack_part as pack_part
 from sa1bpack.raw.dataset import TarDataset as TarDataset
 from sa1bpack.raw.streaming import IterableTarDataset as IterableTarDataset
-from sa1bpack.schedules import Cosine as Cosine
-from sa1bpack.schedules import Function as Function
-from sa1bpack.schedules import Linear as Linear
-from sa1bpack.schedules import Steps as Steps
+from sa1bpack.schedules import CosineSchedule as CosineSchedule
+from sa1bpack.schedules import FunctionSchedule as FunctionSchedule
+from sa1bpack.schedules import LinearSchedule as LinearSchedule
+from sa1bpack.schedules import PiecewiseSchedule as PiecewiseSchedule
 from sa1bpack.transforms.seeding import Seeded as Seeded
 
 __version__: str

@@ -1,4 +1,4 @@
-"""Values that change from epoch to epoch, or from step to step: `Steps`, `Linear`, `Cosine`.
+"""Schedules: values that change from epoch to epoch, or from step to step.
 
 A schedule is a pure function of one whole number: the epoch, or the step, which is the number of
 batches (of all ranks together) since training began, as an uninterrupted run counts them. It is
@@ -26,7 +26,7 @@ BY = ("epoch", "step")
 FUNCTION_EPOCHS = 1000
 # Epochs or steps over which a value may change: the values of all of them are computed at once.
 MAX_LENGTH = 10_000_000
-# Of a longer schedule, a state has a digest.
+# A state has a digest of a schedule with more changes than this.
 _SHOWN_CHANGES = 16
 
 
@@ -42,17 +42,17 @@ class Schedule:
     def __init__(
         self, by: str, starts: Sequence[int], values: Sequence[Any], text: str | None = None
     ):
-        """Made by `Steps`, `Linear`, `Cosine`, `Function` and `as_schedule`. `text`: as written."""
+        """Made by the schedules below and by `as_schedule`. `text` is what the user wrote."""
         self.by = choice("by", by, BY)
-        self._text = text
-        at = []
-        kept = []
+        self._written = text
+        change_starts: list[int] = []
+        change_values: list[Any] = []
         for start, value in zip(starts, values, strict=True):
-            if not kept or not _same(kept[-1], value):
-                at.append(int(start))
-                kept.append(value)
-        self.starts = tuple(at)
-        self.values = tuple(kept)
+            if not change_values or not _same(change_values[-1], value):
+                change_starts.append(int(start))
+                change_values.append(value)
+        self.starts = tuple(change_starts)
+        self.values = tuple(change_values)
 
     def __call__(self, number: int) -> Any:
         """The value of an epoch, or of a step, 0 or more."""
@@ -62,7 +62,9 @@ class Schedule:
         """The value in this epoch, or at this step; only the one that it depends on is needed."""
         if self.constant:
             return self.values[0]
-        return self(epoch if self.by == "epoch" else step)
+        number = epoch if self.by == "epoch" else step
+        assert number is not None
+        return self(number)
 
     @property
     def constant(self) -> bool:
@@ -81,32 +83,41 @@ class Schedule:
 
     def map(self, make: Callable[[Any], Any]) -> "Schedule":
         """A schedule of `make(value)`. An OptionError names the epoch or step of the value."""
-        made = []
+        values = []
         for start, value in zip(self.starts, self.values, strict=True):
             try:
-                made.append(make(value))
+                values.append(make(value))
             except OptionError as error:
                 if self.constant:
                     raise
                 raise OptionError(f"from {self.by} {start} on, {error}") from None
-        return Schedule(self.by, self.starts, made, self._text)
+        return Schedule(self.by, self.starts, values, self._written)
 
     def __repr__(self) -> str:
-        return self._text or self.text
+        return self._written or f"PiecewiseSchedule({self._arguments})"
+
+    @property
+    def text(self) -> str:
+        """The values as a saved state has them, the same for equal schedules.
+
+        It reads `Steps(20, {1: 30, 2: 40})`, the name that schedules had in release 0.1.0, so that
+        its states can be loaded. Of more than 16 changes it has the first, and a digest of all.
+        """
+        return f"Steps({self._arguments})"
 
     @cached_property
-    def text(self) -> str:
-        """The values, the same for equal schedules: `Steps(20, {1: 30, 2: 40})`.
-
-        Of more than 16 changes it has the first, and a digest of all.
-        """
-        first, *values = map(_value_text, self.values)
-        changes = [f"{at}: {text}" for at, text in zip(self.starts[1:], values, strict=True)]
+    def _arguments(self) -> str:
+        first, *later = map(_value_text, self.values)
+        changes = [f"{start}: {text}" for start, text in zip(self.starts[1:], later, strict=True)]
         if len(changes) > _SHOWN_CHANGES:
             digest = xxhash.xxh3_64_hexdigest("; ".join(changes).encode())
             changes = [*changes[:2], f"... {len(changes)} changes, {digest}"]
-        text = f"{first}, {{{', '.join(changes)}}}" if changes else first
-        return f"Steps({text}{', by=step' if self.by == 'step' else ''})"
+        arguments = [first]
+        if changes:
+            arguments.append(f"{{{', '.join(changes)}}}")
+        if self.by == "step":
+            arguments.append("by=step")
+        return ", ".join(arguments)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schedule) and self.text == other.text
@@ -115,10 +126,10 @@ class Schedule:
         return hash(self.text)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return one is other
-    return bool(one == other)
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return a is b
+    return bool(a == b)
 
 
 def _value_text(value: Any) -> str:
@@ -126,18 +137,20 @@ def _value_text(value: Any) -> str:
         digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(value).tobytes())
         return f"{value.dtype} {value.shape} {digest}"
     name = getattr(value, "__qualname__", None)
-    return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
+    if callable(value) and name:
+        return f"{value.__module__}.{name}"
+    return repr(value)
 
 
 @checks_options
-class Steps(Schedule):
-    """Values that hold until the next one: `Steps(20, {1: 30, 5: 40})`.
+class PiecewiseSchedule(Schedule):
+    """Values that hold until the next one: `PiecewiseSchedule(20, {1: 30, 5: 40})`.
 
     20 in epoch 0, 30 from epoch 1 on, 40 from epoch 5 on. Values may be anything that the option
     takes, such as the names of a choice of masks.
 
     Examples:
-        >>> caps = sa1bpack.Steps(20, {1: 30, 5: 40})
+        >>> caps = sa1bpack.PiecewiseSchedule(20, {1: 30, 5: 40})
         >>> [caps(epoch) for epoch in (0, 1, 4, 5, 99)]
         [20, 30, 30, 40, 40]
     """
@@ -157,17 +170,19 @@ class Steps(Schedule):
                 f"changes is {brief(changes)}: pass a dict, such as {{5: 30}} for 30 from epoch 5 "
                 "on"
             )
-        found = {whole_number("a key of changes", at, 1, MAX_WORD): changes[at] for at in changes}
-        starts = sorted(found)
-        super().__init__(by, [0, *starts], [first, *(found[at] for at in starts)])
+        value_from = {
+            whole_number("a key of changes", start, 1, MAX_WORD): value
+            for start, value in changes.items()
+        }
+        starts = sorted(value_from)
+        super().__init__(by, [0, *starts], [first, *(value_from[start] for start in starts)])
 
 
 @checks_options
 class _Curve(Schedule):
     """Whole numbers from `first` to `last` over some epochs or steps.
 
-    A curve has `_share`: of float64 (n,) fractions of its length, how much of the change has
-    happened.
+    A subclass has `_share`.
     """
 
     def __init__(
@@ -198,16 +213,21 @@ class _Curve(Schedule):
         exact = np.round((first + (last - first) * share) / multiple, 9)
         values = (np.floor(exact + 0.5) * multiple).astype(np.int64)
         starts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
-        rounding = f", multiple={multiple}" if multiple > 1 else ""
-        text = f"{type(self).__name__}({first}, {last}, {by}s={length}{rounding})"
-        super().__init__(by, starts.tolist(), values[starts].tolist(), text)
+        text = f"{type(self).__name__}({first}, {last}, {by}s={length}"
+        if multiple > 1:
+            text += f", multiple={multiple}"
+        super().__init__(by, starts.tolist(), values[starts].tolist(), f"{text})")
+
+    def _share(self, passed: np.ndarray) -> np.ndarray:
+        """How much of the change has happened after these fractions of the length, float64 (n,)."""
+        raise NotImplementedError
 
 
-class Linear(_Curve):
-    """Whole numbers that change evenly: `Linear(20, 100, epochs=8)` is 20, 30, 40, ... 100.
+class LinearSchedule(_Curve):
+    """Whole numbers that change evenly: `LinearSchedule(20, 100, epochs=8)` is 20, 30, 40, ... 100.
 
     Examples:
-        >>> caps = sa1bpack.Linear(20, 100, epochs=8)
+        >>> caps = sa1bpack.LinearSchedule(20, 100, epochs=8)
         >>> [caps(epoch) for epoch in (0, 1, 8, 99)]
         [20, 30, 100, 100]
     """
@@ -216,11 +236,11 @@ class Linear(_Curve):
         return passed
 
 
-class Cosine(_Curve):
+class CosineSchedule(_Curve):
     """Whole numbers that change along half a cosine: slowly, fast in the middle, slowly again.
 
     Examples:
-        >>> caps = sa1bpack.Cosine(20, 100, epochs=8)
+        >>> caps = sa1bpack.CosineSchedule(20, 100, epochs=8)
         >>> [caps(epoch) for epoch in (0, 1, 4, 8)]
         [20, 23, 60, 100]
     """
@@ -230,14 +250,14 @@ class Cosine(_Curve):
 
 
 @checks_options
-class Function(Schedule):
-    """The values of a function: `Function(lambda epoch: 20 + 10 * epoch, epochs=9)`.
+class FunctionSchedule(Schedule):
+    """The values of a function: `FunctionSchedule(lambda epoch: 20 + 10 * epoch, epochs=9)`.
 
     It is called here, once for each number below `epochs` (or `steps`); its last value stays. So
     the largest value is known, and neither a pickle nor a state has the function itself.
 
     Examples:
-        >>> caps = sa1bpack.Function(lambda epoch: 20 + 10 * epoch, epochs=9)
+        >>> caps = sa1bpack.FunctionSchedule(lambda epoch: 20 + 10 * epoch, epochs=9)
         >>> caps(3), caps(99), caps.largest
         (50, 100, 100)
     """
@@ -257,7 +277,7 @@ class Function(Schedule):
             raise OptionError(
                 f"function is {brief(function)}: pass a function of the epoch or the step"
             )
-        by, length = _length("Function", epochs, steps)
+        by, length = _length("FunctionSchedule", epochs, steps)
         values = [_called("function", function, by, number) for number in range(length)]
         super().__init__(by, range(length), values)
 
@@ -270,15 +290,15 @@ def _called(name: str, function: Callable[[int], Any], by: str, number: int) -> 
         raise OptionError(
             f"{name} is a function that fails in {by} {number}: {error_text(error.__cause__)}. "
             f"It is called in advance with each {by} from 0 on in which its value may change: say "
-            f"for how many its values are used, as in sa1bpack.Function(f, {by}s={number or 1}), "
-            "or give a list of them"
+            "for how many its values are used, as in "
+            f"sa1bpack.FunctionSchedule(f, {by}s={number or 1}), or give a list of them"
         ) from error
 
 
-def _length(what: str, epochs: int | None, steps: int | None) -> tuple[str, int]:
+def _length(schedule: str, epochs: int | None, steps: int | None) -> tuple[str, int]:
     """The unit of a schedule, epoch or step, and its length."""
     if (epochs is None) == (steps is None):
-        raise OptionError(f"{what} has epochs={epochs} and steps={steps}: give one of them")
+        raise OptionError(f"{schedule} has epochs={epochs} and steps={steps}: give one of them")
     if steps is None:
         return "epoch", whole_number("epochs", epochs, 1, MAX_LENGTH)
     return "step", whole_number("steps", steps, 1, MAX_LENGTH)
@@ -312,13 +332,13 @@ def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
     if not (functions and callable(value)):
         return Schedule("epoch", [0], [value], repr(value))
     epochs = range(FUNCTION_EPOCHS)
-    found = Schedule("epoch", epochs, [_called(name, value, "epoch", epoch) for epoch in epochs])
-    if found.until >= FUNCTION_EPOCHS // 2:
+    schedule = Schedule("epoch", epochs, [_called(name, value, "epoch", epoch) for epoch in epochs])
+    if schedule.until >= FUNCTION_EPOCHS // 2:
         raise OptionError(
-            f"{name} is a function that still changes in epoch {found.until}: say for how many "
-            "epochs its values are used, as in sa1bpack.Function(f, epochs=50)"
+            f"{name} is a function that still changes in epoch {schedule.until}: say for how many "
+            "epochs its values are used, as in sa1bpack.FunctionSchedule(f, epochs=50)"
         )
-    return found
+    return schedule
 
 
 def whole_numbers(name: str, value: Any, low: int, high: int | None = None) -> Schedule:

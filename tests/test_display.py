@@ -55,10 +55,11 @@ def test_readers_orders_buckets_and_collate_show_what_they_were_made_with(ds):
     assert repr(sa1bpack.Buckets(ds, batches=8)) == (
         f"<Buckets by mask_count, windows of 8 batches, {size} samples>"
     )
-    options = {"max_masks": sa1bpack.Linear(2, 4, epochs=2), "threads": 1}
+    options = {"max_masks": sa1bpack.LinearSchedule(2, 4, epochs=2), "threads": 1}
     with sa1bpack.Loader(ds, 2, shuffle=True, **options) as loader:
         assert repr(loader).endswith(
-            " of 2, shuffle order, epoch 0, max_masks Linear(2, 4, epochs=2) padded, cpu, 1 thread>"
+            " of 2, shuffle order, epoch 0, max_masks LinearSchedule(2, 4, epochs=2) padded, cpu, "
+            "1 thread>"
         )
 
 

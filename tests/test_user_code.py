@@ -300,7 +300,7 @@ def test_every_function_of_the_users_is_named_with_what_it_was_called_for(
 def test_a_schedule_that_fails_is_an_option_that_cannot_be_used(raised):
     function = Raising(raised)
     with pytest.raises(OptionError, match="function that fails in epoch 1"):
-        sa1bpack.Function(function, epochs=3)
+        sa1bpack.FunctionSchedule(function, epochs=3)
 
 
 def test_an_error_of_the_package_passes_with_a_note(ds):  # noqa: F811

@@ -122,9 +122,10 @@ class Loader(BaseLoader):
         Args:
             ds: a dataset without a transform, which would run Python for every sample: transform
                 the batch, or use `make_dataloader`. A `torch.utils.data.Subset` of one is accepted.
-            batch_size: samples per batch, of each rank; or a schedule of it: `Steps`, `Linear`,
-                `Cosine`, `Function`, a list with one value per epoch, or a function of the epoch.
-                Or None, with the option `global_batch_size`.
+            batch_size: samples per batch, of each rank; or a schedule of it:
+                `PiecewiseSchedule`, `LinearSchedule`, `CosineSchedule`, `FunctionSchedule`, a list
+                with one value per epoch, or a function of the epoch. Or None, with
+                the option `global_batch_size`.
             device: "cpu", "cuda" or "cuda:1". "cuda" is the current device of the thread that
                 makes the Loader; or, where CUDA is not used yet, and in another process that the
                 Loader was sent to, of the one that iterates first.

@@ -88,12 +88,12 @@ class ReadingOptions(Options):
             (shuffle, each node its own shards in every epoch; not with `bucket_by`), or an Order of
             this dataset.
         max_masks: keep at most this many masks per sample; None keeps all, 0 none. It may change:
-            `Steps`, `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function
-            of the epoch.
+            `PiecewiseSchedule`, `LinearSchedule`, `CosineSchedule`, `FunctionSchedule`, a list with
+            one value per epoch, or a function of the epoch.
         mask_select: which masks to keep: "largest", "iou", "stability", "random", "balanced" or a
             function, as in `Collate`; or an array with one weight per mask of the dataset, in the
-            order of `ds.mask_column`, by which they are drawn. It may change: `Steps` of such
-            values, or a list with one per epoch.
+            order of `ds.mask_column`, by which they are drawn. It may change: a
+            `PiecewiseSchedule` of such values, or a list with one per epoch.
         bucket_by: batches of samples that are alike, so that padding wastes less: "mask_count",
             "aspect" (the shape of the image), an array with one number per sample, or `Buckets`.
             None: by the order.

@@ -147,9 +147,10 @@ class Pipeline:
             size: the canvas: its side or (height, width) in pixels, up to 16384. None: that of the
                 pack. Images start as large as possible, in the top left corner.
             mask_size: the grid of the masks: its side or (height, width) in cells, up to 4096.
-                None: as many pixels per cell as in the batch. Both sizes may change: `Steps`,
-                `Linear`, `Cosine`, `Function`, a list with one value per epoch (so a pair is a
-                tuple), or a function of the epoch; epoch and step are those of the batch.
+                None: as many pixels per cell as in the batch. Both sizes may change:
+                `PiecewiseSchedule`, `LinearSchedule`, `CosineSchedule`, `FunctionSchedule`, a list
+                with one value per epoch (so a pair is a tuple), or a function of the
+                epoch; epoch and step are those of the batch.
             dtype: type of the images, a floating-point type.
             mean, std: mean and std of R, G, B in 0 to 255; by default those of SAM.
             min_area: cells that a mask must still have to be valid.

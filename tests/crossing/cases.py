@@ -168,7 +168,7 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
     case.size = size()
     if rng.random() < 0.25:
         sizes = case.size, size()
-        by_step = sa1bpack.Steps(sizes[0], {rng.randint(1, 4): sizes[1]}, by="step")
+        by_step = sa1bpack.PiecewiseSchedule(sizes[0], {rng.randint(1, 4): sizes[1]}, by="step")
         case.size = rng.choice((list(sizes), by_step))
     last = rng.choice((None, None, "drop_last", "pad_last"))
     if ranks > 1 and last is None:
@@ -178,7 +178,7 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
     reading = case.reading = {} if last is None else {last: True}
     reading["mask_layout"] = rng.choice(LAYOUTS[:2] if case.yields_runs else LAYOUTS)
     one, two = rng.randint(1, 8), rng.randint(1, 20)
-    changing = [one, two], [one, None], sa1bpack.Linear(one, two, steps=5)
+    changing = [one, two], [one, None], sa1bpack.LinearSchedule(one, two, steps=5)
     most = rng.choice((None, None, one, one, *changing))
     if most is not None:
         reading["max_masks"], reading["mask_select"] = most, _drawn_choice(rng, ds)

@@ -291,7 +291,7 @@ def value_at(option: Any, epoch: int, step: int) -> Any:
     """The value of an option that may be a schedule."""
     if isinstance(option, list):
         return option[min(epoch, len(option) - 1)]
-    if isinstance(option, sa1bpack.Steps | sa1bpack.Linear):
+    if isinstance(option, sa1bpack.PiecewiseSchedule | sa1bpack.LinearSchedule):
         return option(step if option.by == "step" else epoch)
     return option
 

@@ -29,7 +29,14 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import BatchSamplerShard
 from batches import BOTH
 
-from sa1bpack import Loader, LoaderError, OrderedBatches, ShuffleOrder, Steps, make_dataloader
+from sa1bpack import (
+    Loader,
+    LoaderError,
+    OrderedBatches,
+    PiecewiseSchedule,
+    ShuffleOrder,
+    make_dataloader,
+)
 from sa1bpack import open as open_pack
 
 EPOCHS, BATCH = 3, 4
@@ -138,7 +145,11 @@ def test_a_run_sees_every_epoch_as_without_accelerate_wherever_it_resumes(
 
 
 def test_schedules_are_of_the_step_wherever_it_resumes_and_of_the_process(ds):
-    options = {"max_masks": Steps(1, {2: 2, 4: 5}, by="step"), "shuffle": True, "seed": 3}
+    options = {
+        "max_masks": PiecewiseSchedule(1, {2: 2, 4: 5}, by="step"),
+        "shuffle": True,
+        "seed": 3,
+    }
     sizes = [4, 2]
     whole = [[content(batch) for batch in make_dataloader(ds, global_batch_size=sizes, **options)]]
     later = make_dataloader(ds, global_batch_size=sizes, **options)

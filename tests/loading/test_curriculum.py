@@ -6,23 +6,26 @@ import numpy as np
 import pytest
 from batches import BOTH
 
-from sa1bpack import Linear, Loader, OptionError, Steps
+from sa1bpack import LinearSchedule, Loader, OptionError, PiecewiseSchedule
 
 # Batches of 6, then 4 and 2; 1 mask, then 3 and 5; by size, then drawn.
 OPTIONS = {
-    "max_masks": Linear(1, 5, epochs=2),
+    "max_masks": LinearSchedule(1, 5, epochs=2),
     "mask_select": ["largest", "random"],
     "shuffle": True,
     "seed": 5,
 }
-SIZES = Steps(6, {1: 4, 2: 2})
+SIZES = PiecewiseSchedule(6, {1: 4, 2: 2})
 
 
 @BOTH
 def test_a_state_of_another_schedule_is_refused_by_name(ds, make):
     state = make(ds, SIZES, **OPTIONS).state_dict()
     for options, named in (
-        (OPTIONS | {"max_masks": Linear(1, 9, epochs=2)}, r"max_masks was 'Steps\(1, \{1: 3, 2: 5"),
+        (
+            OPTIONS | {"max_masks": LinearSchedule(1, 9, epochs=2)},
+            r"max_masks was 'Steps\(1, \{1: 3, 2: 5",
+        ),
         (
             OPTIONS | {"mask_select": "largest"},
             r"mask_select was \"Steps\('largest', \{1: 'random'\}\)\", is",
@@ -40,15 +43,15 @@ def test_a_state_of_another_schedule_is_refused_by_name(ds, make):
 
 @BOTH
 def test_the_plan_is_of_the_largest_batch_of_all_epochs_and_says_what_changes(ds, make):
-    by_step = OPTIONS | {"max_masks": Steps(1, {2: 5}, by="step")}
+    by_step = OPTIONS | {"max_masks": PiecewiseSchedule(1, {2: 5}, by="step")}
     given = [(6, 1), (4, 3), (2, 5), (6, 5)]
     plans = [make(ds, size, max_masks=most).plan() for size, most in given]
     plans += [make(ds, SIZES, **options).plan() for options in (OPTIONS, by_step)]
     assert plans[4].batch_bytes == max(plan.batch_bytes for plan in plans[:3])
     assert plans[5].batch_bytes == plans[3].batch_bytes  # by epoch and by step: any pair
     assert plans[0].schedules == ""
-    text = "batch_size=Steps(6, {1: 4, 2: 2}), max_masks=Linear(1, 5, epochs=2), mask_select=Steps("
-    assert f"the largest batch with {text}" in str(plans[4])
+    text = "batch_size=PiecewiseSchedule(6, {1: 4, 2: 2}), max_masks=LinearSchedule(1, 5, epochs=2)"
+    assert f"the largest batch with {text}, mask_select=PiecewiseSchedule(" in str(plans[4])
 
 
 @BOTH
@@ -87,7 +90,8 @@ def test_a_function_is_called_once_per_epoch_and_need_not_be_picklable(ds, make)
         *([1] * 2), *([2] * 3), *([3] * 6)
     ]  # fmt: skip
     assert called == list(range(1000))
-    assert "batch_size=Steps(6, {1: 4, 2: 2}), max_masks=Steps(1, {1: 2, 2: 3})" in text
+    assert "batch_size=PiecewiseSchedule(6, {1: 4, 2: 2}), " in text
+    assert ", max_masks=PiecewiseSchedule(1, {1: 2, 2: 3})" in text
 
 
 @BOTH

@@ -12,12 +12,15 @@ from commands import python
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from sa1bpack import Loader, OptionError, Steps, make_dataloader
+from sa1bpack import Loader, OptionError, PiecewiseSchedule, make_dataloader
 from sa1bpack import open as open_pack
 
 OPTIONS = {"mask_layout": "concat", "max_masks": 3, "mask_select": "random"}
 OPTIONS |= {"shuffle": True, "seed": 4, "relations": "ious"}
-BY_STEP = {"max_masks": Steps(1, {1: 2, 2: 3, 4: 5}, by="step"), "mask_select": "random"}
+BY_STEP = {
+    "max_masks": PiecewiseSchedule(1, {1: 2, 2: 3, 4: 5}, by="step"),
+    "mask_select": "random",
+}
 BY_STEP |= {"shuffle": True}
 
 

@@ -22,7 +22,7 @@ from made_batches import (
 )
 from sync_debug import waiting_is_an_error
 
-from sa1bpack import Linear, OptionError, Steps
+from sa1bpack import LinearSchedule, OptionError, PiecewiseSchedule
 from sa1bpack import transforms as T
 
 GEOMETRIC = {
@@ -272,9 +272,9 @@ def test_every_epoch_and_step_has_its_sizes_and_masks_are_drawn_at_them(batch, s
     changing = T.Pipeline(
         DS,
         steps,
-        size=Linear(48, 96, epochs=2, multiple=8),
+        size=LinearSchedule(48, 96, epochs=2, multiple=8),
         seed=3,
-        mask_size=Steps(24, {2: (32, 40), 4: 96}, by="step"),
+        mask_size=PiecewiseSchedule(24, {2: (32, 40), 4: 96}, by="step"),
     )
     for pipeline in (changing, pickle.loads(pickle.dumps(changing))):
         for epoch, step, size, grid in (
@@ -293,8 +293,8 @@ def test_every_epoch_and_step_has_its_sizes_and_masks_are_drawn_at_them(batch, s
             assert all(torch.equal(found[key], expected[key]) for key in tensors)
             assert expected["images"].shape[2:] == (size, size)
     text = repr(changing)
-    assert "size=Linear(48, 96, epochs=2, multiple=8)" in text
-    assert "mask_size=Steps((24, 24), {2: (32, 40), 4: (96, 96)}, by=step)" in text
+    assert "size=LinearSchedule(48, 96, epochs=2, multiple=8)" in text
+    assert "mask_size=PiecewiseSchedule((24, 24), {2: (32, 40), 4: (96, 96)}, by=step)" in text
 
 
 def test_a_list_is_a_size_per_epoch_a_tuple_is_height_and_width(batch):
@@ -310,7 +310,7 @@ def test_a_list_is_a_size_per_epoch_a_tuple_is_height_and_width(batch):
 def test_a_batch_without_the_epoch_or_step_that_sizes_need_is_refused(batch):
     with pytest.raises(OptionError, match="the batch has no 'epoch', but steps or sizes"):
         T.Pipeline(DS, size=[48, 96])(batch)
-    by_step = T.Pipeline(DS, size=Steps(48, {3: 96}, by="step"))
+    by_step = T.Pipeline(DS, size=PiecewiseSchedule(48, {3: 96}, by="step"))
     with pytest.raises(OptionError, match="change by step, but the batch has no 'global_step'"):
         by_step(batch | {"epoch": 0})
     assert by_step(batch | {"global_step": 3})["images"].shape[2:] == (96, 96)

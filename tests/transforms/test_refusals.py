@@ -15,6 +15,7 @@ from made_batches import (
     rectangle_runs,
 )
 
+import sa1bpack
 from sa1bpack import OptionError, masks
 from sa1bpack import transforms as T
 
@@ -140,6 +141,8 @@ def test_names_of_earlier_releases_are_refused_with_those_of_today():
         _ = T.RandomFlip
     with pytest.raises(AttributeError, match="it is mask_boxes"):
         _ = masks.mask_bbox
+    with pytest.raises(AttributeError, match="it is LinearSchedule"):
+        _ = sa1bpack.Linear
 
 
 def test_anything_but_a_batch_of_tensors_is_refused_by_name():

@@ -71,9 +71,9 @@ def order(ds: sa1bpack.Dataset) -> sa1bpack.OrderedBatches:
 
 
 def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
-    caps = sa1bpack.Linear(20, 100, epochs=8)
-    choice = sa1bpack.Steps("largest", {3: "random"})
-    sizes = sa1bpack.Function(lambda epoch: 8 + epoch, epochs=8)
+    caps = sa1bpack.LinearSchedule(20, 100, epochs=8)
+    choice = sa1bpack.PiecewiseSchedule("largest", {3: "random"})
+    sizes = sa1bpack.FunctionSchedule(lambda epoch: 8 + epoch, epochs=8)
     assert_type(caps(3), Any)
     with sa1bpack.Loader(
         ds, 8, device="cuda", max_masks=caps, mask_select=choice, on_epoch_end=print
@@ -84,7 +84,7 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
         assert_type(loader.stats(), sa1bpack.LoadingStats)
         assert_type(loader.stats().cached_share, float | None)
         assert_type(loader.plan().device_bytes, int)
-    rising = sa1bpack.Cosine(20, 40, epochs=2)
+    rising = sa1bpack.CosineSchedule(20, 40, epochs=2)
     for batch in sa1bpack.make_dataloader(ds, 8, max_masks=rising, relations=["ious"]):
         assert_type(batch, Batch)
     sa1bpack.make_dataloader(ds, sizes(0), shuffle=True, prefetch_factor=4)

@@ -81,8 +81,8 @@ class OrderedBatches:
     Args:
         order: the order of the samples.
         batch_size: samples per batch of this rank, of each rank alike; or a schedule of it:
-            `Steps`, `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function
-            of the epoch. The order of the samples stays the same.
+            `PiecewiseSchedule`, `LinearSchedule`, `CosineSchedule`, `FunctionSchedule`, a list with
+            one value per epoch, or a function of the epoch. Samples keep their order.
         global_batch_size: in place of batch_size: samples per batch over all ranks together, a
             multiple of world_size; or a schedule of it.
         rank: 0 to world_size - 1, `torch.distributed.get_rank()`.

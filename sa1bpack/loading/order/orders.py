@@ -544,7 +544,7 @@ class WeightedOrder(SeededOrder):
         dataset: the dataset to draw from.
         weights: (len(dataset),), finite and at least 0, not all 0; for instance
             `ds.column("mask_count")`. 8 bytes per sample are kept. A list of such arrays has one
-            per epoch, of which the last stays, and `Steps` may change them as well, by epoch.
+            per epoch, of which the last stays; a `PiecewiseSchedule` by epoch has them as well.
         samples: draws per epoch; None for as many as the dataset has samples.
         seed: 0 to 2**64 - 1.
 

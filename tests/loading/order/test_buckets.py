@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sa1bpack import Buckets, NodeShuffleOrder, OptionError, OrderedBatches, ShuffleOrder, Steps
+from sa1bpack import (
+    Buckets,
+    NodeShuffleOrder,
+    OptionError,
+    OrderedBatches,
+    PiecewiseSchedule,
+    ShuffleOrder,
+)
 
 SIZE = 500
 
@@ -43,7 +50,11 @@ class Samples:
 DS = Samples()
 COUNTS = DS.column("mask_count")
 ORDER = ShuffleOrder(DS, seed=1)
-SIZES = {"constant": 24, "epoch": [24, 12], "step": Steps(12, {5: 24, 9: 48}, by="step")}
+SIZES = {
+    "constant": 24,
+    "epoch": [24, 12],
+    "step": PiecewiseSchedule(12, {5: 24, 9: 48}, by="step"),
+}
 each = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 
 

@@ -8,15 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sa1bpack import Extent, OptionError, OrderedBatches, ShuffleOrder, Steps, WeightedOrder
+from sa1bpack import (
+    Extent,
+    OptionError,
+    OrderedBatches,
+    PiecewiseSchedule,
+    ShuffleOrder,
+    WeightedOrder,
+)
 
 SIZE = 53
 EXTENT = Extent(SIZE, "0123456789abcdef")
 ORDER = ShuffleOrder(EXTENT, seed=3)
 
 SCHEDULES = {
-    "epoch": Steps(12, {1: 6, 3: 24}),
-    "step": Steps(6, {3: 12, 17: 24, 19: 6, 20: 12}, by="step"),
+    "epoch": PiecewiseSchedule(12, {1: 6, 3: 24}),
+    "step": PiecewiseSchedule(6, {3: 12, 17: 24, 19: 6, 20: 12}, by="step"),
     "list": [24, 12],
     "function": lambda epoch: 6 * (1 + epoch // 2) if epoch < 6 else 18,
 }
@@ -26,7 +33,7 @@ each = pytest.mark.parametrize("sizes", SCHEDULES.values(), ids=SCHEDULES)
 def size_at(sizes, epoch, step):
     if isinstance(sizes, list):
         return sizes[min(epoch, len(sizes) - 1)]
-    return sizes(step if isinstance(sizes, Steps) and sizes.by == "step" else epoch)
+    return sizes(step if isinstance(sizes, PiecewiseSchedule) and sizes.by == "step" else epoch)
 
 
 def reference(sizes, last, epochs):
@@ -84,7 +91,7 @@ def test_every_epoch_is_the_same_order_cut_otherwise(sizes, last, ranks):
     some.data(),
 )
 def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, by, last, data):
-    sizes = Steps(6, {at: 6 * size for at, size in changes}, by=by)
+    sizes = PiecewiseSchedule(6, {at: 6 * size for at, size in changes}, by=by)
     last = {"pad_last": True} if "drop_last" in last and sizes.largest > SIZE else last
     expected, firsts = reference(sizes, last, 4)
     epoch = data.draw(some.integers(0, 2))
@@ -113,7 +120,11 @@ def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, 
         ([8, 0], {}, "from epoch 1 on, global_batch_size is 0"),
         ([4, 26], {"world_size": 2}, "last batch of epoch 0 has 1 sample for 2 ranks"),
         ([6, 26], {"world_size": 2}, "last batch of epoch 1 has 1 sample for 2 ranks"),
-        (Steps(6, {20: 26}, by="step"), {"world_size": 2}, "last batch of epoch 3 has 1 sample "),
+        (
+            PiecewiseSchedule(6, {20: 26}, by="step"),
+            {"world_size": 2},
+            "last batch of epoch 3 has 1 sample ",
+        ),
     ],
 )
 def test_sizes_that_cannot_be_cut_in_a_later_epoch_are_refused_at_once(sizes, options, named):
@@ -124,7 +135,8 @@ def test_sizes_that_cannot_be_cut_in_a_later_epoch_are_refused_at_once(sizes, op
 def test_weights_of_images_may_change_by_epoch():
     first, second = np.arange(SIZE), np.arange(SIZE)[::-1] ** 2
     by_epoch = WeightedOrder(EXTENT, [first, second], seed=1)
-    for changing in (by_epoch, WeightedOrder(EXTENT, Steps(first, {1: second}), seed=1)):
+    scheduled = WeightedOrder(EXTENT, PiecewiseSchedule(first, {1: second}), seed=1)
+    for changing in (by_epoch, scheduled):
         assert changing.identity() == by_epoch.identity()
         for epoch, weights in enumerate([first, second, second]):
             plain = WeightedOrder(EXTENT, weights, seed=1)
@@ -140,4 +152,4 @@ def test_weights_of_images_may_change_by_epoch():
     with pytest.raises(OptionError, match="weights is <U1"):
         WeightedOrder(EXTENT, np.array(["a"] * len(first)))
     with pytest.raises(OptionError, match="weights change by step, but"):
-        WeightedOrder(EXTENT, Steps(first, {1: second}, by="step"))
+        WeightedOrder(EXTENT, PiecewiseSchedule(first, {1: second}, by="step"))
