@@ -1,12 +1,30 @@
-"""Progress bars for work that is counted in bytes, or in images; and lines above them."""
+"""How far a call is, on stderr or told to a function of the user's; and lines above the bar.
+
+Every call of the package that takes a while has the option `progress`, a ProgressOption: True shows
+a bar, False shows nothing, a function is called as function(done, total). None, the default, is
+True if stderr is a terminal.
+"""
 
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from typing import Any, Protocol
 
 from tqdm import tqdm
+
+from sa1bpack.errors import OptionError
+from sa1bpack.user_code import call_user
+from sa1bpack.wording import brief
+
+ProgressOption = bool | Callable[[int, int], object] | None
+
+
+class Advance(Protocol):
+    """A function to call with how much is done, and how much there is to do."""
+
+    def __call__(self, done: int, total: int, label: str = "") -> None:
+        """`label` names what is done next, on a bar that has room for it."""
 
 
 class Bar(tqdm):
@@ -19,10 +37,20 @@ class Bar(tqdm):
 
     monitor_interval = 0
 
-    def __init__(self, **options):
-        unknown = sys.stderr.isatty() and 0 in os.get_terminal_size(sys.stderr.fileno())
-        size = {"ncols": 80, "nrows": 24} if unknown else {"dynamic_ncols": True}
-        super().__init__(**options, **size)
+    def __init__(self, show: bool | None, **options: Any):
+        """
+        Args:
+            show: show the bar; None: if stderr is a terminal.
+            options: options of tqdm.
+        """
+        on_terminal = sys.stderr.isatty()
+        if on_terminal and 0 in os.get_terminal_size(sys.stderr.fileno()):
+            options |= {"ncols": 80, "nrows": 24}
+        else:
+            options["dynamic_ncols"] = True
+        if show is None:
+            show = on_terminal
+        super().__init__(**options, miniters=1, disable=not show)
 
 
 def report(text: str) -> None:
@@ -30,42 +58,66 @@ def report(text: str) -> None:
     tqdm.write(f"sa1bpack: {text}", file=sys.stderr)
 
 
+def check_progress(progress: ProgressOption) -> None:
+    """Raise OptionError unless this is a value that `progress` can have."""
+    if progress is None or isinstance(progress, bool) or callable(progress):
+        return
+    raise OptionError(
+        f"progress is {brief(progress)}: choose True, False, or a function that is called as "
+        "function(done, total)"
+    )
+
+
 @contextmanager
-def _bar(show: bool | None = None, **options) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr: yields the function to call with how much is done, and how much there is.
+def reporting(progress: ProgressOption, unit: str) -> Iterator[Advance]:
+    """Report the progress of a `with` block, as the user asked for.
 
     Args:
-        show: show it. Default: if stderr is a terminal.
-        options: options of `tqdm`.
-    """
-    with _tqdm(show, **options) as bar:
+        progress: the option of that name.
+        unit: what is counted, such as "byte" or "image".
 
-        def advance(done: int, total: int) -> None:
+    Yields:
+        Advance: the function to call whenever something is done.
+
+    Raises:
+        OptionError: `progress` cannot be used.
+        UserCodeError: the user's function failed.
+    """
+    check_progress(progress)
+    if callable(progress):
+        yield telling(progress, unit)
+        return
+    scaled = unit == "byte"
+    with Bar(progress, unit="B" if scaled else f" {unit}s", unit_scale=scaled, leave=False) as bar:
+
+        def advance(done: int, total: int, label: str = "") -> None:
             bar.total = total
+            bar.set_description_str(label, refresh=False)
             bar.update(done - bar.n)
 
         yield advance
 
 
-byte_bar = partial(_bar, unit="B", unit_scale=True)
-image_bar = partial(_bar, unit=" images")
-step_bar = partial(_bar, unit=" tasks")  # on other machines, which report only their end
+def telling(function: Callable[[int, int], object], unit: str) -> Advance:
+    """What calls a function of the user's, and names what is done if that fails."""
+
+    def advance(done: int, total: int, label: str = "") -> None:
+        call_user(function, done, total, role="progress", subject=f"{unit} {done} of {total}")
+
+    return advance
 
 
 @contextmanager
-def image_steps(images: int, show: bool | None = None) -> Iterator[Callable[[int], object]]:
-    """A bar over a known number of images: yields the function to call with how many were added."""
-    with _tqdm(show, unit=" images", total=images) as bar:
-        yield bar.update
+def reporting_steps(
+    progress: ProgressOption, unit: str, total: int
+) -> Iterator[Callable[[int], None]]:
+    """As `reporting`, of a known total: yields the function to call with how many more are done."""
+    done = 0
+    with reporting(progress, unit) as advance:
 
+        def step(count: int) -> None:
+            nonlocal done
+            done += count
+            advance(done, total)
 
-@contextmanager
-def step_line(show: bool | None = None) -> Iterator[Callable[[str], None]]:
-    """A line on stderr with the latest step: yields the function to call with its name."""
-    with _tqdm(show, bar_format="{desc}", total=0) as line:
-        yield line.set_description_str
-
-
-def _tqdm(show: bool | None, **options) -> Bar:
-    hidden = not (sys.stderr.isatty() if show is None else show)
-    return Bar(**options, miniters=1, disable=hidden, leave=False)
+        yield step

@@ -22,6 +22,7 @@ CODECS = {"source", "pixels", "masks", "format"}
 ALLOWED = {
     **{layer: set() for layer in BASE},
     "kernels": {"interrupts"},
+    "progress": {"errors", "user_code", "wording"},
     "arguments": {"errors", "wording"},
     "paths": {"errors", "wording"},
     "parts": {"arguments", "errors", "wording"},

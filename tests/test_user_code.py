@@ -242,6 +242,13 @@ def _progress(ds, tmp_path, raised):  # noqa: F811
     sa1bpack.verify(ds.root, progress=raising)
 
 
+def _pack_progress(ds, tmp_path, raised):  # noqa: F811
+    raising = Raising(raised)
+    raising.calls = 1
+    tar = write_tar(tmp_path / "sa_000000.tar", members(range(2)))
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, progress=raising, **SMALL)
+
+
 def _derive_progress(ds, tmp_path, raised):  # noqa: F811
     raising = Raising(raised)
     raising.calls = 1
@@ -276,6 +283,7 @@ PLACES = {
     "where": (_where, r"where raised .* shard sa_\d+-000"),
     "derive": (_derive, r"function_of_batches raised .* of shard sa_\d+-000 \(image_ids \d+ to"),
     "progress of verify": (_progress, r"progress raised .* byte \d+ of \d+"),
+    "progress of pack": (_pack_progress, r"progress raised .* byte \d+ of \d+"),
     "progress of attach": (_derive_progress, r"progress raised .* image \d+ of \d+"),
     "on_epoch_end": (_on_epoch_end, r"on_epoch_end raised .* epoch 0"),
     "step": (_pipeline_step, r"step .* raised .* 4 images in epoch 0"),

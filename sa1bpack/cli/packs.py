@@ -17,7 +17,6 @@ from sa1bpack.format.problems import Problem, Report
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.paths import paths_of
-from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.urls import is_pack_url, pack_url
 from sa1bpack.wording import counted, size_text
 
@@ -213,8 +212,8 @@ def merge(packs: list[str], *, output: str) -> int:
     """
     with interrupts_held():
         call = sa1bpack.merge
-    with exits.advising("repeat the command to continue"), byte_bar() as advance:
-        result = call(packs, output, progress=advance)
+    with exits.advising("repeat the command to continue"):
+        result = call(packs, output)
     say(
         f"{result.root}: {counted(result.images, 'image')}, {counted(result.masks, 'mask')} in "
         f"{counted(result.shards, 'shard')} of {counted(result.packs, 'pack')}; files: "
@@ -296,14 +295,11 @@ def verify(
 
 def _report(pack: str | Path, quick: bool, io: str, job: Job) -> Report:
     if job.engine != "ray":
-        with byte_bar() as advance:
-            return sa1bpack.verify(pack, quick=quick, progress=advance, io=io, part=job.share)
+        return sa1bpack.verify(pack, quick=quick, io=io, part=job.share)
     with interrupts_held():
         from sa1bpack.cluster.pack import verify_on_ray
 
-    options = {"address": job.address, "quick": quick, "io": io}
-    with step_bar() as advance:
-        return verify_on_ray(pack, **options, progress=advance)
+    return verify_on_ray(pack, address=job.address, quick=quick, io=io)
 
 
 def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:

@@ -14,7 +14,6 @@ from sa1bpack.cli.arguments import Job, one_or_several
 from sa1bpack.cli.output import say, say_json, warn
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import Thresholds
-from sa1bpack.progress import byte_bar, image_bar, step_line
 from sa1bpack.wording import brief, counted
 
 LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
@@ -160,9 +159,7 @@ def report(
     """
     from sa1bpack.cli.packs import advice
 
-    with byte_bar() as advance:
-        more = {"verify": verify, "samples": samples, "seed": seed, "progress": advance}
-        result = sa1bpack.report(packs, output, **more)
+    result = sa1bpack.report(packs, output, verify=verify, samples=samples, seed=seed)
     found = result.verification.problems
     for line in (
         *found,
@@ -220,9 +217,7 @@ def bench(
     Nothing else should run meanwhile. Dropping pages slows down other programs
     that read the pack, and nothing else.
     """
-    with step_line() as progress:
-        more = {"duration": seconds, "sweep": sweep, "progress": progress}
-        result = sa1bpack.bench(pack, **asdict(batches), **more)
+    result = sa1bpack.bench(pack, **asdict(batches), duration=seconds, sweep=sweep)
     say_json(result.as_dict()) if json else say(result.as_text())
     return exits.OK
 
@@ -478,18 +473,10 @@ def derive(
     # A feature shard has a row for every sample of its shard.
     ds = sa1bpack.open(one_or_several([pack]), mask_format=mask_format, duplicates="all")
     made = function_of(pipeline, "pipeline")(ds) if pipeline else None
-    with image_bar() as show:
-
-        def advance(done: int, total: int) -> None:
-            interrupts.check()
-            show(done, total)
-
-        outside = None if rows.output else "keep the array outside the pack: --output FOLDER"
-        more = {"pipeline": made, "options": options, "progress": advance, **asdict(rows), **where}
-        with exits.advising(
-            "repeat the command: it resumes after the last complete batch", outside
-        ):
-            result = call(ds, name, function, **more)
+    outside = None if rows.output else "keep the array outside the pack: --output FOLDER"
+    more = {"pipeline": made, "options": options, **asdict(rows), **where}
+    with exits.advising("repeat the command: it resumes after the last complete batch", outside):
+        result = call(ds, name, function, **more)
     say(result)
     return exits.OK
 

@@ -17,8 +17,8 @@ from sa1bpack.deriving.run import (
 )
 from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import ClusterError, OptionError
-from sa1bpack.format.problems import Progress
 from sa1bpack.keywords import checks_options
+from sa1bpack.progress import ProgressOption, check_progress
 from sa1bpack.wording import counted
 
 # Reader threads of a task, and as many cores, which are also those of torch.
@@ -35,7 +35,7 @@ def derive_on_ray(
     fn: Function,
     *,
     address: str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **call: Unpack[DeriveKeywords],
 ) -> DeriveResult:
     """Compute a feature on a Ray cluster, whose nodes see the pack under the same path.
@@ -49,7 +49,8 @@ def derive_on_ray(
             them; or of the program itself, which is sent.
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
             alone.
-        progress: called as progress(images done, images in all) after each shard.
+        progress: show a bar on stderr; or a function that is called as function(images done, images
+            in all) after each shard. Default: a bar if stderr is a terminal.
         call: arguments of `derive`, among them `device`: "cpu", or "cuda", for which each task asks
             Ray for a GPU; and `threads`, 4 by default, which are also the cores of a task.
 
@@ -60,6 +61,7 @@ def derive_on_ray(
         MissingPackage: without ray.
         Whatever else `derive` raises.
     """
+    check_progress(progress)
     device = choice("device", call.setdefault("device", "cpu"), ("cpu", "cuda"))
     cores = call["threads"] = call.get("threads") or THREADS
     if (output := call.pop("output", None)) is not None:
@@ -74,7 +76,7 @@ def derive_on_ray(
         needs = Needs(cores, memory, gpus=int(device == "cuda"))
         sizes = {shard.identity.name: shard.identity.lengths.samples for shard in todo}
         task = {"ds": as_dataset(ds), "name": name, "fn": _as_sent(fn), "folder": str(Path.cwd())}
-        _, died = run_parts(address, _make, shards, task | call, needs, progress, sizes)
+        _, died = run_parts(address, _make, shards, task | call, needs, progress, "image", sizes)
     if died:  # once all others are done
         first = min(died)
         raise ClusterError(
@@ -89,7 +91,7 @@ def _make(folder: str, fn: str | Function, **call) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     named = function_of(fn) if isinstance(fn, str) else fn
-    once_unlocked(lambda: derive(fn=named, **call))
+    once_unlocked(lambda: derive(fn=named, progress=False, **call))
 
 
 def _as_sent(fn: Function) -> str | Function:

@@ -6,7 +6,7 @@ shard, even while the first attempt still runs. `finalize` makes the shards one 
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from sa1bpack.packing.progress import Progress, unknown_keys_text
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.run import PackResult, Totals, finalize, run_part
 from sa1bpack.paths import local_path
-from sa1bpack.progress import report, step_bar
+from sa1bpack.progress import ProgressOption, check_progress, report
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.urls import is_url
 
@@ -43,7 +43,7 @@ def pack_on_ray(
     output: str | Path,
     *,
     address: str | None = None,
-    progress: bool | None = None,
+    progress: ProgressOption = None,
     **options: Unpack[RunKeywords],
 ) -> PackResult:
     """Pack on a Ray cluster, whose nodes see sources and `output` under the same paths.
@@ -58,8 +58,8 @@ def pack_on_ray(
         sources, output: as in `pack`.
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
             alone.
-        progress: show a bar on stderr, which advances with each complete source. Default: if it is
-            a terminal.
+        progress: show a bar on stderr, which advances with each complete source; or a function that
+            is called as function(bytes done, bytes in all). Default: a bar if stderr is a terminal.
         options: as in `pack`. `workers` is the number of worker processes of each task; Ray is
             asked for as many cores, and for the memory that they need. Default: 6, for one tar at a
             time.
@@ -70,6 +70,7 @@ def pack_on_ray(
         OptionError: as in `pack`, and if ray is initialized in this process already.
         Whatever else `pack` raises.
     """
+    check_progress(progress)
     if options.get("workers") is None:
         options["workers"] = WORKERS
     request = checked_request(sources, output, options)
@@ -151,7 +152,7 @@ def verify_on_ray(
     *,
     address: str | None = None,
     quick: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressOption = None,
     io: str = "auto",
 ) -> Report:
     """Check a pack or a feature on a Ray cluster, whose nodes see it under the same path.
@@ -163,7 +164,9 @@ def verify_on_ray(
         root, quick, io: as in `verify`.
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
             alone.
-        progress: called as progress(shards done, shards in all); for a feature, feature shards.
+        progress: show a bar on stderr; or a function that is called as function(tasks done, all
+            tasks), of which each checks a shard, or a feature shard. Default: a bar if stderr is a
+            terminal.
 
     Raises:
         MissingPackage: ray is not installed.
@@ -171,10 +174,11 @@ def verify_on_ray(
         OptionError: as in `verify`, and if ray is initialized in this process already.
         Whatever else `verify` raises.
     """
+    check_progress(progress)
     root = local_path("root", root).absolute()
     choice("io", io, IO)
     names = _names_to_check(root)
-    call = {"root": root, "quick": quick, "io": io}
+    call = {"root": root, "quick": quick, "io": io, "progress": False}
     reports, died = run_parts(address, verify, names, call, VERIFY_NEEDS, progress)
     for name, why in died.items():
         shard = name if len(names) > 1 else None
@@ -204,7 +208,7 @@ def repair_on_ray(
     quick: bool = False,
     links: str | Path | None = None,
     workers: int | None = None,
-    progress: bool | None = None,
+    progress: ProgressOption = None,
 ) -> RepairResult:
     """Repair a pack on a Ray cluster, whose nodes see it and the sources under the same paths.
 
@@ -226,6 +230,7 @@ def repair_on_ray(
         OptionError: as in `repair`, and if ray is initialized in this process already.
         Whatever else `repair` raises.
     """
+    check_progress(progress)
     root = local_path("pack", pack)
     workers = 1 if workers is None else whole_number("workers", workers, 1)
     given = [sources] if isinstance(sources, str | Path) else list(items_of(sources))
@@ -239,8 +244,7 @@ def repair_on_ray(
     names = names or [root.name]
     call = {"pack": root.absolute(), "sources": given, "workers": workers, "progress": False}
     needs = Needs(workers, memory_bytes(workers, 1))
-    with step_bar(progress) as advance:
-        found, died = run_parts(address, repair, names, call | options, needs, advance)
+    found, died = run_parts(address, repair, names, call | options, needs, progress)
     parts = [found[name] for name in names if name in found]
     result = RepairResult(
         root,

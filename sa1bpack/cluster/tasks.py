@@ -19,9 +19,7 @@ from typing import Any, TypeVar
 
 from sa1bpack import interrupts
 from sa1bpack.errors import ClusterError, MissingPackage, OptionError, OutputLocked
-from sa1bpack.format.problems import Progress
-from sa1bpack.progress import report
-from sa1bpack.user_code import call_user
+from sa1bpack.progress import ProgressOption, report, reporting_steps
 
 try:
     import ray
@@ -173,7 +171,8 @@ def run_parts(
     names: Sequence[str],
     call: Mapping[str, Any],
     needs: Needs,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
+    unit: str = "task",
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Died]]:
     """Run tasks, each of which is one part of a job, as `run_tasks` does.
@@ -182,7 +181,8 @@ def run_parts(
         address, function, needs: as in `run_tasks`.
         names: names of the parts: the K-th of the N is called with `part`, (K, N), and with `call`.
         call: keyword arguments of every call.
-        progress: called as progress(size of the tasks that ended, size of all).
+        progress: the user's option, told the sizes of the tasks that ended, and of all.
+        unit: what sizes are counted in.
         sizes: name → size, of the parts that are to be run. None: all, each of size 1.
 
     Returns:
@@ -192,14 +192,11 @@ def run_parts(
     parts = {name: {**call, "part": (k, len(names))} for k, name in enumerate(names, 1)}
     found: dict[str, Any] = {}
     died: dict[str, Died] = {}
-    done = 0
-    for name, result in run_tasks(address, function, {name: parts[name] for name in sizes}, needs):
-        (died if isinstance(result, Died) else found)[name] = result
-        done += sizes[name]
-        if progress:
-            total = sum(sizes.values())
-            subject = f"{done} of {total}"
-            call_user(progress, done, total, role="progress", subject=subject)
+    tasks = {name: parts[name] for name in sizes}
+    with reporting_steps(progress, unit, sum(sizes.values())) as step:
+        for name, result in run_tasks(address, function, tasks, needs):
+            (died if isinstance(result, Died) else found)[name] = result
+            step(sizes[name])
     return found, died
 
 

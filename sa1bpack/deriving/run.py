@@ -13,18 +13,19 @@ import numpy as np
 import torch
 import xxhash
 
+from sa1bpack import interrupts
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.target import DeriveResult, RowKeywords, ShardToDo, Target, share
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
-from sa1bpack.format.problems import Progress
 from sa1bpack.format.side.spec import SIDE_DTYPES, FeatureShard
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.keywords import checks_options, keywords_of
 from sa1bpack.loading.batch.mask_choice import CHOICES
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
+from sa1bpack.progress import ProgressOption, check_progress, reporting_steps
 from sa1bpack.transforms.geometry import GeometricStep
 from sa1bpack.transforms.pipeline import Pipeline
 from sa1bpack.transforms.seeding import Seeded
@@ -64,7 +65,7 @@ def derive(
     fn: Function,
     *,
     part: tuple[int, int] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **call: Unpack[DeriveKeywords],
 ) -> DeriveResult:
     """Compute a feature: one row per image or per mask, by a function of batches.
@@ -86,8 +87,9 @@ def derive(
             by its name, module:function, and is known again by that alone.
         part: (K, N): make every N-th shard, from the K-th (from 1) on. None: by the rank in
             torch.distributed, or by RANK and WORLD_SIZE of the environment; otherwise all.
-        progress: called as progress(images done, images in all) after each batch, and after the
-            rows that a killed call left behind; images whose rows exist are not counted.
+        progress: show a bar on stderr; or a function that is called as function(images done, images
+            in all) after each batch, and after the rows that a killed call left behind; images
+            whose rows exist are not counted. Default: a bar if stderr is a terminal.
         batch_size: images per batch; default: 32.
         device: device of the batches: "cpu" (default), "cuda" or "cuda:1".
         pipeline: a `transforms.Pipeline` of the dataset: `fn` is given its output in place of the
@@ -135,16 +137,15 @@ def derive(
         >>> ds[0]["mean_grey"].shape, ds[0]["mean_grey"].dtype
         ((), dtype('float32'))
     """
+    check_progress(progress)
     maker = FeatureShardMaker(ds, name, fn, **call)
     todo = maker.target.missing(share(maker.target.shards, part))
     total = sum(shard.identity.lengths.samples for shard in todo)
-    done = 0
-    for shard in todo:
-        for count in maker.make(shard):
-            done += count
-            if progress:
-                subject = f"image {done} of {total}"
-                call_user(progress, done, total, role="progress", subject=subject)
+    with reporting_steps(progress, "image", total) as step:
+        for shard in todo:
+            for images in maker.make(shard):
+                interrupts.check()
+                step(images)
     return maker.target.result(maker.made)
 
 
@@ -379,7 +380,7 @@ def attach(
     array: Any,
     ids: Any,
     *,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **options: Unpack[RowKeywords],
 ) -> DeriveResult:
     """Make a feature of rows that exist, matched by id, whatever their order.
@@ -415,6 +416,7 @@ def attach(
         >>> sa1bpack.open("packed", features="derived/caption").by_id(5)["caption"]
         array([2, 3])
     """
+    check_progress(progress)
     dataset = as_dataset(ds)
     target = Target(dataset, name, {"function": "sa1bpack:attach", "options": {}}, **options)
     padded = dataset.layout.fit != "squash"
@@ -433,23 +435,21 @@ def attach(
     target.use(kind, array.shape[1:])
     todo = {shard.identity.feature_shard for shard in target.missing(target.shards)}
     total = sum(shard.identity.lengths.samples for shard in target.shards)
-    done = 0
     made = []
-    for shard in target.shards:
-        positions = lookup.positions(shard, target.axis)
-        counts = shard.row_counts(target.axis)
-        pieces = _pieces(target, shard, array, positions, counts)
-        if shard.identity.feature_shard in todo:
-            with FeatureShardWriter(target.folder, target.spec, shard.identity) as writer:
-                for piece in pieces:
-                    writer.append(*piece)
-                if writer.publish():
-                    made.append(shard)
-        else:
-            _compare(target, shard, pieces)
-        done += len(shard.samples)
-        if progress:
-            call_user(progress, done, total, role="progress", subject=f"image {done} of {total}")
+    with reporting_steps(progress, "image", total) as step:
+        for shard in target.shards:
+            positions = lookup.positions(shard, target.axis)
+            counts = shard.row_counts(target.axis)
+            pieces = _pieces(target, shard, array, positions, counts)
+            if shard.identity.feature_shard in todo:
+                with FeatureShardWriter(target.folder, target.spec, shard.identity) as writer:
+                    for piece in pieces:
+                        writer.append(*piece)
+                    if writer.publish():
+                        made.append(shard)
+            else:
+                _compare(target, shard, pieces)
+            step(len(shard.samples))
     return target.result(made)
 
 

@@ -48,7 +48,7 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.masks import check_image_runs, encode_counts, mask_boxes
 from sa1bpack.oserrors import naming
 from sa1bpack.paths import paths_of
-from sa1bpack.progress import image_steps
+from sa1bpack.progress import ProgressOption, reporting_steps
 from sa1bpack.wording import brief
 
 # A record is made from all other arrays.
@@ -190,7 +190,7 @@ def export_sa1b(
     sources: Iterable[str] | None = (),
     shards: Iterable[str] | None = (),
     image_ids: Iterable[int] | None = (),
-    progress: bool | None = None,
+    progress: ProgressOption = None,
 ) -> ExportResult:
     """Write the SA-1B record of each image, `OUTPUT/<source>/sa_<id>.json`.
 
@@ -209,7 +209,8 @@ def export_sa1b(
             does not exist.
         sources, shards, image_ids: export only the images that any of the three names. Default: the
             whole pack.
-        progress: show a progress bar on stderr. Default: if it is a terminal.
+        progress: show a bar on stderr; or a function that is called as function(images done, images
+            in all). Default: a bar if stderr is a terminal.
 
     Raises:
         OptionError: a pack or an output that cannot be used, a pack without exact runs, or a
@@ -227,7 +228,7 @@ def export_sa1b(
     packed, rows = _chosen(pack, sources, shards, image_ids)
     path = folder_to_write("output", output, "name a new folder, or one of an earlier export")
     result = ExportResult(path, complete=packed.manifest.complete)
-    with image_steps(len(rows), progress) as advance:
+    with reporting_steps(progress, "image", len(rows)) as step:
         for shard, own in _by_shard(packed, rows):
             _check_files(shard)
             check_shard_name(shard.entry.source, f"{shard.folder}: source")
@@ -241,7 +242,7 @@ def export_sa1b(
                 result.unchanged += file.exists()
                 with _writing(file) as write:
                     write(json.dumps(record).encode())
-                advance(1)
+                step(1)
             _count_shard(result, shard, own)
     result.files = result.images - result.unchanged
     result.seconds = time.perf_counter() - started
@@ -347,7 +348,7 @@ def export_coco(
     shards: Iterable[str] | None = (),
     image_ids: Iterable[int] | None = (),
     renumber: bool = False,
-    progress: bool | None = None,
+    progress: ProgressOption = None,
 ) -> ExportResult:
     """Write the annotations as one COCO instances file, which `pycocotools.coco.COCO` loads.
 
@@ -367,7 +368,9 @@ def export_coco(
         renumber: number annotations from 1 in the order of the file, and keep SA-1B's id as
             `sa1b_id`. For collections in which ids occur twice: COCO's tools would silently lose
             all but one.
-        progress: show a progress bar on stderr. Default: if it is a terminal.
+        progress: show a bar on stderr; or a function that is called as function(images done, images
+            in all). Each image is counted twice, as it is written in two places. Default: a bar if
+            stderr is a terminal.
 
     Raises:
         OptionError: as for `export_sa1b`, and if ids occur twice or are 0.
@@ -401,16 +404,16 @@ def export_coco(
     result.files = 1 - result.unchanged
     remove_leftovers(result.path)
     with (
-        image_steps(2 * result.images, progress) as advance,
+        reporting_steps(progress, "image", 2 * result.images) as step,
         _writing(result.path, durably=True) as write,
     ):
         head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
         write(json.dumps(head)[:-1].encode())
         write(b', "images": ')
-        images = starmap(_image, _samples(packed, rows, advance))
+        images = starmap(_image, _samples(packed, rows, step))
         _write_list(write, ({"id": image.pop("image_id")} | image for image in images))
         write(b', "annotations": ')
-        _write_list(write, _annotations(_samples(packed, rows, advance), renumber))
+        _write_list(write, _annotations(_samples(packed, rows, step), renumber))
         write(b"}\n")
     result.seconds = time.perf_counter() - started
     return result
@@ -430,13 +433,13 @@ def _write_list(write: Callable[[bytes], object], items: Iterator[dict]) -> None
 
 
 def _samples(
-    pack: Pack, rows: np.ndarray, advance: Callable[[int], object]
+    pack: Pack, rows: np.ndarray, step: Callable[[int], None]
 ) -> Iterator[tuple[Shard, int]]:
-    """Shard and row in it of each sample; `advance` is called after each."""
+    """Shard and row in it of each sample; `step` is called after each."""
     for shard, own in _by_shard(pack, rows):
         for row in own.tolist():
             yield shard, row
-            advance(1)
+            step(1)
 
 
 def _annotations(samples: Iterable[tuple[Shard, int]], renumber: bool) -> Iterator[dict[str, Any]]:

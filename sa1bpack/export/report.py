@@ -33,11 +33,12 @@ from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_subject
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.manifest import REJECTS_NAME, Manifest, read_manifest
-from sa1bpack.format.problems import Problem, Progress, joined, reason_of
+from sa1bpack.format.problems import Problem, joined, reason_of
 from sa1bpack.format.verify import verify as verify_pack
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.progress import read_runs
 from sa1bpack.paths import paths_of
+from sa1bpack.progress import ProgressOption, check_progress
 from sa1bpack.wording import counted, printable
 
 MAX_IMAGES = 20_000
@@ -231,14 +232,14 @@ _LIGHT = (
 
 
 def verification(
-    roots: Sequence[Path], how: str, seed: int, progress: Progress | None = None
+    roots: Sequence[Path], how: str, seed: int, progress: ProgressOption = None
 ) -> Verification:
     """Check packs by `how`, one of VERIFY.
 
     Args:
         roots: folders of the packs.
         seed: seed of the choice of shards.
-        progress: called as progress(bytes done, bytes in all), for one pack after the other.
+        progress: as in `verify`, for one pack after the other.
     """
     shards = sum(len(read_manifest(root).shards) for root in roots)
     parts = -(-shards // SAMPLED_SHARDS)
@@ -299,7 +300,7 @@ def report(
     verify: str = "sample",
     samples: int = DEFAULT_SAMPLES,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
 ) -> ReportResult:
     """Write a page about a pack: state, counts, distributions, pictures, options, runs, rejects.
 
@@ -316,7 +317,8 @@ def report(
             nothing.
         samples: number of random samples to show, 1 to 400.
         seed: seed of every random choice.
-        progress: called by the verification as progress(bytes done, total bytes).
+        progress: show a bar of the verification on stderr; or a function that it calls as
+            function(bytes done, bytes in all). Default: a bar if stderr is a terminal.
 
     Raises:
         OptionError: a value that is not a valid choice, a path that cannot be used, or packs of
@@ -333,6 +335,7 @@ def report(
     roots = tuple(paths_of("pack", pack))
     path = check_output(output, ".html")
     choice("verify", verify, VERIFY)
+    check_progress(progress)
     samples = checked_count("samples", samples)
     seed = whole_number("seed", seed, 0, MAX_WORD)
     dataset = None

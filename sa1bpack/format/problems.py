@@ -4,19 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from sa1bpack.disk.direct import FileStream
 from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
 from sa1bpack.errors import FormatError
 from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest, is_shortage
 from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.progress import Advance
 from sa1bpack.threads import ThreadPool
-from sa1bpack.user_code import call_user
-
-# Called with what is done and what there is to do. False, with which other calls show no bar, is
-# accepted as well, and nothing is called.
-Progress = Callable[[int, int], None] | Literal[False]
 
 
 @dataclass(frozen=True)
@@ -157,11 +152,11 @@ class Check:
         done: bytes that were checked.
     """
 
-    def __init__(self, files: PackFiles, progress: Progress | None = None):
+    def __init__(self, files: PackFiles, advance: Advance | None = None):
         self.files = files
         self.notes: list[str] = []
         self.compared = self.total = self.done = 0
-        self._progress = progress
+        self._advance = advance
         self._problems: dict[tuple, Problem] = {}
 
     @property
@@ -214,10 +209,8 @@ class Check:
     def advance(self, nbytes: int) -> None:
         """Count bytes that were checked."""
         self.done += nbytes
-        if self._progress:
-            done = min(self.done, self.total)
-            subject = f"byte {done} of {self.total}"
-            call_user(self._progress, done, self.total, role="progress", subject=subject)
+        if self._advance is not None:
+            self._advance(min(self.done, self.total), self.total)
 
     def again(self, work: Callable[[], None]) -> None:
         """Do a part of the check, up to `files.tries` times as long as it finds a problem.

@@ -42,13 +42,14 @@ from sa1bpack.format.manifest import (
     read_manifest,
     shard_folders,
 )
-from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
+from sa1bpack.format.problems import Check, PackFiles, Problem, Report
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side import spec as side
 from sa1bpack.format.verify_shard import check_feature_shard, check_list, check_shard, compare_files
 from sa1bpack.keywords import checks_options
 from sa1bpack.parts import ALL, Share, part_of_job, share_of
 from sa1bpack.paths import local_path
+from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 from sa1bpack.wording import counted
 
@@ -81,7 +82,7 @@ def verify(
     root: str | Path,
     *,
     quick: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     io: str = "auto",
     part: tuple[int, int] | None = None,
 ) -> Report:
@@ -98,7 +99,8 @@ def verify(
         root: folder of the pack, or its URL in an object store: "s3://bucket/pack".
         quick: skip the pixels, mask bits and runs: structure, exact sizes, and the digests of all
             other files.
-        progress: called as progress(bytes done, total bytes), after each sample or shard.
+        progress: show a bar on stderr; or a function that is called as function(bytes done, all
+            bytes) after each sample or shard. Default: a bar if stderr is a terminal.
         io: how samples are read: "direct" past the page cache, "cached" through it, "auto" past it
             if the pack takes more than half of the memory, and its file system can do that.
         part: (K, N): check every N-th shard, and feature shard, from the K-th on; the first of
@@ -126,15 +128,14 @@ def verify(
     root = local_path("root", root)
     choice("io", io, IO)
     share = ALL if part is None else part_of_job(part)
-    return check_files(PackFiles(root, io), quick=quick, progress=progress, share=share)
+    with reporting(progress, "byte") as advance:
+        return check_files(PackFiles(root, io), quick=quick, advance=advance, share=share)
 
 
-def check_files(
-    files: PackFiles, *, quick: bool, progress: Progress | None, share: Share
-) -> Report:
+def check_files(files: PackFiles, *, quick: bool, advance: Advance, share: Share) -> Report:
     """The report of `verify` on these files. Raises as it does."""
     root = files.root
-    check = Check(files, progress)
+    check = Check(files, advance)
     scope = Scope(quick=quick, own_files=share[0] == 1, share=share, features=True)
     if side.is_side(root):  # named itself, without its pack
         files.choose_mode(_side_bytes(root))

@@ -20,6 +20,7 @@ from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceil
 from sa1bpack.measuring.memory import drop_pages
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
 from sa1bpack.paths import local_path
+from sa1bpack.progress import Advance, ProgressOption, check_progress, reporting
 from sa1bpack.wording import counted, size_text
 
 # So many tell how much the same setting differs from itself.
@@ -94,8 +95,30 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in rows]
 
 
+class Measurements:
+    """The count of measurements, of which the user is notified.
+
+    Attributes:
+        total: number of those that are known so far.
+    """
+
+    def __init__(self, advance: Advance, total: int):
+        self.total = total
+        self._advance = advance
+        self._begun = 0
+
+    def begin(self, label: str) -> None:
+        """Tell that all begun before are done, and what is measured next."""
+        self._advance(self._begun, self.total, label)
+        self._begun += 1
+
+    def finish(self) -> None:
+        """Tell that all are done."""
+        self._advance(self.total, self.total)
+
+
 def compare_settings(
-    tasks: dict[str, Task], batch: int, duration: float, progress: Callable[[str], object]
+    tasks: dict[str, Task], batch: int, duration: float, measurements: Measurements
 ) -> tuple[list[Sweep], dict[str, str]]:
     """Compare settings of a Loader, each time from the best so far, and of a DataLoader.
 
@@ -103,7 +126,7 @@ def compare_settings(
         tasks: "cold" and "warm"; a pack that takes more than half of the memory is measured cold.
         batch: samples per batch; half and twice as many are compared with the best setting for it.
         duration: seconds per measurement.
-        progress: called with what is measured next.
+        measurements: counts each measurement of a setting.
 
     Returns:
         The comparisons, and by loader the line of Python that makes it with the best settings.
@@ -120,7 +143,7 @@ def compare_settings(
         task.prepare()
 
     def once(setting: Setting, number: int) -> Speed:
-        progress(f"round {number + 1}: {setting.short()}")
+        measurements.begin(f"round {number + 1}: {setting.short()}")
         if cold:
             task.prepare()
         return measure(task, setting, duration, number)
@@ -128,6 +151,7 @@ def compare_settings(
     found: list[Sweep] = []
 
     def best_of(name: str, settings: Sequence[Setting]) -> Setting:
+        measurements.total += ROUNDS * len(settings)
         found.append(sweep(name, settings, once))
         return found[-1].chosen.setting
 
@@ -338,7 +362,7 @@ def bench(
     max_masks: int | None = None,
     duration: float = 5.0,
     sweep: bool = False,
-    progress: Callable[[str], object] | None = None,
+    progress: ProgressOption = None,
 ) -> BenchResult:
     """Measure what this machine does with this pack.
 
@@ -351,7 +375,9 @@ def bench(
         sweep: compare settings as well: threads, io and prefetch of a Loader, half and twice the
             batch size, workers, prefetched batches and pinning of a DataLoader, some 25 in all. A
             pack that takes more than half of the memory is measured cold, another one warm.
-        progress: called with what is measured next.
+        progress: show a bar on stderr, with what is measured; or a function that is called as
+            function(measurements done, measurements known so far). Default: a bar if stderr is a
+            terminal.
 
     Returns:
         BenchResult: bytes and samples per second, seconds, bytes of memory; `as_text` has tables,
@@ -365,7 +391,7 @@ def bench(
         >>> result = sa1bpack.bench("packed", batch_size=2, duration=1)  # doctest: +SKIP
         >>> print(result.as_text())  # doctest: +SKIP
     """
-    progress = progress or (lambda text: None)
+    check_progress(progress)
     path = local_path("pack", pack)
     if path.is_file():  # of one pack, whose pages can be dropped
         raise OptionError(f"pack is {str(path)!r}, a file: name the folder of a pack")
@@ -376,22 +402,26 @@ def bench(
     open_device(device)
     tasks = {name: Task(path, device, options, cold=name == "cold") for name in ("cold", "warm")}
     samples = len(tasks["cold"].open())
-    progress("ceilings")
-    ceilings, each = measure_ceilings(tasks["cold"], duration)
-    name = CUDA.name_of(device)
-    result = BenchResult(str(path), samples, each, batch_size, available_cpus(), name, ceilings)
     settings = {"Loader": Setting("Loader", batch_size)}
     for workers in _WORKERS:
         name = f"DataLoader, {counted(workers, 'worker')}"
         settings[name] = Setting("DataLoader", batch_size, {"num_workers": workers})
-    for kind, task in tasks.items():
-        for k, (name, setting) in enumerate(settings.items()):
-            progress(f"{name}, {kind}")
-            if task.cold or k == 0:
-                task.prepare()
-            if task.cold and k == 0:
-                result.remaining_share = task.remaining_share()
-            result.lines.setdefault(name, {})[kind] = measure(task, setting, duration)
-    if sweep:
-        result.sweeps, result.settings = compare_settings(tasks, batch_size, duration, progress)
+    with reporting(progress, "measurement") as advance:
+        measurements = Measurements(advance, total=1 + len(tasks) * len(settings))
+        measurements.begin("ceilings")
+        ceilings, each = measure_ceilings(tasks["cold"], duration)
+        name = CUDA.name_of(device)
+        result = BenchResult(str(path), samples, each, batch_size, available_cpus(), name, ceilings)
+        for kind, task in tasks.items():
+            for k, (name, setting) in enumerate(settings.items()):
+                measurements.begin(f"{name}, {kind}")
+                if task.cold or k == 0:
+                    task.prepare()
+                if task.cold and k == 0:
+                    result.remaining_share = task.remaining_share()
+                result.lines.setdefault(name, {})[kind] = measure(task, setting, duration)
+        if sweep:
+            sweeps = compare_settings(tasks, batch_size, duration, measurements)
+            result.sweeps, result.settings = sweeps
+        measurements.finish()
     return result

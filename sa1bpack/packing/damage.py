@@ -5,7 +5,7 @@ a digest that is off by one or two digits is considered damaged itself: the dige
 files differ in about thirty of their 32 digits.
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from sa1bpack.format.verify import Scope, check_pack
 from sa1bpack.packing.options import recorded_options
 from sa1bpack.packing.records import ShardRecord, check_can_write, check_record, read_own_manifest
 from sa1bpack.parts import ALL, Share, share_of
+from sa1bpack.progress import Advance
 from sa1bpack.wording import brief, span_text
 
 _NAME = files.TEMPORARY_PREFIX + "unfinished-repair.json"
@@ -99,7 +100,7 @@ class Damage:
         root: Path,
         unfinished: Unfinished,
         only: Set[str] = frozenset(),
-        progress: Callable[[int, int], None] | None = None,
+        advance: Advance | None = None,
         quick: bool = False,
         share: Share = ALL,
     ):
@@ -110,7 +111,7 @@ class Damage:
             unfinished: what an unfinished repair has left: a manifest that it found lost cannot be
                 believed, and one that was complete is so, though it may not say so yet.
             only: names of shards to read in full; the others get a quick check.
-            progress: as in `sa1bpack.verify`.
+            advance: called with the bytes that were checked, and those to check.
             quick: read no other shard in full. If it is false, and `only` is empty, all are read.
             share: (K, N): check the shards of every N-th source by name, from the K-th on; the
                 first part also checks the pack's own files. The result has nothing of other parts.
@@ -122,7 +123,7 @@ class Damage:
         """
         self.root = root
         listed = _listed(root)
-        check = Check(PackFiles(root), progress)
+        check = Check(PackFiles(root), advance)
         manifest = None if unfinished.lost else _believed_manifest(root, listed, check)
         if unfinished.lost:
             check.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")

@@ -187,7 +187,9 @@ def estimate(
     state = PackState.inspect(request.output, request.options)
     todo, unreadable = sources_to_pack(state, request)
     todo = [source for source in todo if source.name not in state.sources]
-    Progress(0, request.max_rejects, state.rejects(), show=False)  # raises if there are too many
+    Progress(
+        0, request.max_rejects, state.rejects(), progress=False
+    )  # raises if there are too many
     warm_up(request.options)
     probe = _Probe(todo[0] if todo else None, request.options)
     return replace(

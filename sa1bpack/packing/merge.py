@@ -30,7 +30,6 @@ from sa1bpack.format.manifest import (
     lost_remedy,
     refuse_in_pack,
 )
-from sa1bpack.format.problems import Progress
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
     ShardIdentity,
@@ -46,7 +45,7 @@ from sa1bpack.packing.options import PackOptions, differences
 from sa1bpack.packing.pack_state import PackState, lock_folder
 from sa1bpack.packing.records import Key, published_shard, read_own_manifest
 from sa1bpack.paths import check_can_be_folder, local_path, paths_of
-from sa1bpack.user_code import call_user
+from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.wording import brief
 
 _WORKING = "merge-"
@@ -96,7 +95,7 @@ def merge(
     packs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
 ) -> MergeResult:
     """Make one pack of several that were made with the same options.
 
@@ -110,8 +109,8 @@ def merge(
             afterwards.
         output: folder of the new pack: new, empty, or what an earlier merge of these packs, or of
             some of them, left there.
-        progress: called as progress(bytes copied, bytes to copy), repeatedly while files are
-            copied.
+        progress: show a bar on stderr; or a function that is called as function(bytes copied, bytes
+            to copy), repeatedly while files are copied. Default: a bar if stderr is a terminal.
 
     Raises:
         OptionError: an argument cannot be used.
@@ -141,12 +140,15 @@ def merge(
     check_can_be_folder(root, "give a new folder, or that of a pack")
     refuse_in_pack("output", root)
     union = _Union(root, roots)
-    with closing(PackState(root, union.options)) as state:
+    with (
+        reporting(progress, "byte") as advance,
+        closing(PackState(root, union.options)) as state,
+    ):
         missing = union.missing(state)
         before = len(state.shards)
         feature_shards = union.find_feature_shards()
         state.write_first_manifest()
-        placing = Placing([*(taken.folder for taken in missing), *feature_shards], progress)
+        placing = Placing([*(taken.folder for taken in missing), *feature_shards], advance)
         state.publish(complete=False)
         with ExitStack() as held:  # as several merges may hold them, and no packer or repair
             for pack in roots:
@@ -346,16 +348,16 @@ class Placing:
         linked, cloned, copied: number of files that were made so.
     """
 
-    def __init__(self, folders: Sequence[Path], progress: Progress | None):
+    def __init__(self, folders: Sequence[Path], advance: Advance):
         """
         Args:
             folders: all folders that will be placed.
-            progress: called with the bytes that were copied, and those that `folders` take on the
+            advance: called with the bytes that were copied, and those that `folders` take on the
                 disk, whenever some are copied.
         """
         self.linked = self.cloned = self.copied = 0
         self._folders = folders
-        self._progress = progress
+        self._advance = advance
         self._done = 0
 
     @cached_property
@@ -432,8 +434,5 @@ class Placing:
             if data != _ZEROS[: len(data)]:
                 files.write_at(write, data, at, target)
                 self._done += len(data)
-                if self._progress:
-                    total = max(self._done, self._total)
-                    subject = f"byte {self._done} of {total}"
-                    call_user(self._progress, self._done, total, role="progress", subject=subject)
+                self._advance(self._done, max(self._done, self._total))
             at += len(data)

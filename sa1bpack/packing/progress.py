@@ -16,7 +16,7 @@ from sa1bpack import __version__
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.packing.sample import Outcome, Packed
-from sa1bpack.progress import Bar, report
+from sa1bpack.progress import Advance, Bar, ProgressOption, report, telling
 from sa1bpack.source.annotations import MORE_KEYS
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
@@ -52,7 +52,7 @@ class Progress:
         total_bytes: int,
         max_rejects: int | None = None,
         rejects: Iterable[Mapping[str, str]] = (),
-        show: bool | None = None,
+        progress: ProgressOption = None,
     ):
         """
         Args:
@@ -61,7 +61,7 @@ class Progress:
             max_rejects: more rejected members raise TooManyRejects, which names the first; None: no
                 limit.
             rejects: rejected members of earlier runs, as PackState has them.
-            show: draw a bar; None: if stderr is a terminal.
+            progress: the user's option, told the bytes of sources that were read.
         """
         self.total_bytes = total_bytes
         self.images = self.rejected = 0
@@ -73,14 +73,16 @@ class Progress:
         self._lock = Lock()
         self.add_rejects(rejects)
         self._started = self._shown = time.perf_counter()
-        terminal = sys.stderr.isatty()
-        self._lines = show is None and not terminal
+        self._lines = progress is None and not sys.stderr.isatty()
+        self._tell: Advance | None = None
+        if callable(progress):
+            self._tell = telling(progress, "byte")
+            progress = False
         self._bar = Bar(
+            progress,
             total=total_bytes,
             unit="B",
             unit_scale=True,
-            miniters=1,
-            disable=not (terminal if show is None else show),
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {rate_fmt} "
             "{remaining} left{postfix}",
         )
@@ -147,6 +149,8 @@ class Progress:
                 self._bar.update(bytes_read - before)
             since = time.perf_counter() - self._shown
             done = sum(self.read.values())
+            if self._tell is not None and bytes_read > before:
+                self._tell(done, self.total_bytes)
             if self._lines and since > LINE_SECONDS:  # for the log of a job without a terminal
                 left = (self.total_bytes - done) * self.seconds / max(done, 1)
                 print(

@@ -50,7 +50,7 @@ from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
 from sa1bpack.parts import ALL, Share, part_of_job
 from sa1bpack.paths import local_path, patterns_of
-from sa1bpack.progress import byte_bar, report
+from sa1bpack.progress import ProgressOption, report, reporting
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
 
 # What `RepairResult.left` calls the manifest, the index and the other files at the top of a pack.
@@ -110,7 +110,7 @@ def repair(
     links: str | Path | None = None,
     workers: int | None = None,
     dry_run: bool = False,
-    progress: bool | None = None,
+    progress: ProgressOption = None,
 ) -> RepairResult:
     """Check a pack, and rebuild what is damaged or missing.
 
@@ -140,7 +140,9 @@ def repair(
         workers: worker processes; 1 does all the work in this process. Default: the available
             processors.
         dry_run: check, and report what would be done; write nothing.
-        progress: show progress on stderr. Default: if it is a terminal.
+        progress: show bars on stderr; or a function that is called as function(bytes done, bytes in
+            all), first of the check, then of the sources that are packed again. Default: bars if
+            stderr is a terminal.
 
     Raises:
         OptionError: a value that cannot be used.
@@ -184,7 +186,7 @@ def repair(
             raise FormatError(
                 f"{root / MANIFEST_NAME}: an earlier repair did not finish it; first {_whole(root)}"
             )
-        with byte_bar(progress) as advance:
+        with reporting(progress, "byte") as advance:
             damage = Damage(root, unfinished, frozenset(shards), advance, quick, share or ALL)
         if share is not None and damage.lost:
             raise FormatError(f"{damage.problems[0].what}; first {_whole(root)}")
@@ -280,7 +282,7 @@ class _Repair:
         damage: Damage,
         sources: list[Source],
         workers: int,
-        show_progress: bool | None,
+        progress: ProgressOption,
         share: Share | None,
     ):
         """Choose what to rebuild; what cannot be is in `result.left`.
@@ -290,7 +292,7 @@ class _Repair:
         self._root = damage.root
         self._damage = damage
         self._workers = workers
-        self._show_progress = show_progress
+        self._progress = progress
         self._share = share
         self._records = {record["name"]: record for record in damage.manifest.sources}
         self.wanted: dict[str, dict[int, str]] = {}  # source → number within it → shard's name
@@ -464,7 +466,7 @@ class _Repair:
         state.sources = dict(self._records)
         warm_up(damage.options)
         total = sum(source.nbytes for source in request.sources)
-        progress = Progress(total, show=self._show_progress)
+        progress = Progress(total, progress=self._progress)
         numbers = {source: set(wanted) for source, wanted in self.wanted.items()}
         try:
             run = PackRun(state, request, progress, packed_by)
@@ -529,7 +531,7 @@ class _Repair:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
         request = self._request([name for name in self._sources if name not in spoilt])
-        packed = pack_into(state, request, self._show_progress)
+        packed = pack_into(state, request, self._progress)
         self.result.notes += packed.notes
         self.result.left.update({name: str(error) for name, error in packed.failed.items()})
         known = {source for source, _ in state.shards} | spoilt

@@ -32,7 +32,7 @@ from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
 from sa1bpack.parts import part_of_job, share_of
 from sa1bpack.paths import local_path
-from sa1bpack.progress import report
+from sa1bpack.progress import ProgressOption, check_progress, report
 from sa1bpack.source.find import look_at
 from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown
 from sa1bpack.wording import counted
@@ -139,7 +139,7 @@ def pack(
     output: str | Path,
     *,
     staging: str | Path | None = None,
-    progress: bool | None = None,
+    progress: ProgressOption = None,
     **options: Unpack[RunKeywords],
 ) -> PackResult:
     """Pack SA-1B tars (or extracted folders) into shards under `output`.
@@ -160,7 +160,8 @@ def pack(
         staging: local folder in which the pack for an object store is made, shard by shard.
             Uploaded shards take little of it: room for four is enough. It holds what a repeated run
             continues.
-        progress: show a progress bar on stderr. Default: if it is a terminal.
+        progress: show a bar on stderr; or a function that is called as function(bytes done, all
+            bytes) of the sources, by one thread at a time. Default: a bar if stderr is a terminal.
         workers: worker processes; 1 does all the work in this process. Default: the available
             processors.
         links: a list of tars at URLs, `file name<TAB>URL` in each line, as SA-1B's download page
@@ -193,6 +194,7 @@ def pack(
         >>> result.images, result.masks
         (3, 203)
     """
+    check_progress(progress)
     url = output if is_url(output) and is_pack_url(output) else None  # of an object store
     if (url is None) != (staging is None):
         given = shown(url) if url else str(output)
@@ -229,7 +231,7 @@ def pack_part(
     output: str | Path,
     part: tuple[int, int],
     *,
-    progress: bool | None = None,
+    progress: ProgressOption = None,
     **options: Unpack[RunKeywords],
 ) -> PackResult:
     """Pack every N-th of the sources into `output`, which other parts pack into at the same time.
@@ -262,6 +264,7 @@ def pack_part(
         >>> sa1bpack.finalize("job").complete
         True
     """
+    check_progress(progress)
     share = part_of_job(part)
     request = checked_request(sources, output, options)
     check_room(request, request.sources)
@@ -285,7 +288,7 @@ def _say_unknown_keys(result: PackResult) -> None:
 
 
 def run_part(
-    request: Request, job: Job, progress: bool | None
+    request: Request, job: Job, progress: ProgressOption
 ) -> tuple[PackResult, list[dict[str, str]]]:
     """Pack the sources of a request as a part of a job; also returns the lines of their rejects."""
     warm_up(request.options)
@@ -295,7 +298,7 @@ def run_part(
         return pack_into(state, request, progress), state.rejects()
 
 
-def pack_into(state: PackState, request: Request, show_progress: bool | None) -> PackResult:
+def pack_into(state: PackState, request: Request, show_progress: ProgressOption) -> PackResult:
     """Pack those sources of a request that a pack does not have."""
     todo, unreadable = sources_to_pack(state, request)
     new = []

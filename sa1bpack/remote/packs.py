@@ -46,11 +46,12 @@ from sa1bpack.format.manifest import (
     ShardEntry,
     read_manifest,
 )
-from sa1bpack.format.problems import PackFiles, Progress, Report
+from sa1bpack.format.problems import PackFiles, Report
 from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
 from sa1bpack.format.verify import check_files
 from sa1bpack.oserrors import naming
 from sa1bpack.parts import ALL, part_of_job
+from sa1bpack.progress import ProgressOption, reporting
 from sa1bpack.remote.attempts import OnWait
 from sa1bpack.remote.bucket import Bucket, Pieces, StoreFile
 from sa1bpack.remote.cache import Cache, Lock
@@ -320,7 +321,7 @@ _KEPT = ("image_id", "mask_offset")
 
 
 def verify(
-    url: str, *, quick: bool, progress: Progress | None, io: str, part: tuple[int, int] | None
+    url: str, *, quick: bool, progress: ProgressOption, io: str, part: tuple[int, int] | None
 ) -> Report:
     """Check a pack in an object store; arguments and errors are those of `format.verify.verify`."""
     if choice("io", io, IO) == "direct":
@@ -329,7 +330,8 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="sa1bpack-verify-") as name:
         mirror = _Mirror(Path(name), url)
         try:
-            report = check_files(mirror, quick=quick, progress=progress, share=share)
+            with reporting(progress, "byte") as advance:
+                report = check_files(mirror, quick=quick, advance=advance, share=share)
         except FormatError as error:
             raise type(error)(mirror.shown(str(error))) from None
     return replace(

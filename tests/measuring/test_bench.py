@@ -71,7 +71,8 @@ def test_the_tables_have_every_setting_and_end_with_the_lines_of_python(swept, p
 
 def test_a_benchmark_has_every_line(packed):
     steps = []
-    result = bench(packed.root, batch_size=4, duration=0.02, progress=steps.append)
+    told = lambda *counts: steps.append(counts)  # noqa: E731
+    result = bench(packed.root, batch_size=4, duration=0.02, progress=told)
     assert list(result.lines) == ["Loader", "DataLoader, 0 workers", "DataLoader, 2 workers"]
     for line in result.lines.values():
         for speed in line.values():
@@ -83,7 +84,8 @@ def test_a_benchmark_has_every_line(packed):
     result.remaining_share = 0.25
     assert "cold is not cold: 25% of the pack" in result.as_text()
     assert max(map(len, text.splitlines()[1:])) <= 100
-    assert all(name in text for name in result.lines) and len(steps) == 7
+    assert all(name in text for name in result.lines)
+    assert steps == [(number, 7) for number in range(8)]
     assert "cold figures are of little time, such as " in text
     for line in result.lines.values():
         assert 0 < line["cold"].samples <= result.samples and line["cold"].seconds > 0

@@ -17,24 +17,30 @@ from sa1bpack import transforms as T
 from sa1bpack.display import Batch
 
 
+def told(done: int, total: int) -> None:
+    """A function as every call takes for `progress`."""
+
+
 def pack_and_look(tars: list[Path], out: Path) -> None:
     forecast = sa1bpack.estimate("tars/*.tar", out, image_size=512)
     assert_type(forecast.images, int)
     result = sa1bpack.pack(tars, "packed", workers=4, md5sums=Path("md5sums.txt"), pixels="yuv420")
     assert_type(result, sa1bpack.PackResult)
     assert_type(result.failed, dict[str, errors.SourceError])
-    assert_type(sa1bpack.pack_part(tars, out, (1, 2), workers=4), sa1bpack.PackResult)
+    assert_type(
+        sa1bpack.pack_part(tars, out, (1, 2), workers=4, progress=told), sa1bpack.PackResult
+    )
     assert_type(sa1bpack.finalize(out), sa1bpack.FinalizeResult)
-    assert_type(sa1bpack.verify(out, quick=True, io="direct").ok, bool)
+    assert_type(sa1bpack.verify(out, quick=True, io="direct", progress=told).ok, bool)
     assert_type(sa1bpack.verify("packed").ok, bool)
     assert_type(sa1bpack.repair(out, tars, dry_run=True), sa1bpack.RepairResult)
-    assert_type(sa1bpack.merge(["one", "two"], out), sa1bpack.MergeResult)
-    assert_type(sa1bpack.export_sa1b([out], "records"), sa1bpack.ExportResult)
+    assert_type(sa1bpack.merge(["one", "two"], out, progress=True), sa1bpack.MergeResult)
+    assert_type(sa1bpack.export_sa1b([out], "records", progress=told), sa1bpack.ExportResult)
     assert_type(sa1bpack.export_coco(out, Path("coco.json"), renumber=True).complete, bool)
     assert_type(sa1bpack.info(["one", "two"]).as_text(), str)
-    assert_type(sa1bpack.report(out, "report.html", samples=4).path, Path)
+    assert_type(sa1bpack.report(out, "report.html", samples=4, progress=False).path, Path)
     sa1bpack.show(out, image_ids=[5], large=True).save("sheet.png")
-    assert_type(sa1bpack.bench(out, progress=print).as_text(), str)
+    assert_type(sa1bpack.bench(out, progress=told).as_text(), str)
     assert_type(sa1bpack.PackOptions(fit="native").mask_size, int)
     assert_type(sa1bpack.__version__, str)
 
