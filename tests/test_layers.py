@@ -16,7 +16,8 @@ PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"arguments", "display", "environment", "errors", "finalizers", "interrupts", "lazy"}
 BASE |= {"occurrence", "oserrors", "progress", "schedules", "signatures", "threads", "urls"}
-BASE |= {"keywords", "options", "parts", "paths", "subsets", "user_code", "wording"}
+BASE |= {"keywords", "options", "parts", "paths", "random_words", "subsets"}
+BASE |= {"user_code", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
@@ -26,6 +27,7 @@ ALLOWED = {
     "arguments": {"errors", "wording"},
     "paths": {"errors", "wording"},
     "parts": {"arguments", "errors", "wording"},
+    "random_words": {"arguments"},
     "subsets": {"errors", "wording"},
     "options": {"arguments", "errors", "paths"},
     "keywords": {"errors", "wording"},

@@ -11,6 +11,7 @@ from sa1bpack.arguments import choice
 from sa1bpack.dataset.sample import COORDINATES
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
+from sa1bpack.transforms.masks.cells import unpack_bits
 
 
 @checks_options
@@ -52,65 +53,71 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
         raise OptionError(
             f"item is {type(item).__name__}: pass a sample of a Dataset or a batch of a loader"
         )
-    key, sizes = ("image", "size") if "image" in item else ("images", "sizes")
+    image_key = "image"
+    size_key = "size"
+    if "image" not in item:
+        image_key = "images"
+        size_key = "sizes"
     spec = getattr(item, "spec", None)
     assumed = coordinates is None and spec is None
     if coordinates is None:
-        source = spec is not None and ", source coordinates" in spec
-        coordinates = "source" if source else "stored"
+        coordinates = "stored"
+        if spec is not None and ", source coordinates" in spec:
+            coordinates = "source"
     choice("coordinates", coordinates, COORDINATES)
-    found = {name: _tensor(value) for name, value in item.items()}
-    image = found[key]
+    tensors = {name: _tensor(value) for name, value in item.items()}
+    image = tensors[image_key]
     if not isinstance(image, torch.Tensor) or image.ndim < 3 or image.shape[-1] != 3:
         raise OptionError(
-            f"{key} is not RGB with channels last: open the pack with pixels='rgb', and convert "
-            "before other transforms"
+            f"{image_key} is not RGB with channels last: open the pack with pixels='rgb', and "
+            "convert before other transforms"
         )
     image = image.movedim(-1, -3).contiguous()
     height, width = canvas = tuple(image.shape[-2:])
-    found[key] = tv_tensors.Image(image)
-    if "masks" in found or "runs" in found or "run_ends" in found:
-        found["masks"] = tv_tensors.Mask(_masks(found, height, width))
-    size = found[sizes].double()
-    if "bboxes" in found:
-        boxes = found["bboxes"].double()
-        scale, pixel = _scales(size, found, boxes.ndim, coordinates)
+    tensors[image_key] = tv_tensors.Image(image)
+    if "masks" in tensors or "runs" in tensors or "run_ends" in tensors:
+        tensors["masks"] = tv_tensors.Mask(_masks(tensors, height, width))
+    size = tensors[size_key].double()
+    if "bboxes" in tensors:
+        boxes = tensors["bboxes"].double()
+        scale, pixel = _scales(size, tensors, boxes.ndim, coordinates)
         first = boxes[..., :2]
         extent = boxes[..., 2:]
         edges = torch.cat([first * scale, (first + extent) * scale + pixel], -1)
         if assumed:
-            _check_stored(found, edges, pixel, width, height)
-        found["boxes"] = tv_tensors.BoundingBoxes(
+            _check_stored(tensors, edges, pixel, width, height)
+        tensors["boxes"] = tv_tensors.BoundingBoxes(
             edges.float().reshape(-1, 4), format="XYXY", canvas_size=canvas
         )
     # What v2 could not move with the image is left out, not left behind.
-    points = found.pop("point_coords", None)
-    found.pop("bboxes", None)
-    found.pop("crop_boxes", None)
+    points = tensors.pop("point_coords", None)
+    tensors.pop("bboxes", None)
+    tensors.pop("crop_boxes", None)
     if points is not None and hasattr(tv_tensors, "KeyPoints"):
-        scale, _ = _scales(size, found, points.ndim, coordinates)
-        moved = (points.double() * scale).float()
-        found["point_coords"] = tv_tensors.KeyPoints(moved, canvas_size=canvas)
-    return found
+        scale, _ = _scales(size, tensors, points.ndim, coordinates)
+        scaled = (points.double() * scale).float()
+        tensors["point_coords"] = tv_tensors.KeyPoints(scaled, canvas_size=canvas)
+    return tensors
 
 
 def _tensor(value: Any) -> Any:
     """A tensor of an array, which shares its memory only if it may be written to."""
     if not isinstance(value, np.ndarray):
         return value
-    return torch.from_numpy(value if value.flags.writeable else value.copy())
+    if not value.flags.writeable:
+        value = value.copy()
+    return torch.from_numpy(value)
 
 
-def _masks(found: Mapping[str, Any], height: int, width: int) -> torch.Tensor:
+def _masks(tensors: Mapping[str, Any], height: int, width: int) -> torch.Tensor:
     """Masks of the image's size, bool (..., height, width)."""
     side = max(height, width)
     remedy = f"open the pack with mask_format='bool', mask_size={-(-side // 8) * 8}"
-    masks = found.get("masks")
+    masks = tensors.get("masks")
     if masks is None:
         raise OptionError(f"the masks are runs, which v2 does not know: {remedy}")
     if masks.dtype == torch.uint8:
-        bits = torch.arange(8, dtype=torch.uint8, device=masks.device)
-        masks = ((masks[..., None] >> bits) & 1).bool().flatten(-2)
+        masks = unpack_bits(masks)
     # A native image has no padding, but its grid has: it covers the square of the longer side.
     if masks.shape[-1] != side:
         raise OptionError(
@@ -121,42 +128,48 @@ def _masks(found: Mapping[str, Any], height: int, width: int) -> torch.Tensor:
 
 
 def _check_stored(
-    found: Mapping[str, Any], edges: torch.Tensor, pixel: torch.Tensor, width: int, height: int
+    tensors: Mapping[str, Any], edges: torch.Tensor, pixel: torch.Tensor, width: int, height: int
 ) -> None:
     """Raise OptionError for boxes that cannot be in stored coordinates, which were assumed.
 
     Args:
-        found: keys of the sample or batch.
+        tensors: the sample or batch.
         edges: float64 (..., 4), edges of the boxes in pixels of the image, if they are in stored
             coordinates.
         pixel: float64 (..., 2): extent of a source pixel in pixels of the image.
         width, height: size of the image in pixels.
     """
     ends = edges[..., 2:]
-    extent = (edges[..., 2:] - edges[..., :2]).prod(-1)
+    extent = (ends - edges[..., :2]).prod(-1)
     limit = ends.new_tensor([width, height]) + 1
     outside = bool((ends > limit).any())
-    if "crop_boxes" in found:  # of a sample: most are the whole image
-        crops = found["crop_boxes"].double()
+    if "crop_boxes" in tensors:  # of a sample: most are the whole image
+        crops = tensors["crop_boxes"].double()
         outside |= bool((crops[..., :2] + crops[..., 2:] > limit).any())
-    each = pixel.prod(-1)  # and areas are in source pixels
-    areas = found["areas"].double() * each if "areas" in found else torch.zeros_like(extent)
-    if outside or (areas > extent * 1.01 + each).any():
-        how = "leaves the image" if outside else "has fewer pixels than its mask"
+    pixel_area = pixel.prod(-1)
+    areas = torch.zeros_like(extent)
+    if "areas" in tensors:
+        areas = tensors["areas"].double() * pixel_area
+    fault = ""
+    if (areas > extent * 1.01 + pixel_area).any():
+        fault = "has fewer pixels than its mask"
+    if outside:
+        fault = "leaves the image"
+    if fault:
         raise OptionError(
-            f"coordinates is None, which means stored coordinates here, but a box {how}: pass "
+            f"coordinates is None, which means stored coordinates here, but a box {fault}: pass "
             "coordinates='source' if the pack was opened so"
         )
 
 
 def _scales(
-    size: torch.Tensor, found: Mapping[str, Any], axes: int, coordinates: str
+    size: torch.Tensor, tensors: Mapping[str, Any], axes: int, coordinates: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The factors of x and y, and the extent of a source pixel, in pixels of the image.
 
     Args:
         size: float64 (4,) or (B, 4): source height, width, stored height, width.
-        found: the sample or batch; of a batch with concatenated masks, `mask_counts` is used.
+        tensors: the sample or batch; of a batch with concatenated masks, `mask_counts` is used.
         axes: number of axes of the boxes: 2 for those of a sample and of concatenated masks, 3 for
             padded ones.
         coordinates: "source" or "stored".
@@ -165,6 +178,10 @@ def _scales(
         Two float64 tensors, (2,), (T, 2) or (B, 1, 2).
     """
     pixel = size[..., [3, 2]] / size[..., [1, 0]]
-    if size.ndim == 2:
-        pixel = pixel[:, None] if axes == 3 else pixel.repeat_interleave(found["mask_counts"], 0)
-    return (pixel if coordinates == "source" else torch.ones_like(pixel)), pixel
+    if size.ndim == 2 and axes == 3:
+        pixel = pixel[:, None]
+    elif size.ndim == 2:
+        pixel = pixel.repeat_interleave(tensors["mask_counts"], 0)
+    if coordinates == "source":
+        return pixel, pixel
+    return torch.ones_like(pixel), pixel

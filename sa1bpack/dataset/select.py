@@ -6,7 +6,7 @@ A condition as text, "mask_count >= 10" or "max(area) > 100000", compares a numb
 with a constant. Nothing in it is evaluated as code: names and signs are looked up in tables.
 
 A sample is in a random part of the size f if u < f, where u in [0, 1) is a pure function of (seed,
-use, image id), which docs/training.md states: the numbers of `masks.random` with epoch 0. So more
+use, image id), which docs/training.md states: the numbers of `random_words` with epoch 0. So more
 tars, another order, a merge or a repair move no sample from one part to another, a larger part
 contains every smaller one of the same seed, and packs on different machines agree.
 """
@@ -34,8 +34,8 @@ from sa1bpack.format.selection import is_selection, read_selection, write_select
 from sa1bpack.format.shard_reader import Shard, read_array_rows
 from sa1bpack.format.side.spec import FeatureShard
 from sa1bpack.masks import passes
-from sa1bpack.masks.random import words
 from sa1bpack.paths import listed
+from sa1bpack.random_words import words
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted, span_text
 

@@ -16,7 +16,7 @@ import numpy as np
 from sa1bpack.environment import missing_pil
 from sa1bpack.export.subject import Subject, Unreadable
 from sa1bpack.format.files import replace_file
-from sa1bpack.masks import relate_bits
+from sa1bpack.masks import ranked, relate_bits
 from sa1bpack.wording import counted
 
 try:
@@ -81,7 +81,7 @@ def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Ima
 
 def by_size(subject: Subject) -> np.ndarray:
     """int64 (m,): the masks by descending area, in stored order if equal."""
-    return np.argsort(-subject.sample["areas"], kind="stable")
+    return ranked(subject.sample["areas"])
 
 
 def _paint(

@@ -21,6 +21,7 @@ _INTERNAL = {
     "SAMPLINGS": "sa1bpack.masks.select",
     "check_image_runs": "sa1bpack.masks.arrays",
     "passes": "sa1bpack.masks.select",
+    "ranked": "sa1bpack.masks.select",
     "select_masks": "sa1bpack.masks.select",
     "take_masks": "sa1bpack.masks.rle",
     "thirds_of": "sa1bpack.masks.relations",

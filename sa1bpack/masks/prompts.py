@@ -31,8 +31,8 @@ from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import check_array, check_image_runs, frozen
-from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, words
 from sa1bpack.masks.raster import check_image
+from sa1bpack.random_words import NORMAL_BITS, normal_quantiles, words
 
 REGIONS = ("inside", "boundary", "outside")
 _FLOATS = "float32 or float64"

@@ -28,6 +28,7 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import check_array, check_image_runs, frozen
 from sa1bpack.masks.raster import check_image
 from sa1bpack.masks.rle import bounds
+from sa1bpack.masks.select import ranked
 from sa1bpack.wording import brief
 
 # the defaults
@@ -364,11 +365,8 @@ def thirds_of(size: np.ndarray) -> np.ndarray:
     The masks are ranked from large to small, the lower index first among equals. With m not
     divisible by 3, the thirds of larger masks have one more.
     """
-    size = np.asarray(size)
-    # Reversed twice: negating would overflow at the lowest integer.
-    order = len(size) - 1 - np.argsort(size[::-1], kind="stable")[::-1]
     level = np.empty(len(size), np.int64)
-    level[order] = 3 * np.arange(len(size)) // max(len(size), 1)
+    level[ranked(np.asarray(size))] = 3 * np.arange(len(size)) // max(len(size), 1)
     return level
 
 

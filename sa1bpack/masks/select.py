@@ -8,6 +8,7 @@ import numpy as np
 
 from sa1bpack.keywords import checks_options
 from sa1bpack.options import Options, declarations, option
+from sa1bpack.random_words import stream_words
 from sa1bpack.wording import brief
 
 SAMPLINGS = ("area", "center")  # how masks are drawn on a grid
@@ -113,14 +114,14 @@ def passes(
         area, predicted_iou, stability_score: (n,), numbers of the masks; areas in source pixels.
         pixels: number of pixels of the source image; or int64 (n,), that of each mask's image.
     """
-    found = area >= rule.min_area
+    passing = area >= rule.min_area
     if rule.max_area_frac is not None:
-        found &= area <= rule.max_area_frac * pixels
+        passing &= area <= rule.max_area_frac * pixels
     if rule.min_iou is not None:
-        found &= predicted_iou >= rule.min_iou
+        passing &= predicted_iou >= rule.min_iou
     if rule.min_stability is not None:
-        found &= stability_score >= rule.min_stability
-    return found
+        passing &= stability_score >= rule.min_stability
+    return passing
 
 
 def select_masks(
@@ -144,18 +145,27 @@ def select_masks(
     Returns:
         int64 (k,), in the original order.
     """
-    kept = np.flatnonzero(passes(rule, area, predicted_iou, stability_score, pixels))
-    if rule.max_masks is None or len(kept) <= rule.max_masks:
-        return kept
+    passing = np.flatnonzero(passes(rule, area, predicted_iou, stability_score, pixels))
+    if rule.max_masks is None or len(passing) <= rule.max_masks:
+        return passing
     if rule.mask_select == "random":
-        # Raw output, because numpy guarantees never to change this stream.
-        stream = np.random.PCG64(np.random.SeedSequence([rule.seed, image_id % 2**64]))
-        order = np.argsort(stream.random_raw(len(area))[kept], kind="stable")
+        words = stream_words((rule.seed, image_id), len(area))
+        order = np.argsort(words[passing], kind="stable")
     else:
         scores = {"largest": area, "iou": predicted_iou, "stability": stability_score}
-        # A stable sort of the negated score: among equals the lower index comes first.
-        order = np.argsort(-scores[rule.mask_select][kept].astype(np.float64), kind="stable")
-    return np.sort(kept[order[: rule.max_masks]])
+        order = ranked(scores[rule.mask_select][passing])
+    return np.sort(passing[order[: rule.max_masks]])
+
+
+def ranked(score: np.ndarray) -> np.ndarray:
+    """int64 (m,): the masks from the highest score, (m,), to the lowest.
+
+    Among equals the lower index comes first, and NaN ranks lowest.
+    """
+    if score.dtype.kind == "f":
+        score = np.where(np.isnan(score), -np.inf, score)
+    # Reversed twice: negating the scores would overflow at the lowest integer.
+    return len(score) - 1 - np.argsort(score[::-1], kind="stable")[::-1]
 
 
 def left_out_text(options: Mapping[str, Any], counts: Mapping[str, int], masks: int) -> str:
@@ -169,13 +179,17 @@ def left_out_text(options: Mapping[str, Any], counts: Mapping[str, int], masks: 
             images.
         masks: number of masks that are stored.
     """
-    if (total := counts["annotations"]) == masks:
+    total = counts["annotations"]
+    if total == masks:
         return ""
     bounds = ("min_area", "max_area_frac", "min_iou", "min_stability", "max_masks")
     # A min_area of 0, the default, leaves out no mask.
-    given = {name: options[name] for name in bounds if options.get(name) not in (None, 0)}
-    by = [f"--{name.replace('_', '-')} {brief(value)}" for name, value in given.items()]
+    causes = [
+        f"--{name.replace('_', '-')} {brief(options[name])}"
+        for name in bounds
+        if options.get(name) not in (None, 0)
+    ]
     if not options.keys() >= set(bounds):
-        by.append("options that differ or are not recorded")
-    kept = " of the images that were kept" if counts.get("dropped_images") else ""
-    return f"{total - masks:,} of {total:,}{kept} left out by {', '.join(by)}"
+        causes.append("options that differ or are not recorded")
+    whose = " of the images that were kept" if counts.get("dropped_images") else ""
+    return f"{total - masks:,} of {total:,}{whose} left out by {', '.join(causes)}"

@@ -2,12 +2,12 @@
 
 There is no generator whose state would have to be saved: the numbers of an image do not depend on
 its batch, the rank, or previous steps. The same arguments produce the same bits on CPU and CUDA,
-and in `sa1bpack.masks.random`, which describes how words are made.
+and in `sa1bpack.random_words`, which says how words are made.
 """
 
 import torch
 
-from sa1bpack.masks.random import mixed, mixed_ids, shifted
+from sa1bpack.random_words import mixed, mixed_ids, shifted
 
 
 def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.
 
 
 def repeated_ids(ids: torch.Tensor, repetitions: torch.Tensor | None) -> torch.Tensor:
-    """As `sa1bpack.masks.random.repeated_ids`; the ids themselves without repetitions."""
+    """As `sa1bpack.random_words.repeated_ids`; the ids themselves without repetitions."""
     if repetitions is None:
         return ids
     return torch.where(repetitions > 0, mixed_ids(ids, repetitions), ids)

@@ -27,7 +27,7 @@ from sa1bpack import occurrence
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
-from sa1bpack.masks.random import words
+from sa1bpack.random_words import words
 from sa1bpack.wording import brief
 
 # Of the words of an image in an epoch, those for functions of the user's; the repetition is added.

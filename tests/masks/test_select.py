@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.masks import MaskRule, select_masks
+from sa1bpack.masks import MaskRule, ranked, select_masks
 
 PIXELS = 1000
 
@@ -86,3 +86,10 @@ def test_a_higher_random_cap_keeps_the_same_masks_and_more():
     assert [len(k) for k in kept] == list(range(1, 21))
     assert all(a < b for a, b in pairwise(kept))
     assert all(m % 2 for m in kept[-1]), "of the masks that pass"
+
+
+def test_among_equals_the_lower_index_ranks_higher_and_nan_lowest():
+    assert ranked(np.array([2.0, np.nan, 5.0, 2.0, -np.inf])).tolist() == [2, 0, 3, 1, 4]
+    lowest = np.iinfo(np.int64).min  # has no negative
+    assert ranked(np.array([lowest, 7, lowest, -1])).tolist() == [1, 3, 0, 2]
+    assert ranked(np.array([], np.float32)).tolist() == []

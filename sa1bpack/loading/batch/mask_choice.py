@@ -11,8 +11,8 @@ from sa1bpack.arguments import MAX_WORD, choice, numbers_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.errors import LoaderError, OptionError, UnknownName
-from sa1bpack.masks import thirds_of
-from sa1bpack.masks.random import repeated_ids
+from sa1bpack.masks import ranked, thirds_of
+from sa1bpack.random_words import repeated_ids, stream_words
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
@@ -144,14 +144,11 @@ class MaskChoice:
         if self.keeps_all(masks):
             return None
         if isinstance(self.mask_select, str) and self.mask_select not in _DRAWN:
-            found = np.asarray(sample[CHOICES[self.mask_select]])
-            return np.sort(ranked(found)[: self.max_masks])
+            score = np.asarray(sample[CHOICES[self.mask_select]])
+            return np.sort(ranked(score)[: self.max_masks])
         image_id = int(sample["image_id"])
-        # Raw output and stable sorts: numpy guarantees that these never change, unlike
-        # `permutation`. SeedSequence does not accept negative numbers.
         [drawn_id] = repeated_ids(np.array([image_id]), np.array([repetition])).tolist()
-        entropy = np.random.SeedSequence([self.seed, epoch, drawn_id % 2**64])
-        words = np.random.PCG64(entropy).random_raw(masks)
+        words = stream_words((self.seed, epoch, drawn_id), masks)
         if self.mask_select == "random":
             order = np.argsort(words, kind="stable")
         elif self.mask_select == "balanced":
@@ -211,17 +208,6 @@ class MaskChoice:
                 f"return one number per mask, here ({masks},)"
             )
         return found.astype(np.float64)
-
-
-def ranked(score: np.ndarray) -> np.ndarray:
-    """int64 (m,): the masks from the highest score to the lowest.
-
-    Among equals the lower index comes first, and NaN ranks lowest.
-    """
-    if score.dtype.kind == "f":
-        score = np.where(np.isnan(score), -np.inf, score)
-    # Reversed twice: negating the scores would overflow at the lowest integer.
-    return len(score) - 1 - np.argsort(score[::-1], kind="stable")[::-1]
 
 
 def _round_robin(group: np.ndarray, words: np.ndarray) -> np.ndarray:

@@ -4,10 +4,8 @@ A subset is a dataset as well (`ds[rows]`, `ds.where(...)`, a torch Subset), so 
 over subsets. Its fingerprint differs, and so does its order.
 
 Orders are pure functions of (seed, epoch, fingerprint). The same arguments yield the same order on
-every machine, in every process and with every version of numpy: randomness is raw output of PCG64
-seeded through SeedSequence, both of which numpy guarantees not to change (NEP 19), and the rest is
-integer arithmetic. `Generator.permutation` and `Generator.choice` are not used, because numpy may
-change what they return.
+every machine, in every process and with every version of numpy: random words are those of
+`random_words.stream_words`, and the rest is integer arithmetic.
 """
 
 import re
@@ -25,6 +23,7 @@ from sa1bpack.arguments import MAX_WORD, numbers_of, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
 from sa1bpack.occurrence import earlier_occurrences
+from sa1bpack.random_words import stream_words
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.subsets import select_nested, torch_subset
 from sa1bpack.user_code import call_user, is_of_user
@@ -59,8 +58,7 @@ class Key:
         """
         numbers = (int(self.seed), int(self.epoch), int(self.fingerprint, 16), purpose, number)
         halves = [half for each in numbers for half in (each & 0xFFFFFFFF, each >> 32)]
-        generator = np.random.PCG64(np.random.SeedSequence(halves))
-        return generator.advance(first).random_raw(count)
+        return stream_words(halves, count, first)
 
 
 def permutation(words: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks.arrays import check_array
-from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, shifted
+from sa1bpack.random_words import NORMAL_BITS, normal_quantiles, shifted
 from sa1bpack.transforms.backends import uses_compiled
 from sa1bpack.transforms.masks.run_batch import RunBatch, padded_rows
 from sa1bpack.transforms.memory import Table

@@ -1,11 +1,22 @@
-"""Random numbers that are a function of (seed, epoch, id, draw): no state, any order, any rank.
+"""Random words: each is a function of a key, without state, so that nothing random is saved.
 
-A word is the result of a chain: each number of the key is multiplied by an odd constant, added, and
-mixed with the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
-Generators", 2014). It is all 64-bit integer arithmetic, the same with numpy and, on any device,
-with torch (`sa1bpack.transforms.random`).
+Everything random that a pack, an order, a batch or a pipeline depends on is made here, by one of
+two schemes. What is drawn is pinned by tests, so neither can take the place of the other.
+
+- `stream_words`: a stream for each key, PCG64 seeded through SeedSequence. A generator makes
+  millions of words in no time, and can skip ahead. Orders (`loading.order`) take it, and the choice
+  of the masks of an image, in a pack (`masks.select`) and in a batch (`loading.batch.mask_choice`).
+- `words`: a chain of hashes over (seed, epoch, id, draw), SplitMix64. It draws a few words for each
+  of many ids at once, with the same bits in numpy and, on any device, in torch
+  (`transforms.random`). Prompts and augmentation take it, the parts of a split (`dataset.select`),
+  and the seeds of other libraries (`transforms.seeding`).
+
+Neither uses the methods of numpy's Generator, which may return other numbers in another version.
+These serve what need not be repeated exactly: which samples a report shows, and the buffer that
+mixes a stream of tars (`raw.streaming`).
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -14,14 +25,37 @@ import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, whole_number
 
-GAMMA = 0x9E3779B97F4A7C15  # the odd integer nearest to 2**64 divided by the golden ratio
+# Constants of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators",
+# 2014). The first is the odd integer nearest to 2**64 divided by the golden ratio.
+GAMMA = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
 NORMAL_BITS = 16  # of a word: they choose one of 2**16 quantiles of the normal distribution
 
 
+def stream_words(key: Sequence[int], count: int, first: int = 0) -> np.ndarray:
+    """uint64 (count,), the random words `first`... of the stream of a key.
+
+    It is raw output of PCG64 seeded through SeedSequence: numpy guarantees not to change either
+    (NEP 19).
+
+    Args:
+        key: whole numbers, taken modulo 2**64. Numbers below 2**32 take one 32-bit word in
+            SeedSequence and others two: where (1, 2) and (1 + 2**33,) must be different keys,
+            the numbers are passed as 32-bit halves.
+        count: number of words.
+        first: number of words to skip.
+    """
+    numbers = [int(number) % 2**64 for number in key]
+    generator = np.random.PCG64(np.random.SeedSequence(numbers))
+    return generator.advance(first).random_raw(count)
+
+
 def words(seed: int, epoch: int, ids: np.ndarray, draw: int, n: int) -> np.ndarray:
-    """Random 64-bit words.
+    """Random 64-bit words, by SplitMix64.
+
+    A word is the result of a chain: each number of the key is multiplied by an odd constant, added,
+    and mixed with the finalizer of SplitMix64. All of it is arithmetic of 64-bit integers.
 
     Args:
         seed, epoch, draw: 0 to 2**64 - 1; `draw` distinguishes the uses of one id in one epoch.
