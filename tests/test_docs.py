@@ -14,7 +14,7 @@ import sa1bpack
 from sa1bpack.cli.arguments import parse
 
 REPOSITORY = Path(__file__).parent.parent
-NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
 DOCUMENTS = [REPOSITORY / name for name in NAMES]
 DOCUMENTS += sorted((REPOSITORY / "docs").rglob("*.md"))
 
@@ -166,6 +166,16 @@ def test_every_link_leads_to_a_file_and_a_heading():
             target = (path.parent / file).resolve() if file else path
             assert target.exists(), f"{path}: {link} leads nowhere"
             assert not heading or heading in known(target), f"{path}: {link}: no such heading"
+
+
+def test_every_program_of_the_benchmarks_stands_in_their_list_once():
+    """In a cell of its own: after its question, or before what it does for the others."""
+    text = (REPOSITORY / "benchmarks" / "README.md").read_text()
+    cells = re.findall(r"\| ((?:`[\w./]+`,? ?)+)(?:\(`make [\w-]+`\) )?(?=\|)", text)
+    listed = [name for cell in cells for name in re.findall(r"[\w./]+", cell)]
+    folder = REPOSITORY / "benchmarks"
+    programs = [path.name for kind in ("*.py", "*.c") for path in folder.glob(kind)]
+    assert sorted(listed) == sorted([*programs, "peers/"])
 
 
 def test_the_architecture_names_modules_that_exist():

@@ -12,10 +12,11 @@ from edited_packs import edit, flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_packs import LAYOUT, MASK_ARRAYS, PACKS, SAMPLE_ARRAYS, joined_pack, write_pack
+from small_tars import SMALL, write_tar
 
-from sa1bpack import FormatError, OptionError, ReadError
+from sa1bpack import FormatError, OptionError, ReadError, pack
 from sa1bpack import open as open_pack
-from sa1bpack.errors import NotAPack
+from sa1bpack.errors import EmptyPack, NotAPack
 
 SAMPLES = sum(len(shards) for _, names in PACKS.values() for shards in names.values())
 
@@ -237,6 +238,26 @@ def test_a_damaged_sample_is_named_with_its_own_pack(several, tmp_path):
         ds[index]
     assert str(caught.value).startswith(f"row 2 of {root} (sa_4996.jpg, image_id 4996")
     assert (caught.value.shard, caught.value.row) == ("sa_000004-000", index)
+
+
+def test_packs_without_an_image_are_passed_over_with_a_warning(root, tmp_path, caplog):
+    """A part of a job whose tar holds no pairs does not keep the others from being read."""
+    tar = write_tar(tmp_path / "sa_000001.tar", [("readme.txt", b"no pairs")])
+    for name in ("empty", "void"):
+        pack(tar, tmp_path / name, workers=1, **SMALL)
+    (tmp_path / "whole").symlink_to(root)
+    with caplog.at_level(logging.WARNING):
+        ds = open_pack(tmp_path / "*[ydle]")
+    assert len(ds) == len(open_pack(root))
+    assert same_samples(ds[0], open_pack(root)[0])
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 2
+    for name, message in zip(("empty", "void"), sorted(warned), strict=True):
+        assert str(tmp_path / name) in message and "passed over" in message
+    with pytest.raises(EmptyPack, match=r"empty: no images"):
+        open_pack([tmp_path / "empty", tmp_path / "void"])
+    with pytest.raises(EmptyPack, match=r"void: no images"):
+        open_pack(tmp_path / "void")
 
 
 def test_several_packs_have_no_common_folder(several):

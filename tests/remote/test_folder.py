@@ -15,7 +15,7 @@ from reading_packs import write_pack
 from small_tars import members, write_tar
 
 import sa1bpack
-from sa1bpack import OptionError
+from sa1bpack import FormatError, OptionError
 from sa1bpack.errors import CacheFull
 from sa1bpack.remote import cache as module
 
@@ -123,6 +123,16 @@ def test_an_order_is_refused_where_its_shards_fit_only_without_their_features(
         for make in (sa1bpack.Loader, sa1bpack.make_dataloader):
             with pytest.raises(OptionError, match=r"4 shards at any time, .* with their features"):
                 make(with_rows, 2, shuffle=True)
+
+
+@pytest.mark.parametrize("text", [b"", b"10 GB", b"-1", b"9" * 40, b"\0" * 8, b"1\n2"])
+def test_a_damaged_limit_is_named_and_replaced_by_a_size_that_is_given(pack, tmp_path, text):
+    open_cached(pack, tmp_path, 10**9)[0]
+    (tmp_path / "limit").write_bytes(text)
+    with pytest.raises(FormatError, match=r"limit: .* is not a number of bytes; pass cache_size"):
+        open_cached(pack, tmp_path, None)
+    assert same_samples(open_cached(pack, tmp_path, 10**9)[0], sa1bpack.open(pack)[0])
+    assert (tmp_path / "limit").read_text() == str(10**9)
 
 
 def test_a_pack_that_does_not_fit_at_all_is_an_error_that_names_the_limit(pack, tmp_path):
