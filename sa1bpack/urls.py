@@ -167,8 +167,8 @@ def scheme_of(url: str) -> Any:
         open_pack(url, cache: Path, limit: int | None) → ShardSource, of a pack of which what is
             read is kept in a folder, up to a limit in bytes
         verify(url, **options) → Report, as `sa1bpack.verify`
-        upload_state(url, staging: Path, options) → the PackState of a pack that is made in a
-            staging folder and uploaded
+        bucket_publisher(url, staging: Path, options) → a context manager of the `Publisher` of
+            a pack that is made in a staging folder and uploaded
         find_files(address, on_wait) → list[Address], the files that an address, or a pattern of
             one, stands for; it asks for nothing else
         open_stream(address, **options) → Stream, a file that is read once; options are `digest`,

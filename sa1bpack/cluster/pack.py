@@ -7,7 +7,6 @@ shard, even while the first attempt still runs. `finalize` makes the shards one 
 
 import os
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Unpack
@@ -23,9 +22,11 @@ from sa1bpack.format.verify import verify
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
+from sa1bpack.packing.job import PackJob
+from sa1bpack.packing.ledger import sources_to_pack
 from sa1bpack.packing.options import Request, RunKeywords, checked_request
-from sa1bpack.packing.pack_state import Job, PartState, sources_to_pack
 from sa1bpack.packing.progress import Progress, unknown_keys_text
+from sa1bpack.packing.publishers import part_publisher
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.run import PackResult, Totals, finalize, run_part
 from sa1bpack.paths import local_path
@@ -74,19 +75,20 @@ def pack_on_ray(
     if options.get("workers") is None:
         options["workers"] = WORKERS
     request = checked_request(sources, output, options)
-    job = Job(len(request.sources), tuple(source.name for source in request.sources))
+    job = PackJob(len(request.sources), tuple(source.name for source in request.sources))
     if not request.output.exists():  # if that is refused, it is not made
         check_room(request, look_at(request.sources, on_wait=report)[0])
-    with closing(PartState(request.output, request.options, job, job.sources)) as state:
-        todo, failed = sources_to_pack(state, request)
-        new = [source for source in todo if source.name not in state.sources]
+    with part_publisher(request.output, request.options, job, job.sources) as publisher:
+        ledger = publisher.ledger
+        todo, failed = sources_to_pack(ledger, request)
+        new = [source for source in todo if source.name not in ledger.sources]
         check_room(request, new)
         packed = len(request.sources) - len(new) - len(failed)
         again = {source.name for source in todo}  # their tasks return all their rejects
-        rejects = [line for line in state.rejects() if line["source"] not in again]
+        rejects = [line for line in ledger.rejects() if line["source"] not in again]
         total = sum(source.nbytes for source in todo)
         show = Progress(total, request.max_rejects, rejects, progress)
-        state.fail(failed)
+        publisher.finish(failed)
     try:
         failed = failed | _run(address, request, job, todo, show)
     finally:
@@ -113,7 +115,7 @@ def pack_on_ray(
 
 
 def _run(
-    address: str | None, request: Request, job: Job, todo: list[Source], progress: Progress
+    address: str | None, request: Request, job: PackJob, todo: list[Source], progress: Progress
 ) -> dict[str, SourceError]:
     """Run a task for each source; returns name → error of those that were given up."""
     needs = Needs(request.workers, memory_bytes(request.workers, 1))

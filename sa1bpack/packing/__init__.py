@@ -10,5 +10,6 @@ Modules:
     workers: the processes that make samples, where there is more than one.
     source_packer: samples in the order of the tar; its threads: rows → files
         (`format.shard_writer`), publication.
-    pack_state: what the pack holds, manifest and index.
+    ledger: what the pack holds.
+    publishers: shards, manifest and index get their names, in a folder or for a part of a job.
 """

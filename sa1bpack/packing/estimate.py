@@ -22,9 +22,11 @@ from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import AxisLengths, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.keywords import checks_options
+from sa1bpack.packing.ledger import sources_to_pack
 from sa1bpack.packing.options import PRESETS, PackOptions, Request, RunKeywords, checked_request
-from sa1bpack.packing.pack_state import PackState, existing_parent, sources_to_pack
+from sa1bpack.packing.pack_folder import existing_parent
 from sa1bpack.packing.progress import Progress, nothing_to_do, unknown_keys_text
+from sa1bpack.packing.publishers import inspect_pack
 from sa1bpack.packing.sample import Buffers, Packed, attempt, most_image_bytes, warm_up
 from sa1bpack.packing.source_packer import readers_of
 from sa1bpack.source.find import Source
@@ -184,12 +186,11 @@ def estimate(
         (3, 203, 11822090)
     """
     request = checked_request(sources, output, options)
-    state = PackState.inspect(request.output, request.options)
-    todo, unreadable = sources_to_pack(state, request)
-    todo = [source for source in todo if source.name not in state.sources]
-    Progress(
-        0, request.max_rejects, state.rejects(), progress=False
-    )  # raises if there are too many
+    ledger = inspect_pack(request.output, request.options)
+    todo, unreadable = sources_to_pack(ledger, request)
+    todo = [source for source in todo if source.name not in ledger.sources]
+    # Raises if there are too many.
+    Progress(0, request.max_rejects, ledger.rejects(), progress=False)
     warm_up(request.options)
     probe = _Probe(todo[0] if todo else None, request.options)
     return replace(

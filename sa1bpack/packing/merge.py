@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -41,9 +41,11 @@ from sa1bpack.format.side.spec import (
     side_folders,
 )
 from sa1bpack.keywords import checks_options
+from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, differences
-from sa1bpack.packing.pack_state import PackState, lock_folder
-from sa1bpack.packing.records import Key, published_shard, read_own_manifest
+from sa1bpack.packing.pack_folder import locked_folder
+from sa1bpack.packing.publishers import folder_publisher, make_pack
+from sa1bpack.packing.records import ShardKey, published_shard, read_own_manifest
 from sa1bpack.paths import check_can_be_folder, local_path, paths_of
 from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.wording import brief
@@ -142,19 +144,19 @@ def merge(
     union = _Union(root, roots)
     with (
         reporting(progress, "byte") as advance,
-        closing(PackState(root, union.options)) as state,
+        folder_publisher(root, union.options) as publisher,
     ):
-        missing = union.missing(state)
-        before = len(state.shards)
+        ledger = publisher.ledger
+        missing = union.missing(ledger)
+        before = len(ledger.shards)
         feature_shards = union.find_feature_shards()
-        state.write_first_manifest()
+        make_pack(root, union.options)
         placing = Placing([*(taken.folder for taken in missing), *feature_shards], advance)
-        state.publish(complete=False)
+        publisher.publish()
         with ExitStack() as held:  # as several merges may hold them, and no packer or repair
             for pack in roots:
                 with suppress(FileNotFoundError, PermissionError):  # then no packer can work there
-                    lock = lock_folder(pack, shared=True, flags=os.O_RDONLY)
-                    held.callback(os.close, lock)
+                    held.enter_context(locked_folder(pack, shared=True, create=False))
             for taken in missing:
                 interrupts.check()
                 shard = published_shard(taken.folder, taken.pack, union.options.layout)
@@ -162,9 +164,9 @@ def merge(
                     raise FormatError(
                         f"{taken.folder}: not the shard that the manifest lists; `sa1bpack verify`"
                     )
-                final = state.shards_dir / taken.entry.name
+                final = publisher.shards_dir / taken.entry.name
                 placing.publish(taken.folder, files.temporary_beside(final), final, taken.digest)
-                state.add_shard(shard)
+                ledger.add_shard(shard)
         union.create_sides()
         for found, final in feature_shards.items():
             interrupts.check()
@@ -172,8 +174,8 @@ def merge(
             working = files.temporary_beside(final.with_name(_WORKING + final.name))
             placing.publish(found, working, final)
         interrupts.check()
-        state.sources.update(union.sources)
-        manifest = state.publish(complete=union.complete)
+        ledger.sources.update(union.sources)
+        manifest = publisher.publish(complete=union.complete)
     return MergeResult(
         root,
         manifest.samples,
@@ -236,7 +238,7 @@ class _Union:
                 raise OptionsDiffer("\n".join(lines))
         self.root = root
         self.options = PackOptions.from_json(one.options)
-        self.shards: dict[Key, _Taken] = {}
+        self.shards: dict[ShardKey, _Taken] = {}
         self.sources: dict[str, dict[str, Any]] = {}
         self.repeated = 0
         self.complete = all(manifest.complete for manifest in manifests.values())
@@ -288,20 +290,22 @@ class _Union:
                         f"{key} is {brief(other)}, not {brief(one)}; leave one of the packs out"
                     )
 
-    def missing(self, state: PackState) -> list[_Taken]:
+    def missing(self, ledger: Ledger) -> list[_Taken]:
         """The shards that are not there yet. Raises OutputRefused if others are."""
-        unknown = sorted(state.sources.keys() - self.sources.keys())
+        unknown = sorted(ledger.sources.keys() - self.sources.keys())
         others = [f"the source {name}" for name in unknown]
-        for key, shard in state.shards.items():
-            digest = files.file_digest(state.shards_dir / shard.entry.name / files.CHECKSUMS_NAME)
+        for key, shard in ledger.shards.items():
+            digest = files.file_digest(
+                self.root / SHARDS_NAME / shard.entry.name / files.CHECKSUMS_NAME
+            )
             if key not in self.shards or self.shards[key].digest != digest:
                 others.append(f"the shard {shard.entry.name} with these bytes")
         if others:
             raise OutputRefused(
-                f"{state.root} holds {others[0]}, which the packs to be merged do not have: name "
+                f"{self.root} holds {others[0]}, which the packs to be merged do not have: name "
                 "all packs that it was merged from, or another folder"
             )
-        return [taken for key, taken in self.shards.items() if key not in state.shards]
+        return [taken for key, taken in self.shards.items() if key not in ledger.shards]
 
     def find_feature_shards(self) -> dict[Path, Path]:
         """The feature shards that the merged pack lacks: where each is → where it goes.

@@ -60,7 +60,7 @@ class Progress:
                 known only at the end of a tar.
             max_rejects: more rejected members raise TooManyRejects, which names the first; None: no
                 limit.
-            rejects: rejected members of earlier runs, as PackState has them.
+            rejects: rejected members of earlier runs, as `Ledger.rejects` has them.
             progress: the user's option, told the bytes of sources that were read.
         """
         self.total_bytes = total_bytes

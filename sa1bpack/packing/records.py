@@ -25,7 +25,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.wording import counted, printable
 
-Key = tuple[str, int]  # source, and number of the shard within it (its `part`)
+ShardKey = tuple[str, int]  # source, and number of the shard within it (its `part`)
 
 
 class _Reject(msgspec.Struct, forbid_unknown_fields=True):

@@ -6,9 +6,8 @@ from the shards. Sound shards are neither decoded again nor touched. At any mome
 it did before: whatever is replaced changes in one step.
 """
 
-import os
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,19 +32,19 @@ from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.damage import Damage, Unfinished, note_path, recorded_attributes
+from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, Request
-from sa1bpack.packing.pack_state import (
-    NOT_LOCKED,
-    PackState,
-    alone,
+from sa1bpack.packing.pack_folder import (
+    alone_among_parts,
     check_locks,
-    lock_folder,
-    remove_empty_notes,
+    locked_folder,
+    remove_unused_parts_folder,
     working_folder,
 )
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.records import Key, PublishedShard, SourceRead, read_shard
-from sa1bpack.packing.run import pack_into, versions_in_force, versions_text
+from sa1bpack.packing.publishers import FolderPublisher, removal_command
+from sa1bpack.packing.records import PublishedShard, ShardKey, SourceRead, read_shard
+from sa1bpack.packing.run import pack_into, say_findings, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
 from sa1bpack.parts import ALL, Share, part_of_job
@@ -176,9 +175,8 @@ def repair(
         if dry_run:
             check_locks(root, of_part=share is not None)
         else:
-            lock = lock_folder(root, of_part=share is not None)
-            held.callback(os.close, lock)
-            with alone(root) if share is not None else nullcontext():
+            held.enter_context(locked_folder(root, of_part=share is not None))
+            with alone_among_parts(root) if share is not None else nullcontext():
                 for folder in (root, root / SHARDS_NAME)[share is not None :]:
                     restore_set_aside(folder)
         unfinished = Unfinished.read(root)
@@ -197,8 +195,8 @@ def repair(
         else:
             if share is None:
                 remove_stale(root, keep=note_path(root))
-                held.callback(remove_empty_notes, root)
-            run.swap_in(lock, held)
+                held.callback(remove_unused_parts_folder, root)
+            run.swap_in(held)
     run.result.dry_run = dry_run
     run.result.seconds = time.perf_counter() - started
     return run.result
@@ -208,25 +206,37 @@ def _whole(root: Path) -> str:
     return f"sa1bpack repair {quote(str(root))} TARS --quick"
 
 
-class _Rebuilding(PackState):
-    """Sound shards of a pack, and those that are made again in a working folder.
+class _Rebuilding:
+    """Takes the shards that are made again, in a working folder; nothing is published.
 
     Attributes:
-        records: name → record, of the sources of which every shard is there.
+        ledger: the sound shards of the pack, and those that were made again.
+        finished: names of the sources of which every shard is there.
     """
 
-    def __init__(self, root: Path, options: PackOptions):
-        super().__init__(root, options, NOT_LOCKED)
-        self.records: dict[str, dict] = {}
+    def __init__(self, root: Path, options: PackOptions, shards_dir: Path):
+        self.root = root
+        self.shards_dir = shards_dir
+        self.ledger = Ledger(options)
+        self.finished: set[str] = set()
 
-    def finish_source(self, read: SourceRead, at_once: bool = False) -> None:
-        """Keep the record of a source of which every shard was entered: `swap_in` publishes."""
+    def add_shard(self, shard: PublishedShard) -> None:
+        """See `ShardSink`."""
+        self.ledger.add_shard(shard)
+
+    def finish_source(self, read: SourceRead, at_once: bool) -> None:
+        """Enter the record of a source of which every shard is there."""
         with suppress(PackError):  # only some of its shards are damaged, and were packed again
-            self.records[read.name] = self.record_of(read)
+            self.ledger.finish_source(read)
+            self.finished.add(read.name)
 
     def withdraw(self, source: str) -> int:
-        """Remove nothing of a source that cannot be used: the pack stays as it is."""
+        """See `ShardSink`: nothing of a source that cannot be used is in the pack."""
         return 0
+
+    def how_to_remove(self, names: Sequence[str]) -> str:
+        """See `ShardSink`."""
+        return removal_command(self.root, names)
 
 
 @dataclass(frozen=True)
@@ -329,7 +339,7 @@ class _Repair:
             return f"{given.path} has {given.nbytes} bytes, not {nbytes}; restore the original file"
         return None
 
-    def swap_in(self, lock: int, held: ExitStack) -> None:
+    def swap_in(self, held: ExitStack) -> None:
         """Repair what can be repaired; the caller holds the pack's lock, for a part with others.
 
         A shard with other bytes than the pack's checksums demand is damage to the next check until
@@ -337,7 +347,6 @@ class _Repair:
         it puts in place what has the bytes that the pack demands.
 
         Args:
-            lock: descriptor of the pack's lock.
             held: stack that removes the working folder when it is closed.
         """
         damage = self._damage
@@ -347,19 +356,20 @@ class _Repair:
             Unfinished().write(self._root)
             return
         rebuilt = self._rebuilt(held)
-        state = PackState(self._root, damage.options, lock)
-        rewrite = whole and self._can_rewrite(state, rebuilt)
+        ledger = Ledger(damage.options)
+        publisher = FolderPublisher(self._root, ledger, rebuild_index=damage.own_files)
+        rewrite = whole and self._can_rewrite(ledger, rebuilt)
         self._note_intention(rewrite)
         interrupts.check()
         for shard in rebuilt:
             if shard.same or rewrite:
-                self._put_in_place(state, shard)
+                self._put_in_place(ledger, shard)
             elif not whole:
                 self._leave_to_whole_repair(shard)
         if damage.lost:
-            self._rewrite_lost_manifest(state)
+            self._rewrite_lost_manifest(publisher)
         elif rewrite:
-            self._rewrite_own_files(state, rebuilt)
+            self._rewrite_own_files(publisher, rebuilt)
         self.result.rewritten = rewrite
         # A lost manifest that lacks what a damaged shard would tell is not restored yet, and a pack
         # that lacks pairs is not complete again.
@@ -367,21 +377,20 @@ class _Repair:
         if whole and restored and (rewrite or not damage.own_files):
             Unfinished().write(self._root)
 
-    def _can_rewrite(self, state: PackState, rebuilt: list[_Rebuilt]) -> bool:
+    def _can_rewrite(self, ledger: Ledger, rebuilt: list[_Rebuilt]) -> bool:
         """True if the pack's own files must be rewritten, and can be.
 
-        Then all shards but the rebuilt ones are entered into the state. If they cannot be, what
+        Then all shards but the rebuilt ones are entered into the ledger. If they cannot be, what
         needs them is left.
         """
         damage = self._damage
         others = [shard.shard.entry.name for shard in rebuilt if not shard.same]
         if not (damage.own_files or others):
             return False
-        state.sources = self._records
-        state.rebuild_index = damage.own_files
-        state.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
+        ledger.sources = self._records
+        ledger.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
         try:
-            self._enter_damaged_shards(state)
+            self._enter_damaged_shards(ledger)
         except FormatError as error:
             for name in (OWN_FILES, *others):
                 self.result.left[name] = str(error)
@@ -399,12 +408,12 @@ class _Repair:
                 incomplete = msgspec.structs.replace(damage.manifest, says_complete=False)
                 write_manifest(self._root, incomplete)
 
-    def _put_in_place(self, state: PackState, rebuilt: _Rebuilt) -> None:
+    def _put_in_place(self, ledger: Ledger, rebuilt: _Rebuilt) -> None:
         """Give a rebuilt shard the name of the damaged one."""
         name = rebuilt.shard.entry.name
-        with nullcontext() if self._share is None else alone(self._root):
+        with nullcontext() if self._share is None else alone_among_parts(self._root):
             put_in_place(rebuilt.folder, self._damage.folder(name))
-        state.add_shard(rebuilt.shard)
+        ledger.add_shard(rebuilt.shard)
         self.result.repaired.append(name)
         if rebuilt.note:
             self._note(rebuilt.note)
@@ -418,18 +427,18 @@ class _Repair:
             f"{quote(str(self._root))} TARS --shard {name}"
         )
 
-    def _rewrite_own_files(self, state: PackState, rebuilt: list[_Rebuilt]) -> None:
+    def _rewrite_own_files(self, publisher: FolderPublisher, rebuilt: list[_Rebuilt]) -> None:
         """Publish the pack again. If pairs of a source are missing still, that is left."""
         if not all(shard.same for shard in rebuilt):
             # For a moment: a complete manifest that does not match could not be believed.
-            state.publish(complete=False)
-        published = state.publish(complete=self._damage.manifest.says_complete)
+            publisher.publish()
+        published = publisher.publish(complete=self._damage.manifest.says_complete)
         self.result.complete = published.complete
         for shortfall in published.shortfalls:
             name = shortfall.source or OWN_FILES
             self.result.left[name] = f"{shortfall}; {lost_remedy(self._root)}"
 
-    def _sound_shards(self, sources: Container[str]) -> dict[Key, PublishedShard]:
+    def _sound_shards(self, sources: Container[str]) -> dict[ShardKey, PublishedShard]:
         """The shards of sources that the check has found sound. Raises FormatError and OSError."""
         damage = self._damage
         return {
@@ -458,57 +467,56 @@ class _Repair:
         damage = self._damage
         packed_by = versions_in_force()
         request = self._request(self.wanted)
-        state = _Rebuilding(self._root, damage.options)
-        state.shards_dir = held.enter_context(
-            working_folder(self._root, of_part=self._share is not None)
-        )
-        state.shards = self._sound_shards(self.wanted)
-        state.sources = dict(self._records)
+        shards_dir = held.enter_context(working_folder(self._root, of_part=self._share is not None))
+        sink = _Rebuilding(self._root, damage.options, shards_dir)
+        sink.ledger.shards = self._sound_shards(self.wanted)
+        sink.ledger.sources = dict(self._records)
         warm_up(damage.options)
         total = sum(source.nbytes for source in request.sources)
         progress = Progress(total, progress=self._progress)
         numbers = {source: set(wanted) for source, wanted in self.wanted.items()}
         try:
-            run = PackRun(state, request, progress, packed_by)
+            run = PackRun(sink, request, progress, packed_by)
             failed = pack_sources(run, request.sources, numbers)
         finally:
             progress.close()
         self.result.notes += progress.notes
-        usable = self._compare_rebuilt(state, failed)
+        usable = self._compare_rebuilt(sink, failed)
         for shortfall in damage.manifest.shortfalls:
-            if (record := state.records.get(shortfall.source)) is not None:
+            if shortfall.source in sink.finished:
+                record = sink.ledger.sources[shortfall.source]
                 again = {"rejects": record["rejects"], "dropped": record["dropped"]}
                 before = self._records[shortfall.source]
                 self._records[shortfall.source] = before | again
         interrupts.check()
         return usable
 
-    def _compare_rebuilt(
-        self, state: _Rebuilding, failed: dict[str, SourceError]
-    ) -> list[_Rebuilt]:
+    def _compare_rebuilt(self, sink: _Rebuilding, failed: dict[str, SourceError]) -> list[_Rebuilt]:
         """The rebuilt shards that can replace the damaged ones; why the others cannot is left.
 
         Args:
-            state: state of what was packed again.
+            sink: what took the shards that were packed again.
             failed: name of each source that could not be packed → why.
         """
         damage = self._damage
         usable = []
         for source, names in self.wanted.items():
             for number, name in names.items():
-                if name in damage.unlisted and (source, number) in state.empty:
+                if name in damage.unlisted and (source, number) in sink.ledger.empty:
                     continue  # it was not missing: it has no samples
                 try:
                     if source in failed:
                         raise failed[source]
-                    if (source, number) not in state.shards:
+                    if (source, number) not in sink.ledger.shards:
                         raise SourceError("the source has no image for it")
-                    usable.append(_compared(state.shards[source, number], state.shards_dir, damage))
+                    usable.append(
+                        _compared(sink.ledger.shards[source, number], sink.shards_dir, damage)
+                    )
                 except (SourceError, FormatError) as error:
                     self.result.left[name] = str(error)
         return usable
 
-    def _enter_damaged_shards(self, state: PackState) -> None:
+    def _enter_damaged_shards(self, ledger: Ledger) -> None:
         """Enter the shards that stay damaged, so that the pack can be published with them.
 
         Raises FormatError if one is too damaged for that: it would be described wrongly by the
@@ -522,23 +530,25 @@ class _Repair:
                 vouched = expected is not None or damage.lost
                 if vouched and file_digest(folder / CHECKSUMS_NAME) != expected:
                     raise FormatError(f"{folder / CHECKSUMS_NAME} is damaged")
-                state.add_shard(read_shard(folder, damage.options.layout))
+                ledger.add_shard(read_shard(folder, damage.options.layout))
             except (FormatError, OSError) as error:
                 if not damage.lost:
                     raise FormatError(f"cannot be rewritten: {name} is damaged: {error}") from error
 
-    def _rewrite_lost_manifest(self, state: PackState) -> None:
+    def _rewrite_lost_manifest(self, publisher: FolderPublisher) -> None:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
         request = self._request([name for name in self._sources if name not in spoilt])
-        packed = pack_into(state, request, self._progress)
+        ledger = publisher.ledger
+        packed = pack_into(publisher, request, self._progress)
+        say_findings(publisher, packed.notes)
         self.result.notes += packed.notes
         self.result.left.update({name: str(error) for name, error in packed.failed.items()})
-        known = {source for source, _ in state.shards} | spoilt
-        self.result.complete = not self.result.left and known <= state.sources.keys()
+        known = {source for source, _ in ledger.shards} | spoilt
+        self.result.complete = not self.result.left and known <= ledger.sources.keys()
         if not self.result.complete:
-            state.publish(complete=False)
-        for name in sorted(known - state.sources.keys() - spoilt - packed.failed.keys()):
+            publisher.publish()
+        for name in sorted(known - ledger.sources.keys() - spoilt - packed.failed.keys()):
             self._note(f"the lost manifest's record of {name} is missing: pack again with all tars")
 
     def _note(self, text: str) -> None:

@@ -1,7 +1,6 @@
 """`pack`, `pack_part` and `finalize`: complete runs, from the arguments to what is published."""
 
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from operator import attrgetter
@@ -12,21 +11,15 @@ from sa1bpack import __version__, interrupts
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, PackError, SourceError
 from sa1bpack.format.files import discard_entry, remove_published
-from sa1bpack.format.manifest import JOB_PREFIX, PARTS_NAME, SHARDS_NAME, Manifest, identity_text
+from sa1bpack.format.manifest import PARTS_NAME, SHARDS_NAME, Manifest, identity_text
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
+from sa1bpack.packing.job import PackJob, note_path, read_jobs, read_source_notes
+from sa1bpack.packing.ledger import sources_to_pack
 from sa1bpack.packing.options import Request, RunKeywords, checked_request, recorded_options
-from sa1bpack.packing.pack_state import (
-    Job,
-    PackState,
-    PartState,
-    note_path,
-    read_note,
-    source_notes,
-    sources_to_pack,
-)
 from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
+from sa1bpack.packing.publishers import Publisher, folder_publisher, part_publisher
 from sa1bpack.packing.records import read_own_manifest
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
@@ -208,14 +201,14 @@ def pack(
     is_new = not request.output.exists()
     try:
         if url is None:
-            opened = PackState(request.output, request.options)
+            opened = folder_publisher(request.output, request.options)
         else:
-            opened = scheme_of(url).upload_state(url, request.output, request.options)
-        with closing(opened) as state:
-            result = pack_into(state, request, progress)
+            opened = scheme_of(url).bucket_publisher(url, request.output, request.options)
+        with opened as publisher:
+            result = pack_into(publisher, request, progress)
+            say_findings(publisher, result.notes)
             _say_unknown_keys(result)
             if url is not None:
-                state.finish(result.complete)
                 result = replace(result, url=shown(url), root=request.output)
             return result
     except OutputRefused as error:
@@ -268,7 +261,7 @@ def pack_part(
     share = part_of_job(part)
     request = checked_request(sources, output, options)
     check_room(request, request.sources)
-    job = Job(share[1], tuple(source.name for source in request.sources))
+    job = PackJob(share[1], tuple(source.name for source in request.sources))
     mine = share_of(request.sources, share)
     if any(source.kind == "remote" for source in mine):  # whose sizes are not known yet
         mine, failed = look_at(mine, on_wait=report)
@@ -277,6 +270,13 @@ def pack_part(
     result, _ = run_part(replace(request, sources=mine, ignore_space=True), job, progress)
     _say_unknown_keys(result)
     return result
+
+
+def say_findings(publisher: Publisher, notes: list[str]) -> None:
+    """Tell the user what was found in a pack that is published, and add it to the notes."""
+    for line in publisher.ledger.findings(publisher.root):
+        report(line)
+        notes.append(line)
 
 
 def _say_unknown_keys(result: PackResult) -> None:
@@ -288,61 +288,59 @@ def _say_unknown_keys(result: PackResult) -> None:
 
 
 def run_part(
-    request: Request, job: Job, progress: ProgressOption
+    request: Request, job: PackJob, progress: ProgressOption
 ) -> tuple[PackResult, list[dict[str, str]]]:
     """Pack the sources of a request as a part of a job; also returns the lines of their rejects."""
     warm_up(request.options)
     interrupts.check()
     names = [source.name for source in request.sources]
-    with closing(PartState(request.output, request.options, job, names)) as state:
-        return pack_into(state, request, progress), state.rejects()
+    with part_publisher(request.output, request.options, job, names) as publisher:
+        return pack_into(publisher, request, progress), publisher.ledger.rejects()
 
 
-def pack_into(state: PackState, request: Request, show_progress: ProgressOption) -> PackResult:
+def pack_into(publisher: Publisher, request: Request, show_progress: ProgressOption) -> PackResult:
     """Pack those sources of a request that a pack does not have."""
-    todo, unreadable = sources_to_pack(state, request)
+    ledger = publisher.ledger
+    todo, unreadable = sources_to_pack(ledger, request)
     new = []
     total = 0
     for source in todo:
         total += source.nbytes
-        if source.name not in state.sources:
+        if source.name not in ledger.sources:
             new.append(source)
-    check_room(request, new, state.shards_at_once)
-    progress = Progress(total, request.max_rejects, state.rejects(), show_progress)
+    check_room(request, new, publisher.shards_at_once)
+    progress = Progress(total, request.max_rejects, ledger.rejects(), show_progress)
     packed_by = versions_in_force()
     others = set()
-    for shard in state.shards.values():
+    for shard in ledger.shards.values():
         if shard.attributes["packed_by"] != packed_by:
             others.add(versions_text(shard.attributes["packed_by"]))
-    for shortfall in state.shortfalls.values():
+    for shortfall in ledger.shortfalls.values():
         progress.note(f"{shortfall}; what is missing is packed again from the tar, if it is given")
     for other in sorted(others):
         progress.note(f"part of this pack was made with {other}; pixels may differ by rounding")
-    state.publish(complete=False)  # only now: a refused run leaves a pack as it was
+    publisher.publish()  # only now: a refused run leaves a pack as it was
     outcome = "finished"
     try:
-        run = PackRun(state, request, progress, packed_by)
+        run = PackRun(publisher, request, progress, packed_by)
         failed = unreadable | pack_sources(run, todo)
         for source in todo:
-            if source.name not in failed and source.name not in state.sources:
+            if source.name not in failed and source.name not in ledger.sources:
                 raise PackError(f"{source.path}: not recorded as packed; repeat the command")
     except BaseException as error:
         outcome = f"stopped by {type(error).__name__}"
         try:
-            state.publish(complete=False)
+            publisher.publish()
         except OSError as second:  # on a failing disk; the next run brings it up to date
             error.add_note(f"the manifest could not be written either: {second}")
         raise
     finally:
         progress.close()
-        log_run(state.root, progress, request.workers, outcome)
-    state.fail(failed)
+        log_run(publisher.root, progress, request.workers, outcome)
     interrupts.check()
-    manifest = state.publish(complete=not failed)
-    for line in state.findings():
-        progress.note(line)
+    manifest = publisher.finish(failed)
     return PackResult(
-        **totals_of(state.root, manifest),
+        **totals_of(publisher.root, manifest),
         sources=len(request.sources),
         packed_before=len(request.sources) - len(new) - len(unreadable),
         new_images=progress.images,
@@ -430,37 +428,37 @@ def finalize(pack: str | Path) -> FinalizeResult:
     """
     root = local_path("pack", pack)
     manifest = read_own_manifest(root)
-    with closing(PackState(root, recorded_options(manifest.options, root))) as state:
-        paths = (root / PARTS_NAME).glob(f"{JOB_PREFIX}*.json")
-        paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
-        jobs = [read_note(path, Job) for path in paths]
-        noted = source_notes(root)
+    with folder_publisher(root, recorded_options(manifest.options, root)) as publisher:
+        ledger = publisher.ledger
+        jobs = read_jobs(root)
+        noted = read_source_notes(root)
         failed = {name: note for name, note in noted.items() if note.record is None}
         if manifest.says_complete and (root / PARTS_NAME).is_dir():
-            state.publish(complete=False)  # a complete one must match its checksums all the time
+            publisher.publish()  # a complete one must match its checksums all the time
         notes = []
         for name, note in failed.items():
-            if note.corrupt and name not in state.sources and state.shards_of(name):
-                count = counted(state.withdraw(name), "shard")
+            if note.corrupt and name not in ledger.sources and ledger.shards_of(name):
+                count = counted(publisher.withdraw(name), "shard")
                 notes.append(f"{name}: its bytes are wrong; {count} withdrawn")
         expected = {name for job in jobs for name in job.sources}
-        expected |= {source for source, _ in state.shards} | noted.keys() | state.shortfalls.keys()
+        expected |= {source for source, _ in ledger.shards} | noted.keys()
+        expected |= ledger.shortfalls.keys()
         missing = {}
-        for name in sorted(expected - state.sources.keys()):
+        for name in sorted(expected - ledger.sources.keys()):
             if name in failed:
                 missing[name] = f"given up: {failed[name].error}"
-            elif name in state.shortfalls:
-                missing[name] = f"{state.shortfalls[name]}; pack it again, as before"
-            elif shards := state.shards_of(name):
+            elif name in ledger.shortfalls:
+                missing[name] = f"{ledger.shortfalls[name]}; pack it again, as before"
+            elif shards := ledger.shards_of(name):
                 missing[name] = f"packed in part, {counted(len(shards), 'shard')}"
             else:
                 missing[name] = "no shard is published"
         known = bool(jobs) or manifest.says_complete
         done = known and not missing
-        published = state.publish(complete=done)
+        published = publisher.publish(complete=done)
         if done and (root / PARTS_NAME).is_dir():
             remove_published(root / PARTS_NAME)
-        for name in state.sources:  # what names the missing ones stays
+        for name in ledger.sources:  # what names the missing ones stays
             note_path(root, name).unlink(missing_ok=True)
         parts = set()
         for job in jobs[-1:]:
@@ -468,9 +466,9 @@ def finalize(pack: str | Path) -> FinalizeResult:
             parts = {(row % job.parts + 1, job.parts) for row in rows}
         return FinalizeResult(
             **totals_of(root, published),
-            sources=len(state.sources),
+            sources=len(ledger.sources),
             missing=missing,
             parts=tuple(sorted(parts)),
             known=known,
-            notes=notes + state.findings(),
+            notes=notes + ledger.findings(root),
         )

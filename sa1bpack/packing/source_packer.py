@@ -3,7 +3,7 @@
 A source is read by one thread, which has its pairs decoded and hands what becomes of them, as
 futures in the order of the tar, to the thread of their shard. That waits for each, writes it and
 publishes the shard, while other samples are decoded. What threads have done is entered into the
-state of the pack by the thread of the run, in `settle`.
+ledger of the pack by the thread of the run, in `settle`.
 """
 
 import resource
@@ -22,8 +22,8 @@ from sa1bpack.errors import PackError, Sa1bpackError, SourceCorrupt, SourceError
 from sa1bpack.format.manifest import DIGEST_NAMES, shard_name
 from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.packing.options import Request
-from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.publishers import ShardSink
 from sa1bpack.packing.records import EmptyShard, PublishedShard, SourceRead
 from sa1bpack.packing.sample import Buffers, Outcome, Packed, attempt
 from sa1bpack.packing.workers import Workers
@@ -60,7 +60,8 @@ class PackRun:
     """The objects that the packers of one run share.
 
     Attributes:
-        state: state of the pack.
+        sink: what takes the shards.
+        ledger: what it has.
         request: the run's request; among others, whether md5s are computed, and what they must be.
         progress: the counter of pairs.
         packed_by: package → version, recorded in every shard.
@@ -71,9 +72,10 @@ class PackRun:
     """
 
     def __init__(
-        self, state: PackState, request: Request, progress: Progress, packed_by: dict[str, str]
+        self, sink: ShardSink, request: Request, progress: Progress, packed_by: dict[str, str]
     ):
-        self.state = state
+        self.sink = sink
+        self.ledger = sink.ledger
         self.request = request
         self.progress = progress
         self.packed_by = packed_by
@@ -148,7 +150,7 @@ class InlineDecoder:
         self._run = run
         self._free: SimpleQueue[Buffers] = SimpleQueue()
         for _ in range(SAMPLES_IN_MEMORY):
-            self._free.put(Buffers(run.state.options))
+            self._free.put(Buffers(run.ledger.options))
 
     def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future[Made]:
         """The outcome of a pair, as a future. Waits for memory; here, the pair is decoded at once.
@@ -163,7 +165,7 @@ class InlineDecoder:
             self._run.settle()
             with suppress(Empty):
                 buffers = self._free.get(timeout=_POLL_SECONDS)
-        outcome = attempt(pair.file_name, pair.jpeg, pair.json, self._run.state.options, buffers)
+        outcome = attempt(pair.file_name, pair.jpeg, pair.json, self._run.ledger.options, buffers)
         self._run.progress.done(source, outcome, bytes_read)
         made: Future[Made] = Future()
         made.set_result((outcome, partial(self._free.put, buffers)))
@@ -210,7 +212,8 @@ class ShardBuilder:
 
     def build(self) -> BuiltShard | None:
         """Write and publish the shard; None if it was discarded. In its thread."""
-        state = self._run.state
+        sink = self._run.sink
+        options = sink.ledger.options
         writer = None
         unknown = set()
         try:
@@ -222,7 +225,7 @@ class ShardBuilder:
                     if isinstance(outcome, Packed):
                         if writer is None:
                             name = shard_name(self.source.name, self.number)
-                            writer = ShardWriter(state.shards_dir, name, state.options.layout)
+                            writer = ShardWriter(sink.shards_dir, name, options.layout)
                         unknown |= outcome.unknown_keys
                         writer.append(outcome.rows)
                     elif isinstance(outcome, Reject):
@@ -238,14 +241,14 @@ class ShardBuilder:
             attributes = {
                 "source": self.source.name,
                 "part": self.number,
-                "first_pair": self.number * state.options.samples_per_shard,
+                "first_pair": self.number * options.samples_per_shard,
                 "pairs": self.found[0],
                 "pairs_digest": self.found[1],
                 "dropped": self.dropped,
                 "rejects": self.rejects,
                 "unknown_keys": sorted(unknown),
                 "packed_by": self._run.packed_by,
-                "options": state.options.to_json(),
+                "options": options.to_json(),
             }
             return PublishedShard(writer.publish(attributes), attributes)
         finally:
@@ -257,8 +260,8 @@ class SourcePacker:
     """The packing of one source.
 
     One thread calls `read`. The thread of the run calls `enter` and `finish`, which change the
-    state of the pack. In the end every shard of the source is entered there, and its record, which
-    the state makes of them, or it was given up with `error`.
+    ledger of the pack. In the end every shard of the source is entered there, and its record, which
+    the ledger makes of them, or it was given up with `error`.
     """
 
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
@@ -273,9 +276,10 @@ class SourcePacker:
         self.builders: dict[int, ShardBuilder] = {}  # of shards that are not entered yet
         self.reader: PairReader | None = None
         self._run = run
-        self._state = run.state
+        self._sink = run.sink
+        self._ledger = run.ledger
         self._wanted = wanted
-        self._published = run.state.shards_of(source.name)
+        self._published = run.ledger.shards_of(source.name)
         self._compared: set[int] = set()  # published shards whose pairs are those of the source
         self._is_other_file = False  # the pairs of some published shard are not those of the source
         # Of the shard that is being read, -1 for none: its builder, if it is packed, and its pairs.
@@ -297,7 +301,7 @@ class SourcePacker:
         pairs = 0
         try:
             with PairReader(
-                source, spool_dir=run.state.root, md5=run.request.md5, on_wait=report
+                source, spool_dir=run.sink.root, md5=run.request.md5, on_wait=report
             ) as reader:
                 self.reader = reader
                 for pair in reader:
@@ -327,7 +331,7 @@ class SourcePacker:
         It is None if the shard is published, or not wanted, or if a published one before it was
         packed from other pairs: then the source is only read to its end, to name all of these.
         """
-        number = index // self._state.options.samples_per_shard
+        number = index // self._ledger.options.samples_per_shard
         if number != self._number:
             self._end_shard()
             self._number = number
@@ -367,10 +371,10 @@ class SourcePacker:
             f"{'were' if len(names) > 1 else 'was'} packed from: its pairs are others, or in "
             "another order; restore that file"
         )
-        if self.source.name not in self._state.sources:
+        if self.source.name not in self._ledger.sources:
             message += (
                 ". Or, if that was a truncated copy, "
-                f"{self._state.how_to_remove(names)} and repeat the pack command"
+                f"{self._sink.how_to_remove(names)} and repeat the pack command"
             )
         return SourceError(message)
 
@@ -384,7 +388,7 @@ class SourcePacker:
         if different := sorted(self._published.keys() - self._compared):
             raise self._other_pairs(different)
         found = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
-        if (packed := self._state.sources.get(self.source.name)) is not None:
+        if (packed := self._ledger.sources.get(self.source.name)) is not None:
             # Packs of earlier releases have the md5 alone.
             for key in ("md5" if packed.get("xxh128") is None else "xxh128", "pairs"):
                 if found[key] != packed[key]:
@@ -417,12 +421,12 @@ class SourcePacker:
     def enter(self, builder: ShardBuilder, shard: BuiltShard | None) -> None:
         """Enter a shard whose thread has ended; None if it was discarded.
 
-        If the state cannot take it, the builder stays among `builders`: the shard is not entered.
+        If the sink cannot take it, the builder stays among `builders`: the shard is not entered.
         """
         if isinstance(shard, EmptyShard):
-            self._state.add_empty(self.source.name, builder.number, shard)
+            self._ledger.empty[self.source.name, builder.number] = shard
         elif shard is not None:
-            self._state.add_shard(shard)
+            self._sink.add_shard(shard)
         del self.builders[builder.number]
         self._run.open_shards.release()
         if self._was_read:
@@ -451,12 +455,12 @@ class SourcePacker:
             if self._source_read is None:
                 raise PackError(f"{self.source.path}: not read to its end; repeat the command")
             at_once = isinstance(self.source.path, Address)
-            self._state.finish_source(self._source_read, at_once=at_once)
+            self._sink.finish_source(self._source_read, at_once=at_once)
         # One that was packed to its end before keeps its shards: they came from sound bytes.
         elif (
             isinstance(self.error, SourceCorrupt)
-            and self.source.name not in self._state.sources
-            and (withdrawn := self._state.withdraw(self.source.name))
+            and self.source.name not in self._ledger.sources
+            and (withdrawn := self._sink.withdraw(self.source.name))
         ):
             self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
         self._run.unfinished -= 1

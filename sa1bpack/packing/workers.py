@@ -216,7 +216,7 @@ class Workers:
         self._run = run
         count = run.request.workers
         slots = count * (JOBS_PER_WORKER + SLOTS_AHEAD) + readers * READ_AHEAD
-        self._slots = SharedSlots(slots, run.state.options)
+        self._slots = SharedSlots(slots, run.ledger.options)
         self._free_slots: SimpleQueue[int] = SimpleQueue()
         for slot in range(slots):
             self._free_slots.put(slot)
@@ -334,7 +334,7 @@ class Workers:
         with self._lock:
             if self._run.stopping.is_set():
                 raise PackError("the run ends")
-            worker = _Worker(self._run.state.options, self._slots)
+            worker = _Worker(self._run.ledger.options, self._slots)
             self._processes.append(worker.process)
         try:
             worker.connection.recv()

@@ -450,10 +450,10 @@ def open_stream(address: Address, **options: Any) -> WebFile | StoreFile:
     return (StoreFile if address.scheme in STORE_SCHEMES else WebFile)(address, **options)
 
 
-def upload_state(url: str, staging: Path, options: Any) -> Any:
-    """See `scheme_of`. Raises as `upload.UploadedState` does."""
+def bucket_publisher(url: str, staging: Path, options: Any) -> Any:
+    """See `scheme_of`. Raises as `upload.bucket_publisher` does."""
     # By name: reading a pack never loads the packer.
-    return import_module("sa1bpack.remote.upload").UploadedState(url, staging, options)
+    return import_module("sa1bpack.remote.upload").bucket_publisher(url, staging, options)
 
 
 def find_files(address: Address, on_wait: OnWait = None) -> list[Address]:

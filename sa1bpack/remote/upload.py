@@ -10,14 +10,15 @@ from the bucket.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from sa1bpack.errors import OptionError, OutputRefused
+from sa1bpack.errors import OptionError, OutputRefused, SourceError
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile, canonical_json, read_json
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
@@ -37,6 +38,7 @@ from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     REJECTS_NAME,
     SHARDS_NAME,
+    Manifest,
     ShardEntry,
     check_shard_name,
     read_manifest,
@@ -44,9 +46,10 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.interrupts import result_of
 from sa1bpack.oserrors import naming
+from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.records import PublishedShard
+from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
+from sa1bpack.packing.records import PublishedShard, SourceRead
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import LARGE, fetch_files, is_large
 from sa1bpack.threads import ThreadPool
@@ -62,96 +65,130 @@ _MARKS = ".uploaded"
 _KNOWN = {MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME, SHARDS_NAME, SIDES_NAME}
 
 
-class UploadedState(PackState):
-    """The state of a pack in a bucket, made in a staging folder."""
+@contextmanager
+def bucket_publisher(url: str, staging: Path, options: PackOptions) -> Iterator["BucketPublisher"]:
+    """The publisher of a pack in a bucket, which continues what the bucket holds.
 
-    shards_at_once = MOST_WAITING + 2  # and one that is made, and one that is uploaded
+    The working folder of this URL, in `staging`, is locked in the block.
 
-    def __init__(self, url: str, staging: Path, options: PackOptions):
-        """Lock the working folder of this URL, and continue what the bucket holds.
-
-        Raises as PackState and `open_store` do, OptionError for a URL without a folder,
-        OutputRefused if one of the folders holds something else, StoreError.
-        """
-        if (staging / MANIFEST_NAME).exists():
-            raise OutputRefused(
-                f"{staging} holds a pack of this machine: name an empty folder as staging (a "
-                "finished pack is uploaded by a tool of the cloud, such as aws s3 sync)"
-            )
-        self._bucket = bucket = Bucket(folder_url("output", url))
-        if not bucket.prefix:
-            raise OptionError(f"output is {bucket.url!r}: name a bucket and a folder in it")
-        root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
-        self._marks = root / _MARKS
-        self._uploads: deque[Future] = deque()
-        self._pool = ThreadPool(1, thread_name_prefix="sa1bpack-upload")
-        super().__init__(root, options)
+    Raises as `folder_publisher` and `open_store` do, OptionError for a URL without a folder,
+    OutputRefused if one of the folders holds something else, StoreError.
+    """
+    if (staging / MANIFEST_NAME).exists():
+        raise OutputRefused(
+            f"{staging} holds a pack of this machine: name an empty folder as staging (a "
+            "finished pack is uploaded by a tool of the cloud, such as aws s3 sync)"
+        )
+    bucket = Bucket(folder_url("output", url))
+    if not bucket.prefix:
+        raise OptionError(f"output is {bucket.url!r}: name a bucket and a folder in it")
+    root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
+    with folder_publisher(root, options) as folder:
+        make_pack(root, options)
+        (root / _MARKS).mkdir(exist_ok=True)
+        is_new = not (folder.ledger.shards or folder.ledger.sources)
+        manifest = _restore(root, bucket, is_new)
+        ledger = Ledger.load(root, options)  # of what was restored, too
+        publisher = BucketPublisher(FolderPublisher(root, ledger), bucket, manifest)
         try:
-            self.write_first_manifest()
-            self._marks.mkdir(exist_ok=True)
-            self._manifest_there = _restore(root, bucket, fresh=not (self.shards or self.sources))
-            self.shards.clear()
-            self._load()
-            for shard in list(self.shards.values()):
-                self._upload(shard.entry)
-        except BaseException:
-            self.close()
-            raise
+            publisher.upload_all()
+            yield publisher
+        finally:
+            publisher.close()
+
+
+class BucketPublisher:
+    """Publishes a pack in a bucket: what `folder` publishes in a working folder is uploaded."""
+
+    shards_at_once: int | None = MOST_WAITING + 2  # one more is made, and one is uploaded
+
+    def __init__(self, folder: FolderPublisher, bucket: Bucket, manifest: bytes | None):
+        """
+        Args:
+            folder: publisher of the working folder.
+            bucket: the bucket's folder.
+            manifest: the manifest that it has; None if it has none.
+        """
+        self.root = folder.root
+        self.shards_dir = folder.shards_dir
+        self.ledger = folder.ledger
+        self._folder = folder
+        self._bucket = bucket
+        self._marks = folder.root / _MARKS
+        self._bucket_manifest = manifest
+        self._uploads: deque[Future[None]] = deque()
+        self._pool = ThreadPool(1, thread_name_prefix="sa1bpack-upload")
 
     def add_shard(self, shard: PublishedShard) -> None:
         """Enter a published shard, and upload it.
 
         Waits while others wait for that. Raises what an earlier upload raised.
         """
-        super().add_shard(shard)
+        self._folder.add_shard(shard)
         self._upload(shard.entry)
+
+    def upload_all(self) -> None:
+        """Upload every shard that is not in the bucket yet. Raises as `add_shard` does."""
+        for shard in self.ledger.shards.values():
+            self._upload(shard.entry)
+
+    def finish_source(self, read: SourceRead, at_once: bool) -> None:
+        """See `ShardSink`."""
+        self._folder.finish_source(read, at_once)
 
     def withdraw(self, source: str) -> int:
         """Remove every shard of a source, in the bucket too; returns their number."""
         self._settle()
-        for shard in self.shards_of(source).values():
+        for shard in self.ledger.shards_of(source).values():
             name = shard.entry.name
             keys = self._bucket.files(f"{SHARDS_NAME}/{name}/")
-            mark = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
-            self._bucket.delete([mark] * (mark in keys))  # first: without it, nothing counts
-            self._bucket.delete(key for key in keys if key != mark)
+            checksums = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
+            if checksums in keys:
+                self._bucket.delete([checksums])  # first: without it, nothing counts
+            self._bucket.delete(key for key in keys if key != checksums)
             (self._marks / name).unlink(missing_ok=True)
-        return super().withdraw(source)
+        return self._folder.withdraw(source)
 
     def how_to_remove(self, names: Sequence[str]) -> str:
         """What to remove from the bucket, in words for a message."""
         folders = ", ".join(f"{SHARDS_NAME}/{name}/" for name in names)
         return f"remove {folders} from {self._bucket.url}"
 
-    def finish(self, complete: bool) -> None:
-        """Upload what is missing, then index, checksums and manifest, as `publish` has made them.
+    def publish(self) -> Manifest:
+        """Publish in the working folder; the bucket gets index and manifest from `finish`."""
+        return self._folder.publish()
 
-        Raises StoreError, and what an upload of a shard raised.
+    def finish(self, failed: Mapping[str, SourceError]) -> Manifest:
+        """Publish in the working folder, and upload what the bucket lacks.
+
+        Index, checksums and manifest are last. Raises StoreError, and what an upload of a shard
+        raised.
         """
+        published = self._folder.finish(failed)
         self._settle()
-        manifest = read_manifest(self.root)
-        there = self._bucket.files()
+        manifest = read_manifest(self.root)  # with the name of the index
+        keys = self._bucket.files()
         top = top_files(self.root, manifest)
-        same = self._manifest_there == (self.root / MANIFEST_NAME).read_bytes()
-        if same and {CHECKSUMS_NAME, *top} <= set(there):
-            return
-        old = {key.partition("/")[0] for key in there if key.startswith("index-")}
-        last = (CHECKSUMS_NAME, MANIFEST_NAME)
-        shards = {path for path in top if path.endswith(f"/{CHECKSUMS_NAME}")}  # are there
-        self._put(sorted(top - shards - {*last}))
-        for path in last if complete else reversed(last):
+        same = self._bucket_manifest == (self.root / MANIFEST_NAME).read_bytes()
+        if same and {CHECKSUMS_NAME, *top} <= set(keys):
+            return published
+        indexes = {key.partition("/")[0] for key in keys if key.startswith("index-")}
+        of_shards = {path for path in top if path.endswith(f"/{CHECKSUMS_NAME}")}  # are there
+        self._put(sorted(top - of_shards - {CHECKSUMS_NAME, MANIFEST_NAME}))
+        last = [CHECKSUMS_NAME, MANIFEST_NAME]
+        if failed:
+            last.reverse()
+        for path in last:
             self._put([path])
-        for index in sorted(old - {manifest.index}):
+        for index in sorted(indexes - {manifest.index}):
             self._bucket.delete(self._bucket.files(f"{index}/"))
+        return published
 
     def close(self) -> None:
-        """End uploads, and unlock the folder."""
-        try:
-            if any(not each.done() for each in self._uploads):
-                self._bucket.cancel()
-            self._pool.shutdown(cancel_futures=True)
-        finally:
-            super().close()
+        """End uploads."""
+        if any(not upload.done() for upload in self._uploads):
+            self._bucket.cancel()
+        self._pool.shutdown(cancel_futures=True)
 
     # ---------------------------------------------------------------------------------- uploading
 
@@ -179,24 +216,24 @@ class UploadedState(PackState):
         for files in (listed, {CHECKSUMS_NAME: digest}):
             self._bucket.put({key + path: (folder / path, each) for path, each in files.items()})
         replace_file(mark, digest.encode())  # durably, before anything is removed here
-        _empty_large_files(folder, self.options.layout, entry.lengths)
+        _empty_large_files(folder, self.ledger.options.layout, entry.lengths)
 
     def _reopen(self) -> None:
         """Publish a complete pack as not complete, before anything is added to it."""
-        if self._manifest_there is None:
+        if self._bucket_manifest is None:
             return
-        manifest = msgspec.json.decode(self._manifest_there)
+        manifest = msgspec.json.decode(self._bucket_manifest)
         if manifest["complete"]:
             data = canonical_json(manifest | {"complete": False})
             self._bucket.put({MANIFEST_NAME: (data, xxhash.xxh3_128_hexdigest(data))})
-        self._manifest_there = None  # only now: until then, no shard may be added
+        self._bucket_manifest = None  # only now: until then, no shard may be added
 
     def _put(self, paths: Iterable[str]) -> None:
         files = {path: self.root / path for path in paths}
         self._bucket.put({path: (file, file_digest(file)) for path, file in files.items()})
 
 
-def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
+def _restore(root: Path, bucket: Bucket, is_new: bool) -> bytes | None:
     """Bring into the working folder what is complete in the bucket, and is not there yet.
 
     Of shards, all but the bytes of the large arrays. Objects of shards that are not complete are
@@ -206,14 +243,14 @@ def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
     Args:
         root: the working folder.
         bucket: the bucket's folder.
-        fresh: nothing is in the working folder yet.
+        is_new: nothing is in the working folder yet.
 
     Returns:
         The bucket's manifest; None if it has none.
 
     Raises:
         OutputRefused: the bucket's folder is not that of a pack.
-        Whatever UploadedState raises.
+        Whatever `bucket_publisher` raises.
     """
     keys = bucket.files()
     tops = {key.partition("/")[0] for key in keys}
@@ -222,7 +259,7 @@ def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
         raise OutputRefused(f"{bucket.url} holds {strange[0]}, which no pack has: choose another")
     make_folder(root / SHARDS_NAME)
     manifest = bucket.read(MANIFEST_NAME) if MANIFEST_NAME in keys else None
-    if manifest is not None and fresh:
+    if manifest is not None and is_new:
         replace_file(root / MANIFEST_NAME, manifest)
     names = {key.split("/")[1] for key in keys if key.startswith(f"{SHARDS_NAME}/")}
     for name in sorted(names - {METADATA_NAME}):

@@ -25,7 +25,7 @@ import sa1bpack
 from sa1bpack import PackOptions, errors
 from sa1bpack.format.files import read_checksums
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
-from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.publishers import inspect_pack
 from sa1bpack.pixels.decode import decode_into
 from sa1bpack.pixels.header import read_header
 from sa1bpack.source.annotations import parse_annotations
@@ -212,7 +212,7 @@ def _use(root: Path) -> None:
         for problem in sa1bpack.verify(root, quick=not opened).problems:
             assert len(str(problem)) <= MAX_MESSAGE
     with _refusing(errors.FormatError, errors.OptionsDiffer):
-        PackState(root, PackOptions(**SMALL)).close()
+        inspect_pack(root, PackOptions(**SMALL))
 
 
 def manifest(data: bytes) -> None:
@@ -283,12 +283,9 @@ def rejects(data: bytes) -> None:
     metadata["attributes"]["sa1bpack"] |= changes
     replaced = _pack_with(f"{SHARD}/zarr.json", json.dumps(metadata).encode())
     with replaced as root, _refusing(errors.FormatError):
-        state = PackState(root, PackOptions(**SMALL))
-        try:
-            assert all(reject["source"] for reject in state.rejects())
-            assert state.manifest(complete=True).counts["rejects"] == len(state.rejects())
-        finally:
-            state.close()
+        ledger = inspect_pack(root, PackOptions(**SMALL))
+        assert all(reject["source"] for reject in ledger.rejects())
+        assert ledger.manifest(complete=True).counts["rejects"] == len(ledger.rejects())
 
 
 TARGETS = {

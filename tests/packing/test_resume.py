@@ -36,18 +36,18 @@ if worker:
 """
 )
 _BEFORE_THE_SECOND_SHARD = _PAUSE + after_import(
-    "sa1bpack.packing.pack_state",
+    "sa1bpack.packing.publishers",
     """
-add_shard = module.PackState.add_shard
+add_shard = module.FolderPublisher.add_shard
 
 
-def added(state, shard):
-    module.PackState.add_shard = add_shard  # only once: a run that ends adds more
-    add_shard(state, shard)
+def added(publisher, shard):
+    module.FolderPublisher.add_shard = add_shard  # only once: a run that ends adds more
+    add_shard(publisher, shard)
     pause()
 
 
-module.PackState.add_shard = added
+module.FolderPublisher.add_shard = added
 """,
 )
 

@@ -1,0 +1,269 @@
+"""The ledger of a pack: which shards, sources and rejects it has.
+
+Published shards carry their own record (the attributes of their Zarr group), so a killed run loses
+at most its unpublished shards; the manifest adds the records of complete sources. A manifest is
+made of the shards and the sources alone: the same input yields the same bytes, however often the
+run was interrupted.
+
+A ledger writes nothing; `publishers` write what it says.
+"""
+
+from collections.abc import Set
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sa1bpack.errors import OutputRefused, SourceError
+from sa1bpack.format.accounts import Shortfall, source_shortfall
+from sa1bpack.format.index import find_duplicates, open_manifest_and_index
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    make_manifest,
+    shard_folders,
+)
+from sa1bpack.packing.job import note_path, read_source_notes
+from sa1bpack.packing.options import PackOptions, Request
+from sa1bpack.packing.records import (
+    EmptyShard,
+    PublishedShard,
+    ShardKey,
+    SourceRead,
+    SourceRecord,
+    check_record,
+    published_shard,
+    read_own_manifest,
+    source_record,
+)
+from sa1bpack.progress import report
+from sa1bpack.source.find import Source, look_at
+from sa1bpack.source.pairs import why_no_pairs
+from sa1bpack.wording import brief
+
+_SOURCES_NAMED = 5  # in one line
+_AFTER_SHARDS = 1 << 62  # as a number: sorts the record of a source after those of its shards
+
+
+class Ledger:
+    """The shards and sources of a pack.
+
+    Attributes:
+        options: options of the pack.
+        shards: (source, number within it) → the published shard.
+        empty: (source, number within it) → a shard without samples, of a source that is read.
+        sources: name of a finished source → its record in the manifest.
+        shortfalls: name of a source that was recorded as finished, but of which pairs are missing →
+            what is wrong. It is not among `sources`.
+        listed: names of the shards that the manifest listed when it was read.
+        noted: names of the sources whose records are in notes of parts, not in the manifest.
+    """
+
+    def __init__(self, options: PackOptions):
+        """A ledger without entries."""
+        self.options = options
+        self.shards: dict[ShardKey, PublishedShard] = {}
+        self.empty: dict[ShardKey, EmptyShard] = {}
+        self.sources: dict[str, dict[str, Any]] = {}
+        self.shortfalls: dict[str, Shortfall] = {}
+        self.listed: set[str] = set()
+        self.noted: list[str] = []
+
+    @classmethod
+    def load(cls, root: Path, options: PackOptions, only: Set[str] | None = None) -> "Ledger":
+        """The ledger of what is published in a folder. Writes nothing.
+
+        Args:
+            root: folder of the pack.
+            options: options of the pack, which the folder must have been packed with.
+            only: names of the sources to enter; None: all.
+
+        Raises:
+            OptionsDiffer: the folder was packed with other options.
+            FormatError: the pack is damaged.
+            VersionError: the pack has a newer version.
+        """
+        ledger = cls(options)
+        listed: tuple[ShardEntry, ...] = ()
+        if (root / MANIFEST_NAME).exists():
+            manifest = read_own_manifest(root)
+            options.check_same(manifest.options, str(root))
+            listed = manifest.shards
+            for record in manifest.sources:
+                if only is None or record["name"] in only:
+                    ledger.sources[record["name"]] = record
+        for folder in shard_folders(root):
+            if only is None or folder.name.rpartition("-")[0] in only:
+                ledger.add_shard(published_shard(folder, root))
+        for name, note in read_source_notes(root).items():
+            if (only is None or name in only) and note.record is not None and note.holds(root):
+                check_record(note.record, SourceRecord, f"{note_path(root, name)}: sources")
+                ledger.sources[name] = note.record
+                ledger.noted.append(name)
+        for entry in listed:
+            ledger.listed.add(entry.name)
+            if (entry.source, entry.part) not in ledger.shards:
+                # Someone removed a shard: its source is incomplete.
+                ledger.sources.pop(entry.source, None)
+        ledger._set_shortfalls_aside()
+        return ledger
+
+    def _set_shortfalls_aside(self) -> None:
+        """Take out the records of sources of which pairs are missing: these are not finished."""
+        pairs: dict[str, dict[int, int]] = {}
+        for (source, number), shard in self.shards.items():
+            pairs.setdefault(source, {})[number] = shard.attributes["pairs"]
+        for name, record in list(self.sources.items()):
+            shortfall = source_shortfall(
+                record, pairs.get(name, {}), self.options.samples_per_shard, by_pairs=True
+            )
+            if shortfall is not None:
+                self.shortfalls[name] = shortfall
+                del self.sources[name]
+
+    def add_shard(self, shard: PublishedShard) -> None:
+        """Enter a published shard."""
+        self.shards[shard.entry.source, shard.entry.part] = shard
+
+    def finish_source(self, read: SourceRead) -> None:
+        """Enter the record of a source that was read to its end.
+
+        Raises PackError unless every shard of it is entered.
+        """
+        empty = {}
+        for (name, number), shard in self.empty.items():
+            if name == read.name:
+                empty[number] = shard
+        shards = self.shards_of(read.name)
+        self.sources[read.name] = source_record(read, shards, empty, self.options.samples_per_shard)
+
+    def withdraw(self, source: str) -> list[PublishedShard]:
+        """Take out a source with all its shards; returns these."""
+        shards = self.shards_of(source)
+        for number in shards:
+            del self.shards[source, number]
+        self.sources.pop(source, None)
+        return list(shards.values())
+
+    def shards_of(self, source: str) -> dict[int, PublishedShard]:
+        """Number within its source → published shard, of one source."""
+        shards = {}
+        for (name, number), shard in self.shards.items():
+            if name == source:
+                shards[number] = shard
+        return shards
+
+    def rejects(self) -> list[dict[str, str]]:
+        """Every line of rejects.jsonl, by source and, within one, in the order found."""
+        records = {}
+        for (name, number), shard in self.shards.items():
+            records[name, number] = shard.attributes
+        for name, record in self.sources.items():
+            records[name, _AFTER_SHARDS] = record
+        lines = []
+        for (name, _), record in sorted(records.items(), key=itemgetter(0)):
+            for line in record["rejects"]:
+                lines.append({"source": name, **line})
+        return lines
+
+    def manifest(self, complete: bool) -> Manifest:
+        """The manifest of what is entered, without an index.
+
+        Args:
+            complete: every source that was given is packed. The pack is complete if, in addition,
+                no other source is packed in part, and no pair is missing.
+        """
+        counts = {"images": 0, "masks": 0, "annotations": 0, "dropped_images": 0, "rejects": 0}
+        entries = []
+        sources = []
+        for (source, _), shard in sorted(self.shards.items(), key=itemgetter(0)):
+            entries.append(shard.entry)
+            counts["images"] += shard.entry.samples
+            counts["masks"] += shard.entry.masks
+            counts["annotations"] += shard.entry.annotations
+            counts["dropped_images"] += shard.attributes["dropped"]
+            complete = complete and source in self.sources
+        for _, record in sorted(self.sources.items()):
+            sources.append(record)
+            counts["dropped_images"] += record["dropped"]
+        for line in self.rejects():
+            reason = f"rejects:{line['reason']}"
+            counts["rejects"] += 1
+            counts[reason] = counts.get(reason, 0) + 1
+        manifest = make_manifest(
+            self.options.layout,
+            entries,
+            says_complete=complete,
+            options=self.options.to_json(),
+            sources=sources,
+            counts=counts,
+        )
+        if manifest.says_complete and manifest.shortfalls:
+            return msgspec.structs.replace(manifest, says_complete=False)
+        return manifest
+
+    def findings(self, root: Path) -> list[str]:
+        """Lines for the user about what is published: duplicates, and sources without any pair.
+
+        Args:
+            root: folder of the pack, in which what is entered was published.
+        """
+        lines = find_duplicates(*open_manifest_and_index(root))
+        names_by_reason: dict[str, list[str]] = {}
+        for name, record in sorted(self.sources.items()):
+            if not record["pairs"]:
+                codes = {reject["reason"] for reject in record["rejects"]}
+                reason = why_no_pairs(record["ignored_names"], codes)
+                names_by_reason.setdefault(reason, []).append(name)
+        for reason, names in names_by_reason.items():
+            more = " and others" if len(names) > _SOURCES_NAMED else ""
+            lines.append(
+                "no pair of a .jpg and a .json file of the same name is in "
+                f"{', '.join(names[:_SOURCES_NAMED])}{more}: {reason}"
+            )
+        return lines
+
+
+def sources_to_pack(
+    ledger: Ledger, request: Request
+) -> tuple[list[Source], dict[str, SourceError]]:
+    """The sources that the run must read; and name → error of those at URLs that cannot be.
+
+    Those are left out that are complete in the pack, unless an md5 is to be recorded that it lacks:
+    they are then read once more, and not decoded. Raises OutputRefused for another source of the
+    same name, and what `look_at` raises.
+    """
+    todo = []
+    for source in request.sources:
+        record = ledger.sources.get(source.name)
+        if record is None:
+            todo.append(source)
+            continue
+        listed_md5 = request.sums.get(source.name)
+        _check_same_source(source, record, listed_md5)
+        if record["md5"] is None:
+            if request.md5 and source.kind != "folder":
+                todo.append(source)
+        elif listed_md5 is not None:
+            ledger.sources[source.name] = record | {"md5_checked": True}
+    return look_at(todo, on_wait=report)
+
+
+def _check_same_source(source: Source, record: dict[str, Any], listed_md5: str | None) -> None:
+    """Raise OutputRefused if a source is another than the one of its name in the pack."""
+    if source.kind != "remote" and record["nbytes"] != source.nbytes:
+        difference = f"has {source.nbytes} bytes"
+    elif record["md5"] is not None and listed_md5 not in (None, record["md5"]):
+        difference = f"should have the md5 {listed_md5}"
+    else:
+        return
+    digest = ""
+    if record["md5"] is not None:
+        digest = f" and the md5 {record['md5']}"
+    raise OutputRefused(
+        f"{source.path} {difference}, but the pack holds a source {brief(source.name)} of "
+        f"{record['nbytes']} bytes{digest}; rename one of them if they have other images "
+        "(the same ones are packed already), or use another output folder"
+    )

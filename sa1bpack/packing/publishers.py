@@ -1,0 +1,377 @@
+"""Publishers: where the shards that a run makes go, and what the pack there says of them.
+
+`folder_publisher` has a pack's folder for itself, and writes its manifest and index.
+`part_publisher` works beside other parts of a job, which share nothing but the folder: it publishes
+complete shards under their final names, and leaves a note on each source for `finalize`.
+`remote/upload.py` has one for a bucket.
+
+Each keeps a `Ledger` of what it has published.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import Protocol
+
+import msgspec
+
+from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
+from sa1bpack.format import files
+from sa1bpack.format.index import publish, remove_stale
+from sa1bpack.format.manifest import (
+    LOCK_NAME,
+    MANIFEST_NAME,
+    REJECTS_NAME,
+    SHARDS_NAME,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from sa1bpack.packing.job import PackJob, SourceNote, note_path, read_source_note
+from sa1bpack.packing.ledger import Ledger
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_folder import (
+    alone_among_parts,
+    check_can_hold_pack,
+    check_locks,
+    locked_folder,
+    working_folder,
+)
+from sa1bpack.packing.records import PublishedShard, SourceRead, published_shard
+from sa1bpack.wording import printable
+
+
+class ShardSink(Protocol):
+    """What takes the shards of sources that are packed.
+
+    Attributes:
+        ledger: what it has so far.
+        root: folder of the pack.
+        shards_dir: folder in which shards are made.
+    """
+
+    ledger: Ledger
+    root: Path
+    shards_dir: Path
+
+    def add_shard(self, shard: PublishedShard) -> None:
+        """Take a shard that is complete in `shards_dir`, and enter it."""
+
+    def finish_source(self, read: SourceRead, at_once: bool) -> None:
+        """Take the record of a source that was read to its end, and of which all is entered.
+
+        Args:
+            read: what was found in the source.
+            at_once: make it durable now, because reading this source again would take long.
+
+        Raises:
+            PackError: a shard of it was not entered.
+        """
+
+    def withdraw(self, source: str) -> int:
+        """Remove the shards of a source that cannot be trusted; returns their number."""
+
+    def how_to_remove(self, names: Sequence[str]) -> str:
+        """How a user removes published shards, in words for a message."""
+
+
+class Publisher(ShardSink, Protocol):
+    """What publishes the pack of a run.
+
+    Attributes:
+        shards_at_once: number of its shards that are on this disk at once; None: all.
+    """
+
+    shards_at_once: int | None
+
+    def publish(self) -> Manifest:
+        """Make durable what is entered so far, as a pack that is not complete.
+
+        Returns the manifest of what is entered.
+        """
+
+    def finish(self, failed: Mapping[str, SourceError]) -> Manifest:
+        """Publish what is entered at the end of a run.
+
+        Args:
+            failed: name of each source that was given up → why. The next run tries them again.
+
+        Returns:
+            The manifest of what is entered.
+        """
+
+
+@contextmanager
+def folder_publisher(root: Path, options: PackOptions) -> Iterator["FolderPublisher"]:
+    """The publisher of a folder, which is created if it does not exist, and locked in the block.
+
+    Raises:
+        OutputLocked: another process has locked the folder.
+        OptionsDiffer: the folder was packed with other options.
+        OutputRefused: the folder holds something else.
+        FormatError: the pack is damaged.
+    """
+    files.make_folder(root)
+    check_can_hold_pack(root)
+    with locked_folder(root):
+        ledger = Ledger.load(root, options)
+        remove_stale(root)
+        yield FolderPublisher(root, ledger)
+
+
+@contextmanager
+def part_publisher(
+    root: Path, options: PackOptions, job: PackJob, sources: Sequence[str]
+) -> Iterator["PartPublisher"]:
+    """The publisher of a part of a job, in a folder that is created if it does not exist.
+
+    Args:
+        root: folder of the pack.
+        options: options of the pack.
+        job: the one that the part belongs to.
+        sources: names of the sources of the part.
+
+    Raises:
+        OutputLocked: `pack` without a part, `finalize`, `repair` or `merge` works on the folder.
+        OutputRefused: the file system has no locks.
+        Whatever else `folder_publisher` raises.
+    """
+    check_locks(root, of_part=True)  # before anything is made
+    files.make_folder(root)
+    check_can_hold_pack(root)
+    with locked_folder(root, of_part=True):
+        with alone_among_parts(root):
+            make_pack(root, options)
+        ledger = Ledger.load(root, options, only=frozenset(sources))
+        job.write(root)
+        with working_folder(root, of_part=True) as shards_dir:
+            yield PartPublisher(root, ledger, shards_dir)
+
+
+def inspect_pack(root: Path, options: PackOptions) -> Ledger:
+    """The ledger that a run into `root` would find. Writes nothing, and leaves nothing locked.
+
+    Raises the same errors as `folder_publisher`.
+    """
+    if root.exists():
+        check_can_hold_pack(root)
+    if (root / LOCK_NAME).exists():
+        with locked_folder(root):
+            pass
+    else:
+        check_locks(root)
+    return Ledger.load(root, options)
+
+
+def make_pack(root: Path, options: PackOptions) -> None:
+    """Make the folder a pack, which holds nothing yet, unless it is one.
+
+    Before all other files: a run killed at any moment leaves a pack, or only working files.
+    """
+    if not (root / MANIFEST_NAME).exists():
+        write_manifest(root, Ledger(options).manifest(complete=False))
+
+
+def removal_command(root: Path, names: Sequence[str]) -> str:
+    """The command that removes published shards of a folder, in words for a message."""
+    folders = " ".join(quote(name) for name in names)
+    return f"run `cd {quote(str(root / SHARDS_NAME))} && rm -r {folders}`"
+
+
+class FolderPublisher:
+    """Publishes a pack in its folder, which this process has for itself.
+
+    Shards are made in the folder of the pack's shards, and have their names when they are complete.
+    """
+
+    shards_at_once: int | None = None
+
+    def __init__(self, root: Path, ledger: Ledger, *, rebuild_index: bool = False):
+        """
+        Args:
+            root: folder of the pack; the caller has locked it.
+            ledger: what is published there.
+            rebuild_index: write the index even if it exists: it may be damaged.
+        """
+        self.root = root
+        self.shards_dir = root / SHARDS_NAME
+        self.ledger = ledger
+        self._rebuild_index = rebuild_index
+        self._published_at = 0.0
+        self._publish_seconds = 0.0
+
+    def add_shard(self, shard: PublishedShard) -> None:
+        """See `ShardSink`."""
+        self.ledger.add_shard(shard)
+
+    def finish_source(self, read: SourceRead, at_once: bool) -> None:
+        """See `ShardSink`.
+
+        Manifest and index are written from time to time, in at most one twentieth of the time of
+        the run: they take two seconds for all of SA-1B. A run killed in between reads the source
+        again, but does not decode it again.
+        """
+        self.ledger.finish_source(read)
+        if at_once or time.monotonic() - self._published_at >= 20 * self._publish_seconds:
+            self.publish()
+
+    def withdraw(self, source: str) -> int:
+        """See `ShardSink`."""
+        shards = self.ledger.withdraw(source)
+        self.publish()  # first: a manifest never lists a missing shard
+        for shard in shards:
+            files.remove_published(self.shards_dir / shard.entry.name)
+        return len(shards)
+
+    def how_to_remove(self, names: Sequence[str]) -> str:
+        """See `ShardSink`."""
+        return removal_command(self.root, names)
+
+    def finish(self, failed: Mapping[str, SourceError]) -> Manifest:
+        """See `Publisher`."""
+        return self.publish(complete=not failed)
+
+    def publish(self, complete: bool = False) -> Manifest:
+        """Write the index, rejects.jsonl, the manifest and the checksums, each atomically.
+
+        Args:
+            complete: as in `Ledger.manifest`.
+
+        Returns:
+            The manifest, without its index.
+        """
+        started = time.monotonic()
+        if not self.ledger.shards:
+            make_pack(self.root, self.ledger.options)
+        text = ""
+        for line in self.ledger.rejects():
+            text += json.dumps(line, sort_keys=True) + "\n"
+        files.replace_file(self.root / REJECTS_NAME, text.encode())
+        manifest = self.ledger.manifest(complete)
+        publish(self.root, manifest, rebuild_index=self._rebuild_index)
+        self._rebuild_index = False
+        while self.ledger.noted:  # the manifest has their records now
+            note_path(self.root, self.ledger.noted.pop()).unlink(missing_ok=True)
+        self._published_at = time.monotonic()
+        self._publish_seconds = self._published_at - started
+        return manifest
+
+
+class PartPublisher:
+    """Publishes the shards of one part of a job, beside other parts.
+
+    It writes no index. Of the manifest, it writes into that of a complete pack that it is not
+    complete any more.
+
+    Shards are made in a working folder, and moved to their names when they are complete. If another
+    process has published the same shard meanwhile, that one stays.
+    """
+
+    shards_at_once: int | None = None
+
+    def __init__(self, root: Path, ledger: Ledger, shards_dir: Path):
+        """
+        Args:
+            root: folder of the pack; the caller holds a part's lock of it.
+            ledger: what is published there of the sources of the part.
+            shards_dir: the working folder.
+        """
+        self.root = root
+        self.shards_dir = shards_dir
+        self.ledger = ledger
+        self._noted_records = dict(ledger.sources)
+        self._reopened = False
+
+    def add_shard(self, shard: PublishedShard) -> None:
+        """Give a complete shard of the working folder its final name, and enter it.
+
+        Raises OutputRefused if another process has published one that was made from other images.
+        """
+        self._reopen()
+        name = shard.entry.name
+        final = self.root / SHARDS_NAME / name
+        if not files.claim_name(self.shards_dir / name, final):
+            published = published_shard(final, self.root)
+            if published.attributes["pairs_digest"] != shard.attributes["pairs_digest"]:
+                raise OutputRefused(
+                    f"{final}: another process has published this shard from other images; give "
+                    "all parts the same files"
+                )
+            shard = published
+        self.ledger.add_shard(shard)
+
+    def finish_source(self, read: SourceRead, at_once: bool) -> None:
+        """See `ShardSink`; a note is always left at once."""
+        self._reopen()
+        self.ledger.finish_source(read)
+        self.publish()
+
+    def _reopen(self) -> None:
+        """Mark the pack as incomplete until `finalize`, before anything is added."""
+        if self._reopened:
+            return
+        with alone_among_parts(self.root):
+            manifest = read_manifest(self.root)
+            if manifest.says_complete:
+                incomplete = msgspec.structs.replace(manifest, says_complete=False)
+                write_manifest(self.root, incomplete)
+        self._reopened = True
+
+    def withdraw(self, source: str) -> int:
+        """Remove the shards of a source that cannot be trusted; returns their number.
+
+        Those that the manifest lists are left to `finalize`, which finds the note that `finish`
+        leaves. None is removed if another process has read the source to its end and found it
+        sound.
+        """
+        if self._is_packed(source):
+            return 0
+        removed = 0
+        for number, shard in self.ledger.shards_of(source).items():
+            if shard.entry.name not in self.ledger.listed:
+                del self.ledger.shards[source, number]
+                files.remove_published(self.root / SHARDS_NAME / shard.entry.name)
+                removed += 1
+        return removed
+
+    def how_to_remove(self, names: Sequence[str]) -> str:
+        """See `ShardSink`."""
+        return removal_command(self.root, names)
+
+    def publish(self) -> Manifest:
+        """Leave a note for `finalize` on each source whose record has changed.
+
+        Returns the manifest that the sources of the part alone would have.
+        """
+        folder = self.root / SHARDS_NAME
+        for name, record in self.ledger.sources.items():
+            if record == self._noted_records.get(name):
+                continue
+            files.flush_folder(folder)  # another process may have renamed a shard only
+            digests = {}
+            for shard in self.ledger.shards_of(name).values():
+                path = folder / shard.entry.name / files.CHECKSUMS_NAME
+                digests[shard.entry.name] = files.file_digest(path)
+            SourceNote(record, digests).write(self.root, name)
+            self._noted_records[name] = record
+        return self.ledger.manifest(complete=False)
+
+    def finish(self, failed: Mapping[str, SourceError]) -> Manifest:
+        """Leave a note on each source; returns the manifest that these alone would have."""
+        for source, error in failed.items():
+            if not self._is_packed(source):
+                text = printable("\n".join([str(error), *getattr(error, "__notes__", ())]))
+                corrupt = isinstance(error, SourceCorrupt)
+                SourceNote(error=text, corrupt=corrupt).write(self.root, source)
+        self.publish()
+        return self.ledger.manifest(complete=not failed)
+
+    def _is_packed(self, source: str) -> bool:
+        """True if another process has packed a source to its end."""
+        note = read_source_note(self.root, source)
+        if note is None or not note.holds(self.root):
+            return False
+        return note.accounts_for_all(self.ledger.options.samples_per_shard)
