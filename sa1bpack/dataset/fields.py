@@ -1,10 +1,9 @@
 """The fields of a sample, each defined once: its names in shard, sample and batch, and its type.
 
 Samples, metadata columns, batches and the Loader's buffers are derived from these two tables, and
-tests compare the tables in the documentation with them. A new number per mask (float64, or int64)
-is one line here, next to its array in `sa1bpack.format.layout`, if every pack has it. A quantity of
-another kind also needs its copy in `sa1bpack.loading.batch.load_samples` or in
-`sa1bpack.loading.located_batch`.
+tests compare the tables in the documentation with them. The numbers of a mask are those of
+`sa1bpack.mask_numbers`. A quantity of another kind also needs its copy in
+`sa1bpack.loading.batch.load_samples` or in `sa1bpack.loading.located_batch`.
 """
 
 from collections.abc import Collection
@@ -13,10 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.errors import OptionError
+from sa1bpack.format.layout import Layout
 from sa1bpack.format.side.spec import side_name
+from sa1bpack.mask_numbers import MASK_NUMBERS, MaskNumber
 from sa1bpack.wording import brief
 
-_INT32, _INT64, _FLOAT32 = map(np.dtype, ("i4", "i8", "f4"))
+_INT32, _INT64 = map(np.dtype, ("i4", "i8"))
+# Type of a number in a shard → in a batch.
+_IN_BATCH = {"<f8": np.dtype("f4"), "<i8": _INT64}
 
 
 class Field(NamedTuple):
@@ -45,6 +48,18 @@ class Field(NamedTuple):
         """Shape of the values of one sample or mask: () or (columns,)."""
         return (self.columns,) if self.columns > 1 else ()
 
+    @classmethod
+    def of(cls, number: MaskNumber) -> "Field":
+        """The field of a number of each mask."""
+        return cls(
+            array=number.array,
+            sample=number.key,
+            batch=number.key if number.batched else "",
+            dtype=_IN_BATCH[number.dtype],
+            columns=number.columns,
+            scaled=number.columns > 1,
+        )
+
 
 SAMPLE_FIELDS = (
     Field("image", "image", "images", None, 0),  # (S, S, 3) RGB, or planes (S * 3 / 2, S)
@@ -53,19 +68,12 @@ SAMPLE_FIELDS = (
     Field("file_name", "file_name", "", None, 0),
     Field("", "index", "indices", _INT64),  # row in the pack
 )
+# Fields of masks that are plain numbers: all but the masks themselves.
+NUMBER_FIELDS = tuple(Field.of(number) for number in MASK_NUMBERS)
 MASK_FIELDS = (
     Field("mask_bits", "masks", "masks", None, 0),  # bits (Sm, Sm / 8), or bool (Sm, Sm)
-    Field("bbox", "bboxes", "bboxes", _FLOAT32, 4, scaled=True),  # x, y, w, h
-    Field("area", "areas", "areas", _INT64),  # source pixels
-    Field("predicted_iou", "predicted_ious", "predicted_ious", _FLOAT32),
-    Field("stability_score", "stability_scores", "stability_scores", _FLOAT32),
-    Field("point_coords", "point_coords", "point_coords", _FLOAT32, 2, scaled=True),  # x, y
-    Field("crop_box", "crop_boxes", "", None, 4, scaled=True),  # x, y, w, h
-    Field("annotation_id", "annotation_ids", "annotation_ids", _INT64),
+    *NUMBER_FIELDS,
 )
-
-# Fields of masks that are plain numbers: all but the masks themselves.
-NUMBER_FIELDS = tuple(field for field in MASK_FIELDS if field.columns)
 
 # Keys of a sample that are scaled to the stored image.
 SCALED_KEYS = tuple(field.sample for field in MASK_FIELDS if field.scaled)
@@ -79,7 +87,12 @@ SAMPLE_COLUMNS = (
 )
 # Columns of samples that are a column of `size`: pixels of the source.
 SIZE_COLUMNS = {"height": 0, "width": 1}
-MASK_COLUMNS = (*(field.array for field in NUMBER_FIELDS), "number_types")
+
+
+def number_fields(layout: Layout) -> tuple[Field, ...]:
+    """The numbers of each mask that packs of this layout have."""
+    return tuple(Field.of(number) for number in layout.mask_numbers)
+
 
 # Every key that sa1bpack writes into a sample or a batch, by who writes it. Neither a feature nor
 # what a transform adds to a sample can be called so: it would be overwritten, or overwrite. The

@@ -13,7 +13,7 @@ from sa1bpack import masks as kernels
 from sa1bpack import pixels
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.features import feature_paths
-from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
+from sa1bpack.dataset.fields import MASK_FIELDS, NUMBER_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.shards import OpenShard
 from sa1bpack.display import Sample
@@ -381,7 +381,9 @@ def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
     if len(kept) == len(sample["areas"]):
         return
     # Stored bits are not used where masks come from runs.
-    keys = [field.sample for field in MASK_FIELDS if field.columns or spec.masks.source == "bits"]
+    keys = [field.sample for field in NUMBER_FIELDS if field.sample in sample]
+    if spec.masks.source == "bits":
+        keys.append("masks")
     keys += [feature.name for feature in spec.features if feature.axis == "mask"]
     left = {key: sample[key][kept] for key in keys}
     if "run_ends" in sample:

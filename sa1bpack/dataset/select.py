@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import choice
-from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS, SAMPLE_COLUMNS, SIZE_COLUMNS
+from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_COLUMNS, SIZE_COLUMNS, number_fields
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, expanded, offsets_of, row_array, rows_at
 from sa1bpack.dataset.sample import SampleOptions
@@ -165,7 +165,10 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
 
     The axis is "sample" or "mask": what has one value.
     """
-    columns = {"sample": [*SAMPLE_COLUMNS, *SIZE_COLUMNS], "mask": [*MASK_COLUMNS]}
+    columns = {
+        "sample": [*SAMPLE_COLUMNS, *SIZE_COLUMNS],
+        "mask": [*(field.array for field in number_fields(pack.layout)), "number_types"],
+    }
     for feature in pack.features:
         columns[feature.spec.axis].append(feature.spec.name)
     if name not in columns[axis]:

@@ -40,11 +40,12 @@ from sa1bpack.format.files import (
     remove_leftovers,
     temporary_beside,
 )
-from sa1bpack.format.layout import NUMBER_TYPE_BITS
+from sa1bpack.format.layout import NONCANONICAL_BIT
 from sa1bpack.format.manifest import check_shard_name, folder_to_write
 from sa1bpack.format.selection import is_selection
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.keywords import checks_options
+from sa1bpack.mask_numbers import MaskNumber, annotation_keys
 from sa1bpack.masks import check_image_runs, encode_counts, mask_boxes
 from sa1bpack.oserrors import naming
 from sa1bpack.paths import paths_of
@@ -53,12 +54,11 @@ from sa1bpack.wording import brief
 
 # A record is made from all other arrays.
 _NOT_EXPORTED = ("image", "image_offset", "mask_bits", "checksum")
-_NUMBERS = ("bbox", "area", "predicted_iou", "point_coords", "crop_box", "stability_score")
 
 # SA-1B's masks have no classes.
 CATEGORIES = [{"id": 1, "name": "object", "supercategory": "object"}]
 INFO = {"description": "SA-1B annotations, exported by sa1bpack"}
-_SA1B = ("predicted_iou", "stability_score", "point_coords", "crop_box")
+_COCO_NUMBERS = ("id", "area", "bbox")  # the other numbers of a mask come after COCO's keys
 
 
 @dataclass
@@ -109,7 +109,9 @@ def _count_shard(result: ExportResult, shard: Shard, rows: np.ndarray) -> None:
     result.images += len(rows)
     result.masks += masks
     result.left_out += int(shard["annotation_count"][rows].sum(dtype=np.int64)) - masks
-    recoded = np.concatenate([[0], np.cumsum(shard["number_types"] >> 15, dtype=np.int64)])
+    recoded = np.concatenate(
+        [[0], np.cumsum(shard["number_types"] >> NONCANONICAL_BIT, dtype=np.int64)]
+    )
     result.recoded += int((recoded[stop] - recoded[first]).sum())
     result.unknown_keys |= {*attributes_of(shard).unknown_keys}
 
@@ -287,24 +289,22 @@ def annotations_of(shard: Shard, row: int) -> list[dict[str, Any]]:
     except MaskError as error:
         raise ReadError(f"{shard.folder}: sample {row}: {error}", shard.entry.name) from None
     text, edges = encode_counts(*runs)
-    counts = (text[low:high].tobytes().decode("ascii") for low, high in pairwise(edges.tolist()))
-    numbers = (_numbers(shard, row, name, first, stop) for name in _NUMBERS)
-    ids = shard["annotation_id"][first:stop].tolist()
-    return [
-        {
-            "bbox": bbox,
-            "area": area,
-            "segmentation": {"size": [height, width], "counts": code},
-            "predicted_iou": iou,
-            "point_coords": [point],
-            "crop_box": crop,
-            "id": number,
-            "stability_score": stability,
-        }
-        for bbox, area, iou, point, crop, stability, number, code in zip(
-            *numbers, ids, counts, strict=True
-        )
+    numbers = shard.layout.mask_numbers
+    columns = {number.json: _numbers(shard, row, number, first, stop) for number in numbers}
+    columns["segmentation"] = [
+        {"size": [height, width], "counts": text[low:high].tobytes().decode("ascii")}
+        for low, high in pairwise(edges.tolist())
     ]
+    keys = annotation_keys(numbers)
+    optional = [number.json for number in numbers if number.optional]
+    annotations = []
+    for values in zip(*(columns[key] for key in keys), strict=True):
+        annotation = dict(zip(keys, values, strict=True))
+        for key in optional:
+            if annotation[key] is None:
+                del annotation[key]
+        annotations.append(annotation)
+    return annotations
 
 
 def _runs(shard: Shard, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -313,17 +313,21 @@ def _runs(shard: Shard, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     return shard["run_ends"][offset[0] : offset[-1]], offset - offset[0]
 
 
-def _numbers(shard: Shard, row: int, name: str, first: int, stop: int) -> list[Any]:
-    """A field of masks first to stop - 1, its numbers as the JSON had them.
+def _numbers(shard: Shard, row: int, number: MaskNumber, first: int, stop: int) -> list[Any]:
+    """A number of masks first to stop - 1 as the JSON had it; None: it had no optional one.
 
     Raises ReadError for a number that is not finite, or an integer with a fraction.
     """
+    name = number.array
     values = shard[name][first:stop]
+    if number.type_bit is None:
+        return values.tolist()
     types = shard["number_types"][first:stop].astype(np.int64)
-    integer = (types[:, None] >> np.array(NUMBER_TYPE_BITS[name]) & 1).reshape(values.shape) > 0
-    bad = ~np.isfinite(values) | (integer & (np.floor(values) != values))
-    if bad.any():
-        index, *k = np.argwhere(bad)[0].tolist()
+    integer = (types[:, None] >> np.array(number.type_bits) & 1).reshape(values.shape) > 0
+    absent = np.isnan(values) & number.optional
+    broken = ~np.isfinite(values) & ~absent | (integer & (np.floor(values) != values))
+    if broken.any():
+        index, *k = np.argwhere(broken)[0].tolist()
         expected = "an integer" if integer[index, *k] else "a finite number"
         raise ReadError(
             f"{shard.folder}: sample {row}: annotation {index} "
@@ -331,9 +335,12 @@ def _numbers(shard: Shard, row: int, name: str, first: int, stop: int) -> list[A
             f"{expected}; pack its source again",
             shard.entry.name,
         )
-    found = values.astype(np.float64).astype(object)
-    found[integer] = list(map(int, values[integer].tolist()))
-    return found.tolist()
+    numbers = values.astype(np.float64).astype(object)
+    numbers[integer] = [int(value) for value in values[integer].tolist()]
+    numbers[absent] = None
+    if number.columns == 2:  # a list of one point
+        numbers = numbers[:, None]
+    return numbers.tolist()
 
 
 # ---------------------------------------------------------------------------------- COCO
@@ -454,7 +461,9 @@ def _annotations(samples: Iterable[tuple[Shard, int]], renumber: bool) -> Iterat
             ids = {"id": number, "sa1b_id": found["id"]} if renumber else {"id": found["id"]}
             ids |= {"image_id": int(shard["image_id"][row]), "category_id": 1}
             mask = {"segmentation": found["segmentation"], "area": found["area"], "bbox": box}
-            yield ids | mask | {"iscrowd": 0} | {key: found[key] for key in _SA1B}
+            numbers = [number.json for number in shard.layout.mask_numbers]
+            others = [key for key in numbers if key in found and key not in _COCO_NUMBERS]
+            yield ids | mask | {"iscrowd": 0} | {key: found[key] for key in others}
 
 
 # --------------------------------------------------------------------------------- files

@@ -16,6 +16,7 @@ import numpy as np
 from sa1bpack.environment import missing_pil
 from sa1bpack.export.subject import Subject, Unreadable
 from sa1bpack.format.files import replace_file
+from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks import ranked, relate_bits
 from sa1bpack.wording import counted
 
@@ -244,16 +245,14 @@ _TOP = 92
 _BETWEEN = 24
 _PICTURE_WIDTH = 1040
 _PICTURE_HEIGHT = 820
-_HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _BETWEEN - 400) // 2  # beside its table
-# of the table, beside a picture of small height
+# Of its table of masks.
 _ROW = 22
-_LEAST_ROWS = 8
-# of the colour of a mask; per level, and levels
-_SQUARE = 11
-_INDENT = 10
-_DEEPEST = 4
-# Headings of the table after the first column, and right edges of these columns.
-_COLUMNS = (("area, px", 150), ("of image", 222), ("IoU", 278), ("stability", 344), ("cells", 400))
+_LEAST_ROWS = 8  # beside a picture of small height
+_SQUARE = 11  # of the colour of a mask
+_INDENT = 10  # per level of masks within masks
+_DEEPEST = 4  # level
+_AREA_RIGHT = 150  # right edges of the first columns
+_SHARE_RIGHT = 222
 SIDE = max(_PICTURE_WIDTH, _PICTURE_HEIGHT)  # of the picture, at most, in screen pixels
 
 
@@ -389,6 +388,39 @@ def large_picture(subject: Subject, title: str) -> Image.Image:
     return sheet
 
 
+def _column_width(heading: str) -> int:
+    """Screen pixels from the column before to the right edge of one with a number or so."""
+    return max(56, 7 * len(heading) + 3)
+
+
+_HEADED = [number for number in MASK_NUMBERS if number.heading]
+_WIDTHS = [_column_width(heading) for heading in (*(n.heading for n in _HEADED), "cells")]
+_TABLE_WIDTH = _SHARE_RIGHT + sum(_WIDTHS)  # at most
+_HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _BETWEEN - _TABLE_WIDTH) // 2  # of a picture beside it
+
+
+def _columns(subject: Subject) -> list[tuple[str, int, list[str]]]:
+    """Columns of the table of masks after the first: heading, right edge, and a text per mask."""
+    sample = subject.sample
+    areas = sample["areas"].tolist()
+    pixels = math.prod(subject.source)
+    right = _SHARE_RIGHT
+    columns = [
+        ("area, px", _AREA_RIGHT, [f"{area:,}" for area in areas]),
+        ("of image", right, [f"{area / pixels:.2%}" for area in areas]),
+    ]
+    for number in _HEADED:
+        if number.key in sample:
+            right += _column_width(number.heading)
+            texts = [f"{value:.3f}" for value in sample[number.key].tolist()]
+            columns.append((number.heading, right, texts))
+    if not subject.from_runs:
+        right += _column_width("cells")
+        cells = np.bitwise_count(sample["masks"]).sum((1, 2)).tolist()
+        columns.append(("cells", right, [f"{count:,}" for count in cells]))
+    return columns
+
+
 def _write_table(
     draw: ImageDraw.ImageDraw, subject: Subject, left: int, top: int, rows: int
 ) -> None:
@@ -402,15 +434,13 @@ def _write_table(
         draw.text((left, top), "no masks", font=letters, fill=_FAINT)
         return
     draw.text((left, top), "mask", font=letters, fill=_FAINT)
-    for label, right in _COLUMNS:
-        if label != "cells" or not subject.from_runs:
-            write_right(draw, left + right, top, label, font=letters, fill=_FAINT)
+    columns = _columns(subject)
+    for heading, right, _ in columns:
+        write_right(draw, left + right, top, heading, font=letters, fill=_FAINT)
     shown = order if len(order) <= rows else order[: rows - 1]
     colours = dict(zip(shown.tolist(), mask_colours(len(shown)).tolist(), strict=True))
-    sample = subject.sample
-    pixels = math.prod(subject.source)
     corners: list[tuple[int, int]] = []  # of the squares
-    for place, (mask, depth, parent) in enumerate(as_tree(sample["masks"], shown)):
+    for place, (mask, depth, parent) in enumerate(as_tree(subject.sample["masks"], shown)):
         line = top + (1 + place) * _ROW
         x = left + _INDENT * min(depth, _DEEPEST)
         y = line + 3
@@ -423,16 +453,8 @@ def _write_table(
             draw.line((x_stem, middle, x - 1, middle), fill=_FAINT)
         draw.rectangle((x, y, x + _SQUARE, y + _SQUARE), fill=tuple(colours[mask]))
         draw.text((x + _SQUARE + 4, line), f"{mask}", font=letters, fill=_INK)
-        cells = np.bitwise_count(sample["masks"][mask]).sum()
-        texts = (
-            f"{sample['areas'][mask]:,}",
-            f"{sample['areas'][mask] / pixels:.2%}",
-            f"{sample['predicted_ious'][mask]:.3f}",
-            f"{sample['stability_scores'][mask]:.3f}",
-            "" if subject.from_runs else f"{cells:,}",
-        )
-        for (_, right), text in zip(_COLUMNS, texts, strict=True):
-            write_right(draw, left + right, line, text, font=letters, fill=_INK)
+        for _, right, texts in columns:
+            write_right(draw, left + right, line, texts[mask], font=letters, fill=_INK)
     if len(shown) < len(order):
         more = f"and {len(order) - len(shown):,} smaller ones"
         draw.text((left, top + (1 + len(shown)) * _ROW), more, font=letters, fill=_FAINT)

@@ -36,6 +36,7 @@ from sa1bpack.format.manifest import REJECTS_NAME, Manifest, read_manifest
 from sa1bpack.format.problems import Problem, joined, reason_of
 from sa1bpack.format.verify import verify as verify_pack
 from sa1bpack.keywords import checks_options
+from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.packing.progress import read_runs
 from sa1bpack.paths import paths_of
 from sa1bpack.progress import ProgressOption, check_progress
@@ -45,10 +46,10 @@ MAX_IMAGES = 20_000
 MAX_SHARDS = 64
 
 # The mask arrays that a survey collects → title of the chart, and label of its axis.
-_COLUMNS = {
-    "area": ("Mask area", "area in source pixels (log scale)"),
-    "predicted_iou": ("Predicted IoU", "predicted IoU"),
-    "stability_score": ("Stability score", "stability score"),
+_CHARTS = {"area": ("Mask area", "area in source pixels (log scale)")} | {
+    number.array: (number.title, number.title[0].lower() + number.title[1:])
+    for number in MASK_NUMBERS
+    if number.title
 }
 _COMMON_SIZES = 8  # the rest are one bar
 _BINS = 30
@@ -62,8 +63,8 @@ class Survey:
         images: number of surveyed samples.
         shards: names of the shards that were read.
         unreadable: the errors of the shards that could not be read.
-        columns: "area", "predicted_iou" and "stability_score" → (m,), values of all masks of the
-            surveyed samples: int64 in source pixels, float64, float64.
+        columns: "area", "predicted_iou" and others that have a chart → (m,), values of all masks of
+            the surveyed samples: int64 in source pixels, float64.
         sizes: (width, height) of a source image in pixels → number of surveyed samples.
         stored: disk use of these shards, and the records of their making.
     """
@@ -82,13 +83,14 @@ def survey(dataset: Dataset, seed: int) -> Survey:
     At most 64 shards are read. Damage does not end the survey: it is named in `unreadable`.
     """
     found = Survey()
+    stored_arrays = {spec.name for spec in dataset.layout.arrays}
     order = np.random.default_rng(seed).permutation(len(dataset.pack))
     for number in order[:MAX_SHARDS].tolist():
         if found.images >= MAX_IMAGES:
             break
         try:  # all of a shard or, if it is damaged, nothing
             shard = dataset.pack[number]
-            columns = {name: np.array(shard[name]) for name in _COLUMNS}
+            columns = {name: np.array(shard[name]) for name in _CHARTS if name in stored_arrays}
             sizes = shard["size"][:, :2].tolist()
             stored = Stored.of(shard)
         except (FormatError, OSError) as error:
@@ -150,8 +152,9 @@ def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[
         bars = _bars(list(sizes), list(sizes.values()))
         found.append(Chart("Image sizes", note, ("pixels", "images"), bars))
         of = f"{counted(len(survey.columns['area']), 'mask')} of {of}"
-        for name, (title, label) in _COLUMNS.items():
-            if len(values := survey.columns[name]):
+        for name, (title, label) in _CHARTS.items():
+            values = survey.columns.get(name, mask_counts[:0])
+            if len(values):
                 found.append(_chart(values, title, of, (label, "masks")))
     return found
 

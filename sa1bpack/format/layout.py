@@ -20,6 +20,7 @@ import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.format.files import byte_view, update_zeros
+from sa1bpack.mask_numbers import OPTIONAL_NUMBERS, MaskNumber, stored_numbers
 from sa1bpack.wording import brief
 
 FORMAT_NAME = "sa1bpack"
@@ -125,9 +126,10 @@ class Layout:
         runs: exact full-resolution masks are stored as runs.
         pixels: "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half size.
         bits: masks are stored as bits of the grid.
+        numbers: the optional numbers of masks that are stored, in the order of MASK_NUMBERS.
 
     Raises:
-        OptionError: choices that exclude each other.
+        OptionError: choices that exclude each other, or a number that is not an optional one.
     """
 
     image_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGE_SIZE)] = 1024
@@ -136,8 +138,14 @@ class Layout:
     runs: bool = True
     pixels: Literal["rgb", "yuv420"] = "rgb"
     bits: bool = True
+    numbers: tuple[str, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        unknown = set(self.numbers) - set(OPTIONAL_NUMBERS)
+        if unknown:
+            raise OptionError(f"numbers has {brief(min(unknown))}, which is no optional number")
+        in_order = tuple(name for name in OPTIONAL_NUMBERS if name in self.numbers)
+        object.__setattr__(self, "numbers", in_order)
         if not (self.bits or self.runs):
             raise OptionError("bits and runs are both False: masks must be stored in some form")
         if self.pixels == "yuv420" and not self.flat and self.image_size % 2:
@@ -147,8 +155,15 @@ class Layout:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The layout as manifests and shards store it: without the arrays, which follow from it."""
-        return asdict(self)
+        """The layout as manifests and shards store it: without the arrays, which follow from it.
+
+        Without optional numbers it lacks their key, which releases before it refuse.
+        """
+        stored = asdict(self)
+        stored["numbers"] = list(self.numbers)
+        if not self.numbers:
+            del stored["numbers"]
+        return stored
 
     __getstate__ = to_json
 
@@ -157,12 +172,16 @@ class Layout:
         """True if images are stored in sequence, each of its own size (fit "native")."""
         return self.fit == "native"
 
+    @property
+    def mask_numbers(self) -> tuple[MaskNumber, ...]:
+        """The numbers that are stored of each mask."""
+        return stored_numbers(self.numbers)
+
     @functools.cached_property
     def arrays(self) -> tuple[ArraySpec, ...]:
         """The arrays of a shard, in the order in which a sample's checksum covers them."""
         side = self.image_size
         grid = self.mask_size
-        box = ("mask", "xywh")
         if self.flat:  # the bytes of the images in sequence, see image_planes
             image = [
                 array_spec("image_offset", "<i8", ("sample_edge",), child_axis="image_byte"),
@@ -187,17 +206,11 @@ class Layout:
             array_spec("checksum", "<u8", ("sample",)),
         ]
         per_mask = [
-            # source pixels: x, y, w = xmax - xmin, h = ymax - ymin
-            array_spec("bbox", "<f8", box, (4,)),
-            array_spec("area", "<i8", ("mask",)),  # source pixels
-            array_spec("predicted_iou", "<f8", ("mask",)),
-            array_spec("stability_score", "<f8", ("mask",)),
-            # source pixels: x, y
-            array_spec("point_coords", "<f8", ("mask", "xy"), (2,)),
-            array_spec("crop_box", "<f8", box, (4,)),  # source pixels: x, y, w, h
-            array_spec("annotation_id", "<i8", ("mask",)),
-            array_spec("number_types", "<u2", ("mask",)),  # see NUMBER_TYPE_BITS
+            array_spec(number.array, number.dtype, number.dims, number.row_shape)
+            for number in self.mask_numbers
         ]
+        # Bits: the JSON wrote the number as an integer, see MaskNumber.type_bit; NONCANONICAL_BIT
+        per_mask.append(array_spec("number_types", "<u2", ("mask",)))
         if self.bits:  # cells, little bit order: cell x of a row is bit x % 8 of byte x // 8
             dims = ("mask", "mask_y", "mask_byte")
             per_mask.append(array_spec("mask_bits", "|u1", dims, (grid, grid // 8)))
@@ -230,9 +243,9 @@ class Layout:
         Raises FormatError for a missing or unknown key and for a value that cannot be used. A
         layout decides what the bytes mean, so an unknown key is never ignored.
         """
-        names = set(cls.__annotations__)
+        names = set(cls.__annotations__) - {"numbers"}
         remedy = "the pack is damaged or needs a newer sa1bpack"
-        if not isinstance(data, dict) or set(data) != names:
+        if not isinstance(data, dict) or set(data) - {"numbers"} != names:
             found = brief(sorted(data)) if isinstance(data, dict) else type(data).__name__
             raise FormatError(
                 f"{where}: a layout has the keys {sorted(names)}, found {found}; {remedy}"
@@ -243,17 +256,8 @@ class Layout:
             raise FormatError(f"{where}: {error}; {remedy}") from None
 
 
-# Bits of number_types: set if the JSON wrote the number as an integer, so that the original
-# annotation can be exported again. The last bit is about the text of counts, not about a number.
-NUMBER_TYPE_BITS: dict[str, tuple[int, ...]] = {
-    "bbox": (0, 1, 2, 3),
-    "area": (4,),
-    "predicted_iou": (5,),
-    "point_coords": (6, 7),
-    "crop_box": (8, 9, 10, 11),
-    "stability_score": (12,),
-    "counts_not_canonical": (15,),
-}
+# Bit of number_types: the text of `counts` differs from what COCO's own encoder writes.
+NONCANONICAL_BIT = 15
 
 # ------------------------------------------------------------------------------ bytes of an image
 # A *canvas* (fit "pad" and "squash") has a fixed number of bytes per sample, zero beyond the stored

@@ -37,7 +37,7 @@ from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.loading.batch import load_samples as kernel
 from sa1bpack.loading.batch.load_samples import Destination, ReadState, Samples
 from sa1bpack.loading.batch.put import unpack_into
-from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
+from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.stats import Read
 from sa1bpack.masks import check_image_runs, passes
 from sa1bpack.oserrors import naming
@@ -349,8 +349,8 @@ class LocatedBatch:
             per_mask = feature.axis == "mask"
             own = rows if per_mask else -1
             arrays.append((start, width, width, per_mask, own, kernel.AS_IT_IS))
-        fields = FIELD_TABLE.copy()
-        fields[:, 0] = [regions[field.batch].start for field in COPIED_FIELDS]
+        fields = spec.number_table.copy()
+        fields[:, 0] = [regions[field.batch].start for field in spec.numbers]
         with_runs = spec.masks.source == "runs"
         self._dest = Destination(
             buffer=buffer,

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -11,7 +12,14 @@ import simplejpeg
 from sa1bpack import pixels
 from sa1bpack.disk.direct import HUGE_PAGE, aligned
 from sa1bpack.errors import AnnotationError, MaskError, SampleError
-from sa1bpack.format.layout import FILE_NAME_BYTES, AxisLengths, Layout, image_nbytes, image_planes
+from sa1bpack.format.layout import (
+    FILE_NAME_BYTES,
+    NONCANONICAL_BIT,
+    AxisLengths,
+    Layout,
+    image_nbytes,
+    image_planes,
+)
 from sa1bpack.format.shard_writer import finished_rows, sample_lengths
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.masks.raster import draw_grid, fit_axes
@@ -30,9 +38,6 @@ KEPT_MEMORY = (32 << 20) - (64 << 10)
 # The bits of a sample's masks take at most this, which is more than a record of MAX_ANNOTATIONS
 # masks takes on grids of up to 1024 x 1024.
 MAX_BITS = 2 << 30
-
-# Bit 15 of number_types: the RLE text differs from what COCO's own encoder writes for these runs.
-NONCANONICAL_BIT = np.uint16(1 << 15)
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def make_sample(
     Raises:
         SampleError: AnnotationError, MaskError or ImageError: the sample must be rejected.
     """
-    record = parse_annotations(record)
+    record = parse_annotations(record, options.layout.mask_numbers)
     if record.file_name != file_name:
         raise AnnotationError(
             f"image.file_name is {brief(record.file_name)}, but the record lies beside "
@@ -117,9 +122,9 @@ def make_sample(
     image_pixels = record.height * record.width
     kept = select_masks(
         options,
-        record.area,
-        record.predicted_iou,
-        record.stability_score,
+        record.numbers["area"],
+        record.numbers["predicted_iou"],
+        record.numbers["stability_score"],
         image_pixels,
         record.image_id,
     )
@@ -140,7 +145,7 @@ def make_sample(
     except MaskError as error:  # kernels know the index of a mask only
         if (mask := getattr(error, "mask", None)) is None:
             raise
-        named = f"annotation id {record.annotation_id[mask]}: {error}"
+        named = f"annotation id {record.numbers['annotation_id'][mask]}: {error}"
         raise MaskError(named, error.code) from error
     if len(kept) < len(noncanonical):
         run_ends, run_offset = take_masks(run_ends, run_offset, kept)
@@ -152,20 +157,14 @@ def make_sample(
     planes = tuple(plane.view(image) for plane in image_planes(layout, *whole))
     pixels.decode_into(jpeg, (record.height, record.width), size, planes, options.resample)
     number_types = record.number_types[kept]
-    number_types[noncanonical[kept]] |= NONCANONICAL_BIT
+    number_types[noncanonical[kept]] |= np.uint16(1 << NONCANONICAL_BIT)
     rows = {
         "image": image if layout.flat else image.reshape(layout.array("image").row_shape),
         "image_id": np.array([record.image_id], np.int64),
         "file_name": np.frombuffer(file_name.encode().ljust(FILE_NAME_BYTES, b"\0"), np.uint8),
         "size": np.array([[record.height, record.width, *size]], np.int32),
-        "annotation_count": np.array([len(record.area)], np.int32),
-        "bbox": record.bbox[kept],
-        "area": record.area[kept],
-        "predicted_iou": record.predicted_iou[kept],
-        "stability_score": record.stability_score[kept],
-        "point_coords": record.point_coords[kept],
-        "crop_box": record.crop_box[kept],
-        "annotation_id": record.annotation_id[kept],
+        "annotation_count": np.array([len(record)], np.int32),
+        **{name: values[kept] for name, values in record.numbers.items()},
         "number_types": number_types,
     }
     if layout.bits:
@@ -197,16 +196,11 @@ def warm_up(options: PackOptions) -> None:
     np.empty(KEPT_MEMORY, np.uint8)
     black = np.zeros((16, 16, 3), np.uint8)
     jpeg = simplejpeg.encode_jpeg(black, quality=95, colorsubsampling="420")
-    annotation = {
-        "bbox": [0, 0, 15, 15],
-        "area": 256,
-        "segmentation": {"size": [16, 16], "counts": "0P8"},  # 0 background, 256 foreground
-        "predicted_iou": 1.0,
-        "point_coords": [[8.0, 8.0]],
-        "crop_box": [0, 0, 16, 16],
-        "id": 1,
-        "stability_score": 1.0,
-    }
+    # All of the image, with numbers that pass the lower thresholds.
+    values = {1: 256, 2: [[8, 8]], 4: [0, 0, 15, 15]}
+    annotation: dict[str, Any] = {"segmentation": {"size": [16, 16], "counts": "0P8"}}
+    for number in options.layout.mask_numbers:
+        annotation[number.json] = values[number.columns]
     record = {
         "image": {"image_id": 1, "width": 16, "height": 16, "file_name": "sa_1.jpg"},
         "annotations": [annotation],

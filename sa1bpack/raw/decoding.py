@@ -139,7 +139,7 @@ class Decoder:
             record = parse_annotations(json)
         except SampleError as error:
             raise unusable(source, Path(file_name).stem + ".json", str(error)) from error
-        scores = record.area, record.predicted_iou, record.stability_score
+        scores = [record.numbers[name] for name in ("area", "predicted_iou", "stability_score")]
         pixels = record.height * record.width
         kept = select_masks(self.pack_options, *scores, pixels, record.image_id)
         if self.rule is not None:

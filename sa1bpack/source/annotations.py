@@ -4,28 +4,20 @@ Decoding is typed and strict at first. A record with keys that SA-1B does not ha
 leniently, and the keys are reported. Why msgspec: docs/decisions/0003.
 """
 
+import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from sa1bpack.errors import AnnotationError
+from sa1bpack.mask_numbers import MaskNumber, annotation_keys, stored_numbers
 from sa1bpack.signatures import HEAD_BYTES, JSON, format_of
 from sa1bpack.wording import brief
-
-# The numbers of a mask, in the order of their bits in `number_types`.
-NUMBER_NAMES = (
-    *(f"bbox[{i}]" for i in range(4)),
-    "area",
-    "predicted_iou",
-    *(f"point_coords[0][{i}]" for i in range(2)),
-    *(f"crop_box[{i}]" for i in range(4)),
-    "stability_score",
-)
-NUMBERS = len(NUMBER_NAMES)
 
 MAX_RUN_END = 2**31 - 1  # pixels: a pack stores run ends as int32
 MAX_EXACT = 2**53 - 1  # float64 represents every integer up to here exactly
@@ -47,7 +39,12 @@ _LAYOUT = (
 _Number = int | float
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_RUN_END)]
-_Box = tuple[_Number, _Number, _Number, _Number]
+# Columns of a number → its type in the JSON; a point is the only one of a list.
+_JSON_TYPES: dict[int, Any] = {
+    1: _Number,
+    2: tuple[tuple[_Number, _Number]],
+    4: tuple[_Number, _Number, _Number, _Number],
+}
 
 
 class _Image(msgspec.Struct):
@@ -62,22 +59,6 @@ class _Segmentation(msgspec.Struct, gc=False):
     counts: str
 
 
-class _Annotation(msgspec.Struct, gc=False):
-    bbox: _Box
-    area: _Number
-    segmentation: _Segmentation
-    predicted_iou: _Number
-    point_coords: tuple[tuple[_Number, _Number]]
-    crop_box: _Box
-    id: _Int64
-    stability_score: _Number
-
-
-class _Record(msgspec.Struct):
-    image: _Image
-    annotations: list[_Annotation]
-
-
 class _StrictImage(_Image, forbid_unknown_fields=True):
     pass
 
@@ -86,17 +67,54 @@ class _StrictSegmentation(_Segmentation, gc=False, forbid_unknown_fields=True):
     pass
 
 
-class _StrictAnnotation(_Annotation, gc=False, forbid_unknown_fields=True):
-    segmentation: _StrictSegmentation
+@dataclass(frozen=True)
+class _Schema:
+    """The record of an image whose masks have certain numbers.
+
+    Attributes:
+        decode_strict: bytes → record; other keys are errors.
+        decode_lenient: the same, but they are passed over.
+        record_keys, mask_keys: keys of a record and of an annotation.
+    """
+
+    decode_strict: Callable[[Any], Any]
+    decode_lenient: Callable[[Any], Any]
+    record_keys: tuple[str, ...]
+    mask_keys: tuple[str, ...]
 
 
-class _StrictRecord(_Record, forbid_unknown_fields=True):
-    image: _StrictImage
-    annotations: list[_StrictAnnotation]
+@functools.cache
+def schema_of(numbers: tuple[MaskNumber, ...]) -> _Schema:
+    """The decoders of records whose masks have these numbers."""
+    strict = _record_type(numbers, strict=True)
+    lenient = _record_type(numbers, strict=False)
+    return _Schema(
+        decode_strict=msgspec.json.Decoder(strict).decode,
+        decode_lenient=msgspec.json.Decoder(lenient).decode,
+        record_keys=lenient.__struct_fields__,
+        mask_keys=annotation_keys(numbers),
+    )
 
 
-_decode_strict = msgspec.json.Decoder(_StrictRecord).decode
-_decode_lenient = msgspec.json.Decoder(_Record).decode
+def _record_type(numbers: tuple[MaskNumber, ...], strict: bool) -> type[msgspec.Struct]:
+    """The type of a record; a mask has NaN for an optional number that the JSON lacks."""
+    by_key = {number.json: number for number in numbers}
+    fields: list[Any] = []
+    for key in annotation_keys(numbers):
+        number = by_key.get(key)
+        if number is None:
+            fields.append((key, _StrictSegmentation if strict else _Segmentation))
+        elif number.type_bit is None:
+            fields.append((key, _Int64))
+        elif number.optional:
+            fields.append((key, _Number, float("nan")))
+        else:
+            fields.append((key, _JSON_TYPES[number.columns]))
+    mask = msgspec.defstruct("Annotation", fields, gc=False, forbid_unknown_fields=strict)
+    record = [("image", _StrictImage if strict else _Image), ("annotations", list[mask])]  # type: ignore[valid-type]
+    return msgspec.defstruct("Record", record, forbid_unknown_fields=strict)
+
+
 _decode_untyped = msgspec.json.Decoder().decode
 _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list_keys = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
@@ -113,15 +131,11 @@ class Annotations:
     image_id             int          within int64
     width, height        int          pixels, 1 to 2^31 - 1, their product below 2^31
     file_name            str          as in the record, not checked against anything
-    bbox                 (n, 4) f64   x, y, w, h
-    area                 (n,) i64     pixels, 0 to 2^53 - 1
-    predicted_iou        (n,) f64     may exceed 1
-    point_coords         (n, 2) f64   x, y of the one prompt point
-    crop_box             (n, 4) f64   x, y, w, h
-    annotation_id        (n,) i64     may repeat: nothing here relies on it
-    stability_score      (n,) f64
-    number_types         (n,) u16     bit k: JSON number k, in the order of NUMBER_NAMES, was
-                                      written as an integer
+    numbers              dict         array of MASK_NUMBERS → (n,) or (n, columns), of the type of
+                                      the table: "bbox", "area", ..., "annotation_id", which may
+                                      repeat; NaN for an optional number that the JSON lacks
+    number_types         (n,) u16     bits: the number was written as an integer, see
+                                      MaskNumber.type_bit
     counts_text          (m,) u8      the masks' COCO run-length strings, concatenated
     counts_offset        (n+1,) i64   mask i is counts_text[counts_offset[i]:counts_offset[i+1]]
     unknown_keys         frozenset    keys that SA-1B does not have, such as `annotations.score`;
@@ -136,24 +150,23 @@ class Annotations:
     width: int
     height: int
     file_name: str
-    bbox: np.ndarray
-    area: np.ndarray
-    predicted_iou: np.ndarray
-    point_coords: np.ndarray
-    crop_box: np.ndarray
-    annotation_id: np.ndarray
-    stability_score: np.ndarray
+    numbers: dict[str, np.ndarray]
     number_types: np.ndarray
     counts_text: np.ndarray
     counts_offset: np.ndarray
     unknown_keys: frozenset[str]
 
     def __len__(self) -> int:
-        return len(self.area)
+        return len(self.number_types)
 
 
-def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
+def parse_annotations(
+    data: bytes | bytearray | memoryview, numbers: tuple[MaskNumber, ...] = stored_numbers()
+) -> Annotations:
     """Decode and check one JSON record; nothing in the result refers to `data`.
+
+    `numbers` are those that each mask has, or may have if they are optional; the keys of others are
+    unknown ones.
 
     If a key occurs twice, the last value counts, as in Python's json. A byte order mark of UTF-8 is
     passed over, and is not kept.
@@ -168,7 +181,8 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
     """
     if data[:3] == _BYTE_ORDER_MARK:
         data = data[3:]
-    record, unknown = _decode(data)
+    schema = schema_of(numbers)
+    record, unknown = _decode(data, schema)
     image = record.image
     masks = record.annotations
     if len(masks) > MAX_ANNOTATIONS:
@@ -182,24 +196,22 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
             f"image: width {image.width} x height {image.height} is more than {MAX_RUN_END} "
             f"pixels; {_REMEDY}"
         )
-    numbers, types = _number_table(masks)
-    bbox, areas, ious, points, crops, stability = np.split(numbers, (4, 5, 6, 8, 12), axis=1)
-    areas = areas[:, 0]
-    bad_area = (areas < 0) | (areas > MAX_EXACT) | (areas != np.floor(areas))
-    size = (image.height, image.width)
-    ids = []
+    arrays, number_types, not_whole = _number_arrays(masks, numbers)
+    image_size = (image.height, image.width)
     texts = []
     for index, mask in enumerate(masks):
+        size = mask.segmentation.size
         counts = mask.segmentation.counts
-        ids.append(mask.id)
         texts.append(counts)
-        if mask.segmentation.size != size:
-            found = brief([*mask.segmentation.size])
-            problem = f"segmentation.size is {found}, but the image is [height, width] = {[*size]}"
+        if size != image_size:
+            problem = (
+                f"segmentation.size is {brief([*size])}, but the image is [height, width] = "
+                f"{[*image_size]}"
+            )
         elif not counts.isascii():
             problem = f"segmentation.counts has non-ASCII characters, as in {counts[:40]!a}"
-        elif bad_area[index]:
-            problem = f"area is {mask.area!r}, not a whole number from 0 to 2^53 - 1"
+        elif index in not_whole:
+            problem = not_whole[index]
         else:
             continue
         raise AnnotationError(f"annotation {index} (id {mask.id}): {problem}; {_REMEDY}")
@@ -208,27 +220,22 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
         width=image.width,
         height=image.height,
         file_name=image.file_name,
-        bbox=bbox.copy(),
-        area=areas.astype(np.int64),
-        predicted_iou=ious[:, 0].copy(),
-        point_coords=points.copy(),
-        crop_box=crops.copy(),
-        annotation_id=np.array(ids, np.int64),
-        stability_score=stability[:, 0].copy(),
-        number_types=types,
+        numbers=arrays,
+        number_types=number_types,
         counts_text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
         counts_offset=np.cumsum([0, *map(len, texts)], dtype=np.int64),
         unknown_keys=unknown,
     )
 
 
-def _decode(data: bytes | bytearray | memoryview) -> tuple[_Record, frozenset[str]]:
+def _decode(data: bytes | bytearray | memoryview, schema: _Schema) -> tuple[Any, frozenset[str]]:
+    """A record, and its unknown keys."""
     try:
-        return _decode_strict(data), frozenset()
+        return schema.decode_strict(data), frozenset()
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass  # unknown keys, or an error that the second attempt reports
     try:
-        return _decode_lenient(data), _unknown_keys(data)
+        return schema.decode_lenient(data), _unknown_keys(data, schema)
     except msgspec.ValidationError as error:
         reason = _other_layout(data) or _describe(str(error), data)
     except RecursionError:
@@ -263,54 +270,108 @@ def _why_no_json(error: Exception, data: bytes) -> str:
     return str(error)
 
 
-def _unknown_keys(data: bytes | bytearray | memoryview) -> frozenset[str]:
+def _unknown_keys(data: bytes | bytearray | memoryview, schema: _Schema) -> frozenset[str]:
     """Dotted paths of the keys that are not in the schema, without list indices.
 
     Their values are not decoded: they may be anything.
     """
     str(data, "utf-8")  # the decoder does not check the text of skipped values
     record = _decode_keys(data)
-    masks = _decode_list_keys(record["annotations"])
-    found = _strange(record, _Record, "")
-    found |= _strange(_decode_keys(record["image"]), _Image, "image.")
-    for mask in masks:
-        found |= _strange(mask, _Annotation, "annotations.")
+    paths = _strange(record, schema.record_keys, "")
+    paths |= _strange(_decode_keys(record["image"]), _Image.__struct_fields__, "image.")
+    for mask in _decode_list_keys(record["annotations"]):
+        paths |= _strange(mask, schema.mask_keys, "annotations.")
         segmentation = _decode_keys(mask["segmentation"])
-        found |= _strange(segmentation, _Segmentation, "annotations.segmentation.")
-    shown = sorted(found)[:MAX_UNKNOWN_KEYS]
-    return frozenset(shown if len(shown) == len(found) else [*shown, MORE_KEYS])
+        known = _Segmentation.__struct_fields__
+        paths |= _strange(segmentation, known, "annotations.segmentation.")
+    if len(paths) <= MAX_UNKNOWN_KEYS:
+        return frozenset(paths)
+    return frozenset([*sorted(paths)[:MAX_UNKNOWN_KEYS], MORE_KEYS])
 
 
-def _strange(fields: dict[str, Any], schema: type[msgspec.Struct], prefix: str) -> set[str]:
-    """The keys that a schema does not have, safe to print on a terminal."""
-    keys = fields.keys() - set(schema.__struct_fields__)
+def _strange(fields: dict[str, Any], known: tuple[str, ...], prefix: str) -> set[str]:
+    """The keys that are not known, safe to print on a terminal."""
+    keys = fields.keys() - set(known)
     return {prefix + (key if key.isprintable() and len(key) < 64 else brief(key)) for key in keys}
 
 
-def _number_table(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of all masks as (n, NUMBERS) f64 and the bits of `number_types`, (n,) u16."""
-    flat: list[int | float] = []
-    for mask in masks:
-        flat += mask.bbox
-        flat += (mask.area, mask.predicted_iou)
-        flat += mask.point_coords[0]
-        flat += mask.crop_box
-        flat.append(mask.stability_score)
+def _number_arrays(
+    masks: list[Any], numbers: tuple[MaskNumber, ...]
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict[int, str]]:
+    """The numbers of all masks.
+
+    Returns:
+        Name of the array → (n,) or (n, columns); `number_types`, (n,) uint16; and index of a mask →
+        what is wrong with its first number that must be whole.
+    """
+    in_bit_order = sorted(
+        (number for number in numbers if number.type_bits), key=lambda number: number.type_bits[0]
+    )
+    columns: list[Any] = []
+    names: list[str] = []
+    bits: list[int] = []
+    for number in in_bit_order:
+        values = [getattr(mask, number.json) for mask in masks]
+        if number.columns == 2:
+            values = [points[0] for points in values]
+        columns += [values] if number.columns == 1 else zip(*values, strict=True)
+        names += _column_names(number)
+        bits += number.type_bits
+    table, integer = _float_table([*zip(*columns, strict=True)], names, masks)
+    number_types = (integer @ np.left_shift(1, np.array(bits))).astype(np.uint16)
+    arrays = {}
+    not_whole: dict[int, str] = {}
+    for number in numbers:
+        if number.type_bit is None:
+            ids = [getattr(mask, number.json) for mask in masks]
+            arrays[number.array] = np.array(ids, np.int64)
+            continue
+        first = bits.index(number.type_bit)
+        values = (
+            table[:, first] if number.columns == 1 else table[:, first : first + number.columns]
+        )
+        if number.dtype == "<i8":
+            whole = (values >= 0) & (values <= MAX_EXACT) & (values == np.floor(values))
+            for index in np.flatnonzero(~whole).tolist():
+                value = getattr(masks[index], number.json)
+                problem = f"{number.json} is {value!r}, not a whole number from 0 to 2^53 - 1"
+                not_whole.setdefault(index, problem)
+            values = np.where(whole, values, 0)
+        arrays[number.array] = values.astype(number.dtype)
+    return arrays, number_types, not_whole
+
+
+def _column_names(number: MaskNumber) -> list[str]:
+    """The columns of a number as messages name them, such as "bbox[0]"."""
+    if number.columns == 1:
+        return [number.json]
+    place = number.json if number.columns == 4 else f"{number.json}[0]"
+    return [f"{place}[{column}]" for column in range(number.columns)]
+
+
+def _float_table(
+    rows: list[tuple[int | float, ...]], names: list[str], masks: list[Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of masks as float64 (n, columns), and whether each is an integer, bool.
+
+    Raises AnnotationError for an integer that float64 does not represent.
+    """
+    flat = list(chain.from_iterable(rows))
     integer = np.fromiter(map(isinstance, flat, repeat(int)), bool, len(flat))
     try:
         numbers = np.fromiter(flat, np.float64, len(flat))
-        inexact = np.flatnonzero(integer & (np.abs(numbers) > MAX_EXACT))
+        inexact = np.flatnonzero(integer & (np.abs(numbers) > MAX_EXACT)).tolist()
     except OverflowError:  # an integer larger than any float
         inexact = [k for k, value in enumerate(flat) if integer[k] and abs(value) > MAX_EXACT]
-    if len(inexact):
-        index, column = divmod(int(inexact[0]), NUMBERS)
+    if inexact:
+        index, column = divmod(inexact[0], len(names))
         raise AnnotationError(
-            f"annotation {index} (id {masks[index].id}): {NUMBER_NAMES[column]} is the integer "
+            f"annotation {index} (id {masks[index].id}): {names[column]} is the integer "
             f"{brief(flat[inexact[0]])}, beyond 2^53 - 1, where float64 is no longer exact; "
             f"{_REMEDY}"
         )
-    types = integer.reshape(-1, NUMBERS) @ np.left_shift(1, np.arange(NUMBERS))
-    return numbers.reshape(-1, NUMBERS), types.astype(np.uint16)
+    shape = (len(rows), len(names))
+    return numbers.reshape(shape), integer.reshape(shape)
 
 
 def _other_layout(data: bytes | bytearray | memoryview) -> str | None:

@@ -11,6 +11,7 @@ import torch
 from sa1bpack.arguments import MAX_WORD, items_of, number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
+from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms import checks, geometry
 from sa1bpack.transforms.backends import describe_kernels, full_precision
@@ -34,7 +35,7 @@ from sa1bpack.wording import brief
 _PLACED = ("bboxes", "point_coords")
 _SMALL = ("image_ids", "repetitions", "sizes", "mask_counts", *_PLACED)
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
-MASK_KEYS = (*_PLACED, "masks", "areas", "predicted_ious", "stability_scores", "annotation_ids")
+MASK_KEYS = (*(number.key for number in MASK_NUMBERS if number.batched), "masks")
 
 Step = GeometricStep | ColorJitter | MixStep
 

@@ -121,9 +121,9 @@ def annotations(data: bytes) -> None:
         image, masks = expected["image"], expected["annotations"]
         assert (found.image_id, found.width) == (image["image_id"], image["width"])
         assert found.file_name == image["file_name"]
-        assert found.area.tolist() == [mask["area"] for mask in masks]
-        assert found.bbox.tolist() == [mask["bbox"] for mask in masks]
-        assert found.annotation_id.tolist() == [mask["id"] for mask in masks]
+        assert found.numbers["area"].tolist() == [mask["area"] for mask in masks]
+        assert found.numbers["bbox"].tolist() == [mask["bbox"] for mask in masks]
+        assert found.numbers["annotation_id"].tolist() == [mask["id"] for mask in masks]
         assert len(found.unknown_keys) <= 65
         parse_counts(found.counts_text, found.counts_offset, found.height * found.width)
 

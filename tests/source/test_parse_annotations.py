@@ -19,31 +19,26 @@ def parse(record):
 def rebuild(annotations):
     """The record, including its number types, from the arrays alone."""
     masks = []
-    table = np.column_stack(
-        [
-            annotations.bbox, annotations.area, annotations.predicted_iou,
-            annotations.point_coords, annotations.crop_box, annotations.stability_score,
-        ]
-    )  # fmt: skip
+    numbers = annotations.numbers
+    names = ("bbox", "area", "predicted_iou", "point_coords", "crop_box", "stability_score")
+    table = np.column_stack([numbers[name] for name in names])
     for i in range(len(annotations)):
         bits = int(annotations.number_types[i])
-        numbers = [
-            int(value) if bits >> k & 1 else float(value) for k, value in enumerate(table[i])
-        ]
+        values = [int(value) if bits >> k & 1 else float(value) for k, value in enumerate(table[i])]
         start, end = annotations.counts_offset[i : i + 2]
         masks.append(
             {
-                "bbox": numbers[0:4],
-                "area": numbers[4],
+                "bbox": values[0:4],
+                "area": values[4],
                 "segmentation": {
                     "size": [annotations.height, annotations.width],
                     "counts": annotations.counts_text[start:end].tobytes().decode("ascii"),
                 },
-                "predicted_iou": numbers[5],
-                "point_coords": [numbers[6:8]],
-                "crop_box": numbers[8:12],
-                "id": int(annotations.annotation_id[i]),
-                "stability_score": numbers[12],
+                "predicted_iou": values[5],
+                "point_coords": [values[6:8]],
+                "crop_box": values[8:12],
+                "id": int(numbers["annotation_id"][i]),
+                "stability_score": values[12],
             }
         )
     image = {

@@ -184,6 +184,8 @@ class MaskChoice:
             return rows
         sample: dict[str, Any] = {"image_id": image_id}
         for field in NUMBER_FIELDS:
+            if field.array not in arrays:
+                continue
             if callable(self.mask_select) or field.sample == CHOICES[self.mask_select]:
                 sample[field.sample] = arrays[field.array][rows]
                 if field.scaled and (scale != 1).any():

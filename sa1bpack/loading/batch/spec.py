@@ -10,7 +10,7 @@ import numpy as np
 
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_FIELDS
+from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields
 from sa1bpack.dataset.sample import RGB_OF_YUV, image_spec
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError, ReadError
@@ -60,18 +60,6 @@ ALIGNMENT = 64
 
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
-# The numeric per-mask fields of a batch. `load_samples` converts float64 to float32 and copies
-# int64, so no other type is possible here.
-COPIED_FIELDS = tuple(field for field in NUMBER_FIELDS if field.batch)
-assert all(field.dtype in (_FLOAT32, _INT64) for field in COPIED_FIELDS)
-
-COPIED_ARRAYS = [field.array for field in COPIED_FIELDS]
-
-# For `load_samples`, with the start of each region still to be written to column 0.
-FIELD_TABLE = np.array(
-    [(0, field.columns, field.dtype == _FLOAT32, field.scaled) for field in COPIED_FIELDS], np.int64
-)
-
 
 class Region(NamedTuple):
     """The place of an array of a batch in the buffer: first byte, shape, dtype, bytes.
@@ -112,6 +100,10 @@ class BatchSpec:
         as_bool: the buffer holds unpacked masks.
         pads_masks: masks in the buffer are padded; other fields may be, even if masks are not.
         mask_bytes: bytes of the bits of one mask.
+        numbers: numbers of each mask that the batch has. `load_samples` converts float64 to
+            float32 and copies int64, which are all types that they can have.
+        number_table: int64 (n, 4), for `load_samples`: of each of them, the start of its region,
+            which is still to be written, its columns, whether it is float32, and is scaled.
         arrays: arrays of a shard whose addresses `load_samples` takes, in this order.
     """
 
@@ -152,7 +144,12 @@ class BatchSpec:
         self.pads_masks = layout.padded and not to_device
         self.mask_bytes = masks.size**2 // 8
         of_masks = "mask_bits" if masks.source == "bits" else "run_ends"
-        self.arrays = ("image", of_masks, *COPIED_ARRAYS)
+        self.numbers = [field for field in number_fields(ds.layout) if field.batch]
+        columns = [
+            (0, field.columns, field.dtype == _FLOAT32, field.scaled) for field in self.numbers
+        ]
+        self.number_table = np.array(columns, np.int64)
+        self.arrays = ("image", of_masks, *(field.array for field in self.numbers))
 
     def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
         """The regions of a batch, and their total bytes.
@@ -176,7 +173,7 @@ class BatchSpec:
             entries.append(("repetitions", (samples,), _INT64, False))
         if not self.mask_layout.padded or self.masks.source == "runs":
             entries.append(("mask_offsets", (samples + 1,), _INT64, False))
-        for field in COPIED_FIELDS:
+        for field in self.numbers:
             entries.append((field.batch, (*rows, *field.row_shape), field.dtype, False))
         if self.masks.source == "runs":
             entries.append(("run_offset", (total + 1,), _INT64, False))

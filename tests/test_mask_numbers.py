@@ -1,0 +1,169 @@
+"""One line of the table of numbers carries a number of each mask from the JSON to the batch."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+from commands import python
+from format_files import documented
+from small_tars import SMALL, changed, contents, members, write_tar
+
+import sa1bpack
+from sa1bpack.mask_numbers import MASK_NUMBERS, MaskNumber
+
+# What is done to add `quality`: the line, and of an optional number what its option does.
+LINE = """
+from sa1bpack import mask_numbers
+
+mask_numbers.MASK_NUMBERS += (
+    mask_numbers.MaskNumber(
+        array="quality", json="quality", key="qualities", meaning="made up", type_bit=13,
+        optional={optional}, title="Quality", heading="quality",
+    ),
+)
+mask_numbers.OPTIONAL_NUMBERS = ("quality",) * {optional}
+
+from dataclasses import replace
+from functools import cached_property
+from sa1bpack.packing.options import PackOptions
+
+of_options = PackOptions.layout.func
+if {stored}:
+    layout = cached_property(lambda self: replace(of_options(self), numbers=("quality",)))
+    layout.__set_name__(PackOptions, "layout")
+    PackOptions.layout = layout
+"""
+PROGRAM = """
+import json, sys
+import numpy as np
+import sa1bpack
+
+tar, folder, expected, options = sys.argv[1], sys.argv[2], *map(json.loads, sys.argv[3:])
+root, stored = f"{folder}/pack", expected["stored"]
+sa1bpack.pack(tar, root, workers=1, **options)
+assert sa1bpack.verify(root).ok
+info = sa1bpack.info(root)
+assert info.unknown_keys == expected["unknown"], info.unknown_keys
+
+ds = sa1bpack.open(root, coordinates="source")
+if stored:
+    samples = [np.array(sample, float) for sample in stored]
+    values = np.concatenate(samples)
+    np.testing.assert_array_equal(ds.mask_column("quality"), values)
+    least = ds.column("quality", reduce="min")
+    np.testing.assert_array_equal(least, [sample.min() for sample in samples])
+    assert len(ds.where("max(quality) > 10")) == sum(sample.max() > 10 for sample in samples)
+    for verified in (False, True):
+        ds = sa1bpack.open(root, min_iou=0, verify_checksums=verified)
+        for row, sample in enumerate(samples):
+            np.testing.assert_array_equal(ds[row]["qualities"], sample)
+        loaders = [
+            sa1bpack.Loader(ds, 4, mask_layout="concat", shuffle=False, order=None),
+            sa1bpack.make_dataloader(ds, 4, mask_layout="concat", shuffle=False, num_workers=0),
+        ]
+        for loader in loaders:
+            [batch] = loader
+            assert batch["qualities"].dtype.itemsize == 4
+            np.testing.assert_array_equal(batch["qualities"].numpy(), np.float32(values))
+        weigh = lambda columns: np.nan_to_num(columns["quality"])
+        with sa1bpack.Loader(ds, 4, max_masks=1, mask_select=weigh) as loader:
+            assert len(next(iter(loader))["qualities"]) == len(samples)
+else:
+    assert "qualities" not in ds[0]
+    assert "qualities" not in next(iter(sa1bpack.Loader(ds, 2)))
+sa1bpack.show(root, rows=[0], large=True)
+page = sa1bpack.report(root, f"{folder}/report.html").path.read_text()
+assert ("Quality" in page) == bool(stored)
+sa1bpack.export_sa1b(root, f"{folder}/records")
+sa1bpack.export_coco(root, f"{folder}/coco.json")
+"""
+
+
+def made_tar(tmp_path, values):
+    """A tar whose masks have these values, None for none, after SA-1B's keys."""
+    found = members(range(len(values)), len(values[0]))
+    for number, of_masks in enumerate(values):
+
+        def change(record, of_masks=of_masks):
+            for annotation, value in zip(record["annotations"], of_masks, strict=True):
+                if value is not None:
+                    annotation["quality"] = value
+
+        changed(found, number, change)
+    return write_tar(tmp_path / "sa_000000.tar", found, shuffle=None), found
+
+
+def carried(tmp_path, values, optional, stored):
+    """Pack, read and export in a process that has the line; returns what was exported, and had."""
+    tar, found = made_tar(tmp_path, values)
+    expected = {"stored": values if stored else [], "unknown": []}
+    if not stored:
+        expected["unknown"] = ["annotations.quality"]
+    program = LINE.format(optional=optional, stored=stored and optional) + PROGRAM
+    python("-c", program, tar, tmp_path, json.dumps(expected), json.dumps(SMALL), quiet=False)
+    records = {
+        name.removeprefix("./"): data for name, data in found.items() if name.endswith(".json")
+    }
+    return contents(tmp_path / "records/sa_000000"), records
+
+
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_number_is_carried_from_the_json_to_the_batch_and_back_by_one_line(tmp_path, optional):
+    values = [[1, 2.5, -3.0], [0.125, 7, 1e9], [4, 4, 11.5], [0, 1, 2]]
+    exported, records = carried(tmp_path, values, optional, stored=True)
+    assert exported == records  # the texts of the numbers as well
+    coco = json.loads((tmp_path / "coco.json").read_text())
+    assert [mask["quality"] for mask in coco["annotations"]] == [
+        value for sample in values for value in sample
+    ]
+
+
+def test_a_mask_without_an_optional_number_has_nan_and_is_exported_without_it(tmp_path):
+    values = [[None, 2.5, 3], [1, None, None], [None, None, None], [0, 1, 2]]
+    exported, records = carried(tmp_path, values, optional=True, stored=True)
+    assert exported == records
+
+
+def test_an_optional_number_that_the_pack_does_not_store_is_an_unknown_key(tmp_path):
+    values = [[1, 2, 3], [4, 5, 6]]
+    exported, records = carried(tmp_path, values, optional=True, stored=False)
+    assert exported.keys() == records.keys() and exported != records
+    sa1bpack.pack(tmp_path / "sa_000000.tar", tmp_path / "plain", workers=1, **SMALL)
+    with_line, without = (contents(tmp_path / name / "shards") for name in ("pack", "plain"))
+    assert with_line == without
+
+
+def test_a_release_without_the_number_refuses_the_pack(tmp_path):
+    carried(tmp_path, [[1, 2, 3], [4, 5, 6]], optional=True, stored=True)
+    with pytest.raises(sa1bpack.FormatError, match=r"numbers has 'quality'.*newer sa1bpack"):
+        sa1bpack.open(tmp_path / "pack")
+
+
+def test_docs_format_md_says_what_the_table_says():
+    """A line of the document is a line of the table."""
+    types = {"<f8": "float64", "<i8": "int64"}
+    rows = {name: cells for name, *cells in documented("Arrays of a shard")}
+    for number in MASK_NUMBERS:
+        shape = f"(M, {number.columns})" if number.columns > 1 else "(M,)"
+        expected = [types[number.dtype], shape, ", ".join(number.dims), number.meaning]
+        line = " | ".join([f"`{number.array}`", *expected])
+        found = [
+            cell.replace("\N{MINUS SIGN}", "-").replace("`", "") for cell in rows[number.array]
+        ]
+        assert found == [cell.replace("`", "") for cell in expected], f"| {line} |"
+
+
+def test_names_and_bits_of_the_table_are_used_once():
+    for attribute in ("array", "json", "key"):
+        names = Counter(getattr(number, attribute) for number in MASK_NUMBERS)
+        assert max(names.values()) == 1, attribute
+    bits = Counter(bit for number in MASK_NUMBERS for bit in number.type_bits)
+    assert max(bits.values()) == 1 and max(bits) < 15
+    assert all(re.fullmatch(r"[a-z_]+", number.array) for number in MASK_NUMBERS)
+
+
+@pytest.mark.parametrize("other", [{"dtype": "<i8"}, {"columns": 4}])
+def test_an_optional_number_is_one_that_may_be_nan(other):
+    with pytest.raises(ValueError, match="quality is optional: it must be one float64"):
+        MaskNumber("quality", "quality", "qualities", "made up", optional=True, **other)
