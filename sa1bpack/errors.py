@@ -105,9 +105,10 @@ class AnnotationError(SampleError):
 
 
 class MaskError(SampleError):
-    """A run-length mask cannot be used."""
+    """A run-length mask cannot be used; `mask` is its index in the record, if it is one mask."""
 
     code = "bad-mask"
+    mask: int | None = None
 
 
 class ImageError(SampleError):

@@ -50,7 +50,9 @@ DEFAULTS = {"nogil": True, "no_cfunc_wrapper": True}
 
 _word = types.uintp
 # Of the C library, on addresses.
+memcpy: Callable[[int, int, int], int]
 memcpy = types.ExternalFunction("memcpy", _word(_word, _word, _word))
+memset: Callable[[int, int, int], int]
 memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))
 
 

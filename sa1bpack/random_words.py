@@ -48,7 +48,8 @@ def stream_words(key: Sequence[int], count: int, first: int = 0) -> np.ndarray:
     """
     numbers = [int(number) % 2**64 for number in key]
     generator = np.random.PCG64(np.random.SeedSequence(numbers))
-    return generator.advance(first).random_raw(count)
+    drawn: np.ndarray = generator.advance(first).random_raw(count)
+    return drawn
 
 
 def words(seed: int, epoch: int, ids: np.ndarray, draw: int, n: int) -> np.ndarray:

@@ -27,7 +27,7 @@ def check_array(
     array: Any,
     dtype: str,
     shape: tuple[int | str, ...],
-    what: str = "",
+    note: str = "",
     kind: type = np.ndarray,
 ) -> None:
     """Check that an argument is an array of a dtype and a shape.
@@ -38,27 +38,33 @@ def check_array(
         dtype: name of the dtype, which is the same in numpy and torch, or several: "float32 or
             float64".
         shape: the shape; a letter stands for any length, "..." at its start for any number of axes.
-        what: text after dtype and shape in the message.
+        note: text after dtype and shape in the message.
         kind: np.ndarray or torch.Tensor.
 
     Raises:
-        OptionError: the array is another; the message has the dtype and shape found.
+        OptionError: the array is another; the message says which.
     """
-    found = f"a {type(array).__qualname__}, no {kind.__module__}.{kind.__qualname__}"
-    if isinstance(array, kind):
-        found = f"{array.dtype} {tuple(array.shape)}".removeprefix("torch.")
-        sides = tuple(array.shape)
-        ends = shape
-        if shape[:1] == ("...",):
-            sides = sides[1 - len(shape) :]
-            ends = shape[1:]
-        fits = len(sides) == len(ends) and all(
-            side == end or isinstance(end, str) for side, end in zip(sides, ends, strict=True)
-        )
-        if fits and found.split()[0] in dtype.split(" or "):
+    shown = f"a {type(array).__qualname__}, no {kind.__module__}.{kind.__qualname__}"
+    is_of_kind = isinstance(array, kind)
+    if is_of_kind:
+        array_dtype = str(array.dtype).removeprefix("torch.")
+        if array_dtype in dtype.split(" or ") and _fits(tuple(array.shape), shape):
             return
-    expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-    raise OptionError(f"{name} must be {dtype} {expected}{what}, got {found}")
+        shown = f"{array_dtype} {tuple(array.shape)}"
+    sides = ", ".join(map(str, shape))
+    if len(shape) == 1:
+        sides += ","
+    raise OptionError(f"{name} must be {dtype} ({sides}){note}, got {shown}")
+
+
+def _fits(sides: tuple[int, ...], shape: tuple[int | str, ...]) -> bool:
+    """Whether an array with these sides has a shape, see `check_array`."""
+    if shape[:1] == ("...",):
+        shape = shape[1:]
+        sides = sides[-len(shape) :]
+    return len(sides) == len(shape) and all(
+        isinstance(length, str) or side == length for side, length in zip(sides, shape, strict=True)
+    )
 
 
 def checked_pieces(
@@ -76,9 +82,9 @@ def checked_pieces(
     Raises:
         OptionError: an array has the wrong dtype or the offsets do not fit.
     """
-    for name, array, kind in zip(names, (values, offset), (dtype, np.int64), strict=True):
-        if not isinstance(array, np.ndarray) or array.dtype != kind or array.ndim != 1:
-            check_array(name, array, np.dtype(kind).name, ("n",))
+    for name, array, expected in zip(names, (values, offset), (dtype, np.int64), strict=True):
+        if not isinstance(array, np.ndarray) or array.dtype != expected or array.ndim != 1:
+            check_array(name, array, np.dtype(expected).name, ("n",))
     # Compared, not subtracted: a difference of two int64 may overflow.
     falls = (offset[1:] < offset[:-1]).any()
     if not len(offset) or offset[0] < 0 or offset[-1] > len(values) or falls:
@@ -90,7 +96,7 @@ def checked_pieces(
 
 
 @njit
-def _first_bad_mask(run_ends, run_offset, pixels):
+def _first_bad_mask(run_ends: np.ndarray, run_offset: np.ndarray, pixels: int) -> int:
     """The first mask whose ends decrease, are negative or do not reach `pixels`, or -1."""
     for m in range(len(run_offset) - 1):
         ends = run_ends[run_offset[m] : run_offset[m + 1]]
@@ -123,11 +129,13 @@ def check_image_runs(
     mask = _first_bad_mask(run_ends, run_offset, pixels)
     if mask >= 0:
         ends = run_ends[run_offset[mask] : run_offset[mask + 1]]
-        found = f"the last of {len(ends)} is {ends[-1]}" if len(ends) else "it has none"
+        shown = "it has none"
+        if len(ends):
+            shown = f"the last of {len(ends)} is {ends[-1]}"
         raise mask_error(
             mask,
             len(run_offset) - 1,
-            f"run ends must be non-decreasing from >= 0 to the image's {pixels} pixels; {found}. "
+            f"run ends must be non-decreasing from >= 0 to the image's {pixels} pixels; {shown}. "
             "The runs belong to another image or are damaged: pack that image again",
         )
     return run_ends, run_offset

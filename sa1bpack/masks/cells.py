@@ -72,7 +72,9 @@ _TOP = np.uint64(56)
 
 
 @njit
-def _unpack_row(line, columns, words, cells, out):
+def _unpack_row(
+    line: np.ndarray, columns: int, words: np.ndarray, cells: np.ndarray, out: np.ndarray
+) -> np.int64:
     """Unpack the first `columns` cells of a row of bits into `out`.
 
     Args:
@@ -98,15 +100,21 @@ def _unpack_row(line, columns, words, cells, out):
 
 
 @njit
-def _is_empty(line):
-    found = np.uint8(0)
+def _is_empty(line: np.ndarray) -> bool:
+    bits = np.uint8(0)
     for b in range(len(line)):
-        found |= line[b]
-    return found == 0
+        bits |= line[b]
+    return bool(bits == 0)
 
 
 @njit
-def fill_cells(bits, places, keep, out, counts):
+def fill_cells(
+    bits: np.ndarray,
+    places: np.ndarray,
+    keep: tuple[int, int],
+    out: np.ndarray,
+    counts: np.ndarray,
+) -> None:
     """Unpack masks into some rows of a larger array.
 
     Args:
@@ -129,7 +137,16 @@ def fill_cells(bits, places, keep, out, counts):
 
 
 @njit
-def take_cells(masks, packed, places, rows, columns, keep, out, counts):
+def take_cells(
+    masks: np.ndarray,
+    packed: bool,
+    places: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    keep: tuple[int, int],
+    out: np.ndarray,
+    counts: np.ndarray,
+) -> None:
     """Put selected rows and columns of masks into some rows of a larger array, as `fill_cells`.
 
     Args:
@@ -142,9 +159,8 @@ def take_cells(masks, packed, places, rows, columns, keep, out, counts):
         mask = out[places[m]]
         mask[:] = 0
         count = np.int64(0)
-        # the row of the grid taken last, cells in it
-        before = np.int64(-1)
-        in_row = np.int64(0)
+        before = np.int64(-1)  # the row of the grid that was taken last
+        in_row = np.int64(0)  # cells in it
         for i in range(keep[0]):
             if rows[i] == before:
                 if in_row:
@@ -165,7 +181,15 @@ def take_cells(masks, packed, places, rows, columns, keep, out, counts):
 
 
 @njit
-def take_affine(masks, packed, places, steps, visible, out, counts):
+def take_affine(
+    masks: np.ndarray,
+    packed: bool,
+    places: np.ndarray,
+    steps: np.ndarray,
+    visible: np.ndarray,
+    out: np.ndarray,
+    counts: np.ndarray,
+) -> None:
     """Put cells of masks under an affine map into some rows of a larger array.
 
     Args:
@@ -214,13 +238,13 @@ def squared_distances(masks: np.ndarray) -> np.ndarray:
         >>> squared_distances(np.ones((1, 3, 3), np.bool_))[0].tolist()
         [[1, 1, 1], [1, 4, 1], [1, 1, 1]]
     """
-    found = np.empty(masks.shape, np.int32)
-    _squared_distances(np.ascontiguousarray(masks).view(np.uint8), found)
-    return found
+    squares = np.empty(masks.shape, np.int32)
+    _squared_distances(np.ascontiguousarray(masks).view(np.uint8), squares)
+    return squares
 
 
 @njit(error_model="numpy")
-def _squared_distances(masks, found):
+def _squared_distances(masks: np.ndarray, squares: np.ndarray) -> None:
     count, height, width = masks.shape
     column = np.empty(width + 2, np.int64)  # with a cell outside at either end
     vertex = np.empty(width + 2, np.int64)
@@ -229,16 +253,20 @@ def _squared_distances(masks, found):
         for x in range(width):
             steps = 0
             for y in range(height):
-                steps = steps + 1 if masks[m, y, x] else 0
-                found[m, y, x] = steps
+                steps += 1
+                if not masks[m, y, x]:
+                    steps = 0
+                squares[m, y, x] = steps
             steps = 0
             for y in range(height - 1, -1, -1):
-                steps = steps + 1 if masks[m, y, x] else 0
-                found[m, y, x] = min(found[m, y, x], steps)
+                steps += 1
+                if not masks[m, y, x]:
+                    steps = 0
+                squares[m, y, x] = min(squares[m, y, x], steps)
         for y in range(height):
             column[0] = column[width + 1] = 0
             for x in range(width):
-                column[x + 1] = np.int64(found[m, y, x]) ** 2
+                column[x + 1] = np.int64(squares[m, y, x]) ** 2
             last = 0
             vertex[0] = 0
             start[0] = -np.inf
@@ -258,4 +286,4 @@ def _squared_distances(masks, found):
                 while start[k + 1] < x:
                     k += 1
                 p = vertex[k]
-                found[m, y, x - 1] = (x - p) * (x - p) + column[p]
+                squares[m, y, x - 1] = (x - p) * (x - p) + column[p]

@@ -37,13 +37,15 @@ from sa1bpack.random_words import NORMAL_BITS, normal_quantiles, words
 REGIONS = ("inside", "boundary", "outside")
 _FLOATS = "float32 or float64"
 BOX_TYPES = f"int64 or int32 or {_FLOATS}"
-# which pixels of a stretch count: all, or those at the image's top and bottom
+# Kinds of stretches: all of its pixels count, or those at the image's top and bottom.
 _WHOLE = 1
 _RIM = 2
 
 
 @njit
-def _boundary_stretches(ends, height, begin, end, kind):
+def _boundary_stretches(
+    ends: np.ndarray, height: np.int64, begin: np.ndarray, end: np.ndarray, kind: np.ndarray
+) -> int:
     """`_stretches` of the boundary.
 
     A pixel is not on the boundary if it and its four neighbours are foreground: if its position is
@@ -53,7 +55,7 @@ def _boundary_stretches(ends, height, begin, end, kind):
     """
     shifts = np.array([0, 1, -1, height, -height])
     nexts = np.zeros(5, np.int64)  # the next end in each of the five
-    found = 0
+    count = 0
     position = np.int64(0)
     while nexts[0] < len(ends):
         inside = 0
@@ -65,57 +67,79 @@ def _boundary_stretches(ends, height, begin, end, kind):
                 inside += nexts[i] & 1
                 following = min(following, ends[nexts[i]] + shifts[i])
         if nexts[0] < len(ends) and nexts[0] & 1:
-            begin[found] = position
-            end[found] = following
-            kind[found] = _RIM if inside == 5 else _WHOLE
-            found += 1
+            begin[count] = position
+            end[count] = following
+            kind[count] = _WHOLE
+            if inside == 5:
+                kind[count] = _RIM
+            count += 1
         position = following
-    return found
+    return count
 
 
 @njit
-def _stretches(ends, height, region, begin, end, kind):
-    """Write the stretches of a region, sorted; return their number."""
+def _stretches(
+    ends: np.ndarray,
+    height: np.int64,
+    region: int,
+    begin: np.ndarray,
+    end: np.ndarray,
+    kind: np.ndarray,
+) -> int:
+    """Write the stretches of a region, an index in REGIONS, sorted; return their number."""
     if region == 1:
         return _boundary_stretches(ends, height, begin, end, kind)
-    found = 0
-    for k in range(1 if region == 0 else 0, len(ends), 2):
-        begin[found] = ends[k - 1] if k else 0
-        end[found] = ends[k]
-        kind[found] = _WHOLE
-        found += 1
-    return found
+    first = 1  # the first end of foreground, or of background
+    if region == 2:
+        first = 0
+    count = 0
+    for k in range(first, len(ends), 2):
+        begin[count] = 0
+        if k > 0:
+            begin[count] = ends[k - 1]
+        end[count] = ends[k]
+        kind[count] = _WHOLE
+        count += 1
+    return count
 
 
 @njit
-def _in_box(position, height, box):
+def _in_box(position: np.int64, height: np.int64, box: np.ndarray) -> np.int64:
     """Count the pixels of a box x0, y0, x1, y1 before a position, column by column."""
     x = position // height
     rows = box[3] - box[1]
     if x < box[0]:
         return np.int64(0)
     if x >= box[2]:
-        return (box[2] - box[0]) * rows
-    return (x - box[0]) * rows + min(max(position - x * height - box[1], 0), rows)
+        return np.int64((box[2] - box[0]) * rows)
+    return np.int64((x - box[0]) * rows + min(max(position - x * height - box[1], 0), rows))
 
 
 @njit
-def _on_rim(number, rows, top, bottom):
+def _on_rim(number: np.int64, rows: np.int64, top: np.int64, bottom: np.int64) -> np.int64:
     """Count those of the first `number` pixels of a box that are at the image's top or bottom."""
     column = number // rows
-    return column * (top + bottom) + (top if number > column * rows else 0)
+    return column * (top + bottom) + top * np.int64(number > column * rows)
 
 
 @njit
-def _nth_on_rim(number, rows, top, bottom):
+def _nth_on_rim(number: np.int64, rows: np.int64, top: np.int64, bottom: np.int64) -> np.int64:
     """The n-th pixel of a box that is at the image's top or bottom."""
     column = number // (top + bottom)
-    last = bottom if number % (top + bottom) == top else 0
+    last = bottom * np.int64(number % (top + bottom) == top)
     return column * rows + last * (rows - 1)
 
 
 @njit
-def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, pixels):
+def _find_pixels(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    size: tuple[int, int],
+    region: int,
+    boxes: np.ndarray,
+    numbers: np.ndarray,
+    pixels: np.ndarray,
+) -> np.ndarray:
     """Count the pixels of a region, and find some of them; see `find_pixels`.
 
     Args:
@@ -135,7 +159,9 @@ def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, pixels):
     longest = 0
     for m in range(len(count)):
         longest = max(longest, run_offset[m + 1] - run_offset[m])
-    capacity = 5 * longest + 1 if region == 1 else longest // 2 + 1
+    capacity = longest // 2 + 1
+    if region == 1:
+        capacity = 5 * longest + 1
     scratch = np.empty((4, capacity), np.int64)
     begin = scratch[0]
     end = scratch[1]
@@ -155,8 +181,8 @@ def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, pixels):
         top = np.int64(box[1] == 0)
         bottom = np.int64(box[3] == height and height > 1)
         ends = run_ends[run_offset[m] : run_offset[m + 1]]
-        found = _stretches(ends, height, region, begin, end, kind)
-        for i in range(found):
+        stretches = _stretches(ends, height, region, begin, end, kind)
+        for i in range(stretches):
             low = _in_box(begin[i], height, box)
             high = _in_box(end[i], height, box)
             if kind[i] == _RIM:
@@ -169,8 +195,10 @@ def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, pixels):
             if count[m] == 0:
                 break
             number = numbers[m, k] % count[m]
-            i = np.searchsorted(total[:found], number, side="right")
-            position = begin[i] + number - (total[i - 1] if i else 0)
+            i = np.searchsorted(total[:stretches], number, side="right")
+            position = begin[i] + number
+            if i > 0:
+                position -= total[i - 1]
             if kind[i] == _RIM:
                 position = _nth_on_rim(position, rows, top, bottom)
             pixels[m, k, 0] = box[0] + position // rows
@@ -195,14 +223,17 @@ def find_pixels(
         int64 (n,), the counts, and int64 (n, k, 2), x and y in source pixels; -1, -1 if the region
         has no pixels.
     """
-    *runs, height, width = image
-    height, width = check_image(height, width)
-    run_ends, run_offset = check_image_runs(*runs, height * width)
+    run_ends, run_offset, height, width = image
+    size = check_image(height, width)
+    run_ends, run_offset = check_image_runs(run_ends, run_offset, size[0] * size[1])
     boxes = check_asked(len(run_offset) - 1, region, boxes)
-    boxes = np.empty((0, 4), np.int64) if boxes is None else boxes
+    if boxes is None:
+        boxes = np.empty((0, 4), np.int64)
     pixels = np.empty((*numbers.shape, 2), np.int64)
-    asked = REGIONS.index(region), frozen(boxes), frozen(numbers), pixels
-    return _find_pixels(run_ends, run_offset, (height, width), *asked), pixels
+    counts = _find_pixels(
+        run_ends, run_offset, size, REGIONS.index(region), frozen(boxes), frozen(numbers), pixels
+    )
+    return counts, pixels
 
 
 def check_asked(masks: int, region: str, boxes: Any, kind: type = np.ndarray) -> Any:
@@ -217,7 +248,9 @@ def check_asked(masks: int, region: str, boxes: Any, kind: type = np.ndarray) ->
     check_array("boxes", boxes, BOX_TYPES, (masks, 4), kind=kind)
     if "float" in str(boxes.dtype):
         boxes = (-((0.5 - boxes) // 1)).clip(-1, 2**31)
-    return boxes.astype(np.int64) if kind is np.ndarray else boxes.long()
+    if kind is np.ndarray:
+        return boxes.astype(np.int64)
+    return boxes.long()
 
 
 # Kirillov et al., "Segment Anything", 2023, appendix A: a box gets "random noise added in each
@@ -335,7 +368,8 @@ def jitter_boxes(
     check_boxes(boxes, extent, ids)
     drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4)
     noise = normal_quantiles()[drawn >> np.uint64(64 - NORMAL_BITS)]
-    return moved_edges(boxes.astype(np.float64), extent, noise).astype(np.float32)
+    edges: np.ndarray = moved_edges(boxes.astype(np.float64), extent, noise)
+    return edges.astype(np.float32)
 
 
 def moved_edges(edges: Any, extent: Any, noise: Any) -> Any:
@@ -361,8 +395,10 @@ def check_boxes(boxes: Any, extent: Any, ids: Any, kind: type = np.ndarray) -> N
     check_array("boxes", boxes, _FLOATS, ("...", 4), kind=kind)
     lead = tuple(boxes.shape[:-1])
     axes = min(getattr(extent, "ndim", 1) - 1, len(lead))
-    what = "" if axes else f" or {(*lead, 2)}"
-    check_array("extent", extent, f"{_FLOATS} or int32 or int64", (*lead[:axes], 2), what, kind)
+    note = ""
+    if axes == 0:
+        note = f" or {(*lead, 2)}"
+    check_array("extent", extent, f"{_FLOATS} or int32 or int64", (*lead[:axes], 2), note, kind)
     check_array("ids", ids, "int64", lead, ", one per box", kind)
     if kind is not np.ndarray and not boxes.device.type == extent.device.type == "cpu":
         return

@@ -133,13 +133,14 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
     # 4.2: exact for 31-bit numerators, and the product stays below 2**63.
     shift = 31 + (y.pixels - 1).bit_length()
     magic = -(-(1 << shift) // y.pixels)
-    lines, edges = (  # of source pixels: how far from the start of the axis, moved to its ends
-        np.clip(np.arange(n.pixels + 1) * n.pixel - n.start, 0, n.cells * n.cell) for n in (y, x)
-    )
+    lines = _pixel_edges(y)
+    edges = _pixel_edges(x)
     edge_row = lines // y.cell
     column = edges[:-1] // x.cell
     share = np.minimum((column + 1) * x.cell, edges[1:]) - edges[:-1]
-    first = -x.cells % 8 if x.mirrored else 0  # number of the leftmost cell column
+    first = 0  # number of the leftmost cell column
+    if x.mirrored:
+        first = -x.cells % 8
     blocks = np.arange(0, x.cells + 8, 8) - first  # the first cell column of each, and the end
     bounds = np.clip(blocks, 0, x.cells) * x.cell + x.start
     return AreaGrid(
@@ -157,6 +158,12 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
     )
 
 
+def _pixel_edges(axis: Axis) -> np.ndarray:
+    """int64 (pixels + 1,): edges of the source pixels, from the grid's start, moved to its ends."""
+    edges = np.arange(axis.pixels + 1) * axis.pixel - axis.start
+    return np.clip(edges, 0, axis.cells * axis.cell)
+
+
 def _cells_before(axis: Axis) -> np.ndarray:
     """int64 (pixels + 1,): how many cells have their centre before each edge of a source pixel."""
     edges = np.arange(axis.pixels + 1) * axis.pixel - axis.start
@@ -167,12 +174,14 @@ def _cells_before(axis: Axis) -> np.ndarray:
 def center_grid(y: Axis, x: Axis) -> CenterGrid:
     """The tables for sampling at the cells' centres."""
     rows = _cells_before(y)
+    if y.mirrored:
+        rows = y.cells - rows
     centers = 2 * x.start + (2 * np.arange(x.cells) + 1) * x.cell
     return CenterGrid(
         y=y,
         x=x,
         center_column=frozen(centers // (2 * x.pixel), np.int64),
-        edge_center=frozen(y.cells - rows if y.mirrored else rows, np.int32),
+        edge_center=frozen(rows, np.int32),
         column_center=frozen(_cells_before(x)[:-1], np.int32),
     )
 
@@ -181,7 +190,9 @@ FITS = ("pad", "native", "squash")
 
 
 @njit
-def _rasterize_center(run_ends, run_offset, grid, out):
+def _rasterize_center(
+    run_ends: np.ndarray, run_offset: np.ndarray, grid: CenterGrid, out: np.ndarray
+) -> None:
     """Write the bits of all masks, sampled at the cells' centres.
 
     Invariant: while the runs are walked, a set bit of `bits` marks a row where its column changes
@@ -204,19 +215,21 @@ def _rasterize_center(run_ends, run_offset, grid, out):
                 run += 2
             if run >= len(ends) or grid.center_column[j] >= grid.x.pixels:
                 break
-            column = grid.x.cells - 1 - j if grid.x.mirrored else j
+            column = j
+            if grid.x.mirrored:
+                column = grid.x.cells - 1 - j
             byte = column >> 3
             bit = np.uint8(1 << (column & 7))
             for r in range(run, len(ends), 2):
                 if ends[r - 1] >= top + height:
                     break
-                one = np.int64(grid.edge_center[max(ends[r - 1] - top, 0)])
-                other = np.int64(grid.edge_center[min(ends[r] - top, height)])
-                if one == other:
+                first = np.int64(grid.edge_center[max(ends[r - 1] - top, 0)])
+                last = np.int64(grid.edge_center[min(ends[r] - top, height)])
+                if first == last:
                     continue
-                # mirrored rows count upwards
-                begin = min(one, other)
-                end = max(one, other)
+                # Mirrored rows count upwards.
+                begin = min(first, last)
+                end = max(first, last)
                 bits[begin, byte] ^= bit
                 if end < rows:
                     bits[end, byte] ^= bit
@@ -228,15 +241,21 @@ def _rasterize_center(run_ends, run_offset, grid, out):
 
 
 @njit
-def _add_segment(acc, lane, weight, cell_height, top_row, top_below, end_row, end_below):
+def _add_segment(
+    acc: np.ndarray,
+    lane: np.uint64,
+    weight: np.int64,
+    cell_height: int,
+    top_row: np.uint64,
+    top_below: np.int32,
+    end_row: np.uint64,
+    end_below: np.int32,
+) -> None:
     """Add a vertical stretch of foreground, `weight` wide, to the differences of a cell column.
 
     An edge with `below` of its cell row below it changes the covered length by `below` in that row
     and by D in every following row. (Unsigned, so that numba does not test for negative indices.)
     """
-    lane = np.uint64(lane)
-    top_row = np.uint64(top_row)
-    end_row = np.uint64(end_row)
     acc[top_row, lane] += weight * top_below
     acc[top_row + np.uint64(1), lane] += weight * (cell_height - top_below)
     acc[end_row, lane] -= weight * end_below
@@ -244,7 +263,9 @@ def _add_segment(acc, lane, weight, cell_height, top_row, top_below, end_row, en
 
 
 @njit
-def _add_run(acc, grid, block, begin, end):
+def _add_run(
+    acc: np.ndarray, grid: AreaGrid, block: int, begin: np.int64, end: np.int64
+) -> tuple[np.int64, np.int64]:
     """Add the part of the foreground run begin..end (pixels) that overlaps a block of cell columns.
 
     Returns the first and last row of `acc` that contain an edge of the run.
@@ -268,7 +289,16 @@ def _add_run(acc, grid, block, begin, end):
         rest = np.int64(grid.column_rest[np.uint64(x)])
         while True:  # for each cell column that it overlaps: one, rarely two
             if lane >= 0:
-                _add_segment(acc, lane, weight, grid.y.cell, top_row, top_below, end_row, end_below)
+                _add_segment(
+                    acc,
+                    np.uint64(lane),
+                    weight,
+                    grid.y.cell,
+                    np.uint64(top_row),
+                    top_below,
+                    np.uint64(end_row),
+                    end_below,
+                )
             lane += 1
             if rest == 0 or lane == 8:
                 break
@@ -282,7 +312,7 @@ def _add_run(acc, grid, block, begin, end):
 
 
 @njit
-def _mirror_byte(byte):
+def _mirror_byte(byte: np.int64) -> np.int64:
     """The byte with its bits reversed: neighbours are swapped, then pairs, then halves."""
     byte = (byte & 0x55) << 1 | (byte >> 1) & 0x55
     byte = (byte & 0x33) << 2 | (byte >> 2) & 0x33
@@ -290,13 +320,23 @@ def _mirror_byte(byte):
 
 
 @njit
-def _flush_block(acc, first_row, last_row, least, grid, bits, block):
+def _flush_block(
+    acc: np.ndarray,
+    first_row: np.int64,
+    last_row: np.int64,
+    least: int,
+    grid: AreaGrid,
+    bits: np.ndarray,
+    block: int,
+) -> None:
     """Sum the differences down the rows, write one byte per row, and leave `acc` zero.
 
     Nothing is covered below the last edge, so the sums there are zero without clearing.
     """
-    column = bits.shape[1] - 1 - block if grid.x.mirrored else block
-    for i in range(first_row, min(last_row + 1, grid.y.cells)):
+    column = block
+    if grid.x.mirrored:
+        column = bits.shape[1] - 1 - block
+    for i in range(first_row, min(last_row + 1, np.int64(grid.y.cells))):
         byte = np.int64(0)
         for lane in range(8):
             acc[i + 1, lane] += acc[i, lane]
@@ -306,11 +346,16 @@ def _flush_block(acc, first_row, last_row, least, grid, bits, block):
             acc[i, lane] = 0
         if grid.x.mirrored:
             byte = _mirror_byte(byte)
-        bits[grid.y.cells - 1 - i if grid.y.mirrored else i, column] = byte
+        row = i
+        if grid.y.mirrored:
+            row = grid.y.cells - 1 - i
+        bits[row, column] = byte
 
 
 @njit
-def _rasterize_area(run_ends, run_offset, grid, acc, out):
+def _rasterize_area(
+    run_ends: np.ndarray, run_offset: np.ndarray, grid: AreaGrid, acc: np.ndarray, out: np.ndarray
+) -> None:
     """Write the bits of all masks by the covered area of each cell.
 
     Cell columns are processed in blocks of 8, one byte of `out`. Invariant: for cell column
@@ -384,7 +429,10 @@ def fit_axes(height: int, width: int, mask_size: int, fit: str) -> tuple[Axis, A
 
     Arguments are checked.
     """
-    down, across = (height, width) if fit == "squash" else (max(height, width),) * 2
+    down = height
+    across = width
+    if fit != "squash":
+        down = across = max(height, width)
     y = make_axis(height, mask_size, mask_size, down)
     return y, make_axis(width, mask_size, mask_size, across)
 

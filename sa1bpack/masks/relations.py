@@ -2,8 +2,8 @@
 
 ::
 
-    found = sa1bpack.masks.relate(ds[i])
-    found.ious[3, 5], found.parents[3], np.flatnonzero(found.children[3])
+    relations = sa1bpack.masks.relate(ds[i])
+    relations.ious[3, 5], relations.parents[3], np.flatnonzero(relations.children[3])
 
 They come from the exact runs, in pixels of the source image, or from bits, in cells of their grid.
 On the grid of the source the two agree.
@@ -31,7 +31,7 @@ from sa1bpack.masks.rle import bounds
 from sa1bpack.masks.select import ranked
 from sa1bpack.wording import brief
 
-# the defaults
+# Defaults of `relate`.
 SHARE = 0.9
 NEIGHBORS = 8
 LEVELS = ("large", "medium", "small")
@@ -41,8 +41,11 @@ _NONE = 2**63 - 1
 class Relation(NamedTuple):
     """The kind of a relation.
 
-    It has the name of its dtype, whether it is one of pairs, values per mask, and what it is for a
-    mask without pixels, and in the padding of a batch.
+    Attributes:
+        dtype: name of its dtype.
+        pairs: it has a value per pair of masks; otherwise per mask.
+        columns: numbers per mask.
+        none: the value of a mask without pixels, and in the padding of a batch.
     """
 
     dtype: str
@@ -76,6 +79,10 @@ class Derived:
     """
 
     _arrays: Any = np  # or torch
+    _share: float
+    _numbers: Any
+    intersections: Any
+    centroids: Any
 
     @staticmethod
     def _taken(values: Any, index: Any) -> Any:
@@ -187,7 +194,7 @@ class Relations(Derived):
 
     Examples:
         >>> left = np.array([[True, True, False, False]])
-        >>> found = sa1bpack.masks.relate_bits(np.stack([left, left[:, ::-1]]))
+        >>> relations = sa1bpack.masks.relate_bits(np.stack([left, left[:, ::-1]]))
         >>> found.touching.tolist()
         [[False, True], [True, False]]
     """
@@ -211,7 +218,7 @@ class Relations(Derived):
             share, neighbors: values that `check_rule` returned.
         """
         masks = len(run_offset) - 1
-        self._length = np.int64(length)
+        self._length = length
         self._by_rows = by_rows
         self._share = share
         self._corners = neighbors == 8
@@ -232,22 +239,33 @@ class Relations(Derived):
     def touching(self) -> np.ndarray:
         """bool (m, m): neighbours without a common pixel."""
         out = np.empty(self.intersections.shape, np.bool_)
-        shapes = (self._stretches, self._offset)
-        _touch_runs(*shapes, self._boxes, self.intersections, self._length, self._corners, out)
+        _touch_runs(
+            self._stretches,
+            self._offset,
+            self._boxes,
+            self.intersections,
+            self._length,
+            self._corners,
+            out,
+        )
         return out
 
     @property
     def mask_boxes(self) -> np.ndarray:
         """int64 (m, 4): x0, y0, x1, y1 of the smallest boxes."""
-        return self._boxes[:, [1, 0, 3, 2]] if self._by_rows else self._boxes
+        if self._by_rows:
+            return self._boxes[:, [1, 0, 3, 2]]
+        return self._boxes
 
     @cached_property
     def centroids(self) -> np.ndarray:
         """float64 (m, 2): x, y of the mean of the pixels' centres."""
         sums = np.empty((len(self._boxes), 2), np.int64)
         _sum_runs(self._stretches, self._offset, self._length, sums)
-        means = sums / (2 * np.maximum(self.areas, 1))[:, None]
-        return means[:, ::-1] if self._by_rows else means
+        means: np.ndarray = sums / (2 * np.maximum(self.areas, 1))[:, None]
+        if self._by_rows:
+            return means[:, ::-1]
+        return means
 
 
 def check_rule(share: Any, neighbors: Any) -> tuple[float, int]:
@@ -292,8 +310,8 @@ def relate_runs(
     Examples:
         >>> run_ends = np.array([0, 6, 12, 0, 3, 12], np.int32)
         >>> run_offset = np.array([0, 3, 6], np.int64)
-        >>> found = sa1bpack.masks.relate_runs(run_ends, run_offset, height=3, width=4)
-        >>> found.intersections, found.parents
+        >>> relations = sa1bpack.masks.relate_runs(run_ends, run_offset, height=3, width=4)
+        >>> relations.intersections, relations.parents
         (array([[6, 3],
                [3, 3]]), array([-1,  0]))
     """
@@ -319,8 +337,8 @@ def relate_bits(
     Examples:
         >>> masks = np.zeros((2, 8, 8), bool)
         >>> masks[0, :4], masks[1, :2] = True, True
-        >>> found = sa1bpack.masks.relate_bits(masks)
-        >>> float(found.ious[0, 1]), found.parents
+        >>> relations = sa1bpack.masks.relate_bits(masks)
+        >>> float(relations.ious[0, 1]), relations.parents
         (0.5, array([-1,  0]))
     """
     share, neighbors = check_rule(share, neighbors)
@@ -346,14 +364,20 @@ def relate(
 
     Examples:
         >>> sample = sa1bpack.open("packed", mask_format="runs")[0]
-        >>> found = sa1bpack.masks.relate(sample)
-        >>> found.ious.shape, found.ious.dtype, found.parents[:8]
+        >>> relations = sa1bpack.masks.relate(sample)
+        >>> relations.ious.shape, relations.ious.dtype, relations.parents[:8]
         ((35, 35), dtype('float64'), array([-1, -1, 19, -1, 19, -1, -1, -1]))
     """
     if "run_ends" in sample:
         height, width = (int(side) for side in sample["size"][:2])
-        runs = sample["run_ends"], sample["run_offset"]
-        return relate_runs(*runs, height, width, share=share, neighbors=neighbors)
+        return relate_runs(
+            sample["run_ends"],
+            sample["run_offset"],
+            height,
+            width,
+            share=share,
+            neighbors=neighbors,
+        )
     if "masks" not in sample:
         raise OptionError("the sample has neither `masks` nor `run_ends`")
     return relate_bits(sample["masks"], share=share, neighbors=neighbors)
@@ -374,30 +398,32 @@ def thirds_of(size: np.ndarray) -> np.ndarray:
 
 
 @njit
-def _find_changes(words, run_ends, run_offset):
+def _find_changes(words: np.ndarray, run_ends: np.ndarray, run_offset: np.ndarray) -> int:
     """Write the cells at which masks, uint64 (m, n) with the lowest bit first, change.
 
     Returns how many there are; `run_ends` has as many of them as fit.
     """
-    found = 0
+    count = 0
     for m in range(len(words)):
-        run_offset[m] = found
+        run_offset[m] = count
         before = np.uint64(0)  # the last cell of the word before
         for w in range(words.shape[1] + 1):
-            word = words[m, w] if w < words.shape[1] else np.uint64(0)
+            word = np.uint64(0)
+            if w < words.shape[1]:
+                word = words[m, w]
             changes = word ^ (word << np.uint64(1) | before)
             before = word >> np.uint64(63)
-            cell = 64 * w
+            cell = np.int64(64 * w)
             while changes:
                 step = np.uint64(1 if changes & np.uint64(0xFF) else 8)
                 if changes & np.uint64(1):
-                    if found < len(run_ends):
-                        run_ends[found] = cell
-                    found += 1
+                    if count < len(run_ends):
+                        run_ends[count] = cell
+                    count += 1
                 changes >>= step
                 cell += np.int64(step)
-    run_offset[len(words)] = found
-    return found
+    run_offset[len(words)] = count
+    return count
 
 
 def _runs_of_bits(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
@@ -406,7 +432,9 @@ def _runs_of_bits(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     Returns int32 (r,) run ends, without background after the last foreground; int64 (m + 1,) their
     offsets; and the cells of a row, with those that fill the last byte.
     """
-    bits = np.packbits(masks, axis=-1, bitorder="little") if masks.dtype == np.bool_ else masks
+    bits = masks
+    if masks.dtype == np.bool_:
+        bits = np.packbits(masks, axis=-1, bitorder="little")
     count, height, width = bits.shape
     lines = np.ascontiguousarray(bits).reshape(count, height * width)
     if height * width % 8:
@@ -414,14 +442,22 @@ def _runs_of_bits(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     words = frozen(lines.view("<u8").astype(np.uint64, copy=False))
     run_ends = np.empty(2 * count * height, np.int32)
     run_offset = np.empty(count + 1, np.int64)
-    if (found := _find_changes(words, run_ends, run_offset)) > len(run_ends):
-        run_ends = np.empty(found, np.int32)
+    ends_count = _find_changes(words, run_ends, run_offset)
+    if ends_count > len(run_ends):
+        run_ends = np.empty(ends_count, np.int32)
         _find_changes(words, run_ends, run_offset)
     return frozen(run_ends), frozen(run_offset), 8 * width
 
 
 @njit
-def _foreground(run_ends, run_offset, height, stretches, offset, boxes):
+def _foreground(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    height: int,
+    stretches: np.ndarray,
+    offset: np.ndarray,
+    boxes: np.ndarray,
+) -> None:
     """Write the foreground stretches of every mask, without empty ones, and the box around each.
 
     Args:
@@ -431,21 +467,29 @@ def _foreground(run_ends, run_offset, height, stretches, offset, boxes):
         offset: int64 (m + 1,), out: where the stretches of each mask begin.
         boxes: int64 (m, 4), out: x0, y0, x1, y1, ends exclusive; zeros for an empty mask.
     """
-    found = 0
+    stretch = 0
     for m in range(len(run_offset) - 1):
-        offset[m] = found
+        offset[m] = stretch
         ends = run_ends[run_offset[m] : run_offset[m + 1]]
         for k in range(1, len(ends), 2):
             if ends[k] > ends[k - 1]:
-                stretches[found, 0] = ends[k - 1]
-                stretches[found, 1] = ends[k]
-                found += 1
+                stretches[stretch, 0] = ends[k - 1]
+                stretches[stretch, 1] = ends[k]
+                stretch += 1
         boxes[m, 0], boxes[m, 1], boxes[m, 2], boxes[m, 3] = bounds(ends, height)
-    offset[len(run_offset) - 1] = found
+    offset[len(run_offset) - 1] = stretch
 
 
 @njit
-def _common(stretches, i, i_end, others, j, j_end, shift):
+def _common(
+    stretches: np.ndarray,
+    i: int,
+    i_end: int,
+    others: np.ndarray,
+    j: int,
+    j_end: int,
+    shift: int,
+) -> np.int64:
     """Count the common positions of stretches i..i_end and of others j..j_end, moved by `shift`."""
     total = np.int64(0)
     if i == i_end or j == j_end:
@@ -463,14 +507,17 @@ def _common(stretches, i, i_end, others, j, j_end, shift):
 
 
 @njit
-def _gap(a, b):
+def _gap(a: np.ndarray, b: np.ndarray) -> np.int64:
     """The distance of two boxes, along the axis where they are farther; below 0: they overlap."""
     across = max(a[0], b[0]) - min(a[2], b[2])
-    return max(across, max(a[1], b[1]) - min(a[3], b[3]))
+    down = max(a[1], b[1]) - min(a[3], b[3])
+    return np.int64(max(across, down))
 
 
 @njit
-def _intersect_runs(stretches, offset, boxes, out):
+def _intersect_runs(
+    stretches: np.ndarray, offset: np.ndarray, boxes: np.ndarray, out: np.ndarray
+) -> None:
     """Count the common pixels of all pairs of masks: int64 (m, m); areas on the diagonal."""
     for m in range(len(offset) - 1):
         area = np.int64(0)
@@ -489,7 +536,15 @@ def _intersect_runs(stretches, offset, boxes, out):
 
 
 @njit
-def _touch_runs(stretches, offset, boxes, common, height, corners, out):
+def _touch_runs(
+    stretches: np.ndarray,
+    offset: np.ndarray,
+    boxes: np.ndarray,
+    common: np.ndarray,
+    height: int,
+    corners: bool,
+    out: np.ndarray,
+) -> None:
     """Write which masks without a common pixel have pixels that are neighbours.
 
     Args:
@@ -517,8 +572,10 @@ def _touch_runs(stretches, offset, boxes, common, height, corners, out):
                 i_end = offset[m + 1]
                 j = offset[n]
                 j_end = offset[n + 1]
-                aside = grown if corners else stretches
-                touching = (
+                aside = stretches
+                if corners:
+                    aside = grown
+                touching = bool(
                     _common(stretches, i, i_end, grown, j, j_end, 0) > 0
                     or _common(stretches, i, i_end, aside, j, j_end, height) > 0
                     or _common(stretches, i, i_end, aside, j, j_end, -height) > 0
@@ -527,7 +584,7 @@ def _touch_runs(stretches, offset, boxes, common, height, corners, out):
 
 
 @njit
-def _sum_runs(stretches, offset, height, sums):
+def _sum_runs(stretches: np.ndarray, offset: np.ndarray, height: int, sums: np.ndarray) -> None:
     """Write twice the sums of x and of y of the centres of every mask's pixels: int64 (m, 2).
 
     Pixel (x, y) has its centre at (x + 1/2, y + 1/2), so that twice a sum is a whole number, below

@@ -33,23 +33,29 @@ MOST_GROUPS = 7  # that are written: a difference of two counts has at most 33 b
 
 
 @njit
-def _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical):
+def _parse_text(
+    text: np.ndarray,
+    text_offset: np.ndarray,
+    pixels: int,
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    noncanonical: np.ndarray,
+) -> tuple[int, np.int64]:
     """Write the run ends of all texts, and where those of each begin and end.
 
     Returns the first mask that is refused, and the pixels that its runs cover, -1 if its text is
     damaged; or -1, -1 if there is none.
     """
-    found = run_offset[0] = np.int64(0)
+    run = run_offset[0] = np.int64(0)
     for m in range(len(text_offset) - 1):
         groups = text[text_offset[m] : text_offset[m + 1]]
         if len(groups) == 0 or (groups[-1] - 48) & 32:  # so that the last number ends
             return m, np.int64(-1)
-        # numba tests signed indices for their sign
-        p = np.uint64(0)
+        p = np.uint64(0)  # unsigned: numba tests signed indices for their sign
         count = np.uint64(len(groups))
         end = before = before2 = np.int64(0)  # of the last run; its count, and the one before
         value = outside = redundant = np.int64(0)
-        first = found
+        first = run
         while p < count:
             group = np.int64(groups[p]) - 48
             p += np.uint64(1)
@@ -68,7 +74,7 @@ def _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical):
                 # A last group that only repeats the sign bit of the group before it.
                 redundant |= (group == 0 and last & 16 == 0) or (group == 31 and last & 16 != 0)
             value = (value << (64 - bits)) >> (64 - bits)  # sign extension
-            if found - first > 2:
+            if run - first > 2:
                 value += before2
             before2 = before
             before = value
@@ -76,12 +82,14 @@ def _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical):
             # Nothing overflows: a number is below 2**60 and is added to a value in 0..pixels.
             if value < 0 or end > pixels:
                 break
-            run_ends[found] = end
-            found += 1
+            run_ends[run] = end
+            run += 1
         if outside & ~63 or value < 0 or end != pixels:
-            return m, np.int64(-1) if outside & ~63 or value < 0 else end
+            if outside & ~63 or value < 0:
+                end = np.int64(-1)
+            return m, end
         noncanonical[m] = redundant != 0
-        run_offset[m + 1] = found
+        run_offset[m + 1] = run
     return -1, np.int64(-1)
 
 
@@ -136,14 +144,18 @@ def parse_counts(
 
 
 @njit
-def _encode_text(run_ends, run_offset, text, text_offset):
+def _encode_text(
+    run_ends: np.ndarray, run_offset: np.ndarray, text: np.ndarray, text_offset: np.ndarray
+) -> None:
     """Write the concatenated texts of all masks, and where each begins and ends, (n + 1,)."""
     p = text_offset[0] = 0
     for m in range(len(run_offset) - 1):
         end = before = before2 = np.int64(0)  # of the last run; its count and the one before
         for k in range(run_offset[m], run_offset[m + 1]):
             count = np.int64(run_ends[k]) - end
-            value = count - before2 if k > run_offset[m] + 2 else count
+            value = count
+            if k > run_offset[m] + 2:
+                value -= before2
             end = np.int64(run_ends[k])
             before2 = before
             before = count
@@ -207,12 +219,12 @@ def take_masks(
     first = run_offset[:-1][keep]
     stop = run_offset[1:][keep]
     pieces = [run_ends[begin:end] for begin, end in zip(first, stop, strict=True)]
-    taken = np.concatenate([run_ends[:0], *pieces])
-    return taken, np.concatenate([[0], (stop - first).cumsum()])
+    offset = np.concatenate([[0], (stop - first).cumsum()])
+    return np.concatenate([run_ends[:0], *pieces]), offset
 
 
 @njit
-def _area(run_ends, run_offset, area):
+def _area(run_ends: np.ndarray, run_offset: np.ndarray, area: np.ndarray) -> None:
     for m in range(len(area)):
         total = np.int64(0)
         for k in range(run_offset[m] + 1, run_offset[m + 1], 2):
@@ -246,7 +258,7 @@ def mask_area(run_ends: np.ndarray, run_offset: np.ndarray) -> np.ndarray:
 
 
 @njit
-def bounds(ends, height):
+def bounds(ends: np.ndarray, height: int) -> tuple[np.int64, np.int64, np.int64, np.int64]:
     """x0, y0, x1, y1 around a mask's foreground, ends exclusive; zeros if it has none."""
     x0 = np.int64(0)
     y0 = np.int64(height)
@@ -268,11 +280,13 @@ def bounds(ends, height):
         else:  # it continues in the next column
             y0 = np.int64(0)
             y1 = np.int64(height)
-    return (x0, y0, x1, y1) if x1 else (np.int64(0), np.int64(0), np.int64(0), np.int64(0))
+    if x1 == 0:
+        y0 = np.int64(0)
+    return x0, y0, x1, y1
 
 
 @njit
-def _boxes(run_ends, run_offset, height, boxes):
+def _boxes(run_ends: np.ndarray, run_offset: np.ndarray, height: int, boxes: np.ndarray) -> None:
     for m in range(len(boxes)):
         box = bounds(run_ends[run_offset[m] : run_offset[m + 1]], height)
         boxes[m, 0], boxes[m, 1], boxes[m, 2], boxes[m, 3] = box
@@ -304,5 +318,5 @@ def mask_boxes(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width:
     """
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
     boxes = np.empty((len(run_offset) - 1, 4), np.int64)
-    _boxes(run_ends, run_offset, np.int64(height), boxes)
+    _boxes(run_ends, run_offset, height, boxes)
     return boxes

@@ -115,14 +115,16 @@ def within_reach(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     origin = maps[..., 2]
     low = origin + np.minimum(across, 0) + np.minimum(down, 0)
     high = origin + np.maximum(across, 0) + np.maximum(down, 0)
-    return ((low > -REACH) & (high < REACH)).all(1)  # False for NaN as well
+    within: np.ndarray = ((low > -REACH) & (high < REACH)).all(1)  # False for NaN as well
+    return within
 
 
 def are_upright(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """bool (b,): maps that are upright, see the module. Arguments: see `check_maps`."""
     height, width = size
     off_axis = np.stack([maps[:, 0, 1] * height, maps[:, 1, 0] * width], 1) * UNIT
-    return (np.rint(off_axis) == 0).all(1)
+    upright: np.ndarray = (np.rint(off_axis) == 0).all(1)
+    return upright
 
 
 def _axis(pixels: int, cells: int, scale: float, offset: float) -> Axis:
@@ -134,10 +136,14 @@ def _axis(pixels: int, cells: int, scale: float, offset: float) -> Axis:
 
 
 @njit
-def _steps_within(start, step, low, high, first, last):
+def _steps_within(
+    start: np.int64, step: np.int64, low: np.int64, high: np.int64, first: np.int64, last: np.int64
+) -> tuple[np.int64, np.int64]:
     """Narrow first..last to the r with low <= start + step·r < high."""
     if step == 0:
-        return (first, last) if low <= start < high else (first, first)
+        if not low <= start < high:
+            last = first
+        return first, last
     if step > 0:
         inside = -((start - low) // step)
         outside = -((start - high) // step)
@@ -148,7 +154,15 @@ def _steps_within(start, step, low, high, first, last):
 
 
 @njit
-def _count_column(ends, height, box, at, step, level, hits):
+def _count_column(
+    ends: np.ndarray,
+    height: np.int64,
+    box: tuple[np.int64, np.int64, np.int64, np.int64],
+    point: tuple[np.int64, np.int64],
+    step: tuple[np.int64, np.int64],
+    level: int,
+    hits: np.ndarray,
+) -> tuple[np.int64, np.int64]:
     """Count the foreground points of one column of sample points into the cells of `hits`.
 
     Adjacent points mostly lie in the same run, so the last run is remembered.
@@ -157,18 +171,16 @@ def _count_column(ends, height, box, at, step, level, hits):
         ends: int32 (r,), run ends of the mask.
         height: height of the source image.
         box: x0, y0, x1, y1 around the foreground, in source pixels.
-        at, step: x and y of the first point and the steps down the column, in units of 2**-FRACTION
-            source pixels.
+        point, step: x and y of the first point and the steps down the column, in units of
+            2**-FRACTION source pixels.
         level: a cell has 2**level sample points along the column.
 
     Returns:
         The first cell that was examined, and the one after the last.
     """
     x0, y0, x1, y1 = box
-    x = at[0]
-    y = at[1]
-    x_step = step[0]
-    y_step = step[1]
+    x, y = point
+    x_step, y_step = step
     first = np.int64(0)
     last = np.int64(len(hits)) << level
     first, last = _steps_within(x, x_step, x0 << FRACTION, x1 << FRACTION, first, last)
@@ -179,15 +191,27 @@ def _count_column(ends, height, box, at, step, level, hits):
         position = ((x + x_step * r) >> FRACTION) * height + ((y + y_step * r) >> FRACTION)
         if not begin <= position < end:
             k = np.searchsorted(ends, position, "right")
-            begin = np.int64(ends[k - 1]) if k else np.int64(0)
+            begin = np.int64(0)
+            if k > 0:
+                begin = np.int64(ends[k - 1])
             end = np.int64(ends[k])
             inside = k & 1
         hits[r >> level] += inside
-    return (first >> level, ((last - 1) >> level) + 1) if first < last else (len(hits), 0)
+    if first >= last:
+        return np.int64(len(hits)), np.int64(0)
+    return first >> level, ((last - 1) >> level) + 1
 
 
 @njit
-def _draw_affine(run_ends, run_offset, height, steps, level, columns, out):
+def _draw_affine(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    height: int,
+    steps: np.ndarray,
+    level: int,
+    columns: int,
+    out: np.ndarray,
+) -> None:
     """Write the bits of all masks of one image.
 
     Args:
@@ -199,7 +223,6 @@ def _draw_affine(run_ends, run_offset, height, steps, level, columns, out):
         columns: w, cells per row.
         out: uint8 (n, h, ceil(w / 8)), overwritten completely.
     """
-    height = np.int64(height)
     least = ((1 << 2 * level) + 1) >> 1
     hits = np.zeros(out.shape[1], np.int64)  # of one cell column, zero between columns
     for m in range(out.shape[0]):
@@ -213,9 +236,9 @@ def _draw_affine(run_ends, run_offset, height, steps, level, columns, out):
             top = np.int64(len(hits))
             bottom = np.int64(0)
             for s in range(j << level, (j + 1) << level):
-                at = steps[0, 0] * s + steps[0, 2], steps[1, 0] * s + steps[1, 2]
+                point = steps[0, 0] * s + steps[0, 2], steps[1, 0] * s + steps[1, 2]
                 step = steps[0, 1], steps[1, 1]
-                first, last = _count_column(ends, height, box, at, step, level, hits)
+                first, last = _count_column(ends, np.int64(height), box, point, step, level, hits)
                 top = min(top, first)
                 bottom = max(bottom, last)
             for i in range(top, bottom):
