@@ -15,7 +15,7 @@ import numpy as np
 
 from sa1bpack.arguments import number
 from sa1bpack.dataset import select
-from sa1bpack.dataset.features import with_features
+from sa1bpack.dataset.features import find_features
 from sa1bpack.dataset.pack import Pack, open_folders, pack_sampling
 from sa1bpack.dataset.rows import (
     IdLookup,
@@ -414,7 +414,7 @@ class Dataset(MapStyle, Pictured):
         """
         found = dataclasses.replace(self.options, **options)
         changed = found.features != self.options.features
-        pack = with_features(self.pack, self._rows, found.features) if changed else self.pack
+        pack = _with_features(self.pack, self._rows, found.features) if changed else self.pack
         return Dataset(pack, self._rows, found)
 
     # ------------------------------------------------------------------------------------ metadata
@@ -678,7 +678,16 @@ def _reopened(
                 f"{folder.root}: its index is {folder.manifest.index}, but was {index} when the "
                 "dataset was pickled: the pack has changed since; open it again"
             )
-    return Dataset(with_features(pack, rows, options.features), rows, options)
+    return Dataset(_with_features(pack, rows, options.features), rows, options)
+
+
+def _with_features(pack: Pack, rows: Rows, names: Sequence[str]) -> Pack:
+    """The pack with these features, for the shards that rows are in. Raises as `find_features`."""
+    if not names:
+        return pack.with_features(()) if pack.features else pack
+    packs = [folder.source or folder.root for folder in pack.folders]
+    needed = np.unique(pack.shard_numbers(row_array(rows))).tolist()
+    return pack.with_features(find_features(names, packs, pack.identities, needed))
 
 
 def as_dataset(value: Any) -> Dataset:

@@ -25,9 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.dataset.features import Feature
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_of, row_array
-from sa1bpack.dataset.shards import CACHE, OpenShard, OpenShards
+from sa1bpack.dataset.shards import CACHE, Feature, OpenShard, OpenShards
 from sa1bpack.errors import EmptyPack, FormatError, OptionError, ResourceShortage
 from sa1bpack.format.arrays import check_offsets_rise
 from sa1bpack.format.files import REMEDY
@@ -185,8 +184,7 @@ class Pack:
         places: where each shard is: the folder of its pack, and its number there.
         first_row: first row of each shard, and the number of all rows.
         duplicates: what becomes of image ids that several samples have, see `sa1bpack.open`.
-        features: the features, whose feature shards are opened with the shards, see
-            `features.with_features`.
+        features: the features, whose feature shards are opened with the shards.
     """
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):

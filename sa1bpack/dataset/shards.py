@@ -8,7 +8,8 @@ import gc
 import os
 import resource
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from sa1bpack.errors import ResourceShortage
+from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.finalizers import Living, settle
+from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import is_shortage
 from sa1bpack.format.shard_reader import Shard
-from sa1bpack.format.side.spec import FeatureShard
-from sa1bpack.urls import Lease
+from sa1bpack.format.side.spec import FeatureShard, ShardIdentity, SideSpec
+from sa1bpack.urls import FOLDER_BYTES, Lease, SideSource
 
 _T = TypeVar("_T")
 
@@ -39,6 +41,49 @@ _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
 # these come the addresses of all arrays, in the order of the layout.
 MASKS, RUNS, IMAGE_BYTES, SIZE, IMAGE_OFFSET, RUN_OFFSET = range(6)
 FIRST_ADDRESS = 6
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature of one or several packs.
+
+    Attributes:
+        spec: the spec of its rows.
+        shards: the shards of the packs.
+        folders: for each shard the folder that has its feature shard; None: there is none.
+        sources: where the feature shards come from that are not in these folders.
+    """
+
+    spec: SideSpec
+    shards: Sequence[ShardIdentity]
+    folders: Sequence[Path | None]
+    sources: Mapping[Path, SideSource]
+
+    def open(self, number: int, leases: list[Lease]) -> FeatureShard:
+        """The rows of a shard, by its number; what keeps them in place is added to the leases.
+
+        Raises FormatError if they are missing or damaged, OSError, and what fetching them raises,
+        see `urls.SideSource`.
+        """
+        shard = self.shards[number]
+        folder = self.folders[number]
+        if folder is None:
+            if shard.lengths.samples:
+                raise FormatError(
+                    f"feature {self.spec.name} has no rows for shard {shard.name}; run "
+                    "`sa1bpack derive` again"
+                )
+            empty = np.empty((0, *self.spec.stored_shape), self.spec.stored)
+            return FeatureShard(Path(), self.spec, empty, 0)
+        if folder in self.sources:
+            leases.append(self.sources[folder].fetch(self.spec, shard))
+        return FeatureShard.open(folder, self.spec, shard)
+
+    def fetched_bytes(self, number: int) -> int:
+        """Bytes that the rows of a shard take in a cache; 0 if they are not fetched."""
+        if self.folders[number] not in self.sources:
+            return 0
+        return FOLDER_BYTES + group_bytes(self.spec.arrays(self.shards[number].lengths))
 
 
 class OpenShard:
