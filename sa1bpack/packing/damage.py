@@ -5,8 +5,9 @@ a digest that is off by one or two digits is considered damaged itself: the dige
 files differ in about thirty of their 32 digits.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,23 @@ from sa1bpack.format.manifest import (
     shard_folders,
     shard_name,
 )
-from sa1bpack.format.problems import Check, PackFiles
-from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.problems import Check, PackFiles, Problem
+from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.verify import Scope, check_pack
-from sa1bpack.packing.options import recorded_options
-from sa1bpack.packing.records import ShardRecord, check_can_write, check_record, read_own_manifest
+from sa1bpack.packing.options import PackOptions, recorded_options
+from sa1bpack.packing.records import (
+    ShardKey,
+    ShardRecord,
+    check_can_write,
+    check_record,
+    read_own_manifest,
+)
 from sa1bpack.parts import ALL, Share, share_of
 from sa1bpack.progress import Advance
 from sa1bpack.wording import brief, span_text
 
-_NAME = files.TEMPORARY_PREFIX + "unfinished-repair.json"
+_INTENTION_NAME = files.TEMPORARY_PREFIX + "unfinished-repair.json"
+_MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
 
 
 class Unfinished(msgspec.Struct, frozen=True):
@@ -54,13 +62,13 @@ class Unfinished(msgspec.Struct, frozen=True):
     def read(cls, root: Path) -> "Unfinished":
         """The note that is there, or an empty one. Raises OSError if it is unreadable."""
         try:
-            return msgspec.json.decode(note_path(root).read_bytes(), type=cls)
+            return msgspec.json.decode(intention_path(root).read_bytes(), type=cls)
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return cls()
 
     def write(self, root: Path) -> None:
         """Write the note durably; an empty one removes the file."""
-        path = note_path(root)
+        path = intention_path(root)
         if self != Unfinished():
             files.replace_file(path, msgspec.json.encode(self))
         elif path.exists():
@@ -68,14 +76,12 @@ class Unfinished(msgspec.Struct, frozen=True):
             files.flush_folder(root)
 
 
-def note_path(root: Path) -> Path:
+def intention_path(root: Path) -> Path:
     """Path of the note in a pack's folder."""
-    return root / _NAME
+    return root / _INTENTION_NAME
 
 
-_MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
-
-
+@dataclass(frozen=True)
 class Damage:
     """The findings of a full check of a pack.
 
@@ -95,121 +101,224 @@ class Damage:
         problems: all problems that the check found.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        unfinished: Unfinished,
-        only: Set[str] = frozenset(),
-        advance: Advance | None = None,
-        quick: bool = False,
-        share: Share = ALL,
-    ):
-        """Check a pack.
-
-        Args:
-            root: folder of the pack.
-            unfinished: what an unfinished repair has left: a manifest that it found lost cannot be
-                believed, and one that was complete is so, though it may not say so yet.
-            only: names of shards to read in full; the others get a quick check.
-            advance: called with the bytes that were checked, and those to check.
-            quick: read no other shard in full. If it is false, and `only` is empty, all are read.
-            share: (K, N): check the shards of every N-th source by name, from the K-th on; the
-                first part also checks the pack's own files. The result has nothing of other parts.
-
-        Raises:
-            OptionError: a shard does not exist.
-            FormatError: the manifest is lost, and the shards do not record what was in it.
-            VersionError: the pack has another major or a newer minor version.
-        """
-        self.root = root
-        listed = _listed(root)
-        check = Check(PackFiles(root), advance)
-        manifest = None if unfinished.lost else _believed_manifest(root, listed, check)
-        if unfinished.lost:
-            check.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
-        self.lost = self.own_files = manifest is None
-        if self.lost:
-            manifest = _manifest_of_shards(root)
-        known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
-        unlisted = _unlisted(manifest)
-        known |= unlisted
-        folders = {folder.name for folder in shard_folders(root)}
-        if unknown := sorted(only - known.keys() - folders):
-            there = span_text(known.keys() | folders)
-            raise OptionError(f"{root} has no shard {brief(unknown[0])}; it has {there}")
-        sources = frozenset(share_of(sources_of(manifest, folders), share))
-        prefix = f"{SHARDS_NAME}/"
-        self.digests = {p.split("/")[1]: listed[p] for p in listed if p.startswith(prefix)}
-        # The first part compares them with the pack's own files.
-        for entry in manifest.shards if share[0] != 1 else ():
-            if entry.source in sources and entry.name in self.digests:
-                path = self.folder(entry.name) / files.CHECKSUMS_NAME
-                check.digest(path, self.digests[entry.name], shard=entry.name)
-        scope = Scope(
-            quick=quick or bool(only),
-            own_files=share[0] == 1,
-            full=only,
-            sources=None if share == ALL else sources,
-        )
-        problems = check_pack(check, manifest, scope).problems
-        places = {p.shard: known.get(p.shard) or _place_of(p.shard or "") for p in problems}
-        if share != ALL:
-            mine = {name for name, place in places.items() if place and place[0] in sources}
-            problems = tuple(each for each in problems if each.shard in mine | {None})
-        if unfinished.complete and not (self.lost or manifest.says_complete):
-            manifest = msgspec.structs.replace(manifest, says_complete=True)
-            self.own_files = True
-        self.shards: dict[str, tuple[str, int]] = {}
-        extra = [problem for problem in problems if problem.extra]
-        for problem in problems:
-            name = problem.shard
-            if problem.extra or name in self.shards:
-                continue
-            if name is None or _line_is_damaged(root, name, listed, problems):
-                self.own_files = True
-            elif places[name]:
-                self.shards[name] = places[name]
-            else:
-                extra.append(problem)
-        for name, place in unlisted.items():
-            if place[0] in sources:
-                self.shards.setdefault(name, place)
-        self.unlisted = unlisted.keys() & self.shards.keys()
-        self.manifest = manifest
-        self.options = recorded_options(manifest.options, root)
-        self.extra = tuple(extra)
-        self.problems = problems
+    root: Path
+    manifest: Manifest
+    lost: bool
+    options: PackOptions
+    shards: dict[str, ShardKey]
+    unlisted: Set[str]
+    own_files: bool
+    extra: tuple[Problem, ...]
+    digests: dict[str, str]
+    problems: tuple[Problem, ...]
 
     def folder(self, shard: str) -> Path:
         """The folder where a shard lies, or belongs."""
         return self.root / SHARDS_NAME / shard
 
 
+@dataclass(frozen=True)
+class _Contents:
+    """What a pack should have, as far as that can be believed.
+
+    Attributes:
+        root: folder of the pack.
+        checksums: path → digest, of the pack's own checksum file; empty if it is damaged.
+        manifest: as in `Damage`.
+        lost: as in `Damage`.
+        keys: name of each shard that the pack should have → its source and its number within it.
+        unlisted: those of them that the manifest lacks, though it records pairs of theirs.
+        folders: names of the folders of shards that are there.
+    """
+
+    root: Path
+    checksums: dict[str, str]
+    manifest: Manifest
+    lost: bool
+    keys: dict[str, ShardKey]
+    unlisted: dict[str, ShardKey]
+    folders: Set[str]
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the sources of all shards that should be there, or are, sorted."""
+        keys = [*self.keys.values(), *map(_key_from_name, self.folders)]
+        return sorted({key[0] for key in keys if key is not None})
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """As in `Damage`."""
+        digests = {}
+        for path, digest in self.checksums.items():
+            folder, _, rest = path.partition("/")
+            if folder == SHARDS_NAME:
+                digests[rest.partition("/")[0]] = digest
+        return digests
+
+    def key_of(self, shard: str) -> ShardKey | None:
+        """Source and number of a shard; None for a name that no shard has."""
+        return self.keys.get(shard) or _key_from_name(shard)
+
+    def line_is_damaged(self, shard: str) -> bool:
+        """True if the line of a shard in the pack's own checksum file must be damaged itself."""
+        path = f"{SHARDS_NAME}/{shard}/{files.CHECKSUMS_NAME}"
+        if path not in self.checksums:
+            return False
+        try:
+            return _digest_is_damaged(files.file_digest(self.root / path), self.checksums[path])
+        except OSError:
+            return False
+
+
+def diagnose(
+    root: Path,
+    unfinished: Unfinished,
+    *,
+    full: Set[str] = frozenset(),
+    quick: bool = False,
+    share: Share = ALL,
+    advance: Advance | None = None,
+) -> Damage:
+    """Check a pack, and sort what is found.
+
+    Args:
+        root: folder of the pack.
+        unfinished: what an unfinished repair has left: a manifest that it found lost cannot be
+            believed, and one that was complete is so, though it may not say so yet.
+        full: names of shards to read in full; the others get a quick check.
+        quick: read no other shard in full. If it is false, and `full` is empty, all are read.
+        share: (K, N): check the shards of every N-th source by name, from the K-th on; the
+            first part also checks the pack's own files. The result has nothing of other parts.
+        advance: told the bytes that were checked, and all.
+
+    Raises:
+        OptionError: a shard does not exist.
+        FormatError: the manifest is lost, and the shards do not record what was in it.
+        VersionError: the pack has another major or a newer minor version.
+    """
+    check = Check(PackFiles(root), advance)
+    contents = _read_contents(root, check, unfinished)
+    _check_known(full, contents)
+    sources = frozenset(share_of(contents.sources, share))
+    is_first = share[0] == 1
+    if not is_first:  # the first part compares them with the pack's own files
+        _check_shard_digests(check, contents, sources)
+    scope = Scope(
+        quick=quick or bool(full),
+        own_files=is_first,
+        full=full,
+        sources=None if share == ALL else sources,
+    )
+    problems = check_pack(check, contents.manifest, scope).problems
+    if share != ALL:
+        problems = _problems_of_sources(problems, contents, sources)
+    manifest = contents.manifest
+    own_files = contents.lost
+    if unfinished.complete and not (contents.lost or manifest.says_complete):
+        manifest = msgspec.structs.replace(manifest, says_complete=True)
+        own_files = True
+    shards: dict[str, ShardKey] = {}
+    extra = []
+    for problem in problems:
+        if problem.extra:
+            extra.append(problem)
+        elif problem.shard is None or _is_damaged_line(problem.shard, contents, problems):
+            own_files = True
+        else:
+            key = contents.key_of(problem.shard)
+            if key is None:
+                extra.append(problem)
+            else:
+                shards[problem.shard] = key
+    unlisted = {name: key for name, key in contents.unlisted.items() if key[0] in sources}
+    return Damage(
+        root=root,
+        manifest=manifest,
+        lost=contents.lost,
+        options=recorded_options(manifest.options, root),
+        shards=shards | unlisted,
+        unlisted=unlisted.keys(),
+        own_files=own_files,
+        extra=tuple(extra),
+        digests=contents.digests,
+        problems=problems,
+    )
+
+
+def _check_known(shards: Set[str], contents: _Contents) -> None:
+    """Raise OptionError for the name of a shard that the pack neither has nor should have."""
+    known = contents.keys.keys() | contents.folders
+    unknown = sorted(shards - known)
+    if unknown:
+        raise OptionError(
+            f"{contents.root} has no shard {brief(unknown[0])}; it has {span_text(known)}"
+        )
+
+
+def _check_shard_digests(check: Check, contents: _Contents, sources: Set[str]) -> None:
+    """Compare the checksum files of the shards of these sources with those that are listed."""
+    digests = contents.digests
+    for entry in contents.manifest.shards:
+        if entry.source in sources and entry.name in digests:
+            path = contents.root / SHARDS_NAME / entry.name / files.CHECKSUMS_NAME
+            check.digest(path, digests[entry.name], shard=entry.name)
+
+
+def _problems_of_sources(
+    problems: Sequence[Problem], contents: _Contents, sources: Set[str]
+) -> tuple[Problem, ...]:
+    """Those of the problems that concern the pack's own files, or shards of these sources."""
+    ours = []
+    for problem in problems:
+        if problem.shard is None:
+            ours.append(problem)
+            continue
+        key = contents.key_of(problem.shard)
+        if key is not None and key[0] in sources:
+            ours.append(problem)
+    return tuple(ours)
+
+
+def _is_damaged_line(shard: str, contents: _Contents, problems: Sequence[Problem]) -> bool:
+    """True if the only problem of a shard is its line in the pack's own checksum file."""
+    count = sum(problem.shard == shard and not problem.extra for problem in problems)
+    return count == 1 and contents.line_is_damaged(shard)
+
+
 def sources_in_pack(root: Path) -> list[str] | None:
     """Names of the sources of all shards of a pack; None if its manifest cannot be believed."""
-    manifest = _believed_manifest(root, _listed(root), Check(PackFiles(root)))
-    if manifest is None or Unfinished.read(root) != Unfinished():
+    unfinished = Unfinished.read(root)
+    if unfinished != Unfinished():
         return None
-    return sources_of(manifest, (folder.name for folder in shard_folders(root)))
+    checksums = _read_checksums(root)
+    manifest = _read_manifest(root, checksums, Check(PackFiles(root)), unfinished)
+    if manifest is None:
+        return None
+    return _contents_of(root, checksums, manifest, lost=False).sources
 
 
-def sources_of(manifest: Manifest, folders: Iterable[str]) -> list[str]:
-    """Names of the sources of all shards that are listed, lost, or have these folders, sorted."""
-    there = {place[0] for place in map(_place_of, folders) if place}
-    there |= {source for source, _ in _unlisted(manifest).values()}
-    return sorted({entry.source for entry in manifest.shards} | there)
+def _read_contents(root: Path, check: Check, unfinished: Unfinished) -> _Contents:
+    """What a pack should have. Raises as `diagnose` does."""
+    checksums = _read_checksums(root)
+    manifest = _read_manifest(root, checksums, check, unfinished)
+    if manifest is None:
+        return _contents_of(root, checksums, _manifest_of_shards(root), lost=True)
+    return _contents_of(root, checksums, manifest, lost=False)
 
 
-def _unlisted(manifest: Manifest) -> dict[str, tuple[str, int]]:
-    """As `Damage.shards`, those that a manifest lacks, though it records pairs of theirs."""
-    shards = {}
+def _contents_of(
+    root: Path, checksums: dict[str, str], manifest: Manifest, lost: bool
+) -> _Contents:
+    keys = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
+    unlisted = {}
     for shortfall in manifest.shortfalls:
         for number in shortfall.lost():
-            shards[shard_name(shortfall.source, number)] = shortfall.source, number
-    return shards
+            unlisted[shard_name(shortfall.source, number)] = shortfall.source, number
+    folders = {folder.name for folder in shard_folders(root)}
+    return _Contents(root, checksums, manifest, lost, keys | unlisted, unlisted, folders)
 
 
-def _listed(root: Path) -> dict[str, str]:
+def _read_checksums(root: Path) -> dict[str, str]:
     """The pack's own checksum file; empty when it is missing or damaged."""
     try:
         return files.read_checksums(root / files.CHECKSUMS_NAME)
@@ -217,47 +326,45 @@ def _listed(root: Path) -> dict[str, str]:
         return {}
 
 
-def _believed_manifest(root: Path, listed: dict[str, str], check: Check) -> Manifest | None:
-    """The manifest, or None with a finding if it is missing or damaged."""
+def _read_manifest(
+    root: Path, checksums: dict[str, str], check: Check, unfinished: Unfinished
+) -> Manifest | None:
+    """The manifest, or None with a problem if it is missing or cannot be believed."""
     path = root / MANIFEST_NAME
+    if unfinished.lost:
+        check.add(f"{path}: an earlier repair did not finish rewriting it")
+        return None
     try:
         manifest = read_own_manifest(root)
+    except VersionError:
+        raise
     except FormatError as error:
-        if isinstance(error, VersionError):
-            raise
         check.add(str(error))
         return None
     data = path.read_bytes()
-    found = xxhash.xxh3_128_hexdigest(data)
-    expected = listed.get(MANIFEST_NAME)
-    if found == expected or (expected is not None and _digest_is_damaged(found, expected)):
+    digest = xxhash.xxh3_128_hexdigest(data)
+    expected = checksums.get(MANIFEST_NAME)
+    if digest == expected or (expected is not None and _digest_is_damaged(digest, expected)):
         return manifest
     # The checksums of an unfinished pack may be older; those of another must be missing.
     if data == manifest_bytes(manifest) and (expected is None or not manifest.says_complete):
         return manifest
-    check.add(f"{path}: XXH3-128 is {found}, but {expected} was written")
+    check.add(f"{path}: XXH3-128 is {digest}, but {expected} was written")
     return None
 
 
-def _digest_is_damaged(found: str, expected: str) -> bool:
+def _digest_is_damaged(digest: str, expected: str) -> bool:
     """True if the expected digest must be damaged itself."""
-    wrong = sum(one != other for one, other in zip(found, expected, strict=True))
+    wrong = sum(digit != other for digit, other in zip(digest, expected, strict=True))
     return 0 < wrong <= _MAX_WRONG_DIGITS
 
 
-def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) -> bool:
-    """True if only the line of a shard in the pack's own checksum file is damaged."""
-    path = f"{SHARDS_NAME}/{name}/{files.CHECKSUMS_NAME}"
-    if path in listed and sum(p.shard == name and not p.extra for p in problems) == 1:
-        with suppress(OSError):
-            return _digest_is_damaged(files.file_digest(root / path), listed[path])
-    return False
-
-
-def _place_of(name: str) -> tuple[str, int] | None:
+def _key_from_name(name: str) -> ShardKey | None:
     """Source, and number within it, from a name such as "sa_000000-001"."""
     match = SHARD_NAME.fullmatch(name)
-    return (match[1], int(match[2])) if match else None
+    if match is None:
+        return None
+    return match[1], int(match[2])
 
 
 def _manifest_of_shards(root: Path) -> Manifest:
@@ -266,21 +373,12 @@ def _manifest_of_shards(root: Path) -> Manifest:
     with suppress(FormatError, OSError, KeyError, TypeError, msgspec.ValidationError):
         version = msgspec.convert(_written_attributes(root)["format"], tuple[int, int])
     check_can_write(version, root / MANIFEST_NAME)
-    shards = []
-    for folder in shard_folders(root):
-        # An error of the disk is raised: a shard that cannot be read now must not be missing after.
-        with suppress(FormatError, FileNotFoundError, NotADirectoryError):
-            shard = open_shard(folder)
-            written = _written_attributes(folder)
-            place = shard.entry.source, shard.entry.part
-            if shard.attributes == written and place == _place_of(shard.entry.name):
-                check_record(written, ShardRecord, f"{folder}: attributes")
-                shards.append(shard)
+    shards = _sound_shards(root)
     recorded = {canonical_json(shard.attributes.get("options")) for shard in shards}
     if len(recorded) != 1 or recorded == {canonical_json(None)}:
-        found = "different options" if len(recorded) > 1 else "no options"
+        options = "different options" if len(recorded) > 1 else "no options"
         raise FormatError(
-            f"{root / MANIFEST_NAME}: lost, and its shards record {found}; restore a copy of it"
+            f"{root / MANIFEST_NAME}: lost, and its shards record {options}; restore a copy of it"
         )
     options = shards[0].attributes["options"]
     return make_manifest(
@@ -293,22 +391,39 @@ def _manifest_of_shards(root: Path) -> Manifest:
     )
 
 
-def recorded_attributes(folder: Path) -> dict[str, Any] | None:
-    """The packer's attributes in a shard's folder, if they are as written."""
-    with suppress(FormatError, OSError):
-        if attributes := _written_attributes(folder):
-            check_record(attributes, ShardRecord, f"{folder}: attributes")
-            return attributes
-    return None
+def _sound_shards(root: Path) -> list[Shard]:
+    """The shards whose attributes are as the packer wrote them."""
+    shards = []
+    for folder in shard_folders(root):
+        # An error of the disk is raised: a shard that cannot be read now must not be missing after.
+        with suppress(FormatError, FileNotFoundError, NotADirectoryError):
+            shard = open_shard(folder)
+            written = _written_attributes(folder)
+            key = shard.entry.source, shard.entry.part
+            if shard.attributes == written and key == _key_from_name(shard.entry.name):
+                check_record(written, ShardRecord, f"{folder}: attributes")
+                shards.append(shard)
+    return shards
 
 
-def _written_attributes(folder: Path) -> dict[str, Any] | None:
-    """The attributes of a group if they are those that the folder's checksum file lists.
+def recorded_attributes(folder: Path) -> dict[str, Any]:
+    """The packer's attributes in a shard's folder; empty unless they are as written."""
+    try:
+        attributes = _written_attributes(folder)
+        check_record(attributes, ShardRecord, f"{folder}: attributes")
+    except (FormatError, OSError):
+        return {}
+    return attributes
+
+
+def _written_attributes(folder: Path) -> dict[str, Any]:
+    """The attributes of a group; empty unless they are those that its checksum file lists.
 
     Raises FormatError and OSError if one of the two cannot be read.
     """
     expected = files.read_checksums(folder / files.CHECKSUMS_NAME).get(METADATA_NAME)
     data = files.read_metadata_file(folder / METADATA_NAME)
     if xxhash.xxh3_128_hexdigest(data) != expected:
-        return None
-    return msgspec.json.decode(data)["attributes"]["sa1bpack"]
+        return {}
+    attributes: dict[str, Any] = msgspec.json.decode(data)["attributes"]["sa1bpack"]
+    return attributes

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,10 +41,11 @@ from sa1bpack.format.side.spec import (
     side_folders,
 )
 from sa1bpack.keywords import checks_options
+from sa1bpack.oserrors import naming
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, differences
 from sa1bpack.packing.pack_folder import locked_folder
-from sa1bpack.packing.publishers import folder_publisher, make_pack
+from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
 from sa1bpack.packing.records import ShardKey, published_shard, read_own_manifest
 from sa1bpack.paths import check_can_be_folder, local_path, paths_of
 from sa1bpack.progress import Advance, ProgressOption, reporting
@@ -132,13 +133,7 @@ def merge(
     started = time.perf_counter()
     roots = paths_of("packs", packs)
     root = local_path("output", output)
-    for pack in roots:
-        one = root.resolve()
-        other = pack.resolve()
-        if one.is_relative_to(other) or other.is_relative_to(one):
-            raise OptionError(
-                f"output is {str(output)!r}: it is, holds or is in the pack {pack}; choose another"
-            )
+    _check_apart(root, roots, output)
     check_can_be_folder(root, "give a new folder, or that of a pack")
     refuse_in_pack("output", root)
     union = _Union(root, roots)
@@ -146,56 +141,53 @@ def merge(
         reporting(progress, "byte") as advance,
         folder_publisher(root, union.options) as publisher,
     ):
-        ledger = publisher.ledger
-        missing = union.missing(ledger)
-        before = len(ledger.shards)
+        missing = union.missing(publisher.ledger)
+        before = len(publisher.ledger.shards)
         feature_shards = union.find_feature_shards()
         make_pack(root, union.options)
-        placing = Placing([*(taken.folder for taken in missing), *feature_shards], advance)
+        placing = Placing([*(shard.folder for shard in missing), *feature_shards], advance)
         publisher.publish()
-        with ExitStack() as held:  # as several merges may hold them, and no packer or repair
-            for pack in roots:
-                with suppress(FileNotFoundError, PermissionError):  # then no packer can work there
-                    held.enter_context(locked_folder(pack, shared=True, create=False))
-            for taken in missing:
-                interrupts.check()
-                shard = published_shard(taken.folder, taken.pack, union.options.layout)
-                if shard.entry != taken.entry:
-                    raise FormatError(
-                        f"{taken.folder}: not the shard that the manifest lists; `sa1bpack verify`"
-                    )
-                final = publisher.shards_dir / taken.entry.name
-                placing.publish(taken.folder, files.temporary_beside(final), final, taken.digest)
-                ledger.add_shard(shard)
+        _place_shards(missing, union, publisher, placing)
         union.create_sides()
-        for found, final in feature_shards.items():
+        for folder, final in feature_shards.items():
             interrupts.check()
             # A name that tells it from those at which `derive` is working.
             working = files.temporary_beside(final.with_name(_WORKING + final.name))
-            placing.publish(found, working, final)
+            placing.publish(folder, working, final)
         interrupts.check()
-        ledger.sources.update(union.sources)
+        publisher.ledger.sources.update(union.sources)
         manifest = publisher.publish(complete=union.complete)
     return MergeResult(
-        root,
-        manifest.samples,
-        manifest.masks,
-        len(manifest.shards),
-        len(roots),
-        before,
-        union.repeated,
-        placing.linked,
-        placing.cloned,
-        placing.copied,
-        union.without_rows,
-        union.complete,
-        time.perf_counter() - started,
+        root=root,
+        images=manifest.samples,
+        masks=manifest.masks,
+        shards=len(manifest.shards),
+        packs=len(roots),
+        before=before,
+        repeated=union.repeated,
+        linked=placing.linked,
+        cloned=placing.cloned,
+        copied=placing.copied,
+        features=union.without_rows,
+        complete=union.complete,
+        seconds=time.perf_counter() - started,
     )
 
 
+def _check_apart(root: Path, packs: Sequence[Path], output: str | os.PathLike[str]) -> None:
+    """Raise OptionError if the output is one of the packs, or one of them is in the other."""
+    merged = root.resolve()
+    for pack in packs:
+        folder = pack.resolve()
+        if merged.is_relative_to(folder) or folder.is_relative_to(merged):
+            raise OptionError(
+                f"output is {str(output)!r}: it is, holds or is in the pack {pack}; choose another"
+            )
+
+
 @dataclass(frozen=True)
-class _Taken:
-    """A shard of one of the packs: the pack, its entry, and its digest."""
+class _PackShard:
+    """A shard of one of the packs: the pack, the shard's entry, and its digest."""
 
     pack: Path
     entry: ShardEntry
@@ -206,11 +198,32 @@ class _Taken:
         return self.pack / SHARDS_NAME / self.entry.name
 
 
+def _place_shards(
+    shards: Sequence[_PackShard], union: "_Union", publisher: FolderPublisher, placing: "Placing"
+) -> None:
+    """Place shards in the merged pack, while no packer and no repair works on any of the packs."""
+    with ExitStack() as locks:
+        for pack in union.packs:  # other merges may lock them, too
+            with suppress(FileNotFoundError, PermissionError):  # then no packer can work there
+                locks.enter_context(locked_folder(pack, shared=True, create=False))
+        for shard in shards:
+            interrupts.check()
+            published = published_shard(shard.folder, shard.pack, union.options.layout)
+            if published.entry != shard.entry:
+                raise FormatError(
+                    f"{shard.folder}: not the shard that the manifest lists; `sa1bpack verify`"
+                )
+            final = publisher.shards_dir / shard.entry.name
+            placing.publish(shard.folder, files.temporary_beside(final), final, shard.digest)
+            publisher.add_shard(published)
+
+
 class _Union:
     """The joint contents of the packs, checked as far as possible without writing anything.
 
     Attributes:
         root: folder of the merged pack, which may have part of an earlier merge.
+        packs: folders of the packs.
         options: options of all packs.
         shards: (source, number within it) → the shard to be placed.
         sources: name → record, of the sources that are packed to their end.
@@ -228,102 +241,94 @@ class _Union:
         FormatError or VersionError for a pack that is damaged or newer.
         """
         manifests = {pack: read_own_manifest(pack) for pack in packs}
-        first, one = next(iter(manifests.items()))
-        for pack, manifest in manifests.items():
-            lines = ["packs made with other options cannot be merged:"]
-            for name, own, other in differences(one.options, manifest.options):
-                lines.append(f"  {name}: {own} in {first}, {other} in {pack}")
-            if len(lines) > 1:
-                lines.append("sa1bpack.open([...]) opens packs together if they have one layout.")
-                raise OptionsDiffer("\n".join(lines))
         self.root = root
-        self.options = PackOptions.from_json(one.options)
-        self.shards: dict[ShardKey, _Taken] = {}
+        self.packs = packs
+        self.options = _common_options(manifests)
+        self.shards: dict[ShardKey, _PackShard] = {}
         self.sources: dict[str, dict[str, Any]] = {}
         self.repeated = 0
         self.complete = all(manifest.complete for manifest in manifests.values())
         for pack, manifest in manifests.items():
             for shortfall in manifest.shortfalls:
                 raise FormatError(f"{pack / MANIFEST_NAME}: {shortfall}; {lost_remedy(pack)}")
-            self._take(pack, manifest)
-        self.features: dict[str, list[Path]] = {}
+            self._add_shards(pack, manifest)
+            self._add_sources(pack, manifest)
+        self.features = _find_features(packs)
         self.without_rows: dict[str, list[str]] = {}
-        for pack in packs:
-            for folder in side_folders(pack):
-                if not folder.is_dir():  # a stray file, which `verify` names
-                    continue
-                if not is_side(folder):
-                    raise FormatError(
-                        f"{folder}: not a feature: it has no {MANIFEST_NAME}; remove it, or make "
-                        "the feature again"
-                    )
-                if not is_unused(folder):  # as a failed call leaves it
-                    self.features.setdefault(folder.name, []).append(folder)
         for name, folders in self.features.items():
-            out = root / SIDES_NAME / name
-            spec = read_side_manifest(folders[0])
-            for folder in [*folders[1:], out] if out.exists() else folders[1:]:
-                if difference := first_difference(spec, read_side_manifest(folder)):
-                    raise OutputRefused(
-                        f"{folders[0]} and {folder} are different features, {difference}: make one "
-                        "of them again like the other, or move its folder out of the pack"
-                    )
+            merged = root / SIDES_NAME / name
+            if merged.exists():
+                _check_same_feature([*folders, merged])
+            else:
+                _check_same_feature(folders)
 
-    def _take(self, pack: Path, manifest: Manifest) -> None:
+    def _add_shards(self, pack: Path, manifest: Manifest) -> None:
+        """Add the shards of a pack. Raises OutputRefused if another pack has one of other bytes."""
         for entry, digest in zip(manifest.shards, shard_digests(pack, manifest), strict=True):
-            mine = _Taken(pack, entry, digest)
-            found = self.shards.setdefault((entry.source, entry.part), mine)
-            if found.digest != digest:
+            key = entry.source, entry.part
+            if key not in self.shards:
+                self.shards[key] = _PackShard(pack, entry, digest)
+                continue
+            first = self.shards[key]
+            if first.digest != digest:
                 raise OutputRefused(
-                    f"{found.pack} and {pack} have different shards {entry.name}: two sources of "
+                    f"{first.pack} and {pack} have different shards {entry.name}: two sources of "
                     "one name, or one was packed again; leave one out"
                 )
-            self.repeated += found is not mine
+            self.repeated += 1
+
+    def _add_sources(self, pack: Path, manifest: Manifest) -> None:
+        """Add the sources of a pack. Raises OutputRefused if another pack's is another file."""
         for record in manifest.sources:
-            found = self.sources.setdefault(record["name"], record)
+            first = self.sources.setdefault(record["name"], record)
             for key in ("kind", "nbytes", "pairs", *DIGEST_NAMES):
-                one = found.get(key)
-                other = record.get(key)
-                if one != other and not (key in DIGEST_NAMES and None in (one, other)):
+                value = record.get(key)
+                expected = first.get(key)
+                if key in DIGEST_NAMES and None in (value, expected):
+                    continue  # one of the packs does not record it
+                if value != expected:
                     raise OutputRefused(
                         f"{pack / MANIFEST_NAME}: the source {record['name']} is another file: its "
-                        f"{key} is {brief(other)}, not {brief(one)}; leave one of the packs out"
+                        f"{key} is {brief(value)}, not {brief(expected)}; leave one of the packs "
+                        "out"
                     )
 
-    def missing(self, ledger: Ledger) -> list[_Taken]:
-        """The shards that are not there yet. Raises OutputRefused if others are."""
+    def missing(self, ledger: Ledger) -> list[_PackShard]:
+        """The shards that the merged pack lacks. Raises OutputRefused if it has others."""
         unknown = sorted(ledger.sources.keys() - self.sources.keys())
         others = [f"the source {name}" for name in unknown]
         for key, shard in ledger.shards.items():
-            digest = files.file_digest(
-                self.root / SHARDS_NAME / shard.entry.name / files.CHECKSUMS_NAME
-            )
+            name = shard.entry.name
+            digest = files.file_digest(self.root / SHARDS_NAME / name / files.CHECKSUMS_NAME)
             if key not in self.shards or self.shards[key].digest != digest:
-                others.append(f"the shard {shard.entry.name} with these bytes")
+                others.append(f"the shard {name} with these bytes")
         if others:
             raise OutputRefused(
                 f"{self.root} holds {others[0]}, which the packs to be merged do not have: name "
                 "all packs that it was merged from, or another folder"
             )
-        return [taken for key, taken in self.shards.items() if key not in ledger.shards]
+        return [shard for key, shard in self.shards.items() if key not in ledger.shards]
 
     def find_feature_shards(self) -> dict[Path, Path]:
-        """The feature shards that the merged pack lacks: where each is → where it goes.
+        """The feature shards that the merged pack lacks: folder of each → its folder there.
 
         Each is bound to the bytes of its shard, so it fits them under the same name in any pack.
         """
-        found: dict[Path, Path] = {}
+        feature_shards: dict[Path, Path] = {}
         for name, folders in self.features.items():
-            out = self.root / SIDES_NAME / name
+            merged = self.root / SIDES_NAME / name
             self.without_rows[name] = []
-            for _, taken in sorted(self.shards.items()):
-                shard = ShardIdentity(taken.entry.name, taken.digest, taken.entry.lengths)
-                there = [each for each in (out, *folders) if (each / shard.feature_shard).is_dir()]
-                if not there and shard.lengths.samples:
-                    self.without_rows[name].append(shard.name)
-                elif there and there[0] != out:
-                    found[there[0] / shard.feature_shard] = out / shard.feature_shard
-        return found
+            for _, shard in sorted(self.shards.items()):
+                entry = shard.entry
+                identity = ShardIdentity(entry.name, shard.digest, entry.lengths)
+                folder_name = identity.feature_shard
+                having = [path for path in (merged, *folders) if (path / folder_name).is_dir()]
+                if having:
+                    if having[0] != merged:
+                        feature_shards[having[0] / folder_name] = merged / folder_name
+                elif entry.samples:
+                    self.without_rows[name].append(entry.name)
+        return feature_shards
 
     def create_sides(self) -> None:
         """Make the folders of the features, with their manifests, where they are not there yet.
@@ -331,13 +336,65 @@ class _Union:
         Only for the process that holds the pack's lock: what a killed merge left is removed.
         """
         for name, folders in self.features.items():
-            out = self.root / SIDES_NAME / name
-            files.make_folder(out.parent)
+            merged = self.root / SIDES_NAME / name
+            files.make_folder(merged.parent)
             for folder in folders:
-                create_side(out, read_side_manifest(folder), _WORKING)
-            for place in (out.parent, out):
-                for left in place.glob(f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
-                    files.remove_entry(left)
+                create_side(merged, read_side_manifest(folder), _WORKING)
+            for parent in (merged.parent, merged):
+                for leftover in parent.glob(f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
+                    files.remove_entry(leftover)
+
+
+def _common_options(manifests: Mapping[Path, Manifest]) -> PackOptions:
+    """The options of all packs. Raises OptionsDiffer, naming the differences, if they differ."""
+    first_pack, first = next(iter(manifests.items()))
+    for pack, manifest in manifests.items():
+        lines = []
+        for name, value, other in differences(first.options, manifest.options):
+            lines.append(f"  {name}: {value} in {first_pack}, {other} in {pack}")
+        if lines:
+            raise OptionsDiffer(
+                "\n".join(
+                    [
+                        "packs made with other options cannot be merged:",
+                        *lines,
+                        "sa1bpack.open([...]) opens packs together if they have one layout.",
+                    ]
+                )
+            )
+    return PackOptions.from_json(first.options)
+
+
+def _find_features(packs: Iterable[Path]) -> dict[str, list[Path]]:
+    """Name of each feature in PACK/side → the folders of that name.
+
+    Raises FormatError for a folder there that is not one of a feature.
+    """
+    features: dict[str, list[Path]] = {}
+    for pack in packs:
+        for folder in side_folders(pack):
+            if not folder.is_dir():  # a stray file, which `verify` names
+                continue
+            if not is_side(folder):
+                raise FormatError(
+                    f"{folder}: not a feature: it has no {MANIFEST_NAME}; remove it, or make "
+                    "the feature again"
+                )
+            if not is_unused(folder):  # as a failed call leaves it
+                features.setdefault(folder.name, []).append(folder)
+    return features
+
+
+def _check_same_feature(folders: Sequence[Path]) -> None:
+    """Raise OutputRefused unless these folders are of the same feature."""
+    first = read_side_manifest(folders[0])
+    for folder in folders[1:]:
+        difference = first_difference(first, read_side_manifest(folder))
+        if difference:
+            raise OutputRefused(
+                f"{folders[0]} and {folder} are different features, {difference}: make one "
+                "of them again like the other, or move its folder out of the pack"
+            )
 
 
 class Placing:
@@ -359,10 +416,12 @@ class Placing:
             advance: called with the bytes that were copied, and those that `folders` take on the
                 disk, whenever some are copied.
         """
-        self.linked = self.cloned = self.copied = 0
+        self.linked = 0
+        self.cloned = 0
+        self.copied = 0
         self._folders = folders
         self._advance = advance
-        self._done = 0
+        self._copied_bytes = 0
 
     @cached_property
     def _total(self) -> int:
@@ -386,14 +445,7 @@ class Placing:
         try:
             self._place(source, working)
             if digest is not None:
-                found = {path.relative_to(working).as_posix() for path in working.rglob("*")}
-                checksums = working / files.CHECKSUMS_NAME
-                listed = {files.CHECKSUMS_NAME, *files.read_checksums(checksums)}
-                listed |= {path.partition("/")[0] for path in listed}  # folders of arrays
-                if strays := sorted(found - listed):
-                    raise FormatError(f"{source / strays[0]}: not a file of the shard; remove it")
-                if files.file_digest(checksums) != digest or found != listed:
-                    raise FormatError(f"{source}: it changed or lacks files; `sa1bpack verify`")
+                _check_whole_shard(source, working, digest)
             working.rename(final)
         except BaseException:
             files.discard_entry(working)
@@ -403,8 +455,10 @@ class Placing:
     def _place(self, source: Path, target: Path) -> None:
         target.mkdir()
         for entry in sorted(source.iterdir()):
-            place = self._place if entry.is_dir() else self.place_file
-            place(entry, target / entry.name)
+            if entry.is_dir():
+                self._place(entry, target / entry.name)
+            else:
+                self.place_file(entry, target / entry.name)
         files.flush_folder(target)
 
     def place_file(self, source: Path, target: Path) -> None:
@@ -420,23 +474,42 @@ class Placing:
             except OSError:  # the same
                 self._copy(read.fileno(), write.fileno(), source, target)
                 self.copied += 1
-            with files.naming(target):
+            with naming(target):
                 os.fsync(write.fileno())
 
     def _copy(self, read: int, write: int, source: Path, target: Path) -> None:
         """Copy a file, leaving out its holes."""
-        at = 0
-        with files.naming(source):
+        offset = 0
+        with naming(source):
             size = os.fstat(read).st_size
-        with files.naming(target):
+        with naming(target):
             os.ftruncate(write, size)
-        while at < size:
-            with files.naming(source):
-                data = os.pread(read, len(_ZEROS), at)
+        while offset < size:
+            with naming(source):
+                data = os.pread(read, len(_ZEROS), offset)
             if not data:
-                raise OSError(errno.EIO, f"it ends at byte {at}, but had {size}", str(source))
+                raise OSError(errno.EIO, f"it ends at byte {offset}, but had {size}", str(source))
             if data != _ZEROS[: len(data)]:
-                files.write_at(write, data, at, target)
-                self._done += len(data)
-                self._advance(self._done, max(self._done, self._total))
-            at += len(data)
+                files.write_at(write, data, offset, target)
+                self._copied_bytes += len(data)
+                self._advance(self._copied_bytes, max(self._copied_bytes, self._total))
+            offset += len(data)
+
+
+def _check_whole_shard(source: Path, folder: Path, digest: str) -> None:
+    """Raise FormatError unless a folder has exactly the files of a shard.
+
+    Args:
+        source: the folder that it was made like, for messages.
+        folder: the folder.
+        digest: XXH3-128 that its checksum file must have.
+    """
+    paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    checksums = folder / files.CHECKSUMS_NAME
+    listed = {files.CHECKSUMS_NAME, *files.read_checksums(checksums)}
+    listed |= {path.partition("/")[0] for path in listed}  # folders of arrays
+    strays = sorted(paths - listed)
+    if strays:
+        raise FormatError(f"{source / strays[0]}: not a file of the shard; remove it")
+    if files.file_digest(checksums) != digest or paths != listed:
+        raise FormatError(f"{source}: it changed or lacks files; `sa1bpack verify`")

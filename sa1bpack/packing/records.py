@@ -13,10 +13,10 @@ import msgspec
 
 from sa1bpack.errors import FormatError, PackError, VersionError
 from sa1bpack.format.accounts import pairs_of_shard, shard_count, shard_fault
+from sa1bpack.format.arrays import Count
 from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
-    Count,
     Manifest,
     ShardEntry,
     read_manifest,
@@ -171,14 +171,15 @@ class PublishedShard:
     """
 
     entry: ShardEntry
-    attributes: dict
+    attributes: dict[str, Any]
 
 
 def read_shard(folder: Path, layout: Layout | None = None) -> PublishedShard:
     """A shard with the packer's record, of this layout if given. Raises FormatError and OSError."""
     shard = open_shard(folder, layout)
     check_record(shard.attributes, ShardRecord, f"{folder}: attributes")
-    if (fault := shard_fault(shard.attributes)) is not None:
+    fault = shard_fault(shard.attributes)
+    if fault is not None:
         raise FormatError(f"{folder}: {fault}")
     return PublishedShard(shard.entry, shard.attributes)
 
@@ -190,7 +191,8 @@ def published_shard(folder: Path, root: Path, layout: Layout | None = None) -> P
     """
     try:
         shard = read_shard(folder, layout)
-        if folder.name != (name := shard_name(shard.entry.source, shard.entry.part)):
+        name = shard_name(shard.entry.source, shard.entry.part)
+        if folder.name != name:
             raise FormatError(
                 f"{folder}: it holds shard {shard.entry.part} of {shard.entry.source}, named {name}"
             )
@@ -218,16 +220,17 @@ def read_own_manifest(root: Path) -> Manifest:
 def check_can_write(version: tuple[int, int], path: Path) -> None:
     """Raise VersionError for a pack that this release can read, but not write as it was."""
     if version > FORMAT_VERSION:
-        found, ours = (".".join(map(str, each)) for each in (version, FORMAT_VERSION))
+        newer = ".".join(map(str, version))
+        ours = ".".join(map(str, FORMAT_VERSION))
         raise VersionError(
-            f"{path}: format version {found}, but this release writes {ours} and would drop "
+            f"{path}: format version {newer}, but this release writes {ours} and would drop "
             "what is new; install the sa1bpack that wrote it to add to it or to repair it"
         )
 
 
-def check_record(found: dict[str, Any], schema: type[msgspec.Struct], where: str) -> None:
+def check_record(record: dict[str, Any], schema: type[msgspec.Struct], where: str) -> None:
     """Raise FormatError, naming `where`, unless this is a record of the packer's."""
     try:
-        msgspec.convert(found, schema)
+        msgspec.convert(record, schema)
     except msgspec.ValidationError as error:
         raise FormatError(f"{where}: {printable(str(error)[:200])}") from None

@@ -8,7 +8,7 @@ it did before: whatever is replaced changes in one step.
 
 import time
 from collections.abc import Container, Iterable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -31,9 +31,15 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.keywords import checks_options
-from sa1bpack.packing.damage import Damage, Unfinished, note_path, recorded_attributes
+from sa1bpack.packing.damage import (
+    Damage,
+    Unfinished,
+    diagnose,
+    intention_path,
+    recorded_attributes,
+)
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions, Request
+from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_folder import (
     alone_among_parts,
     check_locks,
@@ -43,7 +49,14 @@ from sa1bpack.packing.pack_folder import (
 )
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.publishers import FolderPublisher, removal_command
-from sa1bpack.packing.records import PublishedShard, ShardKey, SourceRead, read_shard
+from sa1bpack.packing.records import PublishedShard, SourceRead, read_shard
+from sa1bpack.packing.repair_plan import (
+    OWN_FILES,
+    Leave,
+    Rebuild,
+    plan_repair,
+    whole_repair,
+)
 from sa1bpack.packing.run import pack_into, say_findings, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.source_packer import PackRun, pack_sources
@@ -51,9 +64,6 @@ from sa1bpack.parts import ALL, Share, part_of_job
 from sa1bpack.paths import local_path, patterns_of
 from sa1bpack.progress import ProgressOption, report, reporting
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
-
-# What `RepairResult.left` calls the manifest, the index and the other files at the top of a pack.
-OWN_FILES = "the pack's own files"
 
 
 @dataclass
@@ -70,6 +80,8 @@ class RepairResult:
             OWN_FILES.
         extra: problems that are not damage: files that are not part of the pack. They are never
             touched.
+        plan: what was decided before anything was done, a line for each action; after a dry run,
+            what would be done.
         notes: messages that were shown to the user.
         complete: the pack holds every source to its end.
         dry_run: nothing was written.
@@ -87,6 +99,7 @@ class RepairResult:
     rewritten: bool = False
     left: dict[str, str] = field(default_factory=dict)
     extra: tuple[Problem, ...] = ()
+    plan: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     complete: bool = False
     dry_run: bool = False
@@ -161,63 +174,118 @@ def repair(
         True
     """
     started = time.perf_counter()
-    root = local_path("pack", pack)
-    workers = available_cpus() if workers is None else whole_number("workers", workers, 1)
     share = None if part is None else part_of_job(part)
     shards = list(items_of(shards))
     if share is not None and shards:
         raise OptionError(f"shards is {shards}, but a part has those of its sources: choose one")
+    root = local_path("pack", pack)
     listed = [] if links is None else read_links(local_path("links", links))
     found = find_sources(patterns_of("sources", items_of(sources)), links=listed, on_wait=report)
+    call = _Call(
+        root=root,
+        sources={source.name: source for source in found},
+        full=frozenset(shards),
+        quick=quick,
+        workers=available_cpus() if workers is None else whole_number("workers", workers, 1),
+        dry_run=dry_run,
+        progress=progress,
+    )
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
-    with ExitStack() as held:
-        if dry_run:
-            check_locks(root, of_part=share is not None)
-        else:
-            held.enter_context(locked_folder(root, of_part=share is not None))
-            with alone_among_parts(root) if share is not None else nullcontext():
-                for folder in (root, root / SHARDS_NAME)[share is not None :]:
-                    restore_set_aside(folder)
-        unfinished = Unfinished.read(root)
-        if share is not None and unfinished != Unfinished():
-            raise FormatError(
-                f"{root / MANIFEST_NAME}: an earlier repair did not finish it; first {_whole(root)}"
-            )
-        with reporting(progress, "byte") as advance:
-            damage = Damage(root, unfinished, frozenset(shards), advance, quick, share or ALL)
-        if share is not None and damage.lost:
-            raise FormatError(f"{damage.problems[0].what}; first {_whole(root)}")
-        run = _Repair(damage, found, workers, progress, share)
-        if dry_run:
-            run.result.repaired = [name for names in run.wanted.values() for name in names.values()]
-            run.result.rewritten = share is None and damage.own_files
-        else:
-            if share is None:
-                remove_stale(root, keep=note_path(root))
-                held.callback(remove_unused_parts_folder, root)
-            run.swap_in(held)
-    run.result.dry_run = dry_run
-    run.result.seconds = time.perf_counter() - started
-    return run.result
+    result = _repair_whole(call) if share is None else _repair_part(call, share)
+    result.dry_run = dry_run
+    result.seconds = time.perf_counter() - started
+    return result
 
 
-def _whole(root: Path) -> str:
-    return f"sa1bpack repair {quote(str(root))} TARS --quick"
-
-
-class _Rebuilding:
-    """Takes the shards that are made again, in a working folder; nothing is published.
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of a call of `repair`, checked.
 
     Attributes:
-        ledger: the sound shards of the pack, and those that were made again.
-        finished: names of the sources of which every shard is there.
+        sources: name → source.
+        full: names of the shards to read in full.
+        Others: as in `repair`.
     """
 
-    def __init__(self, root: Path, options: PackOptions, shards_dir: Path):
+    root: Path
+    sources: dict[str, Source]
+    full: frozenset[str]
+    quick: bool
+    workers: int
+    dry_run: bool
+    progress: ProgressOption
+
+    def diagnose(self, unfinished: Unfinished, share: Share) -> Damage:
+        """Check the shards of a share of the sources. Raises as `damage.diagnose` does."""
+        with reporting(self.progress, "byte") as advance:
+            return diagnose(
+                self.root,
+                unfinished,
+                full=self.full,
+                quick=self.quick,
+                share=share,
+                advance=advance,
+            )
+
+
+def _repair_whole(call: _Call) -> RepairResult:
+    """Repair a pack, which this process has for itself."""
+    root = call.root
+    with ExitStack() as held:
+        if call.dry_run:
+            check_locks(root)
+        else:
+            held.enter_context(locked_folder(root))
+            restore_set_aside(root)
+            restore_set_aside(root / SHARDS_NAME)
+        damage = call.diagnose(Unfinished.read(root), ALL)
+        repair = _Repair(call, damage, of_part=False)
+        if call.dry_run:
+            return repair.foresee()
+        remove_stale(root, keep=intention_path(root))
+        held.callback(remove_unused_parts_folder, root)
+        return repair.apply()
+
+
+def _repair_part(call: _Call, share: Share) -> RepairResult:
+    """Repair the shards of a share of the sources, beside other parts."""
+    root = call.root
+    with ExitStack() as held:
+        if call.dry_run:
+            check_locks(root, of_part=True)
+        else:
+            held.enter_context(locked_folder(root, of_part=True))
+            with alone_among_parts(root):
+                restore_set_aside(root / SHARDS_NAME)
+        if Unfinished.read(root) != Unfinished():
+            raise FormatError(
+                f"{root / MANIFEST_NAME}: an earlier repair did not finish it; first "
+                f"{whole_repair(root)}"
+            )
+        damage = call.diagnose(Unfinished(), share)
+        if damage.lost:
+            raise FormatError(f"{damage.problems[0].what}; first {whole_repair(root)}")
+        repair = _Repair(call, damage, of_part=True)
+        if call.dry_run:
+            return repair.foresee()
+        return repair.apply_to_part()
+
+
+class _WorkingFolder:
+    """Takes the shards that are made again in a working folder; nothing is published.
+
+    Attributes:
+        root: folder of the pack.
+        shards_dir: the working folder.
+        ledger: the sound shards of the pack, and those that were made again.
+        finished: names of the sources of which every shard is in the ledger.
+    """
+
+    def __init__(self, root: Path, shards_dir: Path, ledger: Ledger):
         self.root = root
         self.shards_dir = shards_dir
-        self.ledger = Ledger(options)
+        self.ledger = ledger
         self.finished: set[str] = set()
 
     def add_shard(self, shard: PublishedShard) -> None:
@@ -254,267 +322,235 @@ class _Rebuilt:
     same: bool
     note: str
 
+    @property
+    def name(self) -> str:
+        """Name of the shard."""
+        return self.shard.entry.name
 
-def _compared(shard: PublishedShard, working: Path, damage: Damage) -> _Rebuilt:
-    """Read a rebuilt shard back, and compare it with all that is known of the old one.
+
+def _compare(shard: PublishedShard, folder: Path, damage: Damage) -> _Rebuilt:
+    """Read a rebuilt shard back, and compare it with all that is known of the damaged one.
 
     Raises FormatError if it cannot replace that.
     """
     name = shard.entry.name
-    now = shard.attributes
-    folder = working / shard.entry.name
-    check = Check(PackFiles(working))
+    check = Check(PackFiles(folder.parent))
     check_shard(check, folder, shard.entry, damage.manifest.layout, quick=False)
     if check.problems:
         raise FormatError(f"the rebuilt shard is damaged, too: {check.problems[0].what}")
-    was = recorded_attributes(damage.folder(name)) or {}
-    if any(was.get(key) != now[key] for key in ("source", "part")):
-        was = {}  # damaged, or another shard has its name
-    if was and was["pairs_digest"] != now["pairs_digest"]:
+    after = shard.attributes
+    before = recorded_attributes(damage.folder(name))
+    if before.get("source") != after["source"] or before.get("part") != after["part"]:
+        before = {}  # damaged, or another shard has its name
+    if before and before["pairs_digest"] != after["pairs_digest"]:
         raise FormatError("the source holds other images than those it was packed from")
-    found = file_digest(folder / CHECKSUMS_NAME)
+    digest = file_digest(folder / CHECKSUMS_NAME)
     expected = damage.digests.get(name)
     note = ""
-    if expected not in (None, found):
+    if expected not in (None, digest):
         note = f"{name}: rebuilt with other bytes than before"
-        if was and was["packed_by"] != now["packed_by"]:
-            by = versions_text(now["packed_by"])
-            before = versions_text(was["packed_by"])
-            note += f", by {by}; it was packed by {before}"
-    return _Rebuilt(shard, folder, found == expected, note)
+        if before and before["packed_by"] != after["packed_by"]:
+            now = versions_text(after["packed_by"])
+            note += f", by {now}; it was packed by {versions_text(before['packed_by'])}"
+    return _Rebuilt(shard, folder, digest == expected, note)
 
 
 class _Repair:
-    """One repair of a pack that has been checked."""
+    """The repair of a pack that has been checked.
 
-    def __init__(
-        self,
-        damage: Damage,
-        sources: list[Source],
-        workers: int,
-        progress: ProgressOption,
-        share: Share | None,
-    ):
-        """Choose what to rebuild; what cannot be is in `result.left`.
+    What cannot be repaired is entered in `result.left`.
+    """
+
+    def __init__(self, call: _Call, damage: Damage, *, of_part: bool):
+        """Decide what is done about the damage.
 
         Of URLs, only those of the sources that are needed are asked.
         """
+        self._call = call
         self._root = damage.root
         self._damage = damage
-        self._workers = workers
-        self._progress = progress
-        self._share = share
+        self._of_part = of_part
         self._records = {record["name"]: record for record in damage.manifest.sources}
-        self.wanted: dict[str, dict[int, str]] = {}  # source → number within it → shard's name
-        self._sources = {source.name: source for source in sources}
-        self.result = RepairResult(
-            damage.root, damage.problems, extra=damage.extra, complete=damage.manifest.complete
-        )
+        self._sources = dict(call.sources)
         needed = {source for source, _ in damage.shards.values()} & self._sources.keys()
-        found, unreadable = look_at([self._sources[source] for source in needed], on_wait=report)
-        self._sources |= {source.name: source for source in found}
-        for name, (source, number) in damage.shards.items():
-            if reason := self._obstacle(name, source, unreadable):
-                self.result.left[name] = reason
-            else:
-                self.wanted.setdefault(source, {})[number] = name
-        if share is not None and damage.own_files:
-            call = _whole(self._root)
-            self.result.left[OWN_FILES] = f"no part rewrites them; once all have ended: {call}"
+        readable, unreadable = look_at(
+            [self._sources[name] for name in sorted(needed)], on_wait=report
+        )
+        for source in readable:
+            self._sources[source.name] = source
+        self._plan = plan_repair(damage, self._sources, unreadable, of_part=of_part)
+        self.result = RepairResult(
+            damage.root,
+            damage.problems,
+            extra=damage.extra,
+            plan=[str(action) for action in self._plan],
+            complete=damage.manifest.complete,
+        )
+        for action in self._plan:
+            if isinstance(action, Leave):
+                self.result.left[action.name] = action.reason
 
-    def _obstacle(self, name: str, source: str, unreadable: dict[str, SourceError]) -> str | None:
-        """The obstacle to rebuilding a damaged shard, as far as known before its source is read."""
-        for problem in self._damage.problems:
-            if problem.denied and problem.shard == name:
-                return f"{problem.what}; check its owner and mode (ls -ld): it need not be damaged"
-        for problem in self._damage.extra:
-            if problem.shard == name:
-                return f"its folder holds foreign files, move them away first: {problem.what}"
-        if (given := self._sources.get(source)) is None:
-            return f"the source {source} is needed, but was not given"
-        if source in unreadable:
-            return str(unreadable[source])
-        nbytes = self._records[source]["nbytes"] if source in self._records else given.nbytes
-        if nbytes != given.nbytes:
-            return f"{given.path} has {given.nbytes} bytes, not {nbytes}; restore the original file"
-        return None
+    def foresee(self) -> RepairResult:
+        """The result of a dry run."""
+        for action in self._plan:
+            if isinstance(action, Rebuild):
+                self.result.repaired += action.shards.values()
+            elif not isinstance(action, Leave):
+                self.result.rewritten = True
+        return self.result
 
-    def swap_in(self, held: ExitStack) -> None:
-        """Repair what can be repaired; the caller holds the pack's lock, for a part with others.
+    def apply_to_part(self) -> RepairResult:
+        """Apply the plan of a part; the caller holds the pack's lock, with other parts.
+
+        What has other bytes than the pack's checksums demand is left: no part rewrites these.
+        """
+        with ExitStack() as held:
+            for shard in self._rebuild(held):
+                if shard.same:
+                    with alone_among_parts(self._root):
+                        self._put_in_place(shard)
+                else:
+                    reason = shard.note or "the digest that it must have is unknown"
+                    self.result.left[shard.name] = (
+                        f"{reason}; the pack's own files change with it; once all parts have "
+                        f"ended: sa1bpack repair {quote(str(self._root))} TARS --shard {shard.name}"
+                    )
+        return self.result
+
+    def apply(self) -> RepairResult:
+        """Apply the plan of a whole repair; the caller has locked the pack.
 
         A shard with other bytes than the pack's checksums demand is damage to the next check until
-        they are rewritten, so a repair that is killed in between is resumed. No part rewrites them:
-        it puts in place what has the bytes that the pack demands.
-
-        Args:
-            held: stack that removes the working folder when it is closed.
+        they are rewritten, so a repair that is killed in between is resumed.
         """
-        damage = self._damage
-        whole = self._share is None
-        if whole and not (damage.shards or damage.own_files):
-            remove_old_indexes(self._root, damage.manifest.index)
+        if not self._plan:
+            remove_old_indexes(self._root, self._damage.manifest.index)
             Unfinished().write(self._root)
-            return
-        rebuilt = self._rebuilt(held)
-        ledger = Ledger(damage.options)
-        publisher = FolderPublisher(self._root, ledger, rebuild_index=damage.own_files)
-        rewrite = whole and self._can_rewrite(ledger, rebuilt)
-        self._note_intention(rewrite)
-        interrupts.check()
-        for shard in rebuilt:
-            if shard.same or rewrite:
-                self._put_in_place(ledger, shard)
-            elif not whole:
-                self._leave_to_whole_repair(shard)
-        if damage.lost:
-            self._rewrite_lost_manifest(publisher)
-        elif rewrite:
-            self._rewrite_own_files(publisher, rebuilt)
-        self.result.rewritten = rewrite
-        # A lost manifest that lacks what a damaged shard would tell is not restored yet, and a pack
-        # that lacks pairs is not complete again.
-        restored = not ((damage.lost or damage.unlisted) and self.result.left)
-        if whole and restored and (rewrite or not damage.own_files):
+            return self.result
+        with ExitStack() as held:
+            rebuilt = self._rebuild(held)
+            ledger = self._ledger_to_publish(rebuilt)
+            if ledger is None:  # the pack's own files stay as they are
+                rebuilt = [shard for shard in rebuilt if shard.same]
+            else:
+                self._note_intention()
+            interrupts.check()
+            for shard in rebuilt:
+                self._put_in_place(shard)
+        if ledger is not None:
+            self._publish(ledger, rebuilt)
+        if self._is_settled():
             Unfinished().write(self._root)
+        return self.result
 
-    def _can_rewrite(self, ledger: Ledger, rebuilt: list[_Rebuilt]) -> bool:
-        """True if the pack's own files must be rewritten, and can be.
+    # ----------------------------------------------------------------------------- rebuilding
 
-        Then all shards but the rebuilt ones are entered into the ledger. If they cannot be, what
-        needs them is left.
-        """
+    def _rebuild(self, held: ExitStack) -> list[_Rebuilt]:
+        """The replacements of damaged shards, in a working folder, which `held` removes."""
         damage = self._damage
-        others = [shard.shard.entry.name for shard in rebuilt if not shard.same]
-        if not (damage.own_files or others):
-            return False
-        ledger.sources = self._records
-        ledger.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
-        try:
-            self._enter_damaged_shards(ledger)
-        except FormatError as error:
-            for name in (OWN_FILES, *others):
-                self.result.left[name] = str(error)
-            return False
-        return True
-
-    def _note_intention(self, rewrite: bool) -> None:
-        """Note for the next repair what must be restored, before it is changed."""
-        damage = self._damage
-        if damage.lost:
-            Unfinished(lost=True).write(self._root)
-        elif rewrite and damage.manifest.says_complete:
-            Unfinished(complete=True).write(self._root)
-            if damage.unlisted:  # a complete pack gets no shard
-                incomplete = msgspec.structs.replace(damage.manifest, says_complete=False)
-                write_manifest(self._root, incomplete)
-
-    def _put_in_place(self, ledger: Ledger, rebuilt: _Rebuilt) -> None:
-        """Give a rebuilt shard the name of the damaged one."""
-        name = rebuilt.shard.entry.name
-        with nullcontext() if self._share is None else alone_among_parts(self._root):
-            put_in_place(rebuilt.folder, self._damage.folder(name))
-        ledger.add_shard(rebuilt.shard)
-        self.result.repaired.append(name)
-        if rebuilt.note:
-            self._note(rebuilt.note)
-
-    def _leave_to_whole_repair(self, rebuilt: _Rebuilt) -> None:
-        """Say that no part puts this shard in place, as the pack's own files change with it."""
-        name = rebuilt.shard.entry.name
-        self.result.left[name] = (
-            f"{rebuilt.note or 'the digest that it must have is unknown'}; the pack's own files "
-            "change with it; once all parts have ended: sa1bpack repair "
-            f"{quote(str(self._root))} TARS --shard {name}"
-        )
-
-    def _rewrite_own_files(self, publisher: FolderPublisher, rebuilt: list[_Rebuilt]) -> None:
-        """Publish the pack again. If pairs of a source are missing still, that is left."""
-        if not all(shard.same for shard in rebuilt):
-            # For a moment: a complete manifest that does not match could not be believed.
-            publisher.publish()
-        published = publisher.publish(complete=self._damage.manifest.says_complete)
-        self.result.complete = published.complete
-        for shortfall in published.shortfalls:
-            name = shortfall.source or OWN_FILES
-            self.result.left[name] = f"{shortfall}; {lost_remedy(self._root)}"
-
-    def _sound_shards(self, sources: Container[str]) -> dict[ShardKey, PublishedShard]:
-        """The shards of sources that the check has found sound. Raises FormatError and OSError."""
-        damage = self._damage
-        return {
-            (entry.source, entry.part): read_shard(damage.folder(entry.name), damage.options.layout)
-            for entry in damage.manifest.shards
-            if entry.source in sources and entry.name not in damage.shards
-        }
-
-    def _request(self, names: Iterable[str]) -> Request:
-        """The request to pack the sources of these names again."""
-        recorded = [self._records[name] for name in names if name in self._records]
-        return Request(
-            sources=[self._sources[name] for name in names],
-            output=self._root,
-            options=self._damage.options,
-            workers=self._workers,
-            # Packs of earlier releases know their sources by the md5 alone.
-            md5=any(each.get("xxh128") is None for each in recorded),
-            ignore_space=True,
-        )
-
-    def _rebuilt(self, held: ExitStack) -> list[_Rebuilt]:
-        """Replacements of damaged shards, in a working folder; shards without one are left."""
-        if not self.wanted:
+        rebuilds = [action for action in self._plan if isinstance(action, Rebuild)]
+        if not rebuilds:
             return []
-        damage = self._damage
         packed_by = versions_in_force()
-        request = self._request(self.wanted)
-        shards_dir = held.enter_context(working_folder(self._root, of_part=self._share is not None))
-        sink = _Rebuilding(self._root, damage.options, shards_dir)
-        sink.ledger.shards = self._sound_shards(self.wanted)
-        sink.ledger.sources = dict(self._records)
+        numbers = {action.source.name: set(action.shards) for action in rebuilds}
+        shards_dir = held.enter_context(working_folder(self._root, of_part=self._of_part))
+        sink = _WorkingFolder(self._root, shards_dir, self._sound_ledger(numbers))
+        request = self._pack_request([action.source for action in rebuilds])
         warm_up(damage.options)
         total = sum(source.nbytes for source in request.sources)
-        progress = Progress(total, progress=self._progress)
-        numbers = {source: set(wanted) for source, wanted in self.wanted.items()}
+        progress = Progress(total, progress=self._call.progress)
         try:
             run = PackRun(sink, request, progress, packed_by)
             failed = pack_sources(run, request.sources, numbers)
         finally:
             progress.close()
         self.result.notes += progress.notes
-        usable = self._compare_rebuilt(sink, failed)
+        rebuilt = []
+        for action in rebuilds:
+            rebuilt += self._compare_all(action, sink, failed.get(action.source.name))
         for shortfall in damage.manifest.shortfalls:
             if shortfall.source in sink.finished:
                 record = sink.ledger.sources[shortfall.source]
                 again = {"rejects": record["rejects"], "dropped": record["dropped"]}
-                before = self._records[shortfall.source]
-                self._records[shortfall.source] = before | again
+                self._records[shortfall.source] = self._records[shortfall.source] | again
         interrupts.check()
-        return usable
+        return rebuilt
 
-    def _compare_rebuilt(self, sink: _Rebuilding, failed: dict[str, SourceError]) -> list[_Rebuilt]:
-        """The rebuilt shards that can replace the damaged ones; why the others cannot is left.
+    def _compare_all(
+        self, action: Rebuild, sink: _WorkingFolder, error: SourceError | None
+    ) -> list[_Rebuilt]:
+        """The rebuilt shards of a source that can replace the damaged ones.
 
         Args:
+            action: what was to be rebuilt.
             sink: what took the shards that were packed again.
-            failed: name of each source that could not be packed → why.
+            error: why the source was given up.
+        """
+        rebuilt = []
+        for number, name in action.shards.items():
+            key = action.source.name, number
+            if name in self._damage.unlisted and key in sink.ledger.empty:
+                continue  # it was not missing: it has no samples
+            if error is not None:
+                self.result.left[name] = str(error)
+            elif key not in sink.ledger.shards:
+                self.result.left[name] = "the source has no image for it"
+            else:
+                shard = sink.ledger.shards[key]
+                try:
+                    rebuilt.append(_compare(shard, sink.shards_dir / name, self._damage))
+                except FormatError as refusal:
+                    self.result.left[name] = str(refusal)
+        return rebuilt
+
+    def _pack_request(self, sources: list[Source]) -> Request:
+        """The request to pack these sources again."""
+        records = [self._records[source.name] for source in sources if source.name in self._records]
+        return Request(
+            sources=sources,
+            output=self._root,
+            options=self._damage.options,
+            workers=self._call.workers,
+            # Packs of earlier releases know their sources by the md5 alone.
+            md5=any(record.get("xxh128") is None for record in records),
+            ignore_space=True,
+        )
+
+    def _sound_ledger(self, sources: Container[str]) -> Ledger:
+        """The ledger of the shards of these sources that the check has found sound.
+
+        It has the records of all sources. Raises FormatError and OSError.
         """
         damage = self._damage
-        usable = []
-        for source, names in self.wanted.items():
-            for number, name in names.items():
-                if name in damage.unlisted and (source, number) in sink.ledger.empty:
-                    continue  # it was not missing: it has no samples
-                try:
-                    if source in failed:
-                        raise failed[source]
-                    if (source, number) not in sink.ledger.shards:
-                        raise SourceError("the source has no image for it")
-                    usable.append(
-                        _compared(sink.ledger.shards[source, number], sink.shards_dir, damage)
-                    )
-                except (SourceError, FormatError) as error:
-                    self.result.left[name] = str(error)
-        return usable
+        ledger = Ledger(damage.options)
+        ledger.sources = dict(self._records)
+        for entry in damage.manifest.shards:
+            if entry.source in sources and entry.name not in damage.shards:
+                ledger.add_shard(read_shard(damage.folder(entry.name), damage.options.layout))
+        return ledger
+
+    # ----------------------------------------------------------------------------- publishing
+
+    def _ledger_to_publish(self, rebuilt: list[_Rebuilt]) -> Ledger | None:
+        """The ledger by which the pack's own files are rewritten; None if they are not.
+
+        They must be if they are damaged, or a shard was rebuilt with other bytes. They cannot be if
+        a shard that stays is too damaged to be described by them; then all of that is left.
+        """
+        damage = self._damage
+        others = [shard.name for shard in rebuilt if not shard.same]
+        if not (damage.own_files or others):
+            return None
+        ledger = self._sound_ledger({entry.source for entry in damage.manifest.shards})
+        try:
+            self._enter_damaged_shards(ledger)
+        except FormatError as error:
+            for name in (OWN_FILES, *others):
+                self.result.left[name] = str(error)
+            return None
+        for shard in rebuilt:
+            ledger.add_shard(shard.shard)
+        return ledger
 
     def _enter_damaged_shards(self, ledger: Ledger) -> None:
         """Enter the shards that stay damaged, so that the pack can be published with them.
@@ -524,32 +560,79 @@ class _Repair:
         """
         damage = self._damage
         for name in (damage.shards.keys() - damage.unlisted) & self.result.left.keys():
-            folder = damage.folder(name)
+            checksums = damage.folder(name) / CHECKSUMS_NAME
             expected = damage.digests.get(name)
             try:
-                vouched = expected is not None or damage.lost
-                if vouched and file_digest(folder / CHECKSUMS_NAME) != expected:
-                    raise FormatError(f"{folder / CHECKSUMS_NAME} is damaged")
-                ledger.add_shard(read_shard(folder, damage.options.layout))
+                is_vouched_for = expected is not None or damage.lost
+                if is_vouched_for and file_digest(checksums) != expected:
+                    raise FormatError(f"{checksums} is damaged")
+                ledger.add_shard(read_shard(damage.folder(name), damage.options.layout))
             except (FormatError, OSError) as error:
                 if not damage.lost:
                     raise FormatError(f"cannot be rewritten: {name} is damaged: {error}") from error
 
-    def _rewrite_lost_manifest(self, publisher: FolderPublisher) -> None:
+    def _note_intention(self) -> None:
+        """Note for the next repair what must be restored, before it is changed."""
+        damage = self._damage
+        if damage.lost:
+            Unfinished(lost=True).write(self._root)
+        elif damage.manifest.says_complete:
+            Unfinished(complete=True).write(self._root)
+            if damage.unlisted:  # a complete pack gets no shard
+                incomplete = msgspec.structs.replace(damage.manifest, says_complete=False)
+                write_manifest(self._root, incomplete)
+
+    def _put_in_place(self, rebuilt: _Rebuilt) -> None:
+        """Give a rebuilt shard the name of the damaged one."""
+        put_in_place(rebuilt.folder, self._damage.folder(rebuilt.name))
+        self.result.repaired.append(rebuilt.name)
+        if rebuilt.note:
+            self._note(rebuilt.note)
+
+    def _publish(self, ledger: Ledger, rebuilt: list[_Rebuilt]) -> None:
+        """Rewrite the pack's own files."""
+        publisher = FolderPublisher(self._root, ledger, rebuild_index=self._damage.own_files)
+        if self._damage.lost:
+            self._restore_manifest(publisher)
+        else:
+            if not all(shard.same for shard in rebuilt):
+                # For a moment: a complete manifest that does not match could not be believed.
+                publisher.publish()
+            manifest = publisher.publish(complete=self._damage.manifest.says_complete)
+            self.result.complete = manifest.complete
+            for shortfall in manifest.shortfalls:
+                name = shortfall.source or OWN_FILES
+                self.result.left[name] = f"{shortfall}; {lost_remedy(self._root)}"
+        self.result.rewritten = True
+
+    def _restore_manifest(self, publisher: FolderPublisher) -> None:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
-        spoilt = {self._damage.shards[name][0] for name in self.result.left}
-        request = self._request([name for name in self._sources if name not in spoilt])
-        ledger = publisher.ledger
-        packed = pack_into(publisher, request, self._progress)
+        result = self.result
+        spoilt = {self._damage.shards[name][0] for name in result.left}
+        sources = [source for name, source in self._sources.items() if name not in spoilt]
+        packed = pack_into(publisher, self._pack_request(sources), self._call.progress)
         say_findings(publisher, packed.notes)
-        self.result.notes += packed.notes
-        self.result.left.update({name: str(error) for name, error in packed.failed.items()})
-        known = {source for source, _ in ledger.shards} | spoilt
-        self.result.complete = not self.result.left and known <= ledger.sources.keys()
-        if not self.result.complete:
+        result.notes += packed.notes
+        for name, error in packed.failed.items():
+            result.left[name] = str(error)
+        finished = publisher.ledger.sources.keys()
+        known = {source for source, _ in publisher.ledger.shards} | spoilt
+        result.complete = not result.left and known <= finished
+        if not result.complete:
             publisher.publish()
-        for name in sorted(known - ledger.sources.keys() - spoilt - packed.failed.keys()):
+        for name in sorted(known - finished - spoilt - packed.failed.keys()):
             self._note(f"the lost manifest's record of {name} is missing: pack again with all tars")
+
+    def _is_settled(self) -> bool:
+        """True if nothing is left of what `_note_intention` notes.
+
+        A lost manifest that lacks what a damaged shard would tell is not restored yet, and a pack
+        that lacks pairs is not complete again.
+        """
+        damage = self._damage
+        if (damage.lost or damage.unlisted) and self.result.left:
+            return False
+        return self.result.rewritten or not damage.own_files
 
     def _note(self, text: str) -> None:
         self.result.notes.append(text)
