@@ -438,16 +438,15 @@ def repair(
         result = call(pack, sources, quick=quick, links=links, workers=workers, **more)
     for problem in result.problems:
         say(problem)
-    rebuilt = "rebuilt"
-    rewrote = "rewrote"
     if result.dry_run:
-        rebuilt = "would rebuild"
-        rewrote = "would rewrite"
-    if result.repaired:
-        names = ", ".join(result.repaired)
-        say(f"{rebuilt} {counted(len(result.repaired), 'shard')}: {names}")
-    if result.rewritten:
-        say(f"{rewrote} the pack's own files")
+        for action in result.plan:
+            say(f"would {action}")
+    else:
+        if result.repaired:
+            names = ", ".join(result.repaired)
+            say(f"rebuilt {counted(len(result.repaired), 'shard')}: {names}")
+        if result.rewritten:
+            say("rewrote the pack's own files")
     for name, reason in result.left.items():
         warn(f"{name} is still damaged: {reason}")
     if not result.complete:

@@ -254,6 +254,7 @@ def repair_on_ray(
         [name for part in parts for name in part.repaired],
         left={name: reason for part in parts for name, reason in part.left.items()},
         extra=tuple(dict.fromkeys(problem for part in parts for problem in part.extra)),
+        plan=[line for part in parts for line in part.plan],
         notes=[note for part in parts for note in part.notes],
         complete=all(part.complete for part in parts),
         seconds=max((part.seconds for part in parts), default=0.0),

@@ -80,12 +80,12 @@ class RepairResult:
             OWN_FILES.
         extra: problems that are not damage: files that are not part of the pack. They are never
             touched.
-        plan: what was decided before anything was done, a line for each action; after a dry run,
-            what would be done.
         notes: messages that were shown to the user.
         complete: the pack holds every source to its end.
         dry_run: nothing was written.
         seconds: wall time.
+        plan: what was decided before anything was written, a line for each action, such as
+            "rebuild sa_000000-001 from /data/sa_000000.tar"; after a dry run, what would be done.
 
     Examples:
         >>> result = sa1bpack.repair("packed", dry_run=True)
@@ -99,11 +99,11 @@ class RepairResult:
     rewritten: bool = False
     left: dict[str, str] = field(default_factory=dict)
     extra: tuple[Problem, ...] = ()
-    plan: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     complete: bool = False
     dry_run: bool = False
     seconds: float = 0.0
+    plan: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -383,7 +383,7 @@ class _Repair:
             damage.root,
             damage.problems,
             extra=damage.extra,
-            plan=[str(action) for action in self._plan],
+            plan=[str(action) for action in self._plan if not isinstance(action, Leave)],
             complete=damage.manifest.complete,
         )
         for action in self._plan:

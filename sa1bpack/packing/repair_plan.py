@@ -1,6 +1,7 @@
 """The plan of a repair: what is done about the damage to a pack, decided before anything is done.
 
-A plan is a list of actions, in the order in which they are applied. Each is printed as a line.
+A plan is a list of actions, in the order in which they are applied. `str` makes a line of each that
+changes the pack.
 """
 
 from collections.abc import Mapping
@@ -59,9 +60,6 @@ class Leave:
 
     name: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"leave {self.name}: {self.reason}"
 
 
 Action = Rebuild | RewriteOwnFiles | RestoreManifest | Leave

@@ -126,4 +126,5 @@ def test_a_dry_run_reports_what_would_be_done_and_writes_nothing(root, tars):
     result = sa1bpack.repair(root, tars[0], dry_run=True)
     assert (result.repaired, result.rewritten, result.dry_run) == ([FIRST], True, True)
     assert list(result.left) == ["sa_000001-001"]
+    assert result.plan == [f"rebuild {FIRST} from {tars[0]}", "rewrite the pack's own files"]
     assert contents(root) == before
