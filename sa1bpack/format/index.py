@@ -9,7 +9,6 @@ there is no Python object per sample.
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -91,8 +90,8 @@ def index_name_of(shards: Sequence[ShardEntry], digests: Sequence[str]) -> str:
     another list or other contents have another index name, and the same have the same.
     """
     digest = xxhash.xxh3_128()
-    for shard, found in zip(shards, digests, strict=True):
-        digest.update(f"{shard.name} {found}\n".encode())
+    for shard, shard_digest in zip(shards, digests, strict=True):
+        digest.update(f"{shard.name} {shard_digest}\n".encode())
     return f"index-{digest.hexdigest()[:8]}"
 
 
@@ -114,9 +113,9 @@ def shard_digests(root: Path, manifest: Manifest) -> tuple[str, ...]:
     except FormatError:  # missing or damaged: the shards have their own
         listed = {}
     paths = (f"{SHARDS_NAME}/{shard.name}/{files.CHECKSUMS_NAME}" for shard in manifest.shards)
-    found = tuple(listed.get(path, "") for path in paths)
-    if all(found) and index_name_of(manifest.shards, found) == manifest.index:
-        return found
+    digests = tuple(listed.get(path, "") for path in paths)
+    if all(digests) and index_name_of(manifest.shards, digests) == manifest.index:
+        return digests
     return _read_digests(root, manifest.shards)
 
 
@@ -139,21 +138,24 @@ def _write_index(root: Path, name: str, manifest: Manifest) -> None:
     ids = np.empty(manifest.samples, np.int64)
     masks = np.zeros(manifest.samples + 1, np.int64)
     shard_offset = np.zeros(len(manifest.shards) + 1, np.int64)
-    first = first_mask = 0
+    first = 0
+    first_mask = 0
     for number, entry in enumerate(manifest.shards, 1):
-        stop = shard_offset[number] = first + entry.samples
+        stop = first + entry.samples
         ids[first:stop], masks[first : stop + 1] = _ids_and_offsets(root, entry, manifest)
         masks[first : stop + 1] += first_mask
+        shard_offset[number] = stop
         first = stop
-        first_mask = first_mask + entry.masks
+        first_mask += entry.masks
     index = Index(shard_offset, ids, np.argsort(ids, kind="stable"), masks)
     sizes = index_arrays(manifest)
-    appended = {}
+    appended: dict[ArraySpec, AppendFile] = {}
     folder = files.temporary_beside(root / name)
     try:
         for spec in sizes:
             (folder / spec.name).mkdir(parents=True)
-            appended[spec] = file = AppendFile(folder / spec.chunk_path)
+            file = AppendFile(folder / spec.chunk_path)
+            appended[spec] = file
             file.append(files.byte_view(getattr(index, spec.name)))
         complete_group(folder, None, appended, sizes, listed=False)
         files.put_in_place(folder, root / name)
@@ -174,7 +176,7 @@ def open_index(root: Path, manifest: Manifest) -> Index:
     folder = root / manifest.index
     sizes = index_arrays(manifest)
     arrays.check_group(folder, None, sizes)
-    index = Index(*map(partial(arrays.map_array, folder), sizes.keys(), sizes.values()))
+    index = Index(*(arrays.map_array(folder, spec, rows) for spec, rows in sizes.items()))
     arrays.check_offset_ends(folder / "shard_offset", index.shard_offset, manifest.samples)
     arrays.check_offset_ends(folder / "mask_offset", index.mask_offset, manifest.masks)
     return index
@@ -209,10 +211,10 @@ def _rises(ids: np.ndarray, order: np.ndarray, distinct: bool) -> bool:
         rows = np.asarray(order[max(first - 1, 0) : first + _BLOCK])
         if rows.min() < 0 or rows.max() >= len(ids):
             return False
-        found = ids[rows]
-        rising = found[1:] > found[:-1]
+        in_order = ids[rows]
+        rising = in_order[1:] > in_order[:-1]
         if not distinct:
-            rising |= (found[1:] == found[:-1]) & (rows[1:] > rows[:-1])
+            rising |= (in_order[1:] == in_order[:-1]) & (rows[1:] > rows[:-1])
         if not rising.all():
             return False
     return True
@@ -278,11 +280,14 @@ def check_against_shards(root: Path, manifest: Manifest, index: Index, names: Se
     offsets = index.shard_offset.tolist()
     first_mask = 0
     for entry, first, stop in zip(manifest.shards, offsets[:-1], offsets[1:], strict=True):
-        found = index.image_id[first:stop], index.mask_offset[first : stop + 1] - first_mask
+        indexed_ids = index.image_id[first:stop]
+        indexed_offsets = index.mask_offset[first : stop + 1] - first_mask
         first_mask += entry.masks
         if entry.name not in names:
             continue
-        if not all(map(np.array_equal, found, _ids_and_offsets(root, entry, manifest))):
+        ids, offsets_in_shard = _ids_and_offsets(root, entry, manifest)
+        same_ids = np.array_equal(indexed_ids, ids)
+        if not (same_ids and np.array_equal(indexed_offsets, offsets_in_shard)):
             raise FormatError(
                 f"{root / manifest.index}: samples {first} to {stop} are not those of shard "
                 f"{entry.name}; {files.REMEDY}"
@@ -307,16 +312,25 @@ def find_duplicates(manifest: Manifest, index: Index | None) -> list[str]:
         manifest: manifest of the pack.
         index: index of the pack; None for a pack without shards.
     """
-    if index is None or not len(later := repeated_rows(index.image_id)[0]):
+    if index is None:
+        return []
+    later, _ = repeated_rows(index.image_id)
+    if not len(later):
         return []
     repeated = np.unique(index.image_id[later])
     ends = np.cumsum([shard.samples for shard in manifest.shards])
     rows = np.flatnonzero(index.image_id == repeated[0])
-    found = Counter(manifest.shards[k].source for k in np.searchsorted(ends, rows, side="right"))
-    names = [f"{printable(name)}{f' ({n} times)' if n > 1 else ''}" for name, n in found.items()]
+    shards = np.searchsorted(ends, rows, side="right")
+    counts = Counter(manifest.shards[shard].source for shard in shards)
+    names = []
+    for source, count in counts.items():
+        times = f" ({count} times)" if count > 1 else ""
+        names.append(f"{printable(source)}{times}")
     if len(names) > MAX_NAMES:
         names[MAX_NAMES - 1 :] = [f"{len(names) - MAX_NAMES + 1:,} more"]
-    where = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    where = names[-1]
+    if len(names) > 1:
+        where = f"{', '.join(names[:-1])} and {where}"
     return [
         f"{repeated_text(repeated[:MAX_NAMES].tolist(), len(repeated), where)}; open with "
         "duplicates='first' to leave the later ones out, or 'all' to keep them"
@@ -332,13 +346,18 @@ def repeated_text(ids: Sequence[int], count: int, where: str) -> str:
         where: where the first one is found, in words.
     """
     first, *others = map(str, ids[:MAX_NAMES])
-    also = f", also {', '.join(others)}" if others else ""
-    more = f" and {count - MAX_NAMES:,} more" if count > MAX_NAMES else ""
-    occur = f"{counted(count, 'image id')} occur{'s' if count == 1 else ''}"
-    return f"{occur} more than once: {first} in {where}{also}{more}"
+    verb = "occurs" if count == 1 else "occur"
+    text = f"{counted(count, 'image id')} {verb} more than once: {first} in {where}"
+    if others:
+        text += f", also {', '.join(others)}"
+    if count > MAX_NAMES:
+        text += f" and {count - MAX_NAMES:,} more"
+    return text
 
 
-def repeated_rows(ids: np.ndarray, of_pack: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+def repeated_rows(
+    ids: np.ndarray, of_pack: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The rows whose id another row has before them, and the first row with that id.
 
     Args:

@@ -198,7 +198,8 @@ def refuse_in_pack(name: str, path: Path, *, itself: bool = False) -> None:
         path: path that the user gave.
         itself: raise it also for the folder of a pack.
     """
-    if (pack := pack_above(path / "file" if itself else path)) is not None:
+    pack = pack_above(path / "file" if itself else path)
+    if pack is not None:
         raise OptionError(
             f"{name} is {str(path)!r}, in the pack {pack}, which must hold its own files only: "
             "choose a place outside"
@@ -229,19 +230,21 @@ def without_manifest(root: Path) -> FormatError:
     """The error for a folder without a manifest: NotAPack, unless it is a pack that lost it."""
     if (root / SHARDS_NAME).is_dir():
         return FormatError(f"{root / MANIFEST_NAME}: missing; {REMEDY}")
-    what = f": it has no {MANIFEST_NAME}; name the folder that a pack was written to"
     if is_being_packed(root):
-        what = f" yet: {_IN_PROGRESS}"
-    elif not root.exists():
-        what = ": the folder does not exist; check the path"
-    elif (folder := pack_above(root)) is not None:
-        what = f", but a part of the pack {folder}; name that"
-    elif not root.is_dir():
-        what = (
-            ", but a file; name the folder of a pack (a saved selection is accepted by "
-            "sa1bpack.open, show, export and subset)"
+        return NotAPack(f"{root}: not a pack yet: {_IN_PROGRESS}")
+    if not root.exists():
+        return NotAPack(f"{root}: not a pack: the folder does not exist; check the path")
+    folder = pack_above(root)
+    if folder is not None:
+        return NotAPack(f"{root}: not a pack, but a part of the pack {folder}; name that")
+    if not root.is_dir():
+        return NotAPack(
+            f"{root}: not a pack, but a file; name the folder of a pack (a saved selection is "
+            "accepted by sa1bpack.open, show, export and subset)"
         )
-    return NotAPack(f"{root}: not a pack{what}")
+    return NotAPack(
+        f"{root}: not a pack: it has no {MANIFEST_NAME}; name the folder that a pack was written to"
+    )
 
 
 def shard_name(source: str, number: int) -> str:
@@ -291,12 +294,20 @@ def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
             xxh128 += bool(record.get("xxh128"))
             md5 += bool(record.get("md5"))
             compared += bool(record.get("md5_checked"))
-    found = f"md5 of {md5 if xxh128 else counted(md5, 'tar')}" if md5 else "no md5"
-    if compared:
-        found += f" ({compared} compared with a list)"
+    if not xxh128 and not md5:
+        return "none: no tar"
+    digests = []
     if xxh128:
-        return f"XXH3-128 of {counted(xxh128, 'tar')}, {found}"
-    return found if md5 else "none: no tar"
+        digests.append(f"XXH3-128 of {counted(xxh128, 'tar')}")
+    if not md5:
+        digests.append("no md5")
+    elif xxh128:
+        digests.append(f"md5 of {md5}")
+    else:
+        digests.append(f"md5 of {counted(md5, 'tar')}")
+    if compared:
+        digests[-1] += f" ({compared} compared with a list)"
+    return ", ".join(digests)
 
 
 def shard_folders(root: Path) -> list[Path]:
@@ -348,9 +359,13 @@ class Completeness:
             return f"no images yet: {more}; {self.remedy}"
         text = f"{counted(self.images, 'image')} in {counted(self.shards, 'shard')}, "
         text += f"{counted(self.sources, 'source')} packed to the end"
-        text += f", {len(self.partial):,} in part" if self.partial else ""
-        text += f", {more}" if self.unindexed else ""
-        return f"complete: {text}" if self.complete else f"not complete: {text}; {self.remedy}"
+        if self.partial:
+            text += f", {len(self.partial):,} in part"
+        if self.unindexed:
+            text += f", {more}"
+        if self.complete:
+            return f"complete: {text}"
+        return f"not complete: {text}; {self.remedy}"
 
 
 def completeness_of(root: Path, manifest: Manifest) -> Completeness:
@@ -358,14 +373,18 @@ def completeness_of(root: Path, manifest: Manifest) -> Completeness:
 
     Lists the folder of shards, and opens none. Raises OSError if it cannot be listed.
     """
-    listed = {shard.name for shard in manifest.shards}
     complete = manifest.complete
-    found = [] if complete else [folder.name for folder in shard_folders(root)]
     shortfalls = manifest.shortfalls
     lossy = {shortfall.source for shortfall in shortfalls}
     names = [record.get("name") for record in manifest.sources]
-    names = [name for name in names if name not in lossy]
-    partial = {shard.source for shard in manifest.shards if shard.source not in names}
+    finished = [name for name in names if name not in lossy]
+    partial: set[str] = set()
+    unindexed: list[str] = []
+    if not complete:
+        listed = {shard.name for shard in manifest.shards}
+        folders = shard_folders(root)
+        unindexed = [folder.name for folder in folders if folder.name not in listed]
+        partial = {shard.source for shard in manifest.shards}.difference(finished)
     remedy = remedy_of(root)
     if shortfalls:
         named = "; ".join(map(str, shortfalls[:_LOST_NAMED]))
@@ -374,9 +393,9 @@ def completeness_of(root: Path, manifest: Manifest) -> Completeness:
         complete=complete,
         images=manifest.samples,
         shards=len(manifest.shards),
-        sources=len(names),
-        partial=() if complete else tuple(sorted(partial)),
-        unindexed=tuple(name for name in found if name not in listed),
+        sources=len(finished),
+        partial=tuple(sorted(partial)),
+        unindexed=tuple(unindexed),
         remedy=remedy,
     )
 
@@ -394,7 +413,9 @@ def remedy_of(root: Path) -> str:
     if any((root / PARTS_NAME).glob(f"{JOB_PREFIX}*.json")):
         when = "once all parts of its job have ended, this completes it or lists what is missing"
         return f"{when}: sa1bpack finalize {quote(str(root))}"
-    return _IN_PROGRESS if is_being_packed(root) else _REPEAT
+    if is_being_packed(root):
+        return _IN_PROGRESS
+    return _REPEAT
 
 
 def is_being_packed(root: Path) -> bool:

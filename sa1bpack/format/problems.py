@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from sa1bpack.disk.direct import FileStream
 from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
@@ -42,14 +43,31 @@ class Problem:
     feature: str | None = None
 
     def __str__(self) -> str:
-        place = [f"feature {self.feature}"] if self.feature is not None else []
+        names = []
+        if self.feature is not None:
+            names.append(f"feature {self.feature}")
         if self.shard is not None:
-            place.append(f"shard {self.shard}")
+            names.append(f"shard {self.shard}")
         if self.array is not None:
-            place.append(f"array {self.array}")
+            names.append(f"array {self.array}")
         if self.sample is not None:
-            place.append(f"sample {self.sample} (image_id {self.image_id}, {self.file_name})")
-        return f"{', '.join(place)}: {self.what}" if place else self.what
+            names.append(f"sample {self.sample} (image_id {self.image_id}, {self.file_name})")
+        if not names:
+            return self.what
+        return f"{', '.join(names)}: {self.what}"
+
+
+class ProblemFields(TypedDict, total=False):
+    """Fields of a Problem besides `what`."""
+
+    shard: str | None
+    array: str | None
+    sample: int | None
+    image_id: int | None
+    file_name: str | None
+    extra: bool
+    denied: bool
+    feature: str | None
 
 
 @dataclass(frozen=True)
@@ -84,10 +102,14 @@ def joined(reports: Sequence[Report]) -> Report:
     counts: dict[str, int] = {}
     for report in reports:
         for key, count in report.counts.items():
-            # Every part looks at all features, and at its own shards.
-            both = max if key == "features" else int.__add__
-            counts[key] = both(counts.get(key, 0), count)
-    complete = next((r.complete for r in reports if r.complete is not None), None)
+            if key == "features":  # every part looks at all of them
+                counts[key] = max(counts.get(key, 0), count)
+            else:
+                counts[key] = counts.get(key, 0) + count
+    complete = None
+    for report in reports:
+        if complete is None:
+            complete = report.complete
     in_order = sorted(problems, key=lambda problem: problem.feature is not None)
     return Report(tuple(in_order), counts, tuple(notes), complete)
 
@@ -155,9 +177,11 @@ class Check:
     def __init__(self, files: PackFiles, advance: Advance | None = None):
         self.files = files
         self.notes: list[str] = []
-        self.compared = self.total = self.done = 0
+        self.compared = 0
+        self.total = 0
+        self.done = 0
         self._advance = advance
-        self._problems: dict[tuple, Problem] = {}
+        self._problems: dict[tuple[object, ...], Problem] = {}
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -169,16 +193,17 @@ class Check:
         counts = {**counts, "files": self.compared}
         return Report(self.problems, counts, tuple(self.notes), complete)
 
-    def add(self, what: str, **place) -> None:
-        """Add a problem, once; `place` holds the other fields of Problem.
+    def add(self, what_is_wrong: str, **fields: Unpack[ProblemFields]) -> None:
+        """Add a problem, once.
 
         Several parts of a check can find the same problem in the same file.
         """
-        found = Problem(what.removesuffix(f"; {REMEDY}"), **place)
-        self._problems.setdefault((found.what, found.feature, found.shard, found.sample), found)
+        problem = Problem(what_is_wrong.removesuffix(f"; {REMEDY}"), **fields)
+        key = problem.what, problem.feature, problem.shard, problem.sample
+        self._problems.setdefault(key, problem)
 
     @contextmanager
-    def collecting(self, **place) -> Iterator[None]:
+    def collecting(self, **fields: Unpack[ProblemFields]) -> Iterator[None]:
         """Turn a FormatError or OSError into a problem; it ends the block.
 
         What the system refuses for lack of resources is raised: it says nothing about the pack.
@@ -188,23 +213,27 @@ class Check:
         except (FormatError, OSError) as error:
             if isinstance(error, OSError) and is_shortage(error):
                 raise
-            self.add(reason_of(error), **place, denied=isinstance(error, PermissionError))
+            fields["denied"] = isinstance(error, PermissionError)
+            self.add(reason_of(error), **fields)
 
-    def digest(self, path: Path, expected: str, **place) -> None:
+    def digest(self, path: Path, expected: str, **fields: Unpack[ProblemFields]) -> None:
         """Compare the XXH3-128 of a file with the listed one; a missing file is no finding here."""
-        with self.collecting(**place):
+        with self.collecting(**fields):
             try:
-                found = self.files.digest(path)
+                digest = self.files.digest(path)
             except (FileNotFoundError, NotADirectoryError):
                 return
-            self.same_digest(path, found, expected, **place)
+            self.same_digest(path, digest, expected, **fields)
 
-    def same_digest(self, path: Path, found: str, expected: str, **place) -> None:
+    def same_digest(
+        self, path: Path, digest: str, expected: str, **fields: Unpack[ProblemFields]
+    ) -> None:
         """Compare the XXH3-128 that was computed of a file with the listed one."""
         self.compared += 1
-        if found != expected:
-            what = f"{path}: XXH3-128 is {found}, but {CHECKSUMS_NAME} says {expected}"
-            self.add(what, **place)
+        if digest != expected:
+            self.add(
+                f"{path}: XXH3-128 is {digest}, but {CHECKSUMS_NAME} says {expected}", **fields
+            )
 
     def advance(self, nbytes: int) -> None:
         """Count bytes that were checked."""
@@ -220,12 +249,12 @@ class Check:
         problems = self._problems
         notes = self.notes
         compared = self.compared
-        done = self.done
+        checked_bytes = self.done
         for _ in range(self.files.tries):
             self._problems = dict(problems)
             self.notes = list(notes)
             self.compared = compared
-            self.done = done
+            self.done = checked_bytes
             work()
             if len(self._problems) == len(problems):
                 break

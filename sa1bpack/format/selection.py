@@ -16,8 +16,9 @@ from zlib_ng import zlib_ng
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.arrays import Count, check_version
-from sa1bpack.format.files import naming, read_metadata_file, replace_file
+from sa1bpack.format.files import read_metadata_file, replace_file
 from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.oserrors import naming
 
 SELECTION_NAME = "sa1bpack-selection"
 SELECTION_VERSION = (1, 0)
@@ -75,31 +76,32 @@ def write_selection(
         OSError: the file cannot be written.
     """
     ids = np.ascontiguousarray(image_ids, "<i8")
-    here = path.absolute().parent.resolve()
+    folder = path.absolute().parent.resolve()
     head = SelectionHead(
         samples=len(ids),
         fingerprint=fingerprint,
         ids_xxh128=xxhash.xxh3_128_hexdigest(ids),
         duplicates=duplicates,
-        packs=tuple(_place(root, here) for root in packs),
+        packs=tuple(_place_of(pack, folder) for pack in packs),
     )
     steps = np.diff(ids, prepend=np.int64(0))
     replace_file(path, msgspec.json.encode(head) + b"\n" + zlib_ng.compress(steps, _LEVEL))
 
 
-def _place(pack: Path | str, here: Path) -> PackPlace:
+def _place_of(pack: Path | str, folder: Path) -> PackPlace:
+    """The place of a pack, for a selection in a folder."""
     if isinstance(pack, str):
         return PackPlace(absolute=pack, relative=pack)
     root = pack.resolve()
-    place = PackPlace(absolute=str(root), relative=os.path.relpath(root, here))
+    pack_place = PackPlace(absolute=str(root), relative=os.path.relpath(root, folder))
     try:
-        f"{place.absolute}{place.relative}".encode()
+        f"{pack_place.absolute}{pack_place.relative}".encode()
     except UnicodeEncodeError:
         raise OptionError(
             f"{root}: a selection records where its pack is, as UTF-8, and this path is not: "
             "rename the folder, or set PYTHONUTF8=1 if the name is UTF-8"
         ) from None
-    return place
+    return pack_place
 
 
 def packs_of(path: Path) -> tuple[list[Path | str], str]:
@@ -111,20 +113,21 @@ def packs_of(path: Path) -> tuple[list[Path | str], str]:
     """
     head, _ = read_selection(path)
     folder = path.absolute().parent.resolve()
-    found: list[Path | str] = []
-    for place in head.packs:
-        there = [folder / place.relative, Path(place.absolute)]
-        if "://" in place.absolute:
-            found.append(place.absolute)
-        elif folders := [each for each in there if (each / MANIFEST_NAME).is_file()]:
-            found.append(folders[0].resolve())
-        else:
+    packs: list[Path | str] = []
+    for pack in head.packs:
+        if "://" in pack.absolute:
+            packs.append(pack.absolute)
+            continue
+        candidates = [folder / pack.relative, Path(pack.absolute)]
+        roots = [root for root in candidates if (root / MANIFEST_NAME).is_file()]
+        if not roots:
             raise NotAPack(
-                f"{path}: a selection from the pack {place.absolute}, which is not there any more: "
+                f"{path}: a selection from the pack {pack.absolute}, which is not there any more: "
                 "make a link there to where it is now, or take "
                 f"sa1bpack.open(PACK).load_selection({str(path)!r})"
             )
-    return found, head.duplicates
+        packs.append(roots[0].resolve())
+    return packs, head.duplicates
 
 
 def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
@@ -139,9 +142,9 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
     if not line.startswith(_BEGINNING):
         raise FormatError(f"{path}: not a selection, or one whose beginning is damaged; {_SAVED}")
     try:
-        found = msgspec.json.decode(line)
-        check_version(path, found.get("version"), SELECTION_VERSION, _REMEDY)
-        head = msgspec.convert(found, SelectionHead)
+        fields = msgspec.json.decode(line)
+        check_version(path, fields.get("version"), SELECTION_VERSION, _REMEDY)
+        head = msgspec.convert(fields, SelectionHead)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: {error}; {_REMEDY}") from None
     ids = np.empty(0, np.int64)

@@ -121,13 +121,18 @@ def verify(
     """
     if is_pack_url(root):
         root = pack_url("root", root)
-        if (folder := local_folder(root)) is None:
-            verify_there = scheme_of(root).verify
-            return verify_there(root, quick=quick, progress=progress, io=io, part=part)
+        folder = local_folder(root)
+        if folder is None:
+            report: Report = scheme_of(root).verify(
+                root, quick=quick, progress=progress, io=io, part=part
+            )
+            return report
         root = folder
     root = local_path("root", root)
     choice("io", io, IO)
-    share = ALL if part is None else part_of_job(part)
+    share = ALL
+    if part is not None:
+        share = part_of_job(part)
     with reporting(progress, "byte") as advance:
         return check_files(PackFiles(root, io), quick=quick, advance=advance, share=share)
 
@@ -204,8 +209,7 @@ def _check_side(
         names = side.feature_shard_names(folder)
         if share[0] == 1:
             for path in side.strays_of(folder):
-                what = f"{path}: not a feature shard; remove it"
-                check.add(what, feature=spec.name, extra=True)
+                check.add(f"{path}: not a feature shard; remove it", feature=spec.name, extra=True)
             with check.collecting(feature=spec.name):
                 listed = read_checksums(folder / CHECKSUMS_NAME)
                 with check.collecting(feature=spec.name):
@@ -213,13 +217,14 @@ def _check_side(
                 for path, digest in listed.items():
                     check.digest(folder / path, digest, feature=spec.name)
                 arrays.check_metadata(folder / arrays.METADATA_NAME, side.SIDE_ROOT_METADATA)
-            found = side.coverage(names, shards or ())
-            if found.missing:
-                check.notes.append(f"{folder}: {found}; to make them, {side.AGAIN}")
-            if found.others and shards is not None:
+            coverage = side.coverage(names, shards or ())
+            if coverage.missing:
+                check.notes.append(f"{folder}: {coverage}; to make them, {side.AGAIN}")
+            if coverage.others and shards is not None:
                 check.notes.append(
-                    f"{folder}: rows for {counted(len(found.others), 'shard')} not of this pack, "
-                    f"such as {found.others[0]}: remove what is for no shard of another pack either"
+                    f"{folder}: rows for {counted(len(coverage.others), 'shard')} not of this "
+                    f"pack, such as {coverage.others[0]}: remove what is for no shard of another "
+                    "pack either"
                 )
         numbers = {shard.feature_shard: number for number, shard in enumerate(shards or ())}
         names = share_of(names, share)
@@ -232,8 +237,11 @@ def _check_side(
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
     """Bytes of the chunk files of feature shards, or a share of them; 0 if it is unreadable."""
     try:
-        names = share_of(side.feature_shard_names(folder), share)
-        return sum(c.stat().st_size for name in names for c in (folder / name).glob("*/c.*"))
+        nbytes = 0
+        for name in share_of(side.feature_shard_names(folder), share):
+            for chunk_file in (folder / name).glob("*/c.*"):
+                nbytes += chunk_file.stat().st_size
+        return nbytes
     except OSError:
         return 0
 
@@ -241,14 +249,14 @@ def _side_bytes(folder: Path, share: Share = ALL) -> int:
 def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: Scope) -> Report:
     """Check the shards, the index against them, and features."""
     root = check.files.root
-    share = scope.share
-    sources = scope.sources
-    sides = side.side_folders(root) if scope.features else []
+    features = []
+    if scope.features:
+        features = side.side_folders(root)
     shards = [*manifest.shards, *_unlisted_shards(check, manifest)]
-    check.files.choose_mode(sum(shard.bytes for shard in shards) + sum(map(_side_bytes, sides)))
-    shards = [s for s in share_of(shards, share) if sources is None or s.source in sources]
+    check.files.choose_mode(sum(shard.bytes for shard in shards) + sum(map(_side_bytes, features)))
+    shards = _shards_of_scope(shards, scope)
     pack_bytes = sum(shard.bytes for shard in shards)
-    check.total = pack_bytes + sum(_side_bytes(each, share) for each in sides)
+    check.total = pack_bytes + sum(_side_bytes(folder, scope.share) for folder in features)
     pairs_of = expected_pairs(manifest.options, manifest.sources)
     for entry in shards:
         quick = scope.quick and entry.name not in scope.full
@@ -258,15 +266,11 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
     if index is not None:
         with check.collecting():
             damaged = {problem.shard for problem in check.problems}
-            chosen = {shard.name for shard in shards} - damaged
-            check_against_shards(root, manifest, index, chosen)
+            sound = {shard.name for shard in shards} - damaged
+            check_against_shards(root, manifest, index, sound)
             if scope.own_files:
                 check_whole_index(root, manifest, index, named=not damaged)
-    identities = None
-    with suppress(FormatError, OSError):  # reported with the pack
-        identities = side.shard_identities(root, manifest) if sides else None
-    for folder in sides:
-        _check_side(check, folder, scope.quick, share, identities, index)
+    _check_features(check, features, manifest, index, scope)
     if scope.own_files:
         check.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index)]
     counts = {
@@ -275,9 +279,30 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
         "masks": sum(shard.masks for shard in shards),
         "bytes": pack_bytes,
     }
-    if sides:
-        counts["features"] = len(sides)
+    if features:
+        counts["features"] = len(features)
     return check.report(counts, manifest.complete)
+
+
+def _shards_of_scope(shards: Sequence[ShardEntry], scope: Scope) -> list[ShardEntry]:
+    """Those of the shards that are to be checked."""
+    share = share_of(shards, scope.share)
+    if scope.sources is None:
+        return list(share)
+    return [shard for shard in share if shard.source in scope.sources]
+
+
+def _check_features(
+    check: Check, folders: Sequence[Path], manifest: Manifest, index: Index | None, scope: Scope
+) -> None:
+    """Check features in a pack."""
+    if not folders:
+        return
+    identities = None
+    with suppress(FormatError, OSError):  # reported with the pack
+        identities = side.shard_identities(check.files.root, manifest)
+    for folder in folders:
+        _check_side(check, folder, scope.quick, scope.share, identities, index)
 
 
 def _check_shard(
@@ -304,9 +329,10 @@ def _check_own_files(check: Check, manifest: Manifest) -> None:
         with check.collecting():
             listed = read_checksums(path)
     if is_newer:
-        found, known = (".".join(map(str, each)) for each in (manifest.version, FORMAT_VERSION))
+        version = ".".join(map(str, manifest.version))
+        known = ".".join(map(str, FORMAT_VERSION))
         check.notes.append(
-            f"{root}: format {found}, but this release knows {known}: later additions were not "
+            f"{root}: format {version}, but this release knows {known}: later additions were not "
             "checked"
         )
         expected |= set(listed or ())
@@ -346,9 +372,11 @@ def _check_digests(
             check_list(root, expected, listed)
     for name, digest in listed.items():
         if manifest.says_complete or name not in (MANIFEST_NAME, REJECTS_NAME):
-            first, *inner = name.split("/")
-            shard = inner[0] if first == SHARDS_NAME and len(inner) > 1 else None
-            check.digest(root / name, digest, shard=shard)
+            match name.split("/"):
+                case [folder, shard, _, *_] if folder == SHARDS_NAME:
+                    check.digest(root / name, digest, shard=shard)
+                case _:
+                    check.digest(root / name, digest)
             continue
         with check.collecting():
             if name in expected and file_digest(root / name) != digest:
@@ -374,20 +402,23 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
     for path in sorted((root / SHARDS_NAME).glob("*")):
         if path.name in listed or is_passed_over(path.name):
             continue
-        what = "not a shard; remove it"
-        if is_shard_folder(path):
-            if not manifest.says_complete:  # noted by `_unlisted_shards`
-                continue
-            what = "not in the manifest; repeat the pack command to publish it, or remove it"
-        check.add(f"{path}: {what}", extra=True)
+        if not is_shard_folder(path):
+            check.add(f"{path}: not a shard; remove it", extra=True)
+        elif manifest.says_complete:  # `_unlisted_shards` notes those of any other
+            check.add(
+                f"{path}: not in the manifest; repeat the pack command to publish it, or remove it",
+                extra=True,
+            )
 
 
 def _unlisted_shards(check: Check, manifest: Manifest) -> list[ShardEntry]:
     """Entries of the complete shards that an incomplete pack has, but does not list yet."""
     entries: list[ShardEntry] = []
+    if manifest.says_complete:
+        return entries
     listed = {shard.name for shard in manifest.shards}
     with check.collecting():
-        for folder in () if manifest.says_complete else shard_folders(check.files.root):
+        for folder in shard_folders(check.files.root):
             if folder.name not in listed:
                 check.files.fetch(folder.name)
                 with check.collecting(shard=folder.name):

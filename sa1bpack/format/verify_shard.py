@@ -9,28 +9,32 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 import msgspec
 import numpy as np
 import xxhash
 
+from sa1bpack.disk.direct import FileStream
 from sa1bpack.errors import FormatError
 from sa1bpack.format.accounts import shard_fault
 from sa1bpack.format.arrays import (
     METADATA_NAME,
     ChunkFile,
+    Count,
     first_fall,
     group_bytes,
     group_files,
     read_json,
 )
-from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, naming, read_checksums
+from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, read_checksums
 from sa1bpack.format.index import Index
 from sa1bpack.format.layout import ArraySpec, AxisLengths, Layout, image_nbytes, is_zero_beyond
-from sa1bpack.format.manifest import Count, ShardEntry
-from sa1bpack.format.problems import Check, PackFiles
+from sa1bpack.format.manifest import ShardEntry
+from sa1bpack.format.problems import Check, PackFiles, ProblemFields
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
 from sa1bpack.format.side.spec import REMAKE, FeatureShard, ShardIdentity, SideSpec
+from sa1bpack.oserrors import naming
 from sa1bpack.threads import ThreadPool
 
 # Nine tenths and more of a pack: a quick check skips their digests.
@@ -51,9 +55,12 @@ class ArrayStream:
         self.path = folder / spec.chunk_path
         self._file = ChunkFile(spec, rows)
         self._digest = xxhash.xxh3_128()
-        self._done = 0  # rows that were read
-        self._edge = np.empty((0, *spec.row_shape), spec.dtype)  # of an offset array, the last one
-        self._stream = files.stream(self.path, self._file.file_bytes, helper) if rows else None
+        self._rows_read = 0
+        # Of an offset array, the last row that was read.
+        self._edge = np.empty((0, *spec.row_shape), spec.dtype)
+        self._stream: FileStream | None = None
+        if rows:
+            self._stream = files.stream(self.path, self._file.file_bytes, helper)
 
     def read(self, first: int, stop: int) -> np.ndarray:
         """Rows `first` to `stop`, (stop - first, *row_shape), valid until the next call.
@@ -61,19 +68,19 @@ class ArrayStream:
         `first` is the row after those that were read before; of an offset array, the last of them.
         Raises FormatError if it is not, or if the file is cut short, OSError if it cannot be read.
         """
-        if first != self._done - len(self._edge):
+        if first != self._rows_read - len(self._edge):
             raise FormatError(f"{self.path}: it, or its offsets, changed while they were read")
-        data = self._read((stop - self._done) * self.spec.row_bytes)
+        data = self._read((stop - self._rows_read) * self.spec.row_bytes)
         rows = data.view(self.spec.dtype).reshape(-1, *self.spec.row_shape)
         if self.spec.offsets:
             rows = np.concatenate([self._edge, rows])
             self._edge = rows[-1:]
-        self._done = stop
+        self._rows_read = stop
         return rows
 
     def finish(self) -> str:
         """Check the rest of the file, after the data, and return the digest of the file."""
-        self._read((self._file.rows - self._done) * self.spec.row_bytes)
+        self._read((self._file.rows - self._rows_read) * self.spec.row_bytes)
         expected = self._file.tail()
         if self._read(len(expected)).tobytes() != expected:
             raise FormatError(
@@ -105,12 +112,14 @@ _Streams = Mapping[str, ArrayStream]
 # ------------------------------------------------------------------------------ files of a group
 
 
-def _listed_files(check: Check, folder: Path, files: set[str], **place) -> dict[str, str]:
+def _listed_files(
+    check: Check, folder: Path, files: set[str], **fields: Unpack[ProblemFields]
+) -> dict[str, str]:
     """Check which files a group has, and which its checksum file lists; returns their digests."""
-    with check.collecting(**place):
-        compare_files(check, folder, files | {CHECKSUMS_NAME}, **place)
+    with check.collecting(**fields):
+        compare_files(check, folder, files | {CHECKSUMS_NAME}, **fields)
     listed: dict[str, str] = {}
-    with check.collecting(**place):
+    with check.collecting(**fields):
         listed = read_checksums(folder / CHECKSUMS_NAME)
         check_list(folder, files, listed)
     return listed
@@ -122,7 +131,7 @@ def _check_streams(
     arrays: Mapping[ArraySpec, int],
     listed: Mapping[str, str],
     check_samples: Callable[[_Streams], None],
-    **place,
+    **fields: Unpack[ProblemFields],
 ) -> None:
     """Read arrays once, side by side: check their samples, and then their digests."""
     with ExitStack() as stack:
@@ -133,53 +142,67 @@ def _check_streams(
             streams[spec.name] = stack.enter_context(closing(opened))
         check_samples(streams)
         for name, stream in streams.items():
-            with check.collecting(array=name, **place):
-                found = stream.finish()
-                if expected := listed.get(stream.spec.chunk_path):
-                    check.same_digest(stream.path, found, expected, array=name, **place)
+            fields["array"] = name
+            with check.collecting(**fields):
+                digest = stream.finish()
+                expected = listed.get(stream.spec.chunk_path)
+                if expected is not None:
+                    check.same_digest(stream.path, digest, expected, **fields)
 
 
 def _check_digests(
-    check: Check, folder: Path, listed: Mapping[str, str], without: Set[str], **place
+    check: Check,
+    folder: Path,
+    listed: Mapping[str, str],
+    without: Set[str],
+    **fields: Unpack[ProblemFields],
 ) -> None:
     """Compare the digests of all files of a group that its checksum file lists, but for some."""
     for path, expected in listed.items():
         if path not in without:
-            check.digest(folder / path, expected, array=_array_of(path), **place)
+            fields["array"] = _array_of(path)
+            check.digest(folder / path, expected, **fields)
 
 
 def check_list(folder: Path, files: Set[str], listed: dict[str, str]) -> None:
     """Raise FormatError unless the checksum file of a folder covers exactly its files."""
-    if different := files ^ set(listed):
+    different = files ^ set(listed)
+    if different:
         raise FormatError(
             f"{folder / CHECKSUMS_NAME}: must list exactly the files of the folder; missing or "
             f"extra: {sorted(different)}"
         )
 
 
-def compare_files(check: Check, folder: Path, expected: set[str], **place) -> None:
+def compare_files(
+    check: Check, folder: Path, expected: set[str], **fields: Unpack[ProblemFields]
+) -> None:
     """Report files below `folder` that are missing or do not belong there.
 
     A link in place of a file or a folder is followed: file stores such as a Hugging Face cache
     consist of links, and users keep arrays on several disks. Any other link is reported.
     """
-    inner = {path.rpartition("/")[0] for path in expected} - {""}
-    found = set()
-    for inside in ("", *inner):
-        for path in (folder / inside).iterdir() if (folder / inside).is_dir() else ():
-            if (name := path.relative_to(folder).as_posix()) not in inner:
-                found.add(name)
-    for path in sorted(expected - found):
-        check.add(f"{folder / path}: missing", array=_array_of(path), **place)
-    for path in sorted(found - expected):
-        what = f"{folder / path}: not a file of the pack; remove it"
-        check.add(what, array=_array_of(path), extra=True, **place)
+    arrays = {path.rpartition("/")[0] for path in expected} - {""}
+    paths = set()
+    for subfolder in (folder, *(folder / array for array in arrays)):
+        if subfolder.is_dir():
+            paths |= {path.relative_to(folder).as_posix() for path in subfolder.iterdir()}
+    paths -= arrays
+    for path in sorted(expected - paths):
+        fields["array"] = _array_of(path)
+        check.add(f"{folder / path}: missing", **fields)
+    fields["extra"] = True
+    for path in sorted(paths - expected):
+        fields["array"] = _array_of(path)
+        check.add(f"{folder / path}: not a file of the pack; remove it", **fields)
 
 
 def _array_of(path: str) -> str | None:
     """The array that a path below a group's folder leads into."""
     array, slash, _ = path.partition("/")
-    return array if slash else None
+    if not slash:
+        return None
+    return array
 
 
 # ------------------------------------------------------------------------------------------ shards
@@ -203,47 +226,54 @@ def check_shard(
         quick: skip what HEAVY_ARRAYS hold.
         pairs: number of pairs that it must have, if that is known.
     """
-    place = {"shard": entry.name}
-    done = check.done
+    fields: ProblemFields = {"shard": entry.name}
+    bytes_before = check.done
     arrays = layout.array_rows(entry.lengths)
-    listed = _listed_files(check, folder, group_files(arrays), **place)
-    compared = {spec.chunk_path for spec in arrays if quick and spec.name in HEAVY_ARRAYS}
-    with check.collecting(**place):
+    listed = _listed_files(check, folder, group_files(arrays), **fields)
+    compared = set()
+    if quick:
+        compared = {spec.chunk_path for spec in arrays if spec.name in HEAVY_ARRAYS}
+    with check.collecting(**fields):
         shard = open_shard(folder, layout)
         for key in entry.__struct_fields__:
-            found = getattr(shard.entry, key)
+            value = getattr(shard.entry, key)
             expected = getattr(entry, key)
-            if found != expected:
+            if value != expected:
                 raise FormatError(
-                    f"{folder}: {key} is {found!r}, but the manifest says {expected!r}; repeat the "
+                    f"{folder}: {key} is {value!r}, but the manifest says {expected!r}; repeat the "
                     "pack command"
                 )
-        if (fault := shard_fault(shard.attributes, pairs)) is not None:
-            check.add(f"{folder}: {fault}", **place)
+        fault = shard_fault(shard.attributes, pairs)
+        if fault is not None:
+            check.add(f"{folder}: {fault}", **fields)
         if _check_offsets(check, shard) and not quick:
             check_samples = partial(_check_samples, check, shard)
-            _check_streams(check, folder, arrays, listed, check_samples, **place)
+            _check_streams(check, folder, arrays, listed, check_samples, **fields)
             compared = {spec.chunk_path for spec in arrays}
-    _check_digests(check, folder, listed, compared, **place)
-    check.advance(done + entry.bytes - check.done)
+    _check_digests(check, folder, listed, compared, **fields)
+    check.advance(bytes_before + entry.bytes - check.done)
 
 
 def _check_offsets(check: Check, shard: Shard) -> bool:
     """True if offsets are non-decreasing; if they are not, reports the sample."""
     for spec in shard.layout.arrays:
-        if not spec.offsets or (fall := first_fall(shard[spec.name])) is None:
+        if not spec.offsets:
             continue
-        sample, what = fall
+        fall = first_fall(shard[spec.name])
+        if fall is None:
+            continue
+        sample, fault = fall
         if spec.axis == "mask":  # mask_offset was checked before
             sample = int(np.searchsorted(shard["mask_offset"], sample, side="right")) - 1
         row = {name: shard[name][sample] for name in ("image_id", "file_name")}
-        what = f"{shard.folder / spec.name}: {what}"
-        check.add(what, array=spec.name, **_place(shard, sample, row))
+        fields = _sample_fields(shard, sample, row)
+        fields["array"] = spec.name
+        check.add(f"{shard.folder / spec.name}: {fault}", **fields)
         return False
     return True
 
 
-def _place(shard: Shard, sample: int, row: Mapping[str, np.ndarray]) -> dict:
+def _sample_fields(shard: Shard, sample: int, row: Mapping[str, np.ndarray]) -> ProblemFields:
     """The fields of a Problem that name a sample, from its image_id and file_name."""
     return {
         "shard": shard.entry.name,
@@ -259,9 +289,10 @@ def _check_samples(check: Check, shard: Shard, streams: _Streams) -> None:
     total = shard.entry.bytes
     for row in range(len(shard)):
         rows = rows_of_sample(shard, row, lambda spec, *span: streams[spec.name].read(*span))
-        if what := _fault(shard.layout, rows):
-            one = {name: rows[name][0] for name in ("image_id", "file_name")}
-            check.add(what, **_place(shard, row, one))
+        fault = _fault(shard.layout, rows)
+        if fault is not None:
+            names = {name: rows[name][0] for name in ("image_id", "file_name")}
+            check.add(fault, **_sample_fields(shard, row, names))
         check.advance(before + total * (row + 1) // len(shard) - check.done)
 
 
@@ -269,11 +300,11 @@ def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
     """The fault of a sample, in words; None if it has none."""
     side = layout.image_size
     image = byte_view(rows["image"])
-    found = checksum_of_rows(layout, rows)
+    computed = checksum_of_rows(layout, rows)
     stored = int(rows["checksum"][0])
     height, width = rows["size"][0, 2:].tolist()
-    if found != stored:
-        return f"checksum of the sample is {found:016x}, but {stored:016x} is stored"
+    if computed != stored:
+        return f"checksum of the sample is {computed:016x}, but {stored:016x} is stored"
     if not (1 <= height <= side and 1 <= width <= side):
         return f"stored size {height} x {width} is not within 1 and the layout's {side}"
     if image.size != image_nbytes(layout, height, width):
@@ -311,13 +342,15 @@ def check_feature_shard(
     Raises:
         FormatError, OSError: it does not say which shard it is for.
     """
-    place = {"feature": spec.name, "shard": folder.name}
+    fields: ProblemFields = {"feature": spec.name, "shard": folder.name}
     identity = _read_identity(folder)
     arrays = spec.arrays(identity.lengths)
     check.advance(group_bytes(arrays))
-    listed = _listed_files(check, folder, group_files(arrays), **place)
-    compared = {spec.values.chunk_path} if quick else set()
-    with check.collecting(**place):
+    listed = _listed_files(check, folder, group_files(arrays), **fields)
+    compared = set()
+    if quick:
+        compared = {spec.values.chunk_path}
+    with check.collecting(**fields):
         opened = FeatureShard.open(folder.parent, spec, identity, deep=True)
         counts = np.empty(0, np.int64)
         if spec.axis == "sample":
@@ -327,14 +360,18 @@ def check_feature_shard(
             counts = np.diff(index.mask_offset[first : stop + 1])
         if not quick and counts.sum() == len(opened.values):
             values = {spec.values: len(opened.values)}
-            check_samples = partial(_check_rows, check, opened, counts, place)
-            _check_streams(check, folder, values, listed, check_samples, **place)
+            check_samples = partial(_check_rows, check, opened, counts, fields)
+            _check_streams(check, folder, values, listed, check_samples, **fields)
             compared = {spec.values.chunk_path}
-    _check_digests(check, folder, listed, compared, **place)
+    _check_digests(check, folder, listed, compared, **fields)
 
 
 def _check_rows(
-    check: Check, opened: FeatureShard, counts: np.ndarray, place: dict[str, str], streams: _Streams
+    check: Check,
+    opened: FeatureShard,
+    counts: np.ndarray,
+    fields: ProblemFields,
+    streams: _Streams,
 ) -> None:
     """Compare the rows of each sample with their checksum.
 
@@ -342,20 +379,21 @@ def _check_rows(
         check: where problems are added.
         opened: the feature shard.
         counts: int64 (N,), rows of each sample.
-        place: fields of a problem that name it.
+        fields: fields of a problem that name it.
         streams: name of an array → the stream of its file.
     """
     stored = opened.checksum
     stream = streams[opened.spec.values.name]
     first = 0
     for sample, stop in enumerate(np.cumsum(counts).tolist()):
-        found = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))
+        computed = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))
+        expected = int(stored[sample])
         first = stop
-        if found != int(stored[sample]):
+        if computed != expected:
             check.add(
-                f"checksum of sample {sample} is {found:016x}, but {int(stored[sample]):016x} is "
-                f"stored; {REMAKE}",
-                **place,
+                f"checksum of sample {sample} is {computed:016x}, but {expected:016x} is stored; "
+                f"{REMAKE}",
+                **fields,
             )
 
 
@@ -363,11 +401,12 @@ def _read_identity(folder: Path) -> ShardIdentity:
     """The shard that a feature shard says it is bound to. Raises FormatError, OSError."""
     path = folder / METADATA_NAME
     try:
-        found = msgspec.convert(read_json(path)["attributes"]["sa1bpack"], _Binding)
+        binding = msgspec.convert(read_json(path)["attributes"]["sa1bpack"], _Binding)
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise FormatError(f"{path}: not a feature shard's attributes ({error}); {REMAKE}") from None
-    lengths = AxisLengths(samples=found.samples, masks=found.masks)
-    identity = ShardIdentity(found.shard, found.digest, lengths)
-    if (name := identity.feature_shard) != folder.name:
+    lengths = AxisLengths(samples=binding.samples, masks=binding.masks)
+    identity = ShardIdentity(binding.shard, binding.digest, lengths)
+    name = identity.feature_shard
+    if name != folder.name:
         raise FormatError(f"{path}: the feature shard is {name}, not {folder.name}; {REMAKE}")
     return identity
