@@ -171,15 +171,20 @@ def open_index(root: Path, manifest: Manifest) -> Index:
 
     Raises FormatError naming the array, what was found and what is expected.
     """
-    if manifest.index is None:
-        raise FormatError(f"{root}: the manifest names no index; repeat the pack command")
-    folder = root / manifest.index
+    folder = _index_folder(root, manifest)
     sizes = index_arrays(manifest)
     arrays.check_group(folder, None, sizes)
     index = Index(*(arrays.map_array(folder, spec, rows) for spec, rows in sizes.items()))
     arrays.check_offset_ends(folder / "shard_offset", index.shard_offset, manifest.samples)
     arrays.check_offset_ends(folder / "mask_offset", index.mask_offset, manifest.masks)
     return index
+
+
+def _index_folder(root: Path, manifest: Manifest) -> Path:
+    """The folder of the index that a manifest names. Raises FormatError if it names none."""
+    if manifest.index is None:
+        raise FormatError(f"{root}: the manifest names no index; repeat the pack command")
+    return root / manifest.index
 
 
 def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
@@ -190,7 +195,7 @@ def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
     who has opened the index still has its maps. Nothing is sorted (0.05 s for the 11 million of
     SA-1B), and the maps that are read are not kept, so the process does not hold their pages.
     """
-    folder = root / manifest.index
+    folder = _index_folder(root, manifest)
     try:
         ids = arrays.map_array(folder, _IMAGE_ID, manifest.samples)
         order = arrays.map_array(folder, _ID_ORDER, manifest.samples)
@@ -258,7 +263,7 @@ def check_index(root: Path, manifest: Manifest, index: Index) -> None:
 
 def check_whole_index(root: Path, manifest: Manifest, index: Index, named: bool = True) -> None:
     """Check what no single shard decides: offsets, the order, and if `named` the index's name."""
-    folder = root / manifest.index
+    folder = _index_folder(root, manifest)
     if named:
         expected = index_name_of(manifest.shards, _read_digests(root, manifest.shards))
         if manifest.index != expected:
@@ -289,7 +294,7 @@ def check_against_shards(root: Path, manifest: Manifest, index: Index, names: Se
         same_ids = np.array_equal(indexed_ids, ids)
         if not (same_ids and np.array_equal(indexed_offsets, offsets_in_shard)):
             raise FormatError(
-                f"{root / manifest.index}: samples {first} to {stop} are not those of shard "
+                f"{_index_folder(root, manifest)}: samples {first} to {stop} are not those of shard "
                 f"{entry.name}; {files.REMEDY}"
             )
 

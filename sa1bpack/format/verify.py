@@ -119,12 +119,12 @@ def verify(
         >>> report.ok, report.counts["samples"]
         (True, 3)
     """
-    if is_pack_url(root):
-        root = pack_url("root", root)
-        folder = local_folder(root)
+    if isinstance(root, str) and is_pack_url(root):
+        url = pack_url("root", root)
+        folder = local_folder(url)
         if folder is None:
-            report: Report = scheme_of(root).verify(
-                root, quick=quick, progress=progress, io=io, part=part
+            report: Report = scheme_of(url).verify(
+                url, quick=quick, progress=progress, io=io, part=part
             )
             return report
         root = folder
@@ -208,15 +208,7 @@ def _check_side(
             return 0
         names = side.feature_shard_names(folder)
         if share[0] == 1:
-            for path in side.strays_of(folder):
-                check.add(f"{path}: not a feature shard; remove it", feature=spec.name, extra=True)
-            with check.collecting(feature=spec.name):
-                listed = read_checksums(folder / CHECKSUMS_NAME)
-                with check.collecting(feature=spec.name):
-                    check_list(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
-                for path, digest in listed.items():
-                    check.digest(folder / path, digest, feature=spec.name)
-                arrays.check_metadata(folder / arrays.METADATA_NAME, side.SIDE_ROOT_METADATA)
+            _check_side_files(check, folder, spec.name)
             coverage = side.coverage(names, shards or ())
             if coverage.missing:
                 check.notes.append(f"{folder}: {coverage}; to make them, {side.AGAIN}")
@@ -232,6 +224,19 @@ def _check_side(
             with check.collecting(feature=spec.name, shard=name):
                 check_feature_shard(check, folder / name, spec, quick, index, numbers.get(name))
     return len(names)
+
+
+def _check_side_files(check: Check, folder: Path, feature: str) -> None:
+    """Check the files of a feature above its feature shards."""
+    for stray in side.strays_of(folder):
+        check.add(f"{stray}: not a feature shard; remove it", feature=feature, extra=True)
+    with check.collecting(feature=feature):
+        listed = read_checksums(folder / CHECKSUMS_NAME)
+        with check.collecting(feature=feature):
+            check_list(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
+        for path, digest in listed.items():
+            check.digest(folder / path, digest, feature=feature)
+        arrays.check_metadata(folder / arrays.METADATA_NAME, side.SIDE_ROOT_METADATA)
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:

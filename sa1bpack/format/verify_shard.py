@@ -96,7 +96,7 @@ class ArrayStream:
             data = self._stream.read(nbytes)
         if data.size < nbytes:
             raise FormatError(f"{self.path}: cut short while it was read")
-        self._digest.update(data)
+        self._digest.update(data.data)
         return data
 
     def close(self) -> None:
@@ -386,7 +386,7 @@ def _check_rows(
     stream = streams[opened.spec.values.name]
     first = 0
     for sample, stop in enumerate(np.cumsum(counts).tolist()):
-        computed = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))
+        computed = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)).data)
         expected = int(stored[sample])
         first = stop
         if computed != expected:

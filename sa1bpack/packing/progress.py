@@ -96,17 +96,20 @@ class Progress:
                     self._first.append("  {source}: {member}: {detail}".format_map(line))
         if self._max_rejects is None or self.rejected <= self._max_rejects:
             return
-        more = self.rejected - len(self._first)
-        lines = [
+        verb = "was" if self.rejected == 1 else "were"
+        message = [
             f"max_rejects is {self._max_rejects}, but {counted(self.rejected, 'member')} "
-            f"{'was' if self.rejected == 1 else 'were'} rejected; the run ends, and published "
-            "shards stay:",
+            f"{verb} rejected; the run ends, and published shards stay:",
             *self._first,
-            *([f"  and {more:,} more"] if more else []),
-            f"Look into these ({REJECTS_NAME} lists those of published shards); to pack the "
-            "others, repeat with a higher limit",
         ]
-        raise TooManyRejects("\n".join(lines))
+        more = self.rejected - len(self._first)
+        if more:
+            message.append(f"  and {more:,} more")
+        message.append(
+            f"Look into these ({REJECTS_NAME} lists those of published shards); to pack the "
+            "others, repeat with a higher limit"
+        )
+        raise TooManyRejects("\n".join(message))
 
     def done(self, source: Source, outcome: Outcome, bytes_read: int) -> None:
         """Count a pair with its outcome. Raises TooManyRejects as `reject` does."""
@@ -148,24 +151,30 @@ class Progress:
                 self.read[source.name] = bytes_read
                 self._bar.update(bytes_read - before)
             since = time.perf_counter() - self._shown
-            done = sum(self.read.values())
+            total_read = sum(self.read.values())
             if self._tell is not None and bytes_read > before:
-                self._tell(done, self.total_bytes)
+                self._tell(total_read, self.total_bytes)
             if self._lines and since > LINE_SECONDS:  # for the log of a job without a terminal
-                left = (self.total_bytes - done) * self.seconds / max(done, 1)
-                print(
-                    f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
-                    f"{self.images / self.seconds:.0f} images/s, "
-                    f"{done / self.seconds / 1e6:.0f} MB/s, {left / 60:.0f} min left, "
-                    f"{self.rejected} rejected",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            elif self._bar.disable or (since < _REFRESH_SECONDS and done < self.total_bytes):
+                self._print_line(total_read)
+            elif self._bar.disable or (since < _REFRESH_SECONDS and total_read < self.total_bytes):
                 return
             self._shown += since
-            rejected = f", {self.rejected} rejected" if self.rejected else ""
-            self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")
+            text = f"{self.images / self.seconds:.0f} img/s"
+            if self.rejected:
+                text += f", {self.rejected} rejected"
+            self._bar.set_postfix_str(text)
+
+    def _print_line(self, total_read: int) -> None:
+        """Print how far the run is, in a line."""
+        seconds_left = (self.total_bytes - total_read) * self.seconds / max(total_read, 1)
+        print(
+            f"sa1bpack: {total_read / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
+            f"{self.images / self.seconds:.0f} images/s, "
+            f"{total_read / self.seconds / 1e6:.0f} MB/s, {seconds_left / 60:.0f} min left, "
+            f"{self.rejected} rejected",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def unknown_keys_text(images_by_key: Mapping[str, int], images: str) -> str | None:
@@ -182,8 +191,8 @@ def unknown_keys_text(images_by_key: Mapping[str, int], images: str) -> str | No
     keys = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     names = [f"{key} (in {counted(count, 'image')})" for key, count in keys[:_KEYS_NAMED]]
     if len(keys) > _KEYS_NAMED or more_of_record:
-        least = "at least " if more_of_record else ""
-        names.append(f"{least}{max(1, len(keys) - _KEYS_NAMED + more_of_record)} more")
+        more = max(1, len(keys) - _KEYS_NAMED + more_of_record)
+        names.append(f"at least {more} more" if more_of_record else f"{more} more")
     return (
         f"{images}: keys of the JSON that are not stored, because SA-1B does not have them: "
         f"{', '.join(names)}; what they hold can be attached as a feature (docs/features.md)"
@@ -192,8 +201,9 @@ def unknown_keys_text(images_by_key: Mapping[str, int], images: str) -> str | No
 
 def nothing_to_do(sources: int) -> str:
     """The message if all sources that are given, this number of them, are in the pack already."""
-    which = "the source is" if sources == 1 else f"all {sources:,} sources are"
-    return f"{which} in the pack already; nothing to do"
+    if sources == 1:
+        return "the source is in the pack already; nothing to do"
+    return f"all {sources:,} sources are in the pack already; nothing to do"
 
 
 RUNS_NAME = ".runs.jsonl"

@@ -53,12 +53,12 @@ class EventLoop(asyncio.SelectorEventLoop):
     (SIGABRT, SIGSEGV). So the process ends when the library has let go of all of them.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.held = Living[asyncio.Future]()
+        self.held = Living[asyncio.Future[Any]]()
         self.ended = False
 
-    def create_future(self) -> asyncio.Future:
+    def create_future(self) -> asyncio.Future[Any]:
         """See asyncio. The library asks for one with each request."""
         future = super().create_future()
         self.held.add(future)
@@ -93,7 +93,7 @@ def _loop(process: int) -> EventLoop:
     return loop
 
 
-def begun(work: Coroutine) -> Future:
+def run_in_loop(work: Coroutine[Any, Any, Any]) -> Future[Any]:
     """Run a coroutine in the event loop; the future's `result` waits, and `cancel` ends it.
 
     Raises StoreError when the process ends.
@@ -138,12 +138,14 @@ class Bucket(Origin):
         name, _, key = rest.partition("/")
         self.prefix = f"{key}/" if key else ""
         self._library = package("obstore")
-        self._store = open_store(scheme, name) if store is None else store
+        if store is None:
+            store = open_store(scheme, name)
+        self._store = store
         self._patience = patience or Patience(TRIES)
         self._on_wait = on_wait
         self._pid = os.getpid()
         self._cancelled = False
-        self._pending: set[Future] = set()
+        self._pending: set[Future[Any]] = set()
 
     # ---------------------------------------------------------------------------------- requests
 
@@ -151,21 +153,21 @@ class Bucket(Origin):
         """The result of a request for a path in the folder; raises as `_tried`."""
         return self.result(self._begin(path, request))
 
-    def _begin(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Future:
+    def _begin(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Future[Any]:
         """Begin a request in the event loop. Raises StoreError in a fork."""
         if os.getpid() != self._pid:
             raise StoreError(
                 f"{self.url}: its connections do not survive a fork: spawn worker processes "
                 "(multiprocessing_context='spawn')"
             )
-        future = begun(self._tried(path, request))
+        future = run_in_loop(self._tried(path, request))
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         if self._cancelled:
             future.cancel()
         return future
 
-    def result(self, future: Future) -> Any:
+    def result(self, future: Future[Any]) -> Any:
         """See Origin. Raises StoreError if it is cancelled."""
         try:
             return result_of(future, float("inf"))
@@ -199,20 +201,19 @@ class Bucket(Origin):
                 attempts.succeeded()
                 return answer
             except EndsEarly as error:
-                why = str(error)
-                kind = EndsEarly
+                wait = attempts.failed(EndsEarly, str(error))
             except (self._library.exceptions.BaseError, FileNotFoundError, ValueError) as error:
-                if (found := final_error(error, address)) is not None:
-                    raise found from None
-                why = error_text(error)
-                kind = StoreError
-            await asyncio.sleep(attempts.failed(kind, why))
+                final = final_error(error, address)
+                if final is not None:
+                    raise final from None
+                wait = attempts.failed(StoreError, error_text(error))
+            await asyncio.sleep(wait)
 
     # ----------------------------------------------------------------------------------- reading
 
     def begin(
         self, path: str, first: int = 0, stop: int | None = None, version: str | None = None
-    ) -> Future:
+    ) -> Future[Any]:
         """See Origin. The file must have the `version`, unless that is None."""
 
         async def get(key: str) -> Any:
@@ -232,17 +233,19 @@ class Bucket(Origin):
         self, key: str, first: int, stop: int | None, version: str | None = None
     ) -> tuple[Any, int, str | None]:
         """Bytes of an object, its size and its version (ETag)."""
-        options: dict[str, Any] = {} if version is None else {"if_match": version}
+        options: dict[str, Any] = {}
+        if version is not None:
+            options["if_match"] = version
         if stop is not None:
             options["range"] = (first, stop)
         answer = await self._library.get_async(self._store, key, options=options)
-        found = answer.meta
-        if stop is None and found["size"] > MAX_METADATA_BYTES:
+        size = answer.meta["size"]
+        if stop is None and size > MAX_METADATA_BYTES:
             raise FormatError(
-                f"{self.url}/{key.removeprefix(self.prefix)}: {found['size']} bytes, more than the "
+                f"{self.url}/{key.removeprefix(self.prefix)}: {size} bytes, more than the "
                 f"{MAX_METADATA_BYTES} of any file of its kind; upload the pack again"
             )
-        return await answer.bytes_async(), found["size"], found["e_tag"]
+        return await answer.bytes_async(), size, answer.meta["e_tag"]
 
     def read(self, path: str) -> bytes:
         """See Origin."""
@@ -250,14 +253,15 @@ class Bucket(Origin):
 
     def read_start(self, path: str, stop: int) -> tuple[Any, int, str | None]:
         """The bytes of a file up to `stop`, or to its end; its size, and its version."""
-        return self._ask(path, lambda key: self._get(key, 0, stop))
+        answer: tuple[Any, int, str | None] = self._ask(path, lambda key: self._get(key, 0, stop))
+        return answer
 
     def ranges(self, path: str, first: int, stop: int, version: str | None = None) -> Pieces:
         """Bytes `first` to `stop` of a file in pieces, some of which are asked for ahead.
 
         Raises as Origin does.
         """
-        pending: deque[Future] = deque()
+        pending: deque[Future[Any]] = deque()
         try:
             for start in range(first, stop, RANGE_BYTES):
                 end = min(start + RANGE_BYTES, stop)
@@ -281,13 +285,15 @@ class Bucket(Origin):
         Raises StoreError.
         """
 
-        async def listed(key: str) -> dict[str, int]:
-            found = await self._library.list(self._store, prefix=key or None).collect_async()
-            return {item["path"]: item["size"] for item in found}
+        async def sizes_by_key(key: str) -> dict[str, int]:
+            objects = await self._library.list(self._store, prefix=key or None).collect_async()
+            return {item["path"]: item["size"] for item in objects}
 
-        found = self._ask(path, listed)
-        names = (key for key in sorted(found) if not key.endswith("/"))  # in place of folders
-        return {key.removeprefix(self.prefix): found[key] for key in names}
+        sizes = {}
+        for key, nbytes in sorted(self._ask(path, sizes_by_key).items()):
+            if not key.endswith("/"):  # an object in place of a folder
+                sizes[key.removeprefix(self.prefix)] = nbytes
+        return sizes
 
     # ----------------------------------------------------------------------------------- writing
 
@@ -316,11 +322,11 @@ class Bucket(Origin):
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
         for _ in range(TRIES):
             self._ask(path, write)
-            found = xxhash.xxh3_128()
+            written = xxhash.xxh3_128()
             with suppress(EndsEarly):
                 for piece in self.ranges(path, 0, nbytes):
-                    found.update(piece)
-                if found.hexdigest() == digest:
+                    written.update(piece)
+                if written.hexdigest() == digest:
                     return
         raise StoreError(
             f"{self.url}/{path}: came back {TRIES} times with other bytes than those of XXH3-128 "
@@ -359,7 +365,8 @@ class StoreFile:
         self._bucket: Bucket | None = None
         self._pieces = self._read()
         self._chunk = memoryview(b"")
-        self._cancelled = self._ended = False
+        self._cancelled = False
+        self._ended = False
 
     @property
     def nbytes(self) -> int | None:
@@ -367,18 +374,21 @@ class StoreFile:
         return self.address.nbytes
 
     def _read(self) -> Pieces:
-        at = self.address
-        first = b""
-        root = f"{at.scheme}://{at.bucket}"
-        self._bucket = bucket = Bucket(root, store_of(at), self._patience, self._on_wait)
+        address = self.address
+        root = f"{address.scheme}://{address.bucket}"
+        bucket = Bucket(root, store_of(address), self._patience, self._on_wait)
+        self._bucket = bucket
         if self._cancelled:
             bucket.cancel()
-        if at.nbytes is None:
-            first, size, version = bucket.read_start(at.key, self._stop or RANGE_BYTES)
-            self.address = at = replace(at, nbytes=size, version=version)
+        nbytes = address.nbytes
+        version = address.version
+        first = b""
+        if nbytes is None:
+            first, nbytes, version = bucket.read_start(address.key, self._stop or RANGE_BYTES)
+            self.address = replace(address, nbytes=nbytes, version=version)
             yield first
-        end = min(self._stop or at.nbytes, at.nbytes)
-        yield from bucket.ranges(at.key, len(first), end, at.version)
+        end = min(self._stop or nbytes, nbytes)
+        yield from bucket.ranges(address.key, len(first), end, version)
         self._ended = True
 
     def read(self, count: int) -> bytes:
@@ -402,8 +412,8 @@ class StoreFile:
     def cancel(self) -> None:
         """End a `read` in another thread; it and all later ones raise SourceError."""
         self._cancelled = True
-        if (bucket := self._bucket) is not None:
-            bucket.cancel()
+        if self._bucket is not None:
+            self._bucket.cancel()
 
     def close(self) -> None:
         """Forget what was asked for."""

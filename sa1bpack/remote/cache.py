@@ -78,7 +78,9 @@ class Lock:
 
     def __init__(self, path: Path, create: bool = True):
         """Open the file. Raises FileNotFoundError if it is not there, and not to be made."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT
         self.path = path
         self.touched = 0.0
         self._file = io.FileIO(path, "r+", opener=lambda name, _: os.open(name, flags, 0o666))
@@ -111,7 +113,8 @@ class Lock:
 
     def touch(self) -> None:
         """Note that what is locked is in use now."""
-        if (now := time.monotonic()) - self.touched > _LONGEST_WAIT:
+        now = time.monotonic()
+        if now - self.touched > _LONGEST_WAIT:
             self.touched = now
             with naming(self.path):
                 os.utime(self.fileno())
@@ -121,9 +124,10 @@ class Lock:
         """Bytes that the folder takes, or will take; and the start of the machine it is from."""
         with naming(self.path):
             data = os.pread(self.fileno(), 200, 0)
-        fields = data.decode(errors="replace").split()
-        whole = len(fields) == 2 and fields[0].isdecimal()  # not as after a power failure
-        return (int(fields[0]), fields[1]) if whole else (0, "")
+        match data.decode(errors="replace").split():
+            case [nbytes, boot] if nbytes.isdecimal():
+                return int(nbytes), boot
+        return 0, ""  # as after a power failure
 
     def note(self, nbytes: int) -> None:
         """Write the record."""
@@ -174,8 +178,8 @@ class Cache:
             ) from None
         with self._alone("room"):
             remove_temporaries(self.root)
-            for left in self.root.glob(f"*/{TEMPORARY_PREFIX}*"):  # as it was in use
-                discard_entry(left)
+            for leftover in self.root.glob(f"*/{TEMPORARY_PREFIX}*"):  # as it was in use
+                discard_entry(leftover)
             self.limit = self._settle(limit)
         for lock in list(self._locks()):
             self._remove(lock, only_begun=True)
@@ -199,8 +203,8 @@ class Cache:
             lock = Lock(self.root / f"{name}.lock", create=False)
         except FileNotFoundError:
             return None
-        here = lock.take(exclusive=False) and (self.root / name).is_dir()
-        if not here or lock.record[1] != boot_id():
+        is_there = lock.take(exclusive=False) and (self.root / name).is_dir()
+        if not is_there or lock.record[1] != boot_id():
             lock.close()
             return None
         lock.touch()
@@ -262,7 +266,14 @@ class Cache:
                 raise
         return lease
 
-    def _make(self, lock: Lock, folder: Path, nbytes: int, fetch, is_sound) -> None:
+    def _make(
+        self,
+        lock: Lock,
+        folder: Path,
+        nbytes: int,
+        fetch: Callable[[Path], None],
+        is_sound: Callable[[Path], bool],
+    ) -> None:
         """Make a folder that is not here, with its lock held."""
         if folder.is_dir() and (lock.record[1] == boot_id() or is_sound(folder)):
             lock.note(nbytes)

@@ -7,8 +7,9 @@ fetched in ranges, several at once, and compared with their digests.
 import functools
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
@@ -28,7 +29,6 @@ from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     cut_short,
     file_digest,
-    naming,
     open_file,
     opened,
     read_checksums,
@@ -36,8 +36,9 @@ from sa1bpack.format.files import (
     write_at,
 )
 from sa1bpack.format.layout import ArraySpec
+from sa1bpack.oserrors import naming
 from sa1bpack.threads import ThreadPool
-from sa1bpack.urls import FOLDER_BYTES, Counts, local_folder
+from sa1bpack.urls import FOLDER_BYTES, Counts
 
 # Requests at once for a shard: an object store takes tens of milliseconds to answer each, and
 # delivers some 50 to 100 MB/s of it then; see docs/cloud.md.
@@ -56,7 +57,7 @@ class EndsEarly(StoreError):
     """A file ends before the bytes that were asked for."""
 
 
-class Origin:
+class Origin(ABC):
     """A folder of files, read in whole or in ranges, by any number of threads at once.
 
     Every method raises FileNotFoundError for what is not there, and StoreError if the store cannot
@@ -68,10 +69,9 @@ class Origin:
         counts: counts of what was fetched, and of hits and misses.
     """
 
-    forks = True
+    forks: bool
 
     def __init__(self, url: str):
-        """A folder of this machine, such as a mounted network file system."""
         self.url = url
         self.counts = Counts()
 
@@ -80,42 +80,70 @@ class Origin:
         with _counting:
             self.counts = self.counts + counts
 
+    @abstractmethod
     def read(self, path: str) -> bytes:
         """The bytes of a small file. Raises FormatError if it is no file, or a large one."""
-        return read_metadata_file(self._at(path))
 
-    def read_range(self, path: str, first: int, stop: int) -> Any:
-        """Bytes `first` to `stop` of a file, all of them: an object with a buffer."""
-        place = self._at(path)
+    @abstractmethod
+    def begin(self, path: str, first: int = 0, stop: int | None = None) -> Future[Any]:
+        """Begin to read bytes `first` to `stop` of a file, or all of it without a `stop`.
+
+        The future is for `result`: all of these bytes, an object with a buffer.
+        """
+
+    @abstractmethod
+    def result(self, future: Future[Any]) -> Any:
+        """The result of what `begin` has begun; raises what that raised."""
+
+    @abstractmethod
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders right below "", or "FOLDER/", sorted; empty if there is none."""
+
+
+class LocalOrigin(Origin):
+    """A folder of this machine, such as a mounted network file system."""
+
+    forks = True
+
+    def __init__(self, url: str, folder: Path):
+        super().__init__(url)
+        self._folder = folder
+
+    def read(self, path: str) -> bytes:
+        """See Origin."""
+        return read_metadata_file(self._folder / path)
+
+    def read_range(self, path: str, first: int, stop: int) -> bytearray:
+        """Bytes `first` to `stop` of a file, all of them. Raises as `begin`."""
         data = bytearray(stop - first)
-        done = 0
-        with naming(place), os.fdopen(open_file(place), "rb", 0) as file:
+        filled = 0
+        local_path = self._folder / path
+        with naming(local_path), os.fdopen(open_file(local_path), "rb", 0) as file:
             file.seek(first)
-            while done < len(data) and (count := file.readinto(memoryview(data)[done:])):
-                done += count
-        if done < len(data):
-            raise EndsEarly(str(cut_short(place, first + done, stop)))
+            while filled < len(data):
+                count = file.readinto(memoryview(data)[filled:])
+                if not count:
+                    raise EndsEarly(str(cut_short(local_path, first + filled, stop)))
+                filled += count
         return data
 
-    def begin(self, path: str, first: int = 0, stop: int | None = None) -> Future:
-        """Begin `read_range`, or `read` without a `stop`; for `result`."""
+    def begin(self, path: str, first: int = 0, stop: int | None = None) -> Future[Any]:
+        """See Origin."""
         if stop is None:
             return _readers(os.getpid()).submit(self.read, path)
         return _readers(os.getpid()).submit(self.read_range, path, first, stop)
 
-    def result(self, future: Future) -> Any:
-        """The result of what `begin` has begun; raises what that raised."""
+    def result(self, future: Future[Any]) -> Any:
+        """See Origin."""
         return future.result()
 
     def folders(self, path: str) -> list[str]:
-        """Names of the folders right below "", or "FOLDER/", sorted; empty if there is none."""
+        """See Origin."""
         try:
-            return sorted(entry.name for entry in os.scandir(self._at(path)) if entry.is_dir())
+            entries = os.scandir(self._folder / path)
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-    def _at(self, path: str) -> Path:
-        return local_folder(self.url) / path
+        return sorted(entry.name for entry in entries if entry.is_dir())
 
 
 _counting = threading.Lock()
@@ -153,7 +181,9 @@ def fetch_group(
     try:
         fetch_files(origin, path, folder, {CHECKSUMS_NAME: (None, digest)})
         listed = read_checksums(folder / CHECKSUMS_NAME)
-        files = {name: (None, each) for name, each in listed.items()}
+        files: dict[str, tuple[int | None, str]] = {}
+        for name, listed_digest in listed.items():
+            files[name] = None, listed_digest
         for spec, rows in arrays.items():
             name = f"{spec.name}/{METADATA_NAME}"
             metadata = canonical_json(array_metadata(spec, rows))
@@ -175,12 +205,14 @@ def fetch_group(
 def is_sound(folder: Path, digest: str) -> bool:
     """True if a folder has all the bytes that its checksum file, of this digest, says."""
     try:
-        return file_digest(folder / CHECKSUMS_NAME) == digest and all(
-            file_digest(folder / name) == each
-            for name, each in read_checksums(folder / CHECKSUMS_NAME).items()
-        )
+        if file_digest(folder / CHECKSUMS_NAME) != digest:
+            return False
+        for name, listed_digest in read_checksums(folder / CHECKSUMS_NAME).items():
+            if file_digest(folder / name) != listed_digest:
+                return False
     except (FormatError, OSError):
         return False
+    return True
 
 
 def is_replaced(origin: Origin, path: str, digest: str) -> bool:
@@ -216,45 +248,56 @@ def fetch_files(origin: Origin, path: str, folder: Path, files: Files) -> None:
         for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).unlink(missing_ok=True)
-        steps = ((name, *step) for name, (nbytes, _) in files.items() for step in _steps(nbytes))
-        pending: deque[tuple[str, int, Future]] = deque()
-        digests = {name: xxhash.xxh3_128() for name in files}  # pieces of a file come in order
-        try:
-            while True:
-                for name, first, stop in islice(steps, AT_ONCE - len(pending)):
-                    begun = origin.begin(f"{path}/{name}" if path else name, first, stop)
-                    pending.append((name, first, begun))
-                if not pending:
-                    break
-                name, first, future = pending.popleft()
-                try:
-                    data = origin.result(future)
-                except FileNotFoundError as error:
-                    raise FormatError(f"{error.filename}: missing; upload the pack again") from None
-                except OSError as error:  # which is not one of the disk of the cache
-                    raise StoreError(f"{origin.url}: {error}") from error
-                origin.count(Counts(requests=1, nbytes=len(data)))
-                digests[name].update(data)
-                with opened(folder / name, os.O_WRONLY | os.O_CREAT) as file:
-                    write_at(file, data, first, folder / name)
-        finally:
-            for _, _, future in pending:
-                future.cancel()
-        found = {name: digest.hexdigest() for name, digest in digests.items()}
-        files = {name: files[name] for name in files if files[name][1] not in (None, found[name])}
-        if not files:
+        digests = _fetch_once(origin, path, folder, files)
+        others = {}
+        for name, (nbytes, expected) in files.items():
+            if expected not in (None, digests[name]):
+                others[name] = nbytes, expected
+        if not others:
             return
+        files = others
     raise FormatError(
         f"{origin.url}/{path}: {', '.join(files)} came {TRIES} times with other bytes than its "
         "checksum file says; run `sa1bpack verify` where it was made, and upload it again"
     )
 
 
-def _steps(nbytes: int | None) -> list[tuple[int, int | None]]:
-    """First and last byte of each request for a file; None: all of it."""
-    if not nbytes:
-        return [(0, None)]
-    return [(first, min(first + RANGE_BYTES, nbytes)) for first in range(0, nbytes, RANGE_BYTES)]
+def _fetch_once(origin: Origin, path: str, folder: Path, files: Files) -> dict[str, str]:
+    """Fetch files as `fetch_files` does, whatever their digests are; returns these by name."""
+    hashes = {name: xxhash.xxh3_128() for name in files}  # ranges of a file come in order
+    ranges = _ranges(files)
+    pending: deque[tuple[str, int, Future[Any]]] = deque()
+    try:
+        while True:
+            for name, first, stop in islice(ranges, AT_ONCE - len(pending)):
+                file_path = f"{path}/{name}" if path else name
+                pending.append((name, first, origin.begin(file_path, first, stop)))
+            if not pending:
+                return {name: digest.hexdigest() for name, digest in hashes.items()}
+            name, first, future = pending.popleft()
+            try:
+                data = origin.result(future)
+            except FileNotFoundError as error:
+                raise FormatError(f"{error.filename}: missing; upload the pack again") from None
+            except OSError as error:  # which is not one of the disk of the cache
+                raise StoreError(f"{origin.url}: {error}") from error
+            origin.count(Counts(requests=1, nbytes=len(data)))
+            hashes[name].update(data)
+            with opened(folder / name, os.O_WRONLY | os.O_CREAT) as file:
+                write_at(file, data, first, folder / name)
+    finally:
+        for _, _, future in pending:
+            future.cancel()
+
+
+def _ranges(files: Files) -> Iterator[tuple[str, int, int | None]]:
+    """Name, first byte and end of each request for files; an end of None: all of the file."""
+    for name, (nbytes, _) in files.items():
+        if not nbytes:
+            yield name, 0, None
+            continue
+        for first in range(0, nbytes, RANGE_BYTES):
+            yield name, first, min(first + RANGE_BYTES, nbytes)
 
 
 # Arrays that are a hundred times as large as all others; of a feature, its only one.

@@ -14,6 +14,7 @@ import glob
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -37,7 +38,7 @@ from sa1bpack.format.files import (
     read_checksums,
 )
 from sa1bpack.format.index import index_arrays, index_name_of
-from sa1bpack.format.layout import Layout
+from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     REJECTS_NAME,
@@ -58,6 +59,7 @@ from sa1bpack.remote.cache import Cache, Lock
 from sa1bpack.remote.origin import (
     TRIES,
     Files,
+    LocalOrigin,
     Origin,
     changed,
     digest_of,
@@ -88,8 +90,13 @@ _ABSENT = ".absent"
 
 
 @functools.cache
-def _origin(url: str, process: int | None) -> Origin:
-    return Origin(url) if process is None else Bucket(url)
+def _local_origin(url: str, folder: Path) -> Origin:
+    return LocalOrigin(url, folder)
+
+
+@functools.cache
+def _bucket(url: str, process: int) -> Origin:
+    return Bucket(url)
 
 
 def open_origin(url: str) -> Origin:
@@ -97,7 +104,10 @@ def open_origin(url: str) -> Origin:
 
     Raises OptionError without credentials, MissingPackage without the library.
     """
-    return _origin(url, os.getpid() if local_folder(url) is None else None)
+    folder = local_folder(url)
+    if folder is None:
+        return _bucket(url, os.getpid())
+    return _local_origin(url, folder)
 
 
 class _Cached:
@@ -117,7 +127,9 @@ class _Cached:
         """The counts of what this process has read from this URL so far."""
         return self._origin.counts
 
-    def _fetch(self, path: str, name: str, digest: str, arrays, link: str) -> Lock:
+    def _fetch(
+        self, path: str, name: str, digest: str, arrays: Mapping[ArraySpec, int], link: str
+    ) -> Lock:
         """A shard or feature shard, in use, with a link to it; fetched by `fetch_group` if need be.
 
         Args:
@@ -126,7 +138,8 @@ class _Cached:
             link: path of the link in this folder.
         """
         name = f"shards/{name}-{digest}"
-        if (lease := self._cache.lease(name)) is not None:
+        lease = self._cache.lease(name)
+        if lease is not None:
             self._origin.count(Counts(hits=1))
         else:
             fetch = functools.partial(fetch_group, self._origin, path, digest, arrays)
@@ -150,18 +163,20 @@ class RemotePack(_Cached):
         if not is_pack_url(name):
             return _open_side(self._origin, self._cache, f"{SIDES_NAME}/{name}/")
         origin = open_origin(pack_url("features", name))
-        if (found := _open_side(origin, self._cache, "")) is None:
+        side = _open_side(origin, self._cache, "")
+        if side is None:
             raise NotAPack(f"{name}: not a feature: it has no {MANIFEST_NAME}")
-        return found
+        return side
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[[str, Path, str], "RemotePack"], tuple[str, Path, str]]:
         return _reopened, (self.url, self._cache.root, self._name)
 
 
 def _reopened(url: str, root: Path, name: str) -> RemotePack:
     """A pack that was pickled."""
     cache = Cache(root)
-    if (lease := cache.lease(name)) is None:
+    lease = cache.lease(name)
+    if lease is None:
         raise StoreError(f"{url}: it is no longer in the cache {root}; open it again")
     return RemotePack(open_origin(url), cache, name, lease)
 
@@ -171,7 +186,8 @@ class RemoteSide(_Cached):
 
     def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, prefix: str):
         super().__init__(origin, cache, name, lease)
-        self._prefix, self._digest = prefix, file_digest(self.root / MANIFEST_NAME)
+        self._prefix = prefix
+        self._digest = file_digest(self.root / MANIFEST_NAME)
 
     def fetch(self, spec: SideSpec, shard: ShardIdentity) -> Lock:
         """See SideSource."""
@@ -246,11 +262,7 @@ def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
             raise type(error)(str(error).replace(staging, url)) from None
     if not manifest.shards:
         raise EmptyPack(f"{url}: it has no image, or no complete shard yet")
-    marks = (f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards)
-    digests = [listed.get(mark, "") for mark in marks]
-    if index_name_of(manifest.shards, digests) != manifest.index or (
-        manifest.says_complete and digest_of(heads[MANIFEST_NAME]) != listed.get(MANIFEST_NAME)
-    ):
+    if not _matches(manifest, digest_of(heads[MANIFEST_NAME]), listed):
         raise FormatError(
             f"{url}: {CHECKSUMS_NAME} is not that of {MANIFEST_NAME}: the pack is being uploaded, "
             "or was uploaded in part; upload both again"
@@ -266,6 +278,16 @@ def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
     return RemotePack(origin, cache, name, cache.hold(name, nbytes, fetch, lambda _: False))
 
 
+def _matches(manifest: Manifest, digest: str, listed: Mapping[str, str]) -> bool:
+    """True if a manifest of this digest, and its index, are those that a checksum file lists."""
+    paths = (f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards)
+    digests = [listed.get(path, "") for path in paths]
+    if index_name_of(manifest.shards, digests) != manifest.index:
+        return False
+    # Of a pack that is not complete, the checksum file may be older than the manifest.
+    return not manifest.says_complete or listed.get(MANIFEST_NAME) == digest
+
+
 def _name(prefix: str, url: str, data: bytes) -> str:
     """The name of a folder of `packs`: like the last part of a URL, and what tells it apart."""
     last = url.rpartition("/")[2][:100]
@@ -274,17 +296,18 @@ def _name(prefix: str, url: str, data: bytes) -> str:
 
 def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:
     """The files of a pack's index, and the metadata of its groups, to be fetched."""
-    lengths = {
-        f"{manifest.index}/{spec.chunk_path}": ChunkFile(spec, rows).file_bytes
-        for spec, rows in index_arrays(manifest).items()
-        if rows
-    }
-    others = {MANIFEST_NAME} if manifest.says_complete else {MANIFEST_NAME, REJECTS_NAME}
-    return {
-        name: (lengths.get(name), digest)
-        for name, digest in listed.items()
-        if name not in others and not name.endswith(f"/{CHECKSUMS_NAME}")
-    }
+    lengths = {}
+    for spec, rows in index_arrays(manifest).items():
+        if rows:
+            lengths[f"{manifest.index}/{spec.chunk_path}"] = ChunkFile(spec, rows).file_bytes
+    others = {MANIFEST_NAME}
+    if not manifest.says_complete:
+        others.add(REJECTS_NAME)
+    index_files = {}
+    for name, digest in listed.items():
+        if name not in others and not name.endswith(f"/{CHECKSUMS_NAME}"):
+            index_files[name] = lengths.get(name), digest
+    return index_files
 
 
 def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
@@ -301,8 +324,8 @@ def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
     name = _name("packs/side-", f"{origin.url}/{path}".rstrip("/"), repr((heads, links)).encode())
 
     def fetch(target: Path) -> None:
-        for each, data in heads.items():
-            (target / each).write_bytes(data)
+        for file_name, data in heads.items():
+            (target / file_name).write_bytes(data)
         for link in links:
             (target / link).symlink_to(_ABSENT)
 
@@ -326,7 +349,9 @@ def verify(
     """Check a pack in an object store; arguments and errors are those of `format.verify.verify`."""
     if choice("io", io, IO) == "direct":
         raise OptionError("io is 'direct', but a pack in an object store is not read from a disk")
-    share = ALL if part is None else part_of_job(part)
+    share = ALL
+    if part is not None:
+        share = part_of_job(part)
     with tempfile.TemporaryDirectory(prefix="sa1bpack-verify-") as name:
         mirror = _Mirror(Path(name), url)
         try:
@@ -334,11 +359,9 @@ def verify(
                 report = check_files(mirror, quick=quick, advance=advance, share=share)
         except FormatError as error:
             raise type(error)(mirror.shown(str(error))) from None
-    return replace(
-        report,
-        problems=tuple(replace(each, what=mirror.shown(each.what)) for each in report.problems),
-        notes=tuple(map(mirror.shown, report.notes)),
-    )
+    problems = [replace(problem, what=mirror.shown(problem.what)) for problem in report.problems]
+    notes = tuple(map(mirror.shown, report.notes))
+    return replace(report, problems=tuple(problems), notes=notes)
 
 
 class _Mirror(PackFiles):
@@ -387,37 +410,44 @@ class _Mirror(PackFiles):
     def _pieces(self, path: Path) -> Pieces | None:
         """The bytes of a file, if it is read from the origin."""
         key = str(path.relative_to(self.root))
-        return self._origin.ranges(key, 0, path.stat().st_size) if is_large(key) else None
+        if not is_large(key):
+            return None
+        return self._origin.ranges(key, 0, path.stat().st_size)
 
     def stream(self, path: Path, nbytes: int, helper: ThreadPool) -> Any:
         """See PackFiles."""
         pieces = self._pieces(path)
-        return super().stream(path, nbytes, helper) if pieces is None else _ObjectStream(pieces)
+        if pieces is None:
+            return super().stream(path, nbytes, helper)
+        return _ObjectStream(pieces)
 
     def digest(self, path: Path) -> str:
         """See PackFiles."""
-        if (pieces := self._pieces(path)) is None:
+        pieces = self._pieces(path)
+        if pieces is None:
             return super().digest(path)
-        found = xxhash.xxh3_128()
+        digest = xxhash.xxh3_128()
         for piece in pieces:
-            found.update(piece)
-        return found.hexdigest()
+            digest.update(piece)
+        return digest.hexdigest()
 
     def _shard_of(self, path: str) -> str | None:
-        names = path.split("/")
-        return names[1] if names[0] == SHARDS_NAME and len(names) > 2 else None
+        match path.split("/"):
+            case [folder, shard, _, *_] if folder == SHARDS_NAME:
+                return shard
+        return None
 
-    def _fetch(self, paths) -> None:
+    def _fetch(self, paths: Iterable[str]) -> None:
         """Fetch files, several at once; make holes of those that are streamed."""
-        wanted: dict[str, tuple[int | None, str | None]] = {}
+        files: dict[str, tuple[int | None, str | None]] = {}
         for path in paths:
             name = path.rpartition("/")[2]
             if not is_large(path) and (name in _WHOLE or name.startswith("c.")):
-                wanted[path] = self._sizes[path], None
+                files[path] = self._sizes[path], None
             else:  # also what is foreign, of which only the name is looked at
                 (self.root / path).parent.mkdir(parents=True, exist_ok=True)
                 _make_hole(self.root / path, self._sizes[path])
-        fetch_files(self._origin, "", self.root, wanted)
+        fetch_files(self._origin, "", self.root, files)
 
 
 def _make_hole(path: Path, nbytes: int) -> None:
@@ -435,11 +465,14 @@ class _ObjectStream:
 
     def read(self, nbytes: int) -> np.ndarray:
         """See FileStream."""
-        while len(self._data) < nbytes and (piece := next(self._pieces, None)) is not None:
+        while len(self._data) < nbytes:
+            piece = next(self._pieces, None)
+            if piece is None:
+                break
             self._data += piece
-        found = self._data[:nbytes]
+        data = self._data[:nbytes]
         self._data = self._data[nbytes:]
-        return np.frombuffer(found, np.uint8)
+        return np.frombuffer(data, np.uint8)
 
 
 # --------------------------------------------------------------------------------- other functions
@@ -447,7 +480,9 @@ class _ObjectStream:
 
 def open_stream(address: Address, **options: Any) -> WebFile | StoreFile:
     """See `scheme_of`. The options are those of WebFile."""
-    return (StoreFile if address.scheme in STORE_SCHEMES else WebFile)(address, **options)
+    if address.scheme in STORE_SCHEMES:
+        return StoreFile(address, **options)
+    return WebFile(address, **options)
 
 
 def bucket_publisher(url: str, staging: Path, options: Any) -> Any:
@@ -470,10 +505,10 @@ def find_files(address: Address, on_wait: OnWait = None) -> list[Address]:
     root = f"{address.scheme}://{address.bucket}"
     folder = re.split(r"[*?[]", address.key)[0].rpartition("/")[0]
     try:
-        found = Bucket(root, store, Patience(), on_wait).files(folder)
+        sizes = Bucket(root, store, Patience(), on_wait).files(folder)
     except (FileNotFoundError, StoreError) as error:
         raise SourceError(f"{address}: cannot be listed: {error}") from None
-    keys = [key for key in found if fnmatchcase(key, address.key)]
+    keys = [key for key in sizes if fnmatchcase(key, address.key)]
     if not keys:
         raise SourceError(f"{address}: nothing matches this pattern; check the bucket and the path")
     return [parse_address("source", f"{root}/{key}") for key in keys]

@@ -53,7 +53,7 @@ def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
         OptionError: no credentials are found.
     """
     stores = package("obstore.store")
-    options = {
+    options: dict[str, Any] = {
         "timeout": _NO_LIMIT,
         "read_timeout": timedelta(seconds=READ_SECONDS),
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
@@ -112,18 +112,27 @@ def _s3_config(bucket: str) -> dict[str, Any]:
             "log in (aws configure), or set AWS_SKIP_SIGNATURE=true for a public bucket"
         )
 
-    def current() -> dict[str, Any]:
-        with _aws(f"s3://{bucket}"):
-            frozen = credentials.get_frozen_credentials()
+    return config | {"credential_provider": _Credentials(bucket, credentials)}
+
+
+class _Credentials:
+    """Called by obstore for credentials of botocore."""
+
+    refresh_threshold = timedelta(0)  # else the library asks ten times a second
+
+    def __init__(self, bucket: str, credentials: Any):
+        self._bucket = bucket
+        self._credentials = credentials
+
+    def __call__(self) -> dict[str, Any]:
+        with _aws(f"s3://{self._bucket}"):
+            frozen = self._credentials.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
             "expires_at": datetime.now(UTC) + _CREDENTIALS_FOR,
         }
-
-    current.refresh_threshold = timedelta(0)  # else the library asks ten times a second
-    return config | {"credential_provider": current}
 
 
 @contextmanager
@@ -143,9 +152,10 @@ def _aws(bucket: str) -> Iterator[None]:
 
 def _check_endpoint(bucket: str, endpoint: str | None) -> None:
     """Raise OptionError for what makes the library panic, or show a password."""
-    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
-    given = {name: os.environ.get(name) for name in names} | {"endpoint_url": endpoint}
-    for name, url in given.items():
+    urls = {"endpoint_url": endpoint}
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        urls[name] = os.environ.get(name)
+    for name, url in urls.items():
         if url is not None and not re.fullmatch("https?://[^/@?#][^@?#]*", url):
             raise OptionError(
                 f"s3://{bucket}: {name} is not a URL such as https://host, without a user name, a "
@@ -208,8 +218,8 @@ def library_text(error: BaseException) -> str:
 
 def status_of(error: BaseException) -> int:
     """The HTTP status that an exception of obstore tells, or 0."""
-    found = _STATUS.search(library_text(error))
-    return int(found[1]) if found else 0
+    match = _STATUS.search(library_text(error))
+    return int(match[1]) if match else 0
 
 
 def error_text(error: BaseException) -> str:
@@ -219,9 +229,12 @@ def error_text(error: BaseException) -> str:
     error if it is a word, and otherwise what is known to be the library's own words.
     """
     text = library_text(error)
-    if status := status_of(error):
-        said = f"status code: {status} {responses.get(status, '')}"
-        code = _CODE.search(text)
-        return said.rstrip() + (f" ({code[1]})" if code else "")
-    found = _ITS_WORDS.search(text)
-    return found[0] if found else type(error).__name__
+    status = status_of(error)
+    if not status:
+        words = _ITS_WORDS.search(text)
+        return words[0] if words else type(error).__name__
+    answer = f"status code: {status} {responses.get(status, '')}".rstrip()
+    code = _CODE.search(text)
+    if code is not None:
+        answer += f" ({code[1]})"
+    return answer

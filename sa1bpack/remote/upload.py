@@ -213,8 +213,8 @@ class BucketPublisher:
             return
         self._reopen()
         listed = read_checksums(folder / CHECKSUMS_NAME)
-        for files in (listed, {CHECKSUMS_NAME: digest}):
-            self._bucket.put({key + path: (folder / path, each) for path, each in files.items()})
+        self._bucket.put({key + path: (folder / path, listed[path]) for path in listed})
+        self._bucket.put({key + CHECKSUMS_NAME: (folder / CHECKSUMS_NAME, digest)})
         replace_file(mark, digest.encode())  # durably, before anything is removed here
         _empty_large_files(folder, self.ledger.options.layout, entry.lengths)
 

@@ -61,32 +61,42 @@ class _Connections(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
         super().__init__()
         self._connected = connected
 
-    def do_open(self, kind, request, **options):
+    def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
         """See urllib."""
 
-        def made(*args, **more):
-            connection = kind(*args, **more)
+        def connection_of(*args: Any, **more: Any) -> Any:
+            connection = http_class(*args, **more)
             connect = connection.connect
-            connection.connect = lambda: (connect(), self._connected(connection.sock))
+
+            def connect_and_tell() -> None:
+                connect()
+                self._connected(connection.sock)
+
+            connection.connect = connect_and_tell
             return connection
 
-        return super().do_open(made, request, **options)
+        return super().do_open(connection_of, req, **options)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """A handler that follows a few redirects; others are an answer of this status."""
 
-    max_repeats = max_redirections = MAX_REDIRECTS
+    max_repeats = MAX_REDIRECTS
+    max_redirections = MAX_REDIRECTS
 
-    def redirect_request(self, request, answer, code, message, headers, url):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
         """See urllib."""
-        answer.close()  # what it says is not read
-        schemes = urlsplit(request.full_url).scheme.lower(), urlsplit(url).scheme.lower()
-        if schemes[1] not in WEB_SCHEMES or schemes == ("https", "http"):
+        fp.close()  # what the answer says is not read
+        scheme = urlsplit(req.full_url).scheme.lower()
+        new_scheme = urlsplit(newurl).scheme.lower()
+        if new_scheme not in WEB_SCHEMES or (scheme == "https" and new_scheme == "http"):
             return None
-        found = super().redirect_request(request, answer, code, message, headers, url)
-        found.remove_header("Proxy-authorization")  # that of the proxy for this one is added
-        return found
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if redirected is not None:  # the proxy's own authorization is added to it
+            redirected.remove_header("Proxy-authorization")
+        return redirected
 
 
 class WebFile:
@@ -140,7 +150,7 @@ class WebFile:
                 if self._answer is None:
                     self._open()
                 data = self._body(count)
-                end = self.nbytes if self._stop is None else min(self._stop, self.nbytes)
+                end = self._end()
                 if not data and self._position < end:
                     raise Broken(f"the answer ended {end - self._position} bytes too early")
             except Broken as fault:
@@ -154,13 +164,21 @@ class WebFile:
             self._position += len(data)
             return data
 
+    def _end(self) -> int:
+        """The byte up to which the file is read; its size is known."""
+        nbytes = self.address.nbytes or 0
+        if self._stop is None:
+            return nbytes
+        return min(self._stop, nbytes)
+
     def cancel(self) -> None:
         """End a `read` in another thread; it and all later ones raise SourceError."""
         self._cancelled.set()
-        if (opened := self._socket) is not None:
-            # That of SSLSocket would take its state away from the thread that reads.
+        connected = self._socket
+        if connected is not None:
+            # The method of SSLSocket would take its state away from the thread that reads.
             with suppress(OSError):
-                socket.socket.shutdown(opened, socket.SHUT_RDWR)
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""
@@ -177,55 +195,75 @@ class WebFile:
     def _open(self) -> None:
         """Request the file from the current position on, and read the head of the answer."""
         address = self.address
-        headers = {"Accept-Encoding": "identity", "User-Agent": "sa1bpack"}
-        if self._position or self._stop is not None:
-            last = "" if self._stop is None else self._stop - 1
-            headers["Range"] = f"bytes={self._position}-{last}"
-        # A weak ETag never matches, and a time is compared afterwards.
-        if (address.version or "").startswith('"'):
-            headers["If-Match"] = address.version
-        opener = urllib.request.build_opener(_Connections(self._connected), _Redirects())
-        try:
-            url = quote(address.url, safe=_UNQUOTED)
-            request = urllib.request.Request(url, headers=headers)
-            self._answer = opener.open(request, timeout=TIMEOUT)
-        except urllib.error.HTTPError as error:
-            self._answer = error
-            raise self._refused(error.code) from None
-        except ValueError:  # of names that no host can have, and of redirects to what is no URL
-            raise SourceError(f"{address}: the URL cannot be used; check it") from None
-        except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
-                error = error.reason
-            if isinstance(error, ssl.SSLCertVerificationError):
-                raise SourceError(
-                    f"{address}: its certificate cannot be trusted ({error.verify_message}); "
-                    "check the host, and the clock of this machine"
-                ) from None
-            if (status := _status_of_proxy(error)) is not None and not _may_pass(status):
-                raise SourceError(
-                    f"{address}: {failure_text(error)}; check the proxy that the environment names "
-                    "(https_proxy, no_proxy), and its user name and password"
-                ) from None
-            raise Broken(failure_text(error)) from None
+        self._answer = self._request()
         start, nbytes = self._take_head()
         version = self._answer.headers.get("ETag") or self._answer.headers.get("Last-Modified")
         if address.nbytes not in (None, nbytes) or address.version not in (None, version):
             raise self._changed()
         self.address = replace(address, nbytes=nbytes, version=version)
-        if start == self._position:
-            return
-        # The server sends the file from its start: what was read before is compared.
+        if start != self._position:  # the server sends the file from its start
+            self._compare_what_was_read()
+
+    def _compare_what_was_read(self) -> None:
+        """Read on to the current position, and compare what is sent with what was read before."""
         again = xxhash.xxh3_128()
         left = self._position
-        while left and (data := self._body(min(left, _SKIP_BYTES))):
+        while left:
+            data = self._body(min(left, _SKIP_BYTES))
+            if not data:
+                break
             again.update(data)
             left -= len(data)
         if self._digest is None or again.hexdigest() != self._digest():
             raise self._changed()
 
-    def _connected(self, opened: socket.socket) -> None:
-        self._socket = opened
+    def _headers(self) -> dict[str, str]:
+        """The headers of a request for the file from the current position on."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": "sa1bpack"}
+        if self._stop is not None:
+            headers["Range"] = f"bytes={self._position}-{self._stop - 1}"
+        elif self._position:
+            headers["Range"] = f"bytes={self._position}-"
+        version = self.address.version
+        # A weak ETag never matches, and a time is compared afterwards.
+        if version is not None and version.startswith('"'):
+            headers["If-Match"] = version
+        return headers
+
+    def _request(self) -> Any:
+        """The answer to a request for the file from the current position on."""
+        opener = urllib.request.build_opener(_Connections(self._connected), _Redirects())
+        try:
+            url = quote(self.address.url, safe=_UNQUOTED)
+            request = urllib.request.Request(url, headers=self._headers())
+            return opener.open(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            self._answer = error
+            raise self._refused(error.code) from None
+        except ValueError:  # of names that no host can have, and of redirects to what is no URL
+            raise SourceError(f"{self.address}: the URL cannot be used; check it") from None
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
+                raise self._no_answer(error.reason) from None
+            raise self._no_answer(error) from None
+
+    def _no_answer(self, error: Exception) -> SourceError | Broken:
+        """The error for a request that got no answer."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return SourceError(
+                f"{self.address}: its certificate cannot be trusted ({error.verify_message}); "
+                "check the host, and the clock of this machine"
+            )
+        status = _status_of_proxy(error)
+        if status is not None and not _may_pass(status):
+            return SourceError(
+                f"{self.address}: {failure_text(error)}; check the proxy that the environment "
+                "names (https_proxy, no_proxy), and its user name and password"
+            )
+        return Broken(failure_text(error))
+
+    def _connected(self, connected: socket.socket) -> None:
+        self._socket = connected
         if self._cancelled.is_set():
             raise Broken("cancelled")
 
@@ -234,15 +272,16 @@ class WebFile:
         headers = self._answer.headers
         status = self._answer.status
         if status == 206:
-            found = _RANGE.fullmatch(headers.get("Content-Range", ""))
-            first, last, nbytes = map(int, found.groups()) if found else (-1, -1, -1)
-            if first != self._position or not first <= last < nbytes:
-                raise SourceError(
-                    f"{self.address}: asked for the bytes from {self._position} on, the server "
-                    "sends others, or does not say which; download the file, and pack the copy"
-                )
-            self._left = last + 1 - first
-            return first, nbytes
+            match = _RANGE.fullmatch(headers.get("Content-Range", ""))
+            if match is not None:
+                first, last, nbytes = map(int, match.groups())
+                if self._position == first <= last < nbytes:
+                    self._left = last + 1 - first
+                    return first, nbytes
+            raise SourceError(
+                f"{self.address}: asked for the bytes from {self._position} on, the server "
+                "sends others, or does not say which; download the file, and pack the copy"
+            )
         if status != 200:
             raise self._refused(status)
         length = headers.get("Content-Length", "")
@@ -257,7 +296,7 @@ class WebFile:
     def _body(self, count: int) -> bytes:
         """At most `count` more bytes, b"" at the end of the file or of the part asked for."""
         try:
-            data = self._answer.read(min(count, self._left))
+            data: bytes = self._answer.read(min(count, self._left))
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Broken(failure_text(error)) from None
         if self._left and not data:  # http.client says nothing of it
@@ -267,23 +306,25 @@ class WebFile:
 
     def _refused(self, status: int) -> Exception:
         """The error for a status other than success."""
-        what = f"the server answers {status} {http.client.responses.get(status, '')}".strip()
+        phrase = http.client.responses.get(status, "")
+        text = f"the server answers {status} {phrase}".strip()
         if _may_pass(status):
-            asked = self._answer.headers.get("Retry-After", "")
-            return Broken(what, float(asked) if _NUMBER.fullmatch(asked) else 0.0)
+            seconds = self._answer.headers.get("Retry-After", "")
+            return Broken(text, float(seconds) if _NUMBER.fullmatch(seconds) else 0.0)
         if status == 412:
             return self._changed()
         if status in _REDIRECTS:
-            what = f"the server redirects more than {MAX_REDIRECTS} times, from https to http, "
-            what += "or to what is no address of the web"
-        elif status in _EXPIRED:
-            what += (
-                ": a signed link has expired, or was cut; download the list of links again and "
-                "repeat the command with it (sources already packed are not downloaded again)"
+            return SourceError(
+                f"{self.address}: the server redirects more than {MAX_REDIRECTS} times, from https "
+                "to http, or to what is no address of the web"
             )
-        else:
-            what += "; check the URL"
-        return SourceError(f"{self.address}: {what}")
+        if status in _EXPIRED:
+            return SourceError(
+                f"{self.address}: {text}: a signed link has expired, or was cut; download the list "
+                "of links again and repeat the command with it (sources already packed are not "
+                "downloaded again)"
+            )
+        return SourceError(f"{self.address}: {text}; check the URL")
 
     def _changed(self) -> SourceError:
         """The error for a file that is not the one that was there when it was first asked for."""
@@ -301,7 +342,9 @@ def _may_pass(status: int) -> bool:
 def _status_of_proxy(error: BaseException) -> int | None:
     """The status with which a proxy refused a connection to the server; None for other errors."""
     match = re.match(r"Tunnel connection failed: (\d{3})\b", str(error))
-    return None if match is None else int(match[1])
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def failure_text(error: BaseException) -> str:
@@ -309,7 +352,8 @@ def failure_text(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no byte for {TIMEOUT} s"
     if isinstance(error, OSError):
-        if (status := _status_of_proxy(error)) is not None:
+        status = _status_of_proxy(error)
+        if status is not None:
             return f"the proxy answered {status}"  # without its phrase
         return error.strerror or type(error).__name__
     return type(error).__name__

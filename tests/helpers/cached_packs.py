@@ -8,20 +8,20 @@ import pytest
 
 import sa1bpack
 from sa1bpack.remote import packs
-from sa1bpack.remote.origin import Origin
+from sa1bpack.remote.origin import LocalOrigin
 
 
-class DrivenOrigin(Origin):
+class DrivenOrigin(LocalOrigin):
     """A folder whose ranges pass through `change`: (path, first, data) → data, or it raises."""
 
     def __init__(self, root: Path):
-        super().__init__(root.as_uri())
+        super().__init__(root.as_uri(), root)
         self.change: Callable[[str, int, bytearray], bytearray] = lambda path, first, data: data
         self.ranges: list[tuple[str, int, int]] = []
         self._noted = threading.Lock()
 
     def read_range(self, path: str, first: int, stop: int) -> bytearray:
-        """See Origin."""
+        """See LocalOrigin."""
         with self._noted:
             self.ranges.append((path, first, stop))
         return self.change(path, first, super().read_range(path, first, stop))
