@@ -294,8 +294,8 @@ def check_against_shards(root: Path, manifest: Manifest, index: Index, names: Se
         same_ids = np.array_equal(indexed_ids, ids)
         if not (same_ids and np.array_equal(indexed_offsets, offsets_in_shard)):
             raise FormatError(
-                f"{_index_folder(root, manifest)}: samples {first} to {stop} are not those of shard "
-                f"{entry.name}; {files.REMEDY}"
+                f"{_index_folder(root, manifest)}: samples {first} to {stop} are not those of "
+                f"shard {entry.name}; {files.REMEDY}"
             )
 
 

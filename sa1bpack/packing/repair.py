@@ -180,10 +180,11 @@ def repair(
         raise OptionError(f"shards is {shards}, but a part has those of its sources: choose one")
     root = local_path("pack", pack)
     listed = [] if links is None else read_links(local_path("links", links))
-    found = find_sources(patterns_of("sources", items_of(sources)), links=listed, on_wait=report)
+    patterns = patterns_of("sources", items_of(sources))
+    source_list = find_sources(patterns, links=listed, on_wait=report)
     call = _Call(
         root=root,
-        sources={source.name: source for source in found},
+        sources={source.name: source for source in source_list},
         full=frozenset(shards),
         quick=quick,
         workers=available_cpus() if workers is None else whole_number("workers", workers, 1),

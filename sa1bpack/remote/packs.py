@@ -90,13 +90,11 @@ _ABSENT = ".absent"
 
 
 @functools.cache
-def _local_origin(url: str, folder: Path) -> Origin:
+def _origin(url: str, process: int | None) -> Origin:
+    folder = local_folder(url)
+    if folder is None:
+        return Bucket(url)
     return LocalOrigin(url, folder)
-
-
-@functools.cache
-def _bucket(url: str, process: int) -> Origin:
-    return Bucket(url)
 
 
 def open_origin(url: str) -> Origin:
@@ -104,10 +102,7 @@ def open_origin(url: str) -> Origin:
 
     Raises OptionError without credentials, MissingPackage without the library.
     """
-    folder = local_folder(url)
-    if folder is None:
-        return _bucket(url, os.getpid())
-    return _local_origin(url, folder)
+    return _origin(url, os.getpid() if local_folder(url) is None else None)
 
 
 class _Cached:
