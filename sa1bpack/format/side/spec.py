@@ -1,8 +1,10 @@
 """The rows of a feature; its manifest, written once, before all rows; its feature shards."""
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -363,28 +365,23 @@ def scaled_of(rows: np.ndarray, dtype: str) -> np.ndarray:
     stored[..., :SCALE_BYTES] = scale.view(stored.dtype)
     # A scale that is hardly above zero is not exact.
     values.clip(-largest, largest, out=values)
-    rounded = np.rint(values, out=values) if dtype == "scaled_int8" else _float8_of(values)
-    stored[..., SCALE_BYTES:] = rounded
+    if dtype == "scaled_int8":
+        stored[..., SCALE_BYTES:] = np.rint(values, out=values)
+    else:
+        stored[..., SCALE_BYTES:] = values.astype(_float8()).view(np.uint8)
     return stored
 
 
-def _float8_of(values: np.ndarray) -> np.ndarray:
-    """float32 from -448 to 448 → uint8, the bits of the nearest float8, of two the even ones."""
-    sizes = np.abs(values)
-    _, exponent = np.frexp(sizes.clip(2.0**-6))  # below, all have the same step
-    bits = 8 * (exponent + 5) + np.rint(np.ldexp(sizes, 4 - exponent)).astype(np.int32)
-    return (bits + 128 * np.signbit(values)).astype(np.uint8)
+@functools.cache
+def _float8() -> np.dtype:
+    """float8_e4m3fn, whose library is imported with the first feature that has it."""
+    return np.dtype(import_module("ml_dtypes").float8_e4m3fn)
 
 
+@functools.cache
 def _float8_values() -> np.ndarray:
-    """float32 (256,): float8 by its bits, a sign, 4 of the exponent and 3 of the mantissa."""
-    exponent, mantissa = np.divmod(np.arange(128), 8)
-    found = np.ldexp(mantissa + 8.0 * (exponent > 0), np.maximum(exponent, 1) - 10)
-    found[127] = np.nan
-    return np.concatenate([found, -found]).astype(np.float32)
-
-
-_FLOAT8 = _float8_values()
+    """float32 (256,): the number of each byte. Looking it up is faster than converting."""
+    return np.arange(256, dtype=np.uint8).view(_float8()).astype(np.float32)
 
 
 def floats_of(stored: np.ndarray, row_shape: tuple[int, ...]) -> np.ndarray:
@@ -392,7 +389,7 @@ def floats_of(stored: np.ndarray, row_shape: tuple[int, ...]) -> np.ndarray:
     scale = np.ascontiguousarray(stored[..., :SCALE_BYTES]).view(SCALE_DTYPE)
     values = stored[..., SCALE_BYTES:]
     if stored.dtype == np.uint8:
-        values = _FLOAT8.take(values)
+        values = _float8_values().take(values)
     with np.errstate(all="ignore"):  # of what a damaged file holds, infinities included
         values = (values * scale).astype(FLOAT_DTYPE)
     return values.reshape(*stored.shape[: stored.ndim - len(scaled_shape(row_shape))], *row_shape)
