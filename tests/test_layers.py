@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"arguments", "display", "environment", "errors", "finalizers", "interrupts", "lazy"}
 BASE |= {"occurrence", "oserrors", "progress", "schedules", "signatures", "threads", "urls"}
 BASE |= {"keywords", "options", "parts", "paths", "random_words", "subsets"}
-BASE |= {"mask_numbers", "user_code", "wording"}
+BASE |= {"choices", "mask_numbers", "user_code", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {

@@ -9,15 +9,13 @@ from typing import Literal
 
 import sa1bpack
 from sa1bpack import interrupts
+from sa1bpack.choices import MASK_LAYOUTS, REPORT_CHECKS
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import Job, one_or_several
 from sa1bpack.cli.output import say, say_json, warn
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import Thresholds
 from sa1bpack.wording import brief, counted
-
-LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
-VERIFY = ("sample", "quick", "full", "none")
 
 
 def info(packs: list[str] = (), *, json: bool = False) -> int:
@@ -121,7 +119,7 @@ def report(
     packs: list[str],
     *,
     output: str = "report.html",
-    verify: Literal[VERIFY] = "sample",
+    verify: Literal[REPORT_CHECKS] = "sample",
     samples: int = 12,
     seed: int = 0,
 ) -> int:
@@ -180,7 +178,7 @@ class Batches:
 
     device: str = "cpu"
     batch_size: int = 32
-    mask_layout: Literal[LAYOUTS] = "padded"
+    mask_layout: Literal[MASK_LAYOUTS] = "padded"
     max_masks: int | None = None
 
 

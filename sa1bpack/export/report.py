@@ -23,6 +23,7 @@ import numpy as np
 
 from sa1bpack import __version__
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
+from sa1bpack.choices import REPORT_CHECKS
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
@@ -190,7 +191,6 @@ _QUALITY = 82  # of its JPEG
 _SHOWN_REJECTS = 20
 
 
-VERIFY = ("sample", "quick", "full", "none")
 SAMPLED_SHARDS = 8
 
 
@@ -199,8 +199,8 @@ class Verification:
     """Result of a check: its extent, its time and its findings.
 
     Attributes:
-        how: one of VERIFY: the check that was made. For a small pack it is "quick" if "sample" was
-            asked for.
+        how: one of REPORT_CHECKS: the check that was made. For a small pack it is "quick" if
+            "sample" was asked for.
         covered: what the check covers in this pack, in words.
         problems, notes: as in `sa1bpack.verify`'s report.
         finished: when the check ended.
@@ -237,7 +237,7 @@ _LIGHT = (
 def verification(
     roots: Sequence[Path], how: str, seed: int, progress: ProgressOption = None
 ) -> Verification:
-    """Check packs by `how`, one of VERIFY.
+    """Check packs by `how`, one of REPORT_CHECKS.
 
     Args:
         roots: folders of the packs.
@@ -337,7 +337,7 @@ def report(
     """
     roots = tuple(paths_of("pack", pack))
     path = check_output(output, ".html")
-    choice("verify", verify, VERIFY)
+    choice("verify", verify, REPORT_CHECKS)
     check_progress(progress)
     samples = checked_count("samples", samples)
     seed = whole_number("seed", seed, 0, MAX_WORD)

@@ -7,10 +7,11 @@ from typing import TypedDict
 import numpy as np
 
 from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, MAX_WORD
+from sa1bpack.choices import MASK_LAYOUTS
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options, keywords_of
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
-from sa1bpack.loading.batch.spec import LAYOUTS, ON_ERROR, MaskLayout
+from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import Buckets, checked_pad_last
 from sa1bpack.loading.order.orders import (
@@ -126,7 +127,7 @@ class ReadingOptions(Options):
     mask_layout: str = option(
         "padded",
         "padded, concat, padded_bits or concat_bits: how masks lie in a batch, as in `Collate`",
-        choices=LAYOUTS,
+        choices=MASK_LAYOUTS,
     )
     max_masks: WholeNumbers | None = None
     mask_select: ScheduledSelect = "largest"

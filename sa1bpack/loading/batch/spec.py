@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.arguments import choice
+from sa1bpack.choices import MASK_LAYOUTS
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields
 from sa1bpack.dataset.sample import RGB_OF_YUV, image_spec
@@ -23,15 +24,13 @@ _log = logging.getLogger("sa1bpack")
 # What becomes of samples that cannot be read.
 ON_ERROR = ("raise", "drop")
 
-LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
-
 
 @dataclass(frozen=True)
 class MaskLayout:
     """The layout of masks in a batch: two independent choices, which a public name joins.
 
     Attributes:
-        name: one of LAYOUTS.
+        name: one of MASK_LAYOUTS.
         padded: (B, M, ...): M is the mask count of the fullest sample, with zeros after a sample's
             own masks. Otherwise (T, ...): all masks one after the other, with `mask_offsets`.
         packed: masks are bits, uint8 (..., Sm, Sm / 8), as in the pack. Otherwise bool (..., Sm,
@@ -48,7 +47,7 @@ class MaskLayout:
 
         Raises OptionError for an unknown name, and for one that is not padded with `pad_to_max`.
         """
-        padded = choice("mask_layout", name, LAYOUTS).startswith("padded")
+        padded = choice("mask_layout", name, MASK_LAYOUTS).startswith("padded")
         if pad_to_max and not padded:
             raise OptionError(f"pad_to_max needs a padded layout, but mask_layout is {brief(name)}")
         return cls(name, padded, name.endswith("_bits"))
