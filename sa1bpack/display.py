@@ -179,7 +179,7 @@ class Batch(Pictured, _Arrays):
 
     def __init__(self, *items: Any, **more: Any):
         super().__init__(*items, **more)
-        self.numbers = None
+        self.numbers: Any = None
 
     def unseen(self) -> dict[str, Any]:
         """The items, for code of sa1bpack that writes to none of them."""

@@ -1,7 +1,8 @@
 """Samples to a batch of torch tensors: one copy, with ragged masks padded or concatenated."""
 
 from collections.abc import Mapping, Sequence
-from itertools import compress
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,15 +12,16 @@ from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field, check_added_keys
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
-from sa1bpack.display import Sample
+from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import half
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout, warn_of_dropped
 from sa1bpack.masks.rle import take_masks
-from sa1bpack.transforms.batch import Batch, batch_of
+from sa1bpack.transforms.batch import batch_of
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
@@ -31,15 +33,21 @@ _OWN = {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS} | {"run_ends", "r
 
 def _canvas_shape(image: np.ndarray, side: int) -> tuple[int, ...]:
     """Shape of the canvas for an image without one: (h, w, 3), or the bytes (n,) of its planes."""
-    return (side, side, 3) if image.ndim == 3 else (side * 3 // 2, side)
+    if image.ndim == 3:
+        return (side, side, 3)
+    return (side * 3 // 2, side)
 
 
-def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> None:
+def _put_on_canvas(sample: Mapping[str, Any], image: np.ndarray, canvas: np.ndarray) -> None:
     """Copy an image to the top left of a canvas, and zero the rest."""
     planes = image.ndim == 1
     side = canvas.shape[1]
-    height, width = sample["size"][2:].tolist() if planes else image.shape[:2]
-    chroma = half(height) * half(width) if planes else height * width
+    if planes:
+        height, width = sample["size"][2:].tolist()
+        chroma = half(height) * half(width)
+    else:
+        height, width = image.shape[:2]
+        chroma = height * width
     # What is put there is copied unchecked.
     fits = image.dtype == canvas.dtype == np.uint8 and image.size == height * width + 2 * chroma
     fits = fits and canvas.shape == _canvas_shape(image, side) and not (planes and side % 2)
@@ -51,8 +59,8 @@ def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> Non
         )
     how = YUV_ON_CANVAS if planes else RGB_ON_CANVAS
     stored = np.ascontiguousarray(image).reshape(-1)
-    at = stored.__array_interface__["data"][0]
-    put_image(how, at, height, width, width, height, side, canvas.reshape(-1))
+    address = stored.__array_interface__["data"][0]
+    put_image(how, address, height, width, width, height, side, canvas.reshape(-1))
 
 
 def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray, target: np.ndarray) -> None:
@@ -91,16 +99,20 @@ def _mask_row(
         return (row[0], row[1] // 8), np.dtype(np.uint8)
     # A grid of bits has eight times as many rows as bytes per row.
     if dtype == np.uint8 and len(row) == 2 and not as_bool and row[0] != row[1]:
-        return (row, dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
+        if bits:
+            return row, dtype
+        return (row[0], 8 * row[1]), np.dtype(np.bool_)
+    width = " with a width that is a multiple of 8" if bits else ""
     raise OptionError(
         f"the masks of a sample are {dtype} {value.shape}: mask_layout={brief(layout.name)} needs "
-        "bits, uint8 (m, Sm, Sm / 8), or bool (m, height, width)"
-        + (" with a width that is a multiple of 8" if bits else "")
-        + "; a transform must return unpacked masks as bool, `masks.astype(bool)`"
+        f"bits, uint8 (m, Sm, Sm / 8), or bool (m, height, width){width}; a transform must return "
+        "unpacked masks as bool, `masks.astype(bool)`"
     )
 
 
-def _mask_count(sample: Sample, first: Sample, of_masks: Sequence[Field]) -> int:
+def _mask_count(
+    sample: Mapping[str, Any], first: Mapping[str, Any], of_masks: Sequence[Field]
+) -> int:
     """The common length of a sample's per-mask arrays.
 
     Raises OptionError if they differ, or for keys other than those of the first sample.
@@ -121,21 +133,31 @@ def _mask_count(sample: Sample, first: Sample, of_masks: Sequence[Field]) -> int
     return next(iter(lengths.values()), 0)
 
 
-def _check_fits(sample: Sample, field: Field, shape: tuple, dtype: np.dtype, target) -> None:
+def _check_fits(
+    sample: Mapping[str, Any],
+    field: Field,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    target: np.ndarray,
+) -> None:
     """Raise OptionError unless a row of this shape and dtype can become one of `target`."""
-    same = field.dtype is None  # the type is that of the first sample
-    fits = dtype == target.dtype if same else np.can_cast(dtype, target.dtype, "same_kind")
+    if field.dtype is None:  # the type is that of the first sample
+        fits = dtype == target.dtype
+    else:
+        fits = np.can_cast(dtype, target.dtype, "same_kind")
     if shape == target.shape[1:] and fits:
         return
-    native = "for a pack with the fit native pass Collate(sample_spec=ds.spec); otherwise "
+    native = ""
+    if field.batch == "images":
+        native = "for a pack with the fit native pass Collate(sample_spec=ds.spec); otherwise "
     raise OptionError(
         f"{_name(sample)}: {field.sample} is {dtype} {shape}, but the rows of {field.batch} in its "
-        f"batch are {target.dtype} {target.shape[1:]}: {native if field.batch == 'images' else ''}"
+        f"batch are {target.dtype} {target.shape[1:]}: {native}"
         "a transform must return the same shape for all samples, and a type that fits"
     )
 
 
-def _name(sample: Sample) -> str:
+def _name(sample: Mapping[str, Any]) -> str:
     return f"{sample.get('file_name', 'a sample')} (image_id {sample.get('image_id')})"
 
 
@@ -148,7 +170,24 @@ def readable(samples: Sequence[Sample | ReadError]) -> tuple[list[Sample], np.nd
     repetitions = getattr(samples, "repetitions", None)
     if repetitions is not None:
         repetitions = repetitions[is_read]
-    return list(compress(samples, is_read)), repetitions
+    return [sample for sample in samples if not isinstance(sample, ReadError)], repetitions
+
+
+@dataclass(frozen=True)
+class _ChosenMasks:
+    """Which masks of its samples a batch has.
+
+    Attributes:
+        rows: int64 (m,) of each sample, rows of its arrays of masks.
+        counts: int64 (B,), how many each sample has.
+        offsets: int64 (B + 1,), where those of each sample begin in concatenated arrays.
+        capacity: M, masks per sample in padded arrays.
+    """
+
+    rows: list[np.ndarray]
+    counts: np.ndarray
+    offsets: np.ndarray
+    capacity: int
 
 
 @checks_options(choose="mask_select", masks="mask_layout")
@@ -253,25 +292,29 @@ class Collate:
         self._warned: set[str] = set()  # shards with dropped samples
         if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
             raise OptionError(f"sample_spec is {brief(sample_spec)}: pass the `spec` of a dataset")
-        flat = sample_spec is not None and sample_spec.image.flat
-        self._canvas = sample_spec.image.side if flat else None
+        self._canvas: int | None = None  # its side, if images are put on one
+        self._features: tuple[SideSpec, ...] = ()
+        self._as_bool = False
+        self._spec_text: str | None = None
+        if sample_spec is not None:
+            if sample_spec.image.flat:
+                self._canvas = sample_spec.image.side
+            self._features = sample_spec.features
+            self._as_bool = sample_spec.masks.as_bool and sample_spec.masks.source != "runs"
+            self._spec_text = sample_spec.as_text()
         self._relate = Relate.of(relations)
-        self._features = () if sample_spec is None else sample_spec.features
         if self._relate is not None:
             check_relations(self._relate.names, self._features)
-        self._of_samples = [field for field in SAMPLE_FIELDS if field.batch]
-        self._of_masks = [field for field in MASK_FIELDS if field.batch]
+        self._fields = {
+            "sample": [field for field in SAMPLE_FIELDS if field.batch],
+            "mask": [field for field in MASK_FIELDS if field.batch],
+        }
         for feature in self._features:
-            fields = self._of_samples if feature.axis == "sample" else self._of_masks
-            fields.append(Field("", feature.name, feature.name, None, 0))
-        self._as_bool = False
-        self._spec_text = None
-        if sample_spec is not None:
-            spec = sample_spec.masks
-            self._spec_text = sample_spec.as_text()
-            self._as_bool = spec.as_bool and spec.source != "runs"
+            field = Field("", feature.name, feature.name, None, 0)
+            self._fields[feature.axis].append(field)
         # In shared memory, because workers that persist hold a copy of this object.
-        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
+        self._epoch.share_memory_()
 
     @property
     def epoch(self) -> int:
@@ -285,7 +328,9 @@ class Collate:
         samplers call this before iterating over the DataLoader.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
-        self._epoch.fill_(epoch - 2**64 if epoch >= 2**63 else epoch)
+        if epoch >= 2**63:
+            epoch -= 2**64
+        self._epoch.fill_(epoch)
 
     def __call__(self, samples: Sequence[Sample | ReadError]) -> Batch:
         """Make a batch of samples: dicts as a Dataset yields them.
@@ -305,13 +350,13 @@ class Collate:
             raise errors[0]
         warn_of_dropped(errors, self._warned)
         self.dropped += errors
-        kept, repetitions = readable(samples)
-        if errors and not kept:
+        remaining, repetitions = readable(samples)
+        if errors and not remaining:
             raise LoaderError(
                 f"none of the {len(errors)} samples of a batch could be read: {errors[0]}"
             )
         epoch = getattr(samples, "epoch", self.epoch)
-        batch = self._batch(kept, self.choice, epoch, repetitions)
+        batch = self._batch(remaining, self.choice, epoch, repetitions)
         if self.on_error == "drop":
             batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         return batch
@@ -332,71 +377,79 @@ class Collate:
             repetitions: int64 (B,), how often each has come before in the epoch; None: never, and
                 the batch does not say so.
         """
-        if not samples:
-            raise OptionError("a batch has at least one sample, but the list is empty")
-        for sample in samples:
-            if not isinstance(sample, Mapping):
-                kind = type(sample).__name__
-                raise OptionError(f"transform returned {kind}: it must return a dict")
-        # What is copied into the batch needs no copy of its own.
-        samples = [each.stored() if isinstance(each, Sample) else each for each in samples]
-        first = samples[0]
-        of_masks = [field for field in self._of_masks if field.sample in first]
-        counts = np.array([_mask_count(sample, first, of_masks) for sample in samples], np.int64)
-        chosen = []
-        again = [0] * len(samples) if repetitions is None else repetitions.tolist()
-        for sample, count, repetition in zip(samples, counts.tolist(), again, strict=True):
-            rows = choice.rows(sample, count, epoch, repetition)
-            chosen.append(np.arange(count) if rows is None else rows)
-        counts = np.array([len(rows) for rows in chosen], np.int64)
-        offsets = offsets_of(counts)
-        batch = batch_of(self._spec_text, {"mask_counts": torch.from_numpy(counts)})
+        stored = _stored_values(samples)
+        first = stored[0]
+        fields = [field for field in self._fields["mask"] if field.sample in first]
+        masks = self._choose(stored, fields, choice, epoch, repetitions)
+        batch = batch_of(self._spec_text, {"mask_counts": torch.from_numpy(masks.counts)})
         if repetitions is not None:
             batch["repetitions"] = torch.from_numpy(repetitions)
         if not self.layout.padded:
-            batch["mask_offsets"] = torch.from_numpy(offsets)
-        for field in self._of_samples:
+            batch["mask_offsets"] = torch.from_numpy(masks.offsets)
+        for field in self._fields["sample"]:
             if field.sample in first:
-                batch[field.batch] = self._stacked(field, samples)
-        capacity = (choice.max_masks if choice.pads else 0) or int(counts.max())
-        for field in of_masks:
-            batch[field.batch] = self._masks(field, samples, chosen, offsets, capacity)
+                batch[field.batch] = self._stacked(field, stored)
+        for field in fields:
+            batch[field.batch] = self._masks(field, stored, masks)
         for feature in self._features:
-            found = batch.get(feature.name)
-            if feature.dtype == "bfloat16" and found is not None and found.dtype == torch.uint16:
-                batch[feature.name] = found.view(torch.bfloat16)
+            tensor = batch.get(feature.name)
+            if feature.dtype == "bfloat16" and tensor is not None and tensor.dtype == torch.uint16:
+                batch[feature.name] = tensor.view(torch.bfloat16)
         if "run_ends" in first:
-            runs = []
-            for sample, rows in zip(samples, chosen, strict=True):
-                found = take_masks(sample["run_ends"], sample["run_offset"], rows)
-                runs.append((*found, *sample["size"][:2].tolist()))
-            batch["runs"] = RunBatch.collate(runs)
-        added = first.keys() - _OWN - {feature.name for feature in self._features}
-        check_added_keys(added)
-        for key in added:
-            batch[key] = [sample[key] for sample in samples]
+            batch["runs"] = _runs(stored, masks)
+        added_keys = first.keys() - _OWN - {feature.name for feature in self._features}
+        check_added_keys(added_keys)
+        for key in added_keys:
+            batch[key] = [sample[key] for sample in stored]
         if self._relate is not None:
-            if taken := set(self._relate.names) & batch.keys():
+            clashing_names = set(self._relate.names) & batch.keys()
+            if clashing_names:
                 raise OptionError(
-                    f"relations include {brief(min(taken))}, but the samples have that key, from a "
-                    "transform or a feature: leave one of them out"
+                    f"relations include {brief(min(clashing_names))}, but the samples have that "
+                    "key, from a transform or a feature: leave one of them out"
                 )
             batch |= self._relate(batch)
         return batch
 
-    def _stacked(self, field: Field, samples: Sequence[Sample]) -> torch.Tensor:
+    def _choose(
+        self,
+        samples: list[dict[str, Any]],
+        fields: Sequence[Field],
+        choice: MaskChoice,
+        epoch: int,
+        repetitions: np.ndarray | None,
+    ) -> _ChosenMasks:
+        """Choose masks of samples, whose arrays of masks are these fields."""
+        if repetitions is None:
+            repetitions = np.zeros(len(samples), np.int64)
+        chosen = []
+        for sample, repetition in zip(samples, repetitions.tolist(), strict=True):
+            count = _mask_count(sample, samples[0], fields)
+            rows = choice.rows(sample, count, epoch, repetition)
+            if rows is None:
+                rows = np.arange(count)
+            chosen.append(rows)
+        counts = np.array([len(rows) for rows in chosen], np.int64)
+        capacity = int(counts.max())
+        if choice.pads and choice.max_masks:
+            capacity = choice.max_masks
+        return _ChosenMasks(chosen, counts, offsets_of(counts), capacity)
+
+    def _stacked(self, field: Field, samples: Sequence[dict[str, Any]]) -> torch.Tensor:
         """One array of each sample, (B, ...); images are put on canvases, if there are any.
 
         Raises OptionError for one that differs in shape or type from that of the first sample.
         """
         first = np.asarray(samples[0][field.sample])
-        on_canvas = field.batch == "images" and self._canvas is not None
-        shape = _canvas_shape(first, self._canvas) if on_canvas else first.shape
+        shape = first.shape
+        canvas = self._canvas if field.batch == "images" else None
+        if canvas is not None:
+            shape = _canvas_shape(first, canvas)
         tensor = _new_tensor((len(samples), *shape), field.dtype or first.dtype)
         out = tensor.numpy()
         for k, sample in enumerate(samples):
             value = np.asarray(sample[field.sample])
-            if on_canvas:
+            if canvas is not None:
                 _put_on_canvas(sample, value, out[k])
             else:
                 _check_fits(sample, field, value.shape, value.dtype, out)
@@ -404,37 +457,61 @@ class Collate:
         return tensor
 
     def _masks(
-        self, field: Field, samples: Sequence[Sample], chosen, offsets: np.ndarray, capacity: int
+        self, field: Field, samples: Sequence[dict[str, Any]], masks: _ChosenMasks
     ) -> torch.Tensor:
         """The chosen rows of one array of masks, padded with zeros or one after the other.
 
         Args:
             field: the array of masks.
             samples: samples of the batch.
-            chosen: int64 rows of the kept masks, one array per sample; None for all.
-            offsets: int64 (B + 1,): where the masks of each sample begin in concatenated arrays.
-            capacity: M, masks per sample in padded arrays.
+            masks: the chosen ones.
 
         Raises:
             OptionError: an array differs in shape or type from that of the first sample.
         """
         first = np.asarray(samples[0][field.sample])
         row, dtype = _mask_row(field, first, self.layout, self._as_bool)
-        rows = (len(samples), capacity) if self.layout.padded else (int(offsets[-1]),)
-        tensor = _new_tensor((*rows, *row), field.dtype or dtype)
+        axes: tuple[int, ...] = (int(masks.offsets[-1]),)
+        if self.layout.padded:
+            axes = (len(samples), masks.capacity)
+        tensor = _new_tensor((*axes, *row), field.dtype or dtype)
         out = tensor.numpy()
-        for k, (sample, kept) in enumerate(zip(samples, chosen, strict=True)):
+        for k, (sample, rows) in enumerate(zip(samples, masks.rows, strict=True)):
             value = np.asarray(sample[field.sample])
             if self.layout.padded:
-                count = int(offsets[k + 1] - offsets[k])
-                out[k, count:] = 0
-                target = out[k, :count]
+                out[k, len(rows) :] = 0
+                target = out[k, : len(rows)]
             else:
-                target = out[offsets[k] : offsets[k + 1]]
-            found = _mask_row(field, value, self.layout, self._as_bool)
-            _check_fits(sample, field, *found, target)
-            _copy_masks(field, value, kept, target)
+                target = out[masks.offsets[k] : masks.offsets[k + 1]]
+            row, dtype = _mask_row(field, value, self.layout, self._as_bool)
+            _check_fits(sample, field, row, dtype, target)
+            _copy_masks(field, value, rows, target)
         return tensor
+
+
+def _stored_values(samples: Sequence[Any]) -> list[dict[str, Any]]:
+    """What samples have. What is copied into the batch needs no copy of its own."""
+    if not samples:
+        raise OptionError("a batch has at least one sample, but the list is empty")
+    stored = []
+    for sample in samples:
+        if not isinstance(sample, Mapping):
+            kind = type(sample).__name__
+            raise OptionError(f"transform returned {kind}: it must return a dict")
+        if isinstance(sample, Sample):
+            sample = sample.stored()
+        stored.append(sample)
+    return stored
+
+
+def _runs(samples: Sequence[dict[str, Any]], masks: _ChosenMasks) -> RunBatch:
+    """The runs of the chosen masks."""
+    of_samples = []
+    for sample, rows in zip(samples, masks.rows, strict=True):
+        ends, offset = take_masks(sample["run_ends"], sample["run_offset"], rows)
+        height, width = sample["size"][:2].tolist()
+        of_samples.append((ends, offset, height, width))
+    return RunBatch.collate(of_samples)
 
 
 def _new_tensor(shape: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:
@@ -446,5 +523,6 @@ def _new_tensor(shape: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:
     if get_worker_info() is None:
         return torch.empty(shape, dtype=kind, device="cpu")
     # A worker's batch is sent through shared memory: made there, it need not be copied into it.
-    storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
+    new_shared: Any = torch.UntypedStorage._new_shared
+    storage = new_shared(int(np.prod(shape)) * dtype.itemsize)
     return torch.empty(0, dtype=kind, device="cpu").set_(storage).view(shape)

@@ -25,22 +25,22 @@ from sa1bpack.adapters.collate import Collate, readable
 from sa1bpack.adapters.workers import SHARED_MEMORY, WatchedWorkers, made_to_send
 from sa1bpack.arguments import choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.display import Sample
+from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.finalizers import Living
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.iteration import BaseLoader, Taken, sampler_of
+from sa1bpack.loading.iteration import BaseLoader, LoadedBatch, sampler_of
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.occurrence import BatchIndices
 from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.threads import naming_refusal
-from sa1bpack.transforms.batch import Batch, make_known
+from sa1bpack.transforms.batch import make_known
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.seeding import held_generators
 from sa1bpack.user_code import call_user
@@ -64,12 +64,15 @@ _log = logging.getLogger("sa1bpack")
 
 
 class _SentBatch(Batch):
-    """A batch for the loader itself, and the errors of samples dropped from it.
+    """A batch for the loader itself. It has no keys if no sample remained.
 
-    It has no keys if no sample remained.
+    Attributes:
+        ordered: which batch it is, and the samples that remained.
+        errors: errors of samples dropped from it.
     """
 
-    errors: Sequence[ReadError] = ()
+    ordered: OrderedBatch
+    errors: list[ReadError]
 
 
 make_known(_SentBatch)
@@ -88,40 +91,56 @@ class _SendingCollate(Collate):
         self.repeats = repeats
 
     def __call__(self, samples: Sequence[Sample | ReadError]) -> Batch:
+        errors = [sample for sample in samples if isinstance(sample, ReadError)]
+        remaining, repetitions = readable(samples)
+        if repetitions is None and self.repeats:
+            repetitions = np.zeros(len(remaining), np.int64)
+        if isinstance(samples, OrderedIndices):
+            return self._sent(samples, remaining, errors, repetitions)
+        if errors:
+            raise errors[0]
         epoch = getattr(samples, "epoch", self.epoch)
         step = getattr(samples, "step", None)
-        if step is None and any(each.by == "step" for _, each in self.masks.schedules):
+        if step is None and any(schedule.by == "step" for _, schedule in self.masks.schedules):
             raise LoaderError(
                 f"{self.masks.schedules} change by step, but the library that takes these batches "
                 "does not pass on which step they are: choose schedules by epoch"
             )
-        choice = self.masks.at(epoch, step)
-        errors = [sample for sample in samples if isinstance(sample, ReadError)]
-        kept, repetitions = readable(samples)
-        if repetitions is None and self.repeats:
-            repetitions = np.zeros(len(kept), np.int64)
-        if not getattr(samples, "dealt", True):
-            sent = _SentBatch()
-            sent.errors = errors
-            if kept:
-                sent |= self._batch(kept, choice, epoch, repetitions)
-            return sent
-        if errors:
-            raise errors[0]
-        batch = self._batch(kept, choice, epoch, repetitions)
-        batch["epoch"] = _per_sample(epoch, len(kept))
+        batch = self._batch(remaining, self.masks.at(epoch, step), epoch, repetitions)
+        batch["epoch"] = _per_sample(epoch, len(remaining))
         if step is not None:
-            batch["global_step"] = _per_sample(step, len(kept))
+            batch["global_step"] = _per_sample(step, len(remaining))
         return batch
+
+    def _sent(
+        self,
+        samples: "OrderedIndices",
+        remaining: list[Sample],
+        errors: list[ReadError],
+        repetitions: np.ndarray | None,
+    ) -> _SentBatch:
+        """The batch for the loader itself."""
+        is_read = [not isinstance(sample, ReadError) for sample in samples]
+        ordered = samples.ordered.take(np.array(is_read))
+        sent = _SentBatch()
+        sent.ordered = ordered
+        sent.errors = errors
+        if remaining:
+            choice = self.masks.at(ordered.epoch, ordered.step)
+            sent |= self._batch(remaining, choice, ordered.epoch, repetitions)
+            if ordered.repeated is not None:
+                sent["repeated"] = torch.from_numpy(ordered.repeated)
+        return sent
 
 
 def _per_sample(number: int, samples: int) -> torch.Tensor:
     """int64 (samples,): a number of a batch, in the form that libraries can move, cut and join."""
-    signed = number - 2**64 if number >= 2**63 else number
-    return torch.full((samples,), signed, dtype=torch.int64, device="cpu")
+    if number >= 2**63:  # as int64 has it
+        number -= 2**64
+    return torch.full((samples,), number, dtype=torch.int64, device="cpu")
 
 
-class PackDataLoader(BaseLoader, DataLoader):
+class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseLoader's iterator
     """A torch DataLoader over the batches of an order, with a state; see `make_dataloader`.
 
     Every iteration is an epoch, which begins when its first batch is requested. One iteration at a
@@ -131,6 +150,7 @@ class PackDataLoader(BaseLoader, DataLoader):
     """
 
     _pid = 0  # of the process whose workers they are
+    batch_sampler: "DealtBatches"
 
     def __init__(
         self, ds: Dataset, batch_size: WholeNumbers | None, options: ReadingOptions, **of_torch: Any
@@ -138,10 +158,14 @@ class PackDataLoader(BaseLoader, DataLoader):
         """Made by `make_dataloader`."""
         self._set_up(ds, batch_size, options)
         batches = self.batches
+        rules = batches.current.rules
         drops = options.on_error == "drop"
-        collate = _SendingCollate(ds, options, self._masks, batches.current.repeats)
+        collate = _SendingCollate(ds, options, self._masks, rules.repeats)
+        if drops:
+            ds = ds.with_options(on_error="return")
+        dataset: Any = EpochDataset(ds, batches, collate)  # torch's class, as isinstance has it
         super().__init__(
-            EpochDataset(ds.with_options(on_error="return") if drops else ds, batches, collate),
+            dataset,
             batch_sampler=DealtBatches(batches, collate, drops),
             collate_fn=partial(made_to_send, collate),
             **of_torch,
@@ -149,7 +173,7 @@ class PackDataLoader(BaseLoader, DataLoader):
         # Not by __setattr__, which torch refuses. torch reads neither: `drop_last` is for
         # Accelerate's gather_for_metrics, which otherwise takes the end of the last batch for
         # padding; `sampler` is for Lightning, which otherwise takes the order for unshuffled.
-        self.__dict__["drop_last"] = batches.current.drop_last
+        self.__dict__["drop_last"] = rules.drop_last
         self.__dict__["sampler"] = self.batch_sampler.sampler
 
     def _begin(self, batches: EpochBatches, counts: EpochCounts) -> "_TorchEpoch":
@@ -160,11 +184,11 @@ class PackDataLoader(BaseLoader, DataLoader):
         if self._iterator is None:
             self._pid = os.getpid()
             _loaders.add(self)
-        self.batch_sampler.own = batches
+        self.batch_sampler.of_loader = batches
         try:
             return DataLoader.__iter__(self)
         finally:
-            self.batch_sampler.own = None
+            self.batch_sampler.of_loader = None
 
     def _get_iterator(self) -> Any:
         """What torch calls to begin the workers."""
@@ -180,8 +204,9 @@ class PackDataLoader(BaseLoader, DataLoader):
             return error
 
         def subject(k: int) -> str:
-            ids = self._dataset.pack.image_ids(self._dataset.rows_at(batches[k])).tolist()
-            return f"batch {batches.number(k)} of epoch {batches.epoch} (image_ids {brief(ids)})"
+            ordered = batches[k]
+            ids = self._dataset.pack.image_ids(self._dataset.rows_at(ordered.indices)).tolist()
+            return f"batch {ordered.number} of epoch {ordered.epoch} (image_ids {brief(ids)})"
 
         return workers.explained(error, subject)
 
@@ -190,8 +215,9 @@ class PackDataLoader(BaseLoader, DataLoader):
 
         After an error, such as Ctrl-C, torch's iterator may be in the middle of something.
         """
-        if self._iterator is not None and self._pid == os.getpid():
-            self._iterator._shutdown_workers()
+        workers: Any = self._iterator
+        if workers is not None and self._pid == os.getpid():
+            workers._shutdown_workers()
             self._iterator = None
 
     def __repr__(self) -> str:
@@ -200,20 +226,30 @@ class PackDataLoader(BaseLoader, DataLoader):
     def plan(self) -> LoadingPlan:
         """The memory that its batches take, not counting transforms. Allocates nothing."""
         ds = self._dataset
-        repeats = self.batches.current.repeats
-        spec = BatchSpec(ds, self._options.layout, to_device=False, repeats=repeats)
+        rules = self.batches.current.rules
+        spec = BatchSpec(
+            ds,
+            self._options.layout,
+            to_device=False,
+            repeats=rules.repeats,
+            marks_repeated=bool(rules.pad_last),
+        )
         plan = largest_batch(ds, spec, self.batches, self._masks)
         workers = self.num_workers
         pinned = 0
         ahead = workers * ((self.prefetch_factor or 0) + 1)
-        shared = (ahead + 1) * plan.batch_bytes if workers else 0
+        batches = ahead + 1
+        shared = 0
+        if workers:
+            shared = batches * plan.batch_bytes
         if self.pin_memory:  # torch takes powers of two
+            batches += 1
             regions, _ = regions_of(ds, spec, plan.samples, plan.most_masks, plan.capacity)
             sizes = (region.nbytes for region in regions.values())
             pinned = 2 * sum(1 << max(nbytes - 1, 0).bit_length() for nbytes in sizes)
         return replace(
             plan,
-            batches=ahead + (2 if self.pin_memory else 1),
+            batches=batches,
             host_bytes=shared + pinned or plan.batch_bytes,
             pinned_bytes=pinned,
             shared_bytes=shared,
@@ -237,13 +273,14 @@ class _TorchEpoch:
         with naming_refusal("a worker process, or a thread for one"):
             self._batches = self._or_end_workers(partial(self._loader.iterate, self._of_epoch))
 
-    def take(self) -> Taken:
+    def take(self) -> LoadedBatch:
         """The next batch."""
         sent = self._or_end_workers(partial(next, self._batches, None))
         if sent is None:
             raise LoaderError("torch's DataLoader ended before the epoch did")
         nbytes = sum(_nbytes(value) for value in sent.values())
-        return Taken(Batch(sent) or None, list(sent.errors), nbytes, None)
+        tensors = Batch(sent) if sent else None
+        return LoadedBatch(sent.ordered, tensors, sent.errors, nbytes, ready=None)
 
     def _or_end_workers(self, work: Callable[[], Any]) -> Any:
         try:
@@ -262,8 +299,10 @@ class _TorchEpoch:
 def _nbytes(value: Any) -> int:
     """Bytes of a tensor, or of the tensors of runs; what a transform has added may be neither."""
     if isinstance(value, RunBatch):
-        return sum(_nbytes(each) for each in vars(value).values())
-    return value.nbytes if isinstance(value, torch.Tensor) else 0
+        return sum(map(_nbytes, vars(value).values()))
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return 0
 
 
 _loaders = Living[PackDataLoader]()
@@ -377,7 +416,8 @@ def _warn_of_repeated_numbers(transform: Any) -> None:
     """Warn of a transform whose generators every worker would continue from the same state."""
     held = held_generators(transform)
     if held:
-        kinds = sorted({f"{type(each).__module__}.{type(each).__qualname__}" for each in held})
+        classes = {type(generator) for generator in held}
+        kinds = sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes)
         _log.warning(
             "the transform has random generators of its own (%d: %s), which every worker process "
             "continues from the same state: workers repeat one another's numbers. Wrap it: "
@@ -403,28 +443,38 @@ def _check_shared_memory(loader: PackDataLoader) -> None:
         )
 
 
-class OfBatch(BatchIndices):
-    """The indices of a batch, or its samples, with what a worker process needs to know of it.
+class OrderedIndices(BatchIndices):
+    """The indices of a batch for the loader itself, or its samples.
 
     Args:
         items: indices, or samples.
-        epoch, step: numbers of the batch; its samples may be loaded long before it is used. The
-            step is None where a library has cut the batch.
-        dealt: another library takes it, not the loader itself.
-        repetitions: as in BatchIndices.
+        ordered: which batch it is: a worker process makes it, perhaps long before it is used.
+    """
+
+    def __init__(self, items: Iterable[Any], ordered: OrderedBatch):
+        super().__init__(items, ordered.epoch, ordered.repetitions)
+        self.ordered = ordered
+
+
+class DealtIndices(BatchIndices):
+    """The indices of a batch that another library takes, or its samples.
+
+    Args:
+        items: indices, or samples.
+        epoch, repetitions: as in BatchIndices.
+        step: the batch's number in all epochs; None where a library has cut it.
     """
 
     def __init__(
         self,
         items: Iterable[Any],
         epoch: int,
-        step: int | None,
-        dealt: bool,
         repetitions: np.ndarray | None = None,
+        *,
+        step: int | None = None,
     ):
         super().__init__(items, epoch, repetitions)
         self.step = step
-        self.dealt = dealt
 
 
 class DealtBatches:
@@ -459,7 +509,8 @@ class DealtBatches:
         self._collate = collate
         self._drops = drops
         self.sampler = sampler_of(batches)
-        self.own: EpochBatches | None = None  # while the loader begins: torch calls `iter` twice
+        # While the loader begins an epoch: torch calls `iter` twice.
+        self.of_loader: EpochBatches | None = None
 
     @property
     def batch_size(self) -> int | None:
@@ -469,7 +520,9 @@ class DealtBatches:
         `gather_for_metrics` does not remove them.
         """
         size = self.batches.batch_size
-        return None if isinstance(size, Schedule) else size
+        if isinstance(size, Schedule):
+            return None
+        return size
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch, as OrderedBatches.set_epoch does."""
@@ -478,16 +531,14 @@ class DealtBatches:
     def __len__(self) -> int:
         """The number of batches of a complete epoch, all ranks together."""
         len(self.batches)  # the ranks stay what they are
-        batches = replace(self.batches.current, start=0)
+        current = self.batches.current
+        batches = EpochBatches(current.rules, current.epoch)
         last = len(batches) - 1
-        return last * batches.world_size + len(_parts(batches, last))
+        return last * current.rules.world_size + len(_parts(batches, batches.of_all_ranks(last)))
 
-    def __iter__(self) -> Iterator[list[int]]:
-        if (own := self.own) is not None:
-            return (
-                OfBatch(own[k].tolist(), own.epoch, own.step(k), False, own.repetitions(k))
-                for k in range(len(own))
-            )
+    def __iter__(self) -> Iterator[BatchIndices]:
+        if self.of_loader is not None:
+            return (OrderedIndices(ordered.indices.tolist(), ordered) for ordered in self.of_loader)
         if self._drops:
             raise LoaderError(
                 "with on_error='drop' only the loader itself can count and limit the samples "
@@ -496,24 +547,23 @@ class DealtBatches:
             )
         return self._deal()
 
-    def _deal(self) -> Iterator[list[int]]:
-        place = self.batches.begin()
-        batches = place.batches
+    def _deal(self) -> Iterator[DealtIndices]:
+        iteration = self.batches.begin()
+        batches = iteration.batches
         self._collate.set_epoch(batches.epoch)
         for k in range(len(batches)):
-            indices = batches.global_batch(k).tolist()
-            repetitions = batches.global_repetitions(k)
-            for part in _parts(batches, k):
-                self.batches.took(place, None)
-                of_part = None if repetitions is None else repetitions[part]
-                yield OfBatch(indices[part], batches.epoch, batches.step(k), True, of_part)
+            ordered = batches.of_all_ranks(k)
+            for part in _parts(batches, ordered):
+                self.batches.took(iteration, ordered, dealt=True)
+                indices = part.indices.tolist()
+                yield DealtIndices(indices, part.epoch, part.repetitions, step=part.step)
 
 
-def _parts(batches: EpochBatches, k: int) -> list[slice]:
-    """The parts of batch k: full ones of a rank, and what is left over."""
-    first, stop = batches.span(k)
-    size = batches.cut.size(batches.epoch, batches.number(k)) // batches.world_size
-    return [slice(low, low + size) for low in range(0, stop - first, size)]
+def _parts(batches: EpochBatches, ordered: OrderedBatch) -> list[OrderedBatch]:
+    """The parts of a batch of all ranks: full ones of a rank, and what is left over."""
+    size = batches.size_per_rank(ordered.number)
+    begins = range(0, len(ordered.indices), size)
+    return [ordered.take(slice(begin, begin + size)) for begin in begins]
 
 
 class EpochDataset(Dataset):
@@ -533,15 +583,17 @@ class EpochDataset(Dataset):
         self._batches.set_epoch(epoch)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """As that of Dataset, with the epoch and step of the batch.
+        """As that of Dataset, with what is known of the batch.
 
         Of indices that a library has cut again, the step is not known, and the epoch is that of the
         batches that it takes.
         """
-        if not isinstance(indices, OfBatch):
-            indices = OfBatch(indices, self._collate.epoch, step=None, dealt=True)
+        if isinstance(indices, OrderedIndices):
+            return OrderedIndices(super().__getitems__(indices), indices.ordered)
+        if not isinstance(indices, DealtIndices):
+            indices = DealtIndices(indices, self._collate.epoch)
         samples = super().__getitems__(indices)
-        return OfBatch(samples, indices.epoch, indices.step, indices.dealt, indices.repetitions)
+        return DealtIndices(samples, indices.epoch, indices.repetitions, step=indices.step)
 
     def state_dict(self) -> NoReturn:
         """Refuse torchdata's StatefulDataLoader, which looks for a state here.
@@ -562,5 +614,5 @@ class EpochDataset(Dataset):
         """As `state_dict`."""
         self.state_dict()
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return EpochDataset, (self.with_options(), self._batches, self._collate)

@@ -32,7 +32,7 @@ if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     from pytorch_lightning import LightningDataModule, Trainer
 else:
     try:
-        from lightning.pytorch import LightningDataModule, Trainer
+        from lightning.pytorch import LightningDataModule, Trainer  # type: ignore[no-redef]
     except ModuleNotFoundError:
         from pytorch_lightning import LightningDataModule, Trainer
 
@@ -62,7 +62,7 @@ class _DrivenLoader(Loader):
     """
 
     module: "DataModule | None" = None
-    driver: EpochSampler
+    driver: "_TrainingSampler | _SameEpochSampler"
 
     @property
     def sampler(self) -> EpochSampler:
@@ -80,8 +80,10 @@ class _DrivenLoader(Loader):
         An exception may be the reason for which Lightning saves a checkpoint: then it repeats the
         batch of the step that failed.
         """
-        trainer = None if self.module is None else self.module.trainer
-        return self.batches.state_dict(unused=unused_batches(trainer))
+        unused = 0
+        if self.module is not None:
+            unused = unused_batches(self.module.trainer)
+        return self.batches.state_dict(unused=unused)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"module": None}
@@ -175,7 +177,7 @@ class DataModule(LightningDataModule):
         self._loaded: dict[str, Any] | None = None  # state of the training loader, to be loaded
         if isinstance(val, Real) and val == 0:
             # Lightning validates if this method is not its own, and warns of no batches.
-            self.val_dataloader = super().val_dataloader
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
 
     def setup(self, stage: str | None = None) -> None:
         """Open the pack and split it. Lightning calls this in every process.
@@ -186,12 +188,15 @@ class DataModule(LightningDataModule):
             self._begin_run(self.trainer)
         if self.train is not None:
             return
-        ds = opened(self.pack)
+        train = opened(self.pack)
+        val = None
         if not isinstance(self._val, Real):
-            self.train, self.val = ds, opened(self._val)
-            return
-        split = ds.split(val_fraction=self._val, seed=self._split_seed) if self._val else (ds, None)
-        self.train, self.val = split
+            val = opened(self._val)
+        elif self._val != 0:
+            fraction = float(self._val)
+            train, val = train.split(val_fraction=fraction, seed=self._split_seed)
+        self.train = train
+        self.val = val
 
     def _begin_run(self, trainer: Trainer) -> None:
         """Choose the first epoch of a run: `load_state_dict` may choose another."""
@@ -207,10 +212,11 @@ class DataModule(LightningDataModule):
         """
         loader = self._loaders.get("train")
         if loader is None:
-            loader = self._made(self.train, self.batch_size, self._options)
-            overfit = self.trainer is not None and self.trainer.overfit_batches > 0
-            kind = _SameEpochSampler if overfit else _TrainingSampler
-            loader.driver = kind(loader.batches)
+            loader = self._new_loader(self.train, self.batch_size, self._options)
+            trainer: Any = self.trainer
+            loader.driver = _TrainingSampler(loader.batches)
+            if trainer is not None and trainer.overfit_batches > 0:
+                loader.driver = _SameEpochSampler(loader.batches)
             loader.driver.first_epoch = self._first_epoch
             loader.set_epoch(self._first_epoch)
             self._loaders["train"] = loader
@@ -221,16 +227,22 @@ class DataModule(LightningDataModule):
         """The validation loader, by default in the order of the pack."""
         loader = self._loaders.get("val")
         if loader is None:
-            size = None if self.batch_size is None else _last("batch_size", self.batch_size)
-            loader = self._made(self.val, size, self._val_options)
+            batch_size = self.batch_size
+            if batch_size is not None:
+                batch_size = _last("batch_size", batch_size)
+            loader = self._new_loader(self.val, batch_size, self._val_options)
             loader.driver = _SameEpochSampler(loader.batches)
             self._loaders["val"] = loader
         loader.set_epoch(0)
         return loader
 
-    def _made(self, ds: Dataset, size: Any, options: dict[str, Any]) -> _DrivenLoader:
-        device = "cpu" if self.trainer is None else str(self.trainer.strategy.root_device)
-        loader = _DrivenLoader(ds, size, **{"device": device, **options})
+    def _new_loader(
+        self, ds: Any, batch_size: WholeNumbers | None, options: dict[str, Any]
+    ) -> _DrivenLoader:
+        device = "cpu"
+        if self.trainer is not None:
+            device = str(self.trainer.strategy.root_device)
+        loader = _DrivenLoader(ds, batch_size, **{"device": device, **options})
         loader.module = proxy(self)
         return loader
 

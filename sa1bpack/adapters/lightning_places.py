@@ -21,7 +21,8 @@ def unused_batches(trainer: Any) -> int:
     if trainer is None:
         return 0
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
-    return progress.ready - progress.processed
+    unused: int = progress.ready - progress.processed
+    return unused
 
 
 def first_epoch_of(epoch: int, first_epoch: int, loaded: tuple[int, int] | None) -> int:
@@ -39,15 +40,22 @@ def first_epoch_of(epoch: int, first_epoch: int, loaded: tuple[int, int] | None)
     """
     if loaded is None:
         return first_epoch
-    of_state, samples = loaded
-    latest = of_state + 1 if samples > 0 else of_state
-    chosen = min(max(first_epoch + epoch, of_state), latest)
+    earliest, samples = loaded
+    latest = earliest
+    if samples > 0:
+        latest += 1
+    chosen = min(max(first_epoch + epoch, earliest), latest)
     return chosen - epoch
 
 
 class _Places:
-    """The callback, but for its base class."""
+    """The callback, but for its base class.
 
+    Attributes:
+        combined: the CombinedLoader of the library that the callback is for.
+    """
+
+    combined: Any
     # Of a checkpoint, until a batch is taken: the states of loaders, each for itself.
     _states: list[dict[str, Any]] | None = None
     _first_epoch = 0

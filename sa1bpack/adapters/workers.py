@@ -118,7 +118,9 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         end = time.monotonic() + timeout
         while True:
             left = max(0.0, end - time.monotonic())
-            came, data = super()._try_get_data(min(left, LOOK_SECONDS))
+            came, data = super()._try_get_data(  # type: ignore[no-untyped-call] # torch's
+                min(left, LOOK_SECONDS)
+            )
             if came or left <= LOOK_SECONDS:
                 return came, data
 
@@ -136,10 +138,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             return error
         for number, worker in enumerate(self._workers):
             if worker.exitcode is not None:
-                made = [
+                unfinished = [
                     batch for batch, task in self._task_info.items() if tuple(task) == (number,)
                 ]
-                doing = f" It was making {subject(min(made))}." if made else ""
+                doing = ""
+                if unfinished:
+                    doing = f" It was making {subject(min(unfinished))}."
                 return LoaderError(
                     f"worker process {worker.pid} of the DataLoader has ended, "
                     f"{_how_it_ended(worker.exitcode)}.{doing}"
@@ -159,5 +163,7 @@ def _how_it_ended(code: int) -> str:
         return "with exit code 0: another program has asked it to (SIGTERM), or a transform did it"
     if code > 0:
         return f"with exit code {code}: a transform, or a library that it calls, has ended it"
-    name = signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"
+    name = f"signal {-code}"
+    if -code in [*signal.Signals]:
+        name = signal.Signals(-code).name
     return f"by {name}: {_REASONS.get(name, 'a library that its transform calls has failed')}"

@@ -2,9 +2,10 @@
 
 A thread gets a batch with a buffer of the pool, locates its samples, and shares them out in ranges;
 threads copy these, and the last one completes the batch, perhaps with an error; the consumer takes
-it. Batches come out in the order in which they were begun, whichever is complete first. The pool
-belongs to a Loader, and every epoch has its own queue, so a thread that finishes after its epoch
-has ended finds a closed queue: its batch is discarded, and its buffer returns to the pool.
+it. Batches come out in the order in which they were begun, whichever is complete first, and nobody
+numbers them here. The pool belongs to a Loader, and every epoch has its own queue, so a thread that
+finishes after its epoch has ended finds a closed queue: its batch is discarded, and its buffer
+returns to the pool.
 
 The wait of a consumer ends by its timeout, and `close` wakes every waiting thread.
 """
@@ -24,6 +25,7 @@ import torch
 
 from sa1bpack.errors import LoaderTimeout, ReadError
 from sa1bpack.finalizers import Living, when_gone
+from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.wording import size_text
 
 # How long a thread waits at a time; it is woken when there is something to do.
@@ -55,6 +57,23 @@ class Buffer:
         self.bytes = other.bytes
         self.pinned = other.pinned
         self.streams = other.streams
+
+
+@dataclass(frozen=True, eq=False)
+class SentBatch:
+    """A batch on a device, or on its way there.
+
+    Attributes:
+        tensors: its arrays there, by their keys in the buffer.
+        memory: uint8 (n,) each, the memory that they have there.
+        event: event recorded when they are there.
+        small: uint8 (m,), the host's copy of the small arrays.
+    """
+
+    tensors: dict[str, Any]
+    memory: Sequence[torch.Tensor]
+    event: Any
+    small: np.ndarray
 
 
 class BufferPool:
@@ -100,7 +119,8 @@ class BufferPool:
         # Weak: an interrupt may lose one that changes hands; `refill` replaces it.
         self.all = Living[Buffer]()
         self.lent = Living[object]()
-        self._has_grown = self._closed = False
+        self._has_grown = False
+        self._closed = False
         self._collect_from = 0  # buffers; with fewer, garbage is not collected
         self.refill()
 
@@ -124,7 +144,10 @@ class BufferPool:
             self.all.discard(buffer)  # beyond the plan: the consumer had kept batches
             self._collect_from = 0
             return
-        (self.free.appendleft if buffer.event is None else self.free.append)(buffer)
+        if buffer.event is None:
+            self.free.appendleft(buffer)
+        else:
+            self.free.append(buffer)
         with self.changed:
             self.changed.notify_all()
 
@@ -152,9 +175,10 @@ class BufferPool:
             lent = len(self.lent)
             gc.collect()
             freed = len(self.lent) < lent
-            self._collect_from = 0 if freed else 2 * len(self.all)
             if freed:
+                self._collect_from = 0
                 return
+            self._collect_from = 2 * len(self.all)
         added = [self.allocate() for _ in range(max(1, self.count - 1))]
         if not self._has_grown:
             self._has_grown = True
@@ -180,72 +204,80 @@ class BufferPool:
 
 @dataclass(eq=False)
 class QueuedBatch:
-    """A batch of an epoch, from the thread that begins it to the consumer; one owner at a time.
+    """A batch in the making, from the thread that begins it to the consumer; one owner at a time.
+
+    Which batch it is, `located.ordered` says.
 
     Attributes:
-        number: number of the batch, from where the epoch began or was resumed.
         buffer: its buffer in host memory; None once that is free for another batch.
-        located: where the samples are stored, a LocatedBatch, once that is known.
+        located: its samples, and where they are stored; None until a thread has located it.
         dropped: errors of samples that the batch lacks.
         ranges_left: ranges of samples that threads are still copying.
+        is_complete: the consumer may have it.
         error: why the batch could not be made.
-        tensors: the arrays of the batch on a device; None: it is not sent, or not yet.
-        memory: uint8 (n,) each, the memory that they have there.
-        event: event recorded when they are there.
-        small: uint8 (m,), the host's copy of the small arrays, once it is sent.
+        sent: the batch on a device; None: it is not sent, or not yet.
     """
 
-    number: int
     buffer: Buffer | None
-    located: Any = None
-    dropped: Sequence[ReadError] = ()
+    located: LocatedBatch | None = None
+    dropped: list[ReadError] = field(default_factory=list)
     ranges_left: int = 0
+    is_complete: bool = False
     error: BaseException | None = None
-    tensors: dict[str, Any] | None = None
-    memory: Sequence[torch.Tensor] = ()
-    event: Any = None
-    small: np.ndarray | None = None
+    sent: SentBatch | None = None
+
+    def filled_buffer(self) -> Buffer:
+        """The buffer of a batch that still has it: one that was neither sent nor given up."""
+        assert self.buffer is not None, "the buffer is free for another batch"
+        return self.buffer
+
+    def located_samples(self) -> LocatedBatch:
+        """The located batch, of one that is past that."""
+        assert self.located is not None, "only a batch with an error is not located"
+        return self.located
 
 
 class BatchQueue:
-    """The batches of one epoch, in order. All methods are thread-safe.
+    """The batches of one epoch, in the order in which they were begun.
 
-    The garbage collector may call `close` at any point; see BufferPool.
+    All methods are thread-safe, and a signal handler may call `close` at any point.
 
     Attributes:
-        closed: the epoch has ended.
-        ready: complete batches that are not taken yet, by number.
-        total: number of batches of the epoch.
         prefetch: number of batches that may be in progress or ready, besides the one that is taken
             next.
+        ready: number of complete batches that are not taken yet.
+        closed: the epoch has ended.
     """
 
-    def __init__(self, pool: BufferPool, total: int, prefetch: int):
-        self.total = total
+    def __init__(self, pool: BufferPool, prefetch: int):
         self.prefetch = prefetch
+        self.ready = 0
+        self.closed = False
         self._pool = pool
         self._changed = pool.changed
-        self.ready: dict[int, QueuedBatch] = {}
+        self._batches: deque[QueuedBatch] = deque()  # begun, and not taken
         self._ranges: deque[tuple[QueuedBatch, SampleRange]] = deque()  # to be copied
         self._locating: QueuedBatch | None = None
-        self._begun = self._taken = 0
-        self._in_progress: set[int] = set()
+        self._all_begun = False
         self._failed: BaseException | None = None
-        self.closed = False
 
     def close(self) -> None:
-        """End the epoch: every wait ends, no batch is begun, and ready batches are discarded."""
+        """End the epoch: every wait ends, no batch is begun, and complete batches are discarded."""
         self.closed = True
-        self._discard()
         with self._changed:
+            # Not cleared: the consumer may be about to take the first of them.
+            discarded = self._batches
+            self._batches = deque()
+            for batch in discarded:
+                if batch.is_complete:
+                    self._discard(batch)
             self._changed.notify_all()
 
-    def _discard(self) -> None:
-        """Discard ready batches; tracebacks of their errors may reference the threads."""
-        while self.ready:
-            _, batch = self.ready.popitem()
-            batch.error = None
-            self._release(batch)
+    def _discard(self, batch: QueuedBatch) -> None:
+        """Release what a batch has; the traceback of its error may reference the threads."""
+        batch.error = None
+        batch.sent = None
+        self._release(batch)
 
     def _release(self, batch: QueuedBatch) -> None:
         buffer = batch.buffer
@@ -267,11 +299,11 @@ class BatchQueue:
                 pass
             if self._ranges:
                 return self._ranges.popleft()
-            if self.closed or self._begun >= self.total:
+            if self.closed or self._all_begun:
                 return None
-            batch = self._locating = QueuedBatch(self._begun, self._pool.free.popleft())
-            self._in_progress.add(batch.number)
-            self._begun += 1
+            batch = QueuedBatch(self._pool.free.popleft())
+            self._batches.append(batch)
+            self._locating = batch
             return batch, None
 
     def has_work(self) -> bool:
@@ -280,19 +312,28 @@ class BatchQueue:
             return True
         if self._locating is not None:
             return False
-        may_begin = self._begun - self._taken <= self.prefetch and len(self._pool.free) > 0
-        return may_begin or self._begun >= self.total
+        if self._all_begun:
+            return True
+        return len(self._batches) <= self.prefetch and len(self._pool.free) > 0
 
     def share(self, batch: QueuedBatch, ranges: list[SampleRange]) -> None:
-        """Let threads copy a located batch, in ranges. `done` tells which was the last."""
+        """Let threads copy a located batch, in ranges. `copied` tells which was the last."""
         with self._changed:
             batch.ranges_left = len(ranges)
-            for each in ranges:
-                self._ranges.append((batch, each))
-            self._locating = None
+            for samples in ranges:
+                self._ranges.append((batch, samples))
+            self._end_locating(batch)
             self._changed.notify_all()
 
-    def done(self, batch: QueuedBatch) -> bool:
+    def _end_locating(self, batch: QueuedBatch) -> None:
+        """Let another thread locate the next batch, unless this is the last one of the epoch.
+
+        Nor is there a next one if this one could not be located: its error ends the epoch.
+        """
+        self._locating = None
+        self._all_begun = batch.located is None or batch.located.ordered.is_last
+
+    def copied(self, batch: QueuedBatch) -> bool:
         """Note that a range of the batch is copied. True for the last one: `complete` the batch."""
         with self._changed:
             batch.ranges_left -= 1
@@ -307,14 +348,15 @@ class BatchQueue:
         """
         with self._changed:
             batch.error = error
-            self._in_progress.discard(batch.number)
+            batch.is_complete = True
             if self._locating is batch:
-                self._locating = None
-            self.ready[batch.number] = batch
+                self._end_locating(batch)
             if free or error is not None:
                 self._release(batch)
             if self.closed:
-                self._discard()
+                self._discard(batch)
+            else:
+                self.ready += 1
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
@@ -325,14 +367,14 @@ class BatchQueue:
 
     # -------------------------------------------------------------------------------- consumer
 
-    def take(self, timeout: float, doing: Callable[[], str]) -> QueuedBatch | None:
-        """The next batch, in order; None after the last one, or if the queue is closed.
+    def take(self, timeout: float, late_text: Callable[[], str]) -> QueuedBatch | None:
+        """The next batch, in order; None if the queue is closed. Not to be called after the last.
 
         If the consumer holds all buffers of the pool, the pool grows.
 
         Args:
             timeout: seconds to wait at most.
-            doing: describes the state of the threads, for the message.
+            late_text: makes the message for a batch that does not arrive in time.
 
         Raises:
             LoaderTimeout: the batch does not arrive in time.
@@ -345,28 +387,32 @@ class BatchQueue:
                 self._changed.wait_for(self.has_news, max(0.0, limit - time.monotonic()))
                 if self._failed is not None:
                     raise self._failed
-                if self.closed or self._taken >= self.total:
+                if self.closed:
                     return None
-                if self._taken in self.ready:
-                    batch = self.ready.pop(self._taken)
-                    self._taken += 1
+                batches = self._batches
+                if batches and batches[0].is_complete:
+                    batch = batches.popleft()
+                    self.ready -= 1
                     self._changed.notify_all()
+                    if self.closed:  # since the line above: by a signal handler
+                        self._discard(batch)
+                        return None
                     return batch
                 starves = self._starves()
             if not starves:
-                raise LoaderTimeout(
-                    f"batch {self._taken} of {self.total} did not arrive within {timeout:g} s; "
-                    f"{doing()}. If the storage is slow, raise `timeout` or `threads`"
-                )
+                raise LoaderTimeout(late_text())
             self._pool.make_room()
 
     def has_news(self) -> bool:
         """True if `take` need not wait."""
-        over = self.closed or self._failed is not None or self._taken >= self.total
-        return over or self._taken in self.ready or self._starves()
+        if self.closed or self._failed is not None:
+            return True
+        if self._batches:
+            return self._batches[0].is_complete
+        return self._starves()
 
     def _starves(self) -> bool:
         """True if no batch can arrive because the consumer holds all buffers."""
-        if self._in_progress or self.ready or self._pool.free:
+        if self._batches or self._pool.free:
             return False
         return len(self._pool.lent) >= len(self._pool.all)  # none will come back by itself

@@ -5,43 +5,45 @@ import threading
 import traceback
 from math import floor
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import Sampler, SequentialSampler
 
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.display import Batch
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.finalizers import Ending, when_gone
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.devices import no_memory
 from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.batches import IterationState, OrderedBatches
+from sa1bpack.loading.order.epoch import BatchRules, EpochBatches, OrderedBatch
 from sa1bpack.loading.order.orders import SequentialOrder
 from sa1bpack.loading.shard_prefetcher import check_order
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
-from sa1bpack.transforms.batch import Batch, batch_class
-from sa1bpack.transforms.host import numbers_of, sent, unseen
+from sa1bpack.transforms.batch import batch_class
+from sa1bpack.transforms.host import unseen
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import counted
 
 
-class Taken(NamedTuple):
-    """The outcome of a batch.
+class LoadedBatch(NamedTuple):
+    """A batch of an epoch as it is when the consumer gets it.
 
     Attributes:
-        batch: None if no sample of it remained.
+        ordered: which batch it is, and the samples that remained.
+        tensors: its arrays; None if no sample remained.
         errors: errors of dropped samples.
         nbytes: bytes of the batch, see LoadingStats.
         ready: number of batches that were complete when this one was asked for; None if that is not
             known.
     """
 
-    batch: Batch | None
+    ordered: OrderedBatch
+    tensors: Batch | None
     errors: list[ReadError]
     nbytes: int
     ready: int | None
@@ -57,8 +59,25 @@ def most_dropped(share: float, samples: int) -> int:
 
     One at least, unless the share is 0: on many ranks, an epoch has few samples on each.
     """
-    whole = floor(round(share * samples, 6))  # 0.29 * 100 is 28.999999999999996
-    return max(whole, 1) if share else 0
+    if share == 0:
+        return 0
+    return max(floor(round(share * samples, 6)), 1)  # 0.29 * 100 is 28.999999999999996
+
+
+class Producer(Protocol):
+    """What makes the batches of one epoch: `ReaderThreads`, or torch's DataLoader."""
+
+    def belong_to(self, iteration: object) -> None:
+        """Note the iteration that uses this, and ends it when it goes."""
+
+    def start(self) -> None:
+        """Begin the work. If that fails, or is interrupted, `end` ends what has begun."""
+
+    def take(self) -> LoadedBatch | None:
+        """The next batch, in order; None if the epoch was ended. Not called after the last."""
+
+    def end(self, wait: float) -> None:
+        """End the epoch; wait at most `wait` seconds for reads in progress."""
 
 
 class EpochSampler(Sampler[int]):
@@ -86,7 +105,7 @@ class EpochSampler(Sampler[int]):
         """Samples of an epoch, of all ranks together."""
         return len(self._batches.order)
 
-    def __iter__(self):
+    def __iter__(self) -> NoReturn:
         raise LoaderError(
             "only the loader itself takes its samples, so nobody can make another DataLoader of "
             "its sampler, as Accelerate's skip_first_batches does: to resume a Loader use "
@@ -133,17 +152,11 @@ class BaseLoader:
         self._masks = options.choices.over(ds, order.seed or options.seed or 0)
         self._dataset = ds
         self._options = options
-        self.dropped = []  # in all epochs
+        self.dropped: list[ReadError] = []  # in all epochs
         self._warned: set[str] = set()  # shards with dropped samples
 
-    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Any:
-        """The producer of these batches, with four methods.
-
-        `belong_to(iteration)`: the iteration uses it, and ends it when it goes.
-        `start()`: begin the work; if that fails, or is interrupted, `end` ends what has begun.
-        `take()`: the next batch, as Taken; None if the epoch was ended. `end(wait)`: end the epoch;
-        wait at most `wait` seconds for reads in progress.
-        """
+    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Producer:
+        """The producer of these batches, which has not begun yet."""
         raise NotImplementedError
 
     def _end_epoch(self) -> None:
@@ -201,18 +214,34 @@ class BaseLoader:
         self.batches.load_state_dict(state)
         self._end_epoch()
 
-    def _described(self, own: str) -> str:
-        """The text for `repr`: the dataset, the batches, the position in the order, and `own`."""
+    def _described(self, workers: str) -> str:
+        """The text for `repr`: dataset, batches, position in the order, and threads or workers."""
         batches = self.batches
         options = self._options
-        current = batches.current  # len() and batch_size would settle the ranks
-        length = current.cut.length(batches.epoch)
-        most = "all masks" if options.max_masks is None else f"max_masks {options.max_masks}"
+        rules = batches.current.rules  # len() and batch_size would settle the ranks
+        length = rules.cut.length(batches.epoch)
+        masks = "all masks"
+        if options.max_masks is not None:
+            masks = f"max_masks {options.max_masks}"
         return (
             f"<{type(self).__name__} of {self._dataset!r}: {counted(length, 'batch')} of "
-            f"{current.size_per_rank}, {batches.order.kind} order, epoch {batches.epoch}, "
-            f"{most} {options.mask_layout}, {own}>"
+            f"{rules.size_per_rank}, {batches.order.kind} order, epoch {batches.epoch}, "
+            f"{masks} {options.mask_layout}, {workers}>"
         )
+
+
+class _RunningEpoch(NamedTuple):
+    """What an iteration has from its first `next` to its end.
+
+    Attributes:
+        state: its place in the order.
+        producer: makes the batches.
+        counts: the figures.
+    """
+
+    state: IterationState
+    producer: Producer
+    counts: EpochCounts
 
 
 class Iteration:
@@ -221,12 +250,11 @@ class Iteration:
     def __init__(self, loader: BaseLoader):
         self._loader = loader
         self._lock = threading.RLock()  # one thread at a time begins, takes, or ends
-        self._producer: Any = None  # see BaseLoader._begin
+        self._running: _RunningEpoch | None = None
         self._ending: Ending | None = None
         self._pid: int | None = None  # process in which it began
-        self._done = self._dropped = 0  # batches and samples
-        self._yielded = False  # any batch
-        self.counts: EpochCounts | None = None
+        self._dropped = 0  # samples
+        self._has_yielded = False  # any batch
         self._over: str | None = None  # why any further `next` is an error; "": complete
 
     def __iter__(self) -> "Iteration":
@@ -239,133 +267,121 @@ class Iteration:
             )
         with self._lock:
             if self._over is None:
-                try:
-                    batch = self._next()
-                except BaseException as error:
-                    what = f"{type(error).__name__}: {error}"
-                    text = f"this iteration was ended by {what}. Begin a new one"
-                    if isinstance(error, ReadError):
-                        text += "; with on_error='drop' samples that cannot be read do not end it"
-                    self._end(text)
-                    _clear_frames(error)
-                    if isinstance(error, StopIteration):  # it would end the caller's loop
-                        raise LoaderError(text) from error
-                    raise
+                batch = self._next_or_end()
                 if batch is not None:
                     return batch
-                self._end("")
-                if self.counts is not None and self._loader._options.on_epoch_end is not None:
-                    call_user(
-                        self._loader._options.on_epoch_end,
-                        self.counts.stats(),
-                        role="on_epoch_end",
-                        subject=f"epoch {self._batches.epoch}",
-                    )
             if self._over:
                 raise LoaderError(self._over)
             raise StopIteration
 
-    def _next(self) -> Batch | None:
-        """The next batch; None if all have been taken."""
-        begin = perf_counter()
-        loader = self._loader
-        cursor = self._loader.batches
-        if self._producer is None:
-            self._state = cursor.begin()
-            self._batches = self._state.batches
-            loader._end_epoch()  # the loop over the one before was left
-            self._pid, self._total = os.getpid(), len(self._batches)
-            self._class = batch_class(loader._dataset.spec_text)
-            self.counts = loader._counts = EpochCounts(self._batches.epoch, begin)
-            self._producer = loader._begin(self._batches, self.counts)
-            # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
-            self._producer.belong_to(self)
-            self._ending = when_gone(
-                self,
-                _end_producer,
-                self._producer,
-                self.counts,
-                at_exit=True,
-            )
-            loader._ending = self._ending
-            cursor.check(self._state)  # ended meanwhile, when there was no run to end
-            self._producer.start()
-        while self._done < self._total:
-            cursor.check(self._state)
-            taken = self._producer.take()
-            if taken is None:
-                cursor.check(self._state)
-                raise LoaderError("the loader was closed while waiting for a batch")
-            batch, errors, nbytes, ready = taken
-            samples = 0 if batch is None else len(unseen(batch)["image_ids"])
-            self.counts.took(begin, samples, nbytes, len(errors), ready)
+    def _next_or_end(self) -> Batch | None:
+        """The next batch; None if all have been taken, or this iteration ends with an error."""
+        try:
             begin = perf_counter()
-            if errors:
-                self._note(batch, errors)
-            if batch is not None:
-                batch = self._completed(batch, errors, nbytes)
-            self._done += 1
-            cursor.took(self._state, self._done)
-            if batch is None:
-                continue
-            self._yielded = True
+            running = self._running
+            if running is None:
+                running = self._begin(begin)
+            batch = self._next(running, begin)
+        except BaseException as error:
+            text = f"this iteration was ended by {type(error).__name__}: {error}. Begin a new one"
+            if isinstance(error, ReadError):
+                text += "; with on_error='drop' samples that cannot be read do not end it"
+            self._end(text)
+            _clear_frames(error)
+            if isinstance(error, StopIteration):  # it would end the caller's loop
+                raise LoaderError(text) from error
+            raise
+        if batch is not None:
             return batch
+        self._end("")
+        on_epoch_end = self._loader._options.on_epoch_end
+        if on_epoch_end is not None:
+            subject = f"epoch {running.state.batches.epoch}"
+            stats = running.counts.stats()
+            call_user(on_epoch_end, stats, role="on_epoch_end", subject=subject)
+        return None
+
+    def _begin(self, begin: float) -> _RunningEpoch:
+        """Begin the epoch, whose first batch was asked for at `begin`."""
+        loader = self._loader
+        state = loader.batches.begin()
+        loader._end_epoch()  # the loop over the one before was left
+        self._pid = os.getpid()
+        counts = EpochCounts(state.batches.epoch, begin)
+        loader._counts = counts
+        producer = loader._begin(state.batches, counts)
+        running = _RunningEpoch(state, producer, counts)
+        self._running = running
+        # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
+        producer.belong_to(self)
+        self._ending = when_gone(self, _end_producer, producer, counts, at_exit=True)
+        loader._ending = self._ending
+        loader.batches.check(state)  # ended meanwhile, when there was no run to end
+        producer.start()
+        return running
+
+    def _next(self, running: _RunningEpoch, begin: float) -> Batch | None:
+        """The next batch, which was asked for at `begin`; None if all have been taken."""
+        cursor = self._loader.batches
+        state = running.state
+        while state.latest is None or not state.latest.is_last:
+            cursor.check(state)
+            loaded = running.producer.take()
+            if loaded is None:
+                cursor.check(state)
+                raise LoaderError("the loader was closed while waiting for a batch")
+            samples = len(loaded.ordered.indices)
+            running.counts.took(begin, samples, loaded.nbytes, len(loaded.errors), loaded.ready)
+            begin = perf_counter()
+            if loaded.errors:
+                self._note_dropped(loaded, state.batches.rules)
+            batch = self._completed(loaded)
+            cursor.took(state, loaded.ordered)
+            if batch is not None:
+                self._has_yielded = True
+                return batch
         # A loop over steps, `while step < n: for batch in loader`, would never end.
-        if self._dropped and not self._yielded and not self._batches.start:
+        if self._dropped and not self._has_yielded and not state.batches.start:
             raise LoaderError(
-                f"epoch {self._batches.epoch} has no batch: none of its "
-                f"{counted(self._dropped, 'sample')} in {counted(self._total, 'batch')} could be "
-                f"read; the last error: {loader.dropped[-1]}. Run `sa1bpack verify` on the pack "
-                "and repair it, or check that its disk is there"
+                f"epoch {state.batches.epoch} has no batch: none of its "
+                f"{counted(self._dropped, 'sample')} in {counted(len(state.batches), 'batch')} "
+                f"could be read; the last error: {self._loader.dropped[-1]}. Run `sa1bpack verify` "
+                "on the pack and repair it, or check that its disk is there"
             )
         return None
 
-    def _completed(self, taken: Batch, errors: list[ReadError], nbytes: int) -> Batch:
-        """The batch for the consumer, with what belongs to its place in the order.
+    def _completed(self, loaded: LoadedBatch) -> Batch | None:
+        """The batch for the consumer, which says which one it is; None if no sample remained.
 
         Raises LoaderError if its device has no memory for that.
         """
-        batches = self._batches
-        k = self._done
-        batch = self._class(
-            unseen(taken),
-            epoch=batches.epoch,
-            batch_idx=batches.number(k),
-            global_step=batches.step(k),
+        tensors = loaded.tensors
+        if tensors is None:
+            return None
+        loader = self._loader
+        batch = batch_class(loader._dataset.spec_text)(
+            unseen(tensors),
+            epoch=loaded.ordered.epoch,
+            batch_idx=loaded.ordered.number,
+            global_step=loaded.ordered.step,
         )
-        batch.numbers = taken.numbers
-        if not batches.pad_last and self._loader._options.on_error != "drop":
-            return batch
-        device = unseen(taken)["indices"].device
-        try:
-            if batches.pad_last:
-                batch["repeated"] = self._repeated(k, batch)
-            if self._loader._options.on_error == "drop":
-                batch["dropped"] = rows_of(errors, device)
-        except torch.OutOfMemoryError as error:
-            raise no_memory(device, nbytes, str(error)) from None
+        batch.numbers = tensors.numbers
+        if loader._options.on_error == "drop":
+            device = unseen(tensors)["indices"].device
+            try:
+                batch["dropped"] = rows_of(loaded.errors, device)
+            except torch.OutOfMemoryError as error:
+                raise no_memory(device, loaded.nbytes, str(error)) from None
         return batch
 
-    def _repeated(self, k: int, batch: Batch) -> torch.Tensor:
-        """bool (n,), on the device of the batch: the samples of batch k that only fill it up."""
-        indices = unseen(batch)["indices"]
-        repeated = self._batches.repeated(k)
-        if not repeated.any():
-            return torch.zeros_like(indices, dtype=torch.bool)
-        if len(repeated) > len(indices):  # some were dropped
-            rows = self._loader._dataset.rows_at(self._batches[k])
-            remaining = numbers_of(batch).get("indices", indices)
-            repeated = repeated[np.isin(rows, remaining.numpy())]
-        return sent([torch.from_numpy(repeated)], indices.device)[0]
-
-    def _note(self, batch: Batch | None, errors: list[ReadError]) -> None:
+    def _note_dropped(self, loaded: LoadedBatch, rules: BatchRules) -> None:
         """Note the errors of a batch. Raises LoaderError beyond what may be dropped."""
         loader = self._loader
-        batches = self._batches
+        errors = loaded.errors
         warn_of_dropped(errors, loader._warned)
         loader.dropped.extend(errors)
         self._dropped += len(errors)
-        samples = -(-len(batches.order) // batches.world_size)  # of an epoch, on this rank
+        samples = -(-len(rules.order) // rules.world_size)  # of an epoch, on this rank
         share = loader._options.max_dropped
         limit = most_dropped(share, samples)
         if self._dropped > limit:
@@ -374,24 +390,25 @@ class Iteration:
                 f"read, but max_dropped={share:g} allows at most {limit:,}; the last error: "
                 f"{errors[-1]}. Run `sa1bpack verify` on the pack, repair it, or raise max_dropped"
             )
-        if batch is None and batches.world_size > 1:
+        if loaded.tensors is None and rules.world_size > 1:
             raise LoaderError(
-                f"no sample of batch {self._done} of rank {batches.rank} could be read, and all "
-                f"{batches.world_size} ranks must have the same number of batches: {errors[0]}. "
-                "Repair the pack, or use a larger batch_size"
+                f"no sample of batch {loaded.ordered.number} of rank {rules.rank} could be read, "
+                f"and all {rules.world_size} ranks must have the same number of batches: "
+                f"{errors[0]}. Repair the pack, or use a larger batch_size"
             )
 
     def _end(self, why: str) -> None:
         """End this epoch, and keep only the reason; a later iteration is not affected."""
-        if self._producer is not None:
-            self.counts.end()
-            self._loader.batches.end(self._state)
+        running = self._running
+        if running is not None:
+            running.counts.end()
+            self._loader.batches.end(running.state)
             if self._ending is None:  # it was interrupted before it began
-                _end_producer(self._producer, self.counts)
+                _end_producer(running.producer, running.counts)
             else:
                 self._ending.run()
         self._over = self._over or why
-        self._producer = None
+        self._running = None
 
 
 def _clear_frames(error: BaseException | None) -> None:
@@ -401,7 +418,7 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__cause__
 
 
-def _end_producer(producer: Any, counts: EpochCounts) -> None:
+def _end_producer(producer: Producer, counts: EpochCounts) -> None:
     producer.end(END_SECONDS)
     counts.end(left=True)
 
@@ -412,6 +429,6 @@ def rows_of(errors: list[ReadError], device: torch.device) -> torch.Tensor:
     Does not wait for it, as a copy from the host would.
     """
     rows = torch.empty(len(errors), dtype=torch.int64, device=device)
-    for place, error in zip(rows, errors, strict=True):
-        place.fill_(error.row)
+    for row, error in zip(rows, errors, strict=True):
+        row.fill_(error.row)
     return rows

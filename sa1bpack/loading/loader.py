@@ -20,14 +20,8 @@ from sa1bpack.finalizers import settle
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
-from sa1bpack.loading.devices import (
-    ChosenDevice,
-    CudaDevice,
-    Host,
-    arranging_bytes,
-    float_bytes,
-    sent_bytes,
-)
+from sa1bpack.loading.chosen_device import ChosenDevice
+from sa1bpack.loading.devices import CudaDevice, Host
 from sa1bpack.loading.iteration import BaseLoader, EpochSampler, sampler_of
 from sa1bpack.loading.located_batch import OPEN_SAMPLES
 from sa1bpack.loading.locator import Locator
@@ -36,6 +30,7 @@ from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.plans import LoadingPlan, cores, dataset_bytes, io_obstacle, largest_batch
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
+from sa1bpack.loading.tensors import arranging_bytes, float_bytes, sent_bytes
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.wording import counted
 
@@ -170,8 +165,15 @@ class Loader(BaseLoader):
         self._device = ChosenDevice(device)
         on_cuda = self._device.asked.type == "cuda"
         relate = chosen.relations or None
-        repeats = self.batches.current.repeats
-        self._spec = BatchSpec(ds, chosen.layout, on_cuda, relate, repeats)
+        rules = self.batches.current.rules
+        self._spec = BatchSpec(
+            ds,
+            chosen.layout,
+            on_cuda,
+            relate,
+            repeats=rules.repeats,
+            marks_repeated=bool(rules.pad_last),
+        )
         self._pool: BufferPool | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -200,45 +202,49 @@ class Loader(BaseLoader):
 
     def plan(self) -> LoadingPlan:
         """The memory that iterating takes. Allocates nothing."""
-        ds = self._dataset
         spec = self._spec
-        pinned = self._spec.to_device
-        plan = largest_batch(ds, spec, self.batches, self._masks)
-        samples = plan.samples
-        capacity = plan.capacity
-        nbytes = plan.batch_bytes
-        total = samples * plan.most_masks
-        count = self._prefetch + 2
-        host_bytes = count * nbytes
-        device_bytes = 0
-        related = 0
-        if spec.relate is not None:  # of the consumer's batch, and of the one being made
-            rows = samples * capacity if spec.mask_layout.padded else total
-            related = 2 * spec.relate.nbytes(rows, capacity)
-        if not pinned:
-            floats = [made for made, _ in float_bytes(spec, samples, capacity, total)]
-            host_bytes += related + 2 * sum(floats) + 2 * max(floats, default=0)
-        else:
-            # In the queue, being delivered, and the one that the consumer still has meanwhile.
-            made, temporary = arranging_bytes(spec, samples, capacity, total)
-            sent = sent_bytes(spec, samples, capacity, total, nbytes)
-            device_bytes = (count + 1) * sent
-            device_bytes += 2 * made + temporary + related
-            if spec.relate is not None:
-                cells = spec.masks.size**2
-                layout = spec.mask_layout
-                device_bytes += CUBLAS_BYTES + spec.relate.scratch_bytes(
-                    samples, capacity, total, cells, layout.padded, layout.packed
-                )
-        return replace(
+        plan = largest_batch(self._dataset, spec, self.batches, self._masks)
+        buffers = self._prefetch + 2
+        plan = replace(
             plan,
-            batches=count,
-            host_bytes=host_bytes,
-            pinned_bytes=host_bytes if pinned else 0,
-            device_bytes=device_bytes,
+            batches=buffers,
+            host_bytes=buffers * plan.batch_bytes,
             threads=self._threads,
             io=str(self._mode),
         )
+        total = plan.samples * plan.most_masks
+        related = 0
+        if spec.relate is not None:  # of the consumer's batch, and of the one being made
+            rows = total
+            if spec.mask_layout.padded:
+                rows = plan.samples * plan.capacity
+            related = 2 * spec.relate.nbytes(rows, plan.capacity)
+        if spec.to_device:
+            device_bytes = related + self._device_bytes(plan, total)
+            return replace(plan, pinned_bytes=plan.host_bytes, device_bytes=device_bytes)
+        floats = [nbytes for nbytes, _ in float_bytes(spec, plan.samples, plan.capacity, total)]
+        arranged = related + 2 * sum(floats) + 2 * max(floats, default=0)
+        return replace(plan, host_bytes=plan.host_bytes + arranged)
+
+    def _device_bytes(self, plan: LoadingPlan, total: int) -> int:
+        """The memory of the device, but for relations, for batches of `total` masks."""
+        spec = self._spec
+        samples = plan.samples
+        capacity = plan.capacity
+        added, temporary = arranging_bytes(spec, samples, capacity, total)
+        sent = sent_bytes(spec, samples, capacity, total, plan.batch_bytes)
+        # In the queue, being delivered, and the one that the consumer still has meanwhile.
+        nbytes = (plan.batches + 1) * sent + 2 * added + temporary
+        if spec.relate is not None:
+            nbytes += CUBLAS_BYTES + spec.relate.scratch_bytes(
+                samples,
+                capacity,
+                total,
+                cells=spec.masks.size**2,
+                padded=spec.mask_layout.padded,
+                packed=spec.mask_layout.packed,
+            )
+        return nbytes
 
     # ------------------------------------------------------------------------------------ epochs
 
@@ -258,8 +264,9 @@ class Loader(BaseLoader):
         counts.count_store(self._dataset.pack.fetched)
         locator.prepare()  # here: threads that did it would seem to wait for the disk
         _log.info("epoch %d begins: %r", batches.epoch, self)
-        given = self._pool, device, locator, batches, self._options, counts, self._mode.direct
-        return ReaderThreads(*given)
+        return ReaderThreads(
+            self._pool, device, locator, batches, self._options, counts, direct=self._mode.direct
+        )
 
     def close(self) -> None:
         """End the threads and release the buffers. Batches already yielded stay valid."""
@@ -278,7 +285,7 @@ class Loader(BaseLoader):
     def __enter__(self) -> "Loader":
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -38,6 +38,7 @@ from sa1bpack.loading.batch import load_samples as kernel
 from sa1bpack.loading.batch.load_samples import Destination, ReadState, Samples
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import BatchSpec
+from sa1bpack.loading.order.epoch import OrderedBatch
 from sa1bpack.loading.stats import Read
 from sa1bpack.masks import check_image_runs, passes
 from sa1bpack.oserrors import naming
@@ -217,13 +218,12 @@ def without_frames(error: Exception) -> Exception:
 class SampleRows(NamedTuple):
     """The rows of n samples, int64 (n,) each.
 
-    These are their places among those that were looked up together, indices in the dataset, numbers
-    of their shards, rows in these, first masks and one past the last, rows in the pack, image ids,
-    and how often they have come before in the epoch.
+    These are their places among those that were looked up together, numbers of their shards, rows
+    in these, first masks and one past the last, rows in the pack, image ids, and how often they
+    have come before in the epoch.
     """
 
     place: np.ndarray
-    index: np.ndarray
     number: np.ndarray
     local: np.ndarray
     first: np.ndarray
@@ -245,7 +245,7 @@ def sample_error(pack: Pack, where: SampleRows, k: int, cause: Exception) -> Rea
 
 
 class LocatedBatch:
-    """One batch to be copied.
+    """One batch to be copied; `ordered` says which one.
 
     `regions` and `nbytes` describe where its arrays go in the buffer.
     """
@@ -254,6 +254,7 @@ class LocatedBatch:
         self,
         ds: Dataset,
         spec: BatchSpec,
+        ordered: OrderedBatch,
         where: SampleRows,
         shards: list[OpenShard],
         samples: Samples,
@@ -264,7 +265,8 @@ class LocatedBatch:
         Args:
             ds: dataset of the samples.
             spec: layout of batches in their buffers.
-            where: the samples.
+            ordered: which batch it is, with the samples that could be located.
+            where: the rows of these.
             shards: shard of each sample.
             samples: where the arrays of the samples are; their files are entered while they are
                 open.
@@ -273,6 +275,7 @@ class LocatedBatch:
         """
         self._ds = ds
         self._spec = spec
+        self.ordered = ordered
         self._where = where
         self._shards = shards
         self._samples = samples
@@ -292,16 +295,6 @@ class LocatedBatch:
 
     def __len__(self) -> int:
         return len(self._shards)
-
-    @property
-    def dataset_indices(self) -> np.ndarray:
-        """int64 (B,): the samples, in the dataset."""
-        return self._where.index
-
-    @property
-    def repetitions(self) -> np.ndarray:
-        """int64 (B,): how often each sample has come before in the epoch."""
-        return self._where.repetition
 
     def name(self) -> str:
         """The samples, for messages."""
@@ -323,6 +316,7 @@ class LocatedBatch:
             "sizes": samples.sizes,
             "indices": self._where.row,
             "repetitions": self._where.repetition,
+            "repeated": self.ordered.repeated,
             "mask_offsets": samples.offsets,
             "run_offset": self.run_offset,
         }

@@ -1,7 +1,7 @@
 """The look-up of samples, and its checks, for several batches at once.
 
     locator = Locator(ds, spec, masks)
-    for located, errors in locator.locate([indices, ...], [None, ...], epoch, choice):
+    for located, errors in locator.locate([ordered, ...]):
         located.begin(buffer)
         located.copy(0, len(located), reader)   any part of the samples, in any thread
         errors = located.errors()
@@ -13,6 +13,7 @@ no address outside an array results.
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.located_batch import SCORES, LocatedBatch, SampleRows, address, sample_error
+from sa1bpack.loading.order.epoch import OrderedBatch, Position
 from sa1bpack.masks import passes
 
 
@@ -195,39 +197,43 @@ class Locator:
             with_runs=spec.masks.source != "bits",
         )
 
-    def locate(
-        self,
-        batches: Sequence[np.ndarray],
-        repetitions: Sequence[np.ndarray | None],
-        epoch: int,
-        choice: MaskChoice,
-    ) -> list[tuple[LocatedBatch, list[ReadError]]]:
+    def locate(self, batches: Sequence[OrderedBatch]) -> list[tuple[LocatedBatch, list[ReadError]]]:
         """The located batches, and the errors of the samples that they lack.
 
-        A batch has the remaining samples, which may be none.
+        A batch has the remaining samples, which may be none. Here alone it is asked which masks are
+        kept; batches for which that is the same are looked up together.
 
         Args:
-            batches: int64 (B,) indices of each batch.
-            repetitions: int64 (B,) of each batch, how often each of its samples has come before in
-                the epoch; None: never.
-            epoch: epoch of the batches.
-            choice: which masks are kept.
+            batches: the batches, as the order has them.
 
         Raises:
             ResourceShortage: the system refuses mappings or files for the shards.
         """
+        located = []
+        for choice, together in groupby(
+            batches, lambda batch: self.masks.at(batch.epoch, batch.step)
+        ):
+            located += self._locate_together(list(together), choice)
+        return located
+
+    def _locate_together(
+        self, batches: list[OrderedBatch], choice: MaskChoice
+    ) -> list[tuple[LocatedBatch, list[ReadError]]]:
+        """`locate` for batches of one epoch, with the masks that are kept in all of them."""
         ds = self.ds
-        indices = np.concatenate(batches)
+        epoch = batches[0].epoch
+        indices = np.concatenate([batch.indices for batch in batches])
         pack = ds.pack
         rows = ds.rows_at(indices)
         place = np.arange(len(indices))
         again = [
-            np.zeros(len(batch), np.int64) if of_batch is None else of_batch
-            for batch, of_batch in zip(batches, repetitions, strict=True)
+            np.zeros(len(batch.indices), np.int64)
+            if batch.repetitions is None
+            else batch.repetitions
+            for batch in batches
         ]
         where = SampleRows(
             place,
-            indices,
             *pack.locate_many(rows),
             rows,
             pack.image_ids(rows),
@@ -244,7 +250,7 @@ class Locator:
         made = []
         low = 0
         for batch in batches:
-            high = low + len(batch)
+            high = low + len(batch.indices)
             # Positions among those that can be copied.
             own = slice(*np.searchsorted(found.place, (low, high)).tolist())
             masks = slice(samples.offsets[own.start], samples.offsets[own.stop])
@@ -253,7 +259,8 @@ class Locator:
                 mask_rows=samples.mask_rows[masks],
                 mask_spans=samples.mask_spans[masks],
             )
-            given = found.of(own), opened[own], own_samples, choose, capacity
+            ordered = batch.take(found.place[own] - low)
+            given = ordered, found.of(own), opened[own], own_samples, choose, capacity
             located = LocatedBatch(ds, self.spec, *given)
             made.append((located, [errors[k] for k in range(low, high) if k in errors]))
             low = high
@@ -268,7 +275,8 @@ class Locator:
         for folder in self.ds.pack.folders:
             for array in (folder.index.image_id, folder.index.mask_offset):
                 read_ahead_map(address(array), array.nbytes)
-        [(located, _)] = self.locate([np.empty(0, np.int64)], [None], 0, self.masks.at(0, 0))
+        nothing = OrderedBatch(0, 0, 0, np.empty(0, np.int64), after=Position(0, 0))
+        [(located, _)] = self.locate([nothing])
         located.compile()
 
     def _look_up(

@@ -111,14 +111,14 @@ def largest_batch(
     ds: Dataset, spec: BatchSpec, ordered: OrderedBatches, masks: MaskSchedule
 ) -> LoadingPlan:
     """The part of any loader's plan that follows from its largest batch, of any epoch."""
-    current = ordered.current
+    rules = ordered.current.rules
     found = []
-    sizes = current.cut.sizes
+    sizes = rules.cut.sizes
     schedules = [*masks.schedules]
     uncapped = ""
     for size, cap in masks.with_sizes(sizes):
         most = ds.most_masks if cap is None else min(ds.most_masks, cap)
-        shape = current.most_per_rank(size), most, cap if masks.pads else most
+        shape = rules.most_per_rank(size), most, cap if masks.pads else most
         found.append((regions_of(ds, spec, *shape)[1], shape))
     nbytes, (samples, most, capacity) = max(found)
     if not sizes.constant:

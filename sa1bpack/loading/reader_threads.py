@@ -4,23 +4,23 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
 from sa1bpack.errors import ReadError
 from sa1bpack.finalizers import Ending, before_release
-from sa1bpack.loading.batch.mask_choice import MaskChoice
-from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch
+from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch, SampleRange
 from sa1bpack.loading.devices import CudaDevice, Host, keep_if_failed
-from sa1bpack.loading.iteration import Taken
+from sa1bpack.loading.iteration import LoadedBatch
 from sa1bpack.loading.located_batch import LocatedBatch, SampleReader
 from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.shard_prefetcher import ShardPrefetcher
-from sa1bpack.loading.stats import EpochCounts
+from sa1bpack.loading.stats import EpochCounts, Read
 from sa1bpack.threads import start_thread
 
 # The most samples that are located together: most of the cost does not depend on their number. The
@@ -37,10 +37,14 @@ class ReaderThreads:
     batch on. Shards are opened while locating, and files while copying, without holding a lock:
     other threads keep copying.
 
+    The record of a batch, an `OrderedBatch`, is made by the thread that locates it, and is part of
+    the batch until the consumer has it.
+
     Once the epoch has ended, a thread that is still reading has access only to the queue, which is
     closed; to the buffer and the scratch memory that it writes to, which it then releases to the
-    pool; and to the caches of open shards and files, which all epochs share. Holds no reference to
-    the Loader, so that the Loader can be collected.
+    pool; to the order, of which it may take a batch that nobody gets; and to the caches of open
+    shards and files, which all epochs share. Holds no reference to the Loader, so that the Loader
+    can be collected.
     """
 
     def __init__(
@@ -54,32 +58,37 @@ class ReaderThreads:
         direct: bool,
     ):
         ds = locator.ds
-        self._prefetcher = ShardPrefetcher(ds, batches) if ds.pack.sources else None
         self._pool = pool
         self._device = device
         self._locator = locator
-        self._batches = batches
+        self._epoch = batches.epoch
         self._drops = options.on_error == "drop"
         self._timeout = options.timeout
         self._counts = counts
         counts.threads = pool.threads
         prefetch = pool.count - 2  # besides the batch that is taken next, and the consumer's
-        self._queue = BatchQueue(pool, len(batches), prefetch)
+        self._queue = BatchQueue(pool, prefetch)
         self._pid = os.getpid()
-        # Used only by the thread that locates.
-        self._located: deque[tuple[LocatedBatch, list[ReadError]]] = deque()
-        self._locate_next = 1  # batches
-        # By thread: the batch that it copies, or what else it does; and since when.
-        self._doing: dict[str, tuple[LocatedBatch | str, float]] = {}
         # Complete batches if there are enough for all threads: that needs the least locking.
         self._ranges_per_batch = -(-pool.threads // (prefetch + 1))
         self._direct = direct
         self._threads: list[threading.Thread] = []
         self._keeping: Ending | None = None
+        # Used only by the thread that locates.
+        self._remaining = iter(batches)
+        self._prefetcher: ShardPrefetcher | None = None
+        if ds.pack.sources:
+            self._prefetcher = ShardPrefetcher(ds, self._remaining)
+        self._located: deque[tuple[LocatedBatch, list[ReadError]]] = deque()
+        self._locate_next = 1  # batches
+        # Used only by the consumer: the number of the batch that it waits for.
+        self._awaited = batches.first
+        # By thread: the batch that it copies, or what else it does; and since when.
+        self._doing: dict[str, tuple[LocatedBatch | str, float]] = {}
 
     def belong_to(self, iteration: object) -> None:
         """Keep memory of a device that has failed when an iteration goes, see `keep_if_failed`."""
-        if self._device.pinned:
+        if isinstance(self._device, CudaDevice):
             self._keeping = before_release(iteration, keep_if_failed)
 
     def start(self) -> None:
@@ -95,7 +104,7 @@ class ReaderThreads:
     def _run(self) -> None:
         name = threading.current_thread().name
         try:
-            if self._device.pinned:
+            if isinstance(self._device, CudaDevice):
                 self._device.enter_thread()
             scratch = None
             with suppress(IndexError):  # there is no memory of a thread that has ended
@@ -104,148 +113,165 @@ class ReaderThreads:
         except BaseException as error:
             self._queue.fail(error)
             return
-        while (work := self._queue.next()) is not None:
-            batch, samples = work
-            what = "locating a batch" if samples is None else batch.located
-            self._doing[name] = (what, time.monotonic())
+        while (task := self._queue.next()) is not None:
+            batch, samples = task
             if samples is None:
+                self._doing[name] = ("locating a batch", time.monotonic())
                 self._begin_batch(batch, name)
             else:
-                begin = self._counts.clock()
-                reads = []
-                try:
-                    if not self._queue.closed:
-                        reads = batch.located.copy(*samples, reader)
-                except BaseException as error:
-                    batch.error = error
-                self._counts.worked("copy", begin, reads)
-                if self._queue.done(batch):
-                    self._complete(batch, reader)
+                self._copy(batch, samples, reader, name)
             self._doing.pop(name, None)
-            del work, batch, what  # while this thread waits, nothing keeps their shards open
+            del task, batch  # while this thread waits, nothing keeps their shards open
         self._pool.scratch.append(reader.close())
 
+    def _copy(
+        self, batch: QueuedBatch, samples: SampleRange, reader: SampleReader, name: str
+    ) -> None:
+        """Copy samples of a batch; if they are the last, pass the batch on."""
+        located = batch.located_samples()
+        self._doing[name] = (located, time.monotonic())
+        begin = self._counts.clock()
+        reads: Sequence[Read] = ()
+        try:
+            if not self._queue.closed:
+                reads = located.copy(*samples, reader)
+        except BaseException as error:
+            batch.error = error
+        self._counts.worked("copy", begin, reads)
+        if self._queue.copied(batch):
+            self._complete(batch, located, reader)
+
     def _begin_batch(self, batch: QueuedBatch, name: str) -> None:
-        """Locate a batch, and let the threads copy its samples."""
+        """Locate the next batch, and let the threads copy its samples."""
         try:
             begin = self._counts.clock()
             if not self._located:
-                self._locate(batch.number)
-            batch.located, batch.dropped = located, dropped = self._located.popleft()
+                self._locate()
+            located, dropped = self._located.popleft()
+            batch.located = located
+            batch.dropped = dropped
             self._counts.worked("locate", begin)
-            if len(located) == 0 or (dropped and not self._drops):
+            if dropped and not self._drops:
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
-                self._queue.complete(batch, None if self._drops else dropped[0], free=True)
+                self._queue.complete(batch, dropped[0])
                 return
-            buffer = batch.buffer
-            if buffer.event is not None:
-                text = f"waiting for the end of a copy to {self._device.device}"
-                self._doing[name] = (text, time.monotonic())
-                begin = self._counts.clock()
-                self._device.wait(buffer)
-                self._counts.worked("stage", begin)
-            if located.nbytes > len(buffer.bytes):  # an eighth more, so that it is seldom
-                buffer.become(self._pool.allocate(located.nbytes + located.nbytes // 8))
-            located.begin(buffer.bytes)
+            if len(located) == 0:
+                self._queue.complete(batch, free=True)
+                return
+            self._fill(batch, located, name)
             count = min(self._ranges_per_batch, len(located))
             edges = (np.arange(count + 1) * len(located) // count).tolist()
             self._queue.share(batch, list(pairwise(edges)))
         except BaseException as error:
             self._queue.complete(batch, error)
 
-    def _locate(self, number: int) -> None:
-        """Locate several batches together, whose choice of masks is the same."""
-        stop = min(number + self._locate_next, len(self._batches))
-        if self._prefetcher is not None:
-            begun = time.monotonic()
-            stop = min(stop, self._prefetcher.reach(number))
-            self._counts.fetch_seconds += time.monotonic() - begun
-        choice = self._choice_of(number)
-        together = [self._batches[number]]
-        repetitions = [self._batches.repetitions(number)]
-        for k in range(number + 1, stop):
-            if self._choice_of(k) != choice:
-                break
-            together.append(self._batches[k])
-            repetitions.append(self._batches.repetitions(k))
-        most = max(1, _LOCATED_SAMPLES // max(1, len(together[0])))
+    def _fill(self, batch: QueuedBatch, located: LocatedBatch, name: str) -> None:
+        """Begin to fill the buffer of a batch, once no device copies out of it any more."""
+        buffer = batch.filled_buffer()
+        if buffer.event is not None and isinstance(self._device, CudaDevice):
+            text = f"waiting for the end of a copy to {self._device.device}"
+            self._doing[name] = (text, time.monotonic())
+            begin = self._counts.clock()
+            self._device.wait(buffer)
+            self._counts.worked("stage", begin)
+        if located.nbytes > len(buffer.bytes):  # an eighth more, so that it is seldom
+            buffer.become(self._pool.allocate(located.nbytes + located.nbytes // 8))
+        located.begin(buffer.bytes)
+
+    def _locate(self) -> None:
+        """Locate the next batches, several together."""
+        if self._prefetcher is None:
+            batches = list(islice(self._remaining, self._locate_next))
+        else:
+            begin = time.monotonic()
+            batches = self._prefetcher.next_batches(self._locate_next)
+            self._counts.fetch_seconds += time.monotonic() - begin
+        most = max(1, _LOCATED_SAMPLES // max(1, len(batches[0].indices)))
         self._locate_next = min(2 * self._locate_next, most)
-        epoch = self._batches.epoch
-        self._located.extend(self._locator.locate(together, repetitions, epoch, choice))
+        self._located.extend(self._locator.locate(batches))
 
-    def _choice_of(self, number: int) -> MaskChoice:
-        """The choice of the masks of a batch, by its epoch and step."""
-        return self._locator.masks.at(self._batches.epoch, self._batches.step(number))
-
-    def _complete(self, batch: QueuedBatch, reader: SampleReader) -> None:
-        """Pass on a batch all of whose samples are copied, or an error in its place.
-
-        It is made again without samples that could not be copied.
-        """
-        # its traceback references the batch
-        failed = batch.error
-        batch.error = None
+    def _complete(self, batch: QueuedBatch, located: LocatedBatch, reader: SampleReader) -> None:
+        """Pass on a batch all of whose samples are copied, or an error in its place."""
+        error = batch.error
+        batch.error = None  # its traceback references the batch
         try:
-            while failed is None and not self._queue.closed and (errors := batch.located.errors()):
-                if not self._drops:
-                    failed = errors[0][1]
-                    break
+            if error is None and not self._queue.closed:
+                errors = located.errors()
+                if errors and not self._drops:
+                    error = errors[0][1]  # not raised, see `_begin_batch`
+                while errors and error is None and not self._queue.closed:
+                    located = self._make_again(batch, located, errors, reader)
+                    errors = located.errors()
+            if error is None and len(located) and isinstance(self._device, CudaDevice):
                 begin = self._counts.clock()
-                batch.dropped = [*batch.dropped, *(error for _, error in errors)]
-                failed_places = [k for k, _ in errors]
-                rest = np.delete(batch.located.dataset_indices, failed_places)
-                again = np.delete(batch.located.repetitions, failed_places)
-                choice = self._choice_of(batch.number)
-                [(batch.located, more)] = self._locator.locate(
-                    [rest], [again], self._batches.epoch, choice
-                )
-                batch.dropped += more
-                batch.located.begin(batch.buffer.bytes)
-                reads = batch.located.copy(0, len(batch.located), reader)
-                self._counts.worked("copy", begin, reads)
-            if failed is None and len(batch.located) and self._device.pinned:
-                begin = self._counts.clock()
-                self._device.stage(batch)
+                self._device.stage(batch, located)
                 self._counts.worked("stage", begin)
-        except BaseException as error:
-            failed = error
-        sent = batch.tensors is not None
-        self._queue.complete(batch, failed, free=sent or not len(batch.located))
+        except BaseException as raised:
+            error = raised
+        is_free = batch.sent is not None or len(located) == 0
+        self._queue.complete(batch, error, free=is_free)
+
+    def _make_again(
+        self,
+        batch: QueuedBatch,
+        located: LocatedBatch,
+        errors: list[tuple[int, ReadError]],
+        reader: SampleReader,
+    ) -> LocatedBatch:
+        """Make a batch again, alone, without the samples that could not be copied."""
+        begin = self._counts.clock()
+        failed = [position for position, _ in errors]
+        rest = np.delete(np.arange(len(located)), failed)
+        [(remaining, missing)] = self._locator.locate([located.ordered.take(rest)])
+        batch.located = remaining
+        batch.dropped = [*batch.dropped, *(error for _, error in errors), *missing]
+        remaining.begin(batch.filled_buffer().bytes)
+        reads = remaining.copy(0, len(remaining), reader)
+        self._counts.worked("copy", begin, reads)
+        return remaining
 
     # ------------------------------------------------------------------------------ in the consumer
 
-    def take(self) -> Taken | None:
+    def take(self) -> LoadedBatch | None:
         """The next batch; None if the epoch was ended.
 
         Raises the error that came instead of the batch, LoaderTimeout, or an error from allocating
         a buffer.
         """
-        ready = len(self._queue.ready)
-        found = self._queue.take(self._timeout, self._doing_text)
-        if found is None:
+        ready = self._queue.ready
+        batch = self._queue.take(self._timeout, self._late_text)
+        if batch is None:
             return None
-        # its traceback may reference what has it
-        error = found.error
-        found.error = None
+        error = batch.error
+        batch.error = None  # its traceback may reference what has it
         if error is not None:
             raise error
-        if not len(found.located):
-            return Taken(None, found.dropped, 0, ready)
+        located = batch.located_samples()
+        self._awaited = located.ordered.number + 1
+        if len(located) == 0:
+            return LoadedBatch(located.ordered, None, batch.dropped, 0, ready)
         begin = self._counts.clock()
-        batch = self._device.deliver(found, self._locator.spec, self._pool)
+        tensors = self._device.deliver(batch, located, self._locator.spec, self._pool)
         self._counts.worked("deliver", begin)
-        return Taken(batch, found.dropped, found.located.nbytes, ready)
+        return LoadedBatch(located.ordered, tensors, batch.dropped, located.nbytes, ready)
 
-    def _doing_text(self) -> str:
-        """The state of every thread, for messages."""
+    def _late_text(self) -> str:
+        """The message for a batch that does not arrive in time: what every thread does."""
         now = time.monotonic()
         texts = []
         for name, (doing, since) in list(self._doing.items()):
-            what = doing if isinstance(doing, str) else f"copying {doing.name()}"
-            texts.append(f"{name} has been {what} for {now - since:.1f} s")
-        dead = [thread.name for thread in self._threads if not thread.is_alive()]
-        texts += [f"{name} has ended" for name in dead]
-        return "; ".join(texts) or "all threads are waiting for a free buffer"
+            text = doing
+            if isinstance(doing, LocatedBatch):
+                text = f"copying {doing.name()}"
+            texts.append(f"{name} has been {text} for {now - since:.1f} s")
+        for thread in self._threads:
+            if not thread.is_alive():
+                texts.append(f"{thread.name} has ended")
+        threads = "; ".join(texts) or "all threads are waiting for a free buffer"
+        return (
+            f"batch {self._awaited} of epoch {self._epoch} did not arrive within "
+            f"{self._timeout:g} s; {threads}. If the storage is slow, raise `timeout` or `threads`"
+        )
 
     def end(self, wait: float) -> None:
         """End the epoch: begin nothing more, and wait a while for copies in progress.

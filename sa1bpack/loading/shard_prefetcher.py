@@ -2,14 +2,17 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import OptionError
+from sa1bpack.loading.order.epoch import OrderedBatch
 from sa1bpack.loading.order.orders import Order
 from sa1bpack.threads import start_thread
 from sa1bpack.wording import counted, size_text
@@ -56,24 +59,42 @@ def check_order(ds: Dataset, order: Order) -> None:
         )
 
 
+class _AskedBatch(NamedTuple):
+    """A batch whose shards are being opened.
+
+    Attributes:
+        batch: the batch.
+        shards: the numbers of its shards.
+        nbytes: bytes of those among them that no earlier batch needs.
+    """
+
+    batch: OrderedBatch
+    shards: list[int]
+    nbytes: int
+
+
 class ShardPrefetcher:
     """The opening of an epoch's shards, some of them ahead of the batch that is needed.
 
     What goes wrong here is not an error of the epoch: who reads a sample opens its shard again.
+
+    One thread at a time calls `next_batches`; all else is done by threads of its own. Once the
+    epoch has ended, they finish the shards that they are opening, which all epochs share.
     """
 
-    def __init__(self, ds: Dataset, batches: Sequence[np.ndarray]):
+    def __init__(self, ds: Dataset, batches: Iterator[OrderedBatch]):
         """
         Args:
             ds: the dataset.
-            batches: int64 (B,) indices of the dataset for each batch.
+            batches: the batches of the epoch, which nobody else takes.
         """
         self._ds = ds
         self._batches = batches
         self._window = min(WINDOW_BYTES, int(_SHARE_OF_ROOM * room(ds.pack)))
-        self._asked: list[tuple[list[int], int]] = []  # of each batch, its shards, and new bytes
-        self._ahead = self._reached = 0  # new bytes of those from batch `_reached` on
-        self._todo: SimpleQueue[int | None] = SimpleQueue()
+        self._asked: deque[_AskedBatch] = deque()
+        self._bytes_ahead = 0  # of the batches that are asked for
+        self._not_asked: _AskedBatch | None = None  # the next one, which did not fit
+        self._to_open: SimpleQueue[int | None] = SimpleQueue()
         self._opened: dict[int, threading.Event] = {}  # shard → it was opened, or cannot be
         self._over = False
 
@@ -88,43 +109,73 @@ class ShardPrefetcher:
         for opened in list(self._opened.values()):
             opened.set()
         for _ in range(_AT_ONCE):
-            self._todo.put(None)
+            self._to_open.put(None)
 
-    def reach(self, number: int) -> int:
-        """Wait for the shards of batch `number`; returns how many batches have theirs.
+    def next_batches(self, most: int) -> list[OrderedBatch]:
+        """The next batch, and up to `most` in all as far as their shards are here.
 
-        One thread at a time. Asks for the shards of later batches, as far as these fit.
+        Waits for the shards of the first. Asks for the shards of later batches, as far as these
+        fit.
         """
-        self._ahead -= sum(nbytes for _, nbytes in self._asked[self._reached : number + 1])
-        self._reached = number + 1
-        stop = min(max(number + 1, len(self._asked) + _LOOK_AHEAD), len(self._batches))
-        for k in range(len(self._asked), stop):
-            shards, _, _, _ = self._ds.locate_many(self._batches[k])
-            shards = np.unique(shards).tolist()
-            new = [n for n in shards if n not in self._opened]
-            nbytes = sum(map(self._ds.pack.fetched_bytes, new))
-            if k > number:
-                if nbytes and self._ahead and self._ahead + nbytes > self._window:
-                    break
-                self._ahead += nbytes
-            self._asked.append((shards, nbytes))
-            for n in new:
-                self._opened[n] = threading.Event()
-                self._todo.put(n)
-        for n in self._asked[number][0]:
-            while not (self._over or self._opened[n].wait(_IDLE_SECONDS)):
+        if not self._asked:
+            self._ask(self._next_to_ask())
+        first = self._take()
+        self._ask_ahead()
+        for shard in first.shards:
+            while not (self._over or self._opened[shard].wait(_IDLE_SECONDS)):
                 pass
-        stop = number + 1
-        while stop < len(self._asked) and all(
-            self._opened[n].is_set() for n in self._asked[stop][0]
-        ):
-            stop += 1
-        return stop
+        batches = [first.batch]
+        while len(batches) < most and self._asked and self._is_here(self._asked[0]):
+            batches.append(self._take().batch)
+        return batches
+
+    def _take(self) -> _AskedBatch:
+        asked = self._asked.popleft()
+        self._bytes_ahead -= asked.nbytes
+        return asked
+
+    def _is_here(self, asked: _AskedBatch) -> bool:
+        return all(self._opened[shard].is_set() for shard in asked.shards)
+
+    def _ask_ahead(self) -> None:
+        """Ask for the shards of later batches, as far as they fit into the window."""
+        for _ in range(_LOOK_AHEAD):
+            following = self._next_to_ask()
+            if following is None:
+                return
+            nbytes = following.nbytes
+            if nbytes and self._bytes_ahead and self._bytes_ahead + nbytes > self._window:
+                self._not_asked = following
+                return
+            self._ask(following)
+
+    def _next_to_ask(self) -> _AskedBatch | None:
+        """The first batch that is not asked for; None after the last one."""
+        following = self._not_asked
+        self._not_asked = None
+        if following is not None:
+            return following
+        batch = next(self._batches, None)
+        if batch is None:
+            return None
+        numbers, _, _, _ = self._ds.locate_many(batch.indices)
+        shards = np.unique(numbers).tolist()
+        new_shards = [shard for shard in shards if shard not in self._opened]
+        return _AskedBatch(batch, shards, sum(map(self._ds.pack.fetched_bytes, new_shards)))
+
+    def _ask(self, asked: _AskedBatch | None) -> None:
+        assert asked is not None, "no batch is asked for after the last one"
+        self._bytes_ahead += asked.nbytes
+        self._asked.append(asked)
+        for shard in asked.shards:
+            if shard not in self._opened:
+                self._opened[shard] = threading.Event()
+                self._to_open.put(shard)
 
     def _open(self) -> None:
-        while not self._over and (number := self._todo.get()) is not None:
+        while not self._over and (shard := self._to_open.get()) is not None:
             try:
-                self._ds.shards.open_many([number])
+                self._ds.shards.open_many([shard])
             except Exception as error:
-                _log.info("shard %d cannot be opened in advance: %s", number, error)
-            self._opened[number].set()
+                _log.info("shard %d cannot be opened in advance: %s", shard, error)
+            self._opened[shard].set()

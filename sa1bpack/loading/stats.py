@@ -9,10 +9,10 @@ epoch still appends reaches no later epoch.
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from sa1bpack.disk.aio import DEPTH
 from sa1bpack.urls import Counts
@@ -129,7 +129,9 @@ class LoadingStats:
     @property
     def disk_bytes_per_second(self) -> float | None:
         """Bytes per second from the disk while it was read."""
-        return self.disk_bytes / self.disk_seconds if self.disk_seconds else None
+        if self.disk_bytes is None or not self.disk_seconds:
+            return None
+        return self.disk_bytes / self.disk_seconds
 
     @property
     def cause(self) -> str:
@@ -147,78 +149,87 @@ class LoadingStats:
         "bursts"       neither: batches come in time on average, but not one by one
         "unknown"      this loader does not know
         """
-        return self._found[0]
+        return self._diagnosis.cause
 
     @property
-    def _found(self) -> tuple[str, str]:
-        """The cause, and why the epoch waited; "" for the first two, of which it did not."""
+    def _diagnosis(self) -> "_Diagnosis":
+        """What the epoch waited for."""
         waited = self.waited_seconds
         seconds = max(self.seconds, 1e-9)
         if not self.batches:
-            return "nothing yet", ""
+            return _Diagnosis("nothing yet")
         if self.waited_share < _LITTLE:
-            return "consumer", ""
+            return _Diagnosis("consumer")
         if self.first_batch_seconds > waited / 2:
             first = f"{self.first_batch_seconds:.2g} s"
-            return "first batch", f"most of it for the first batch, {first}"
+            return _Diagnosis("first batch", f"most of it for the first batch, {first}")
         if (self.deliver_seconds or 0) > waited / 2:
-            return "tensors", "most of it while the tensors of batches were made"
-        if (share := (self.fetch_seconds or 0) / seconds) >= _BUSY:
-            rate = f"{size_text(self.fetched_bytes / seconds)}/s"
-            return "network", f"batches waited for shards {_percent(share)} of the time, {rate}"
-        if (share := (self.disk_seconds or 0) / seconds) >= _BUSY:
-            rate = f"{size_text(self.disk_bytes_per_second)}/s"
-            return "disk", f"the disk delivers {rate}, read {_percent(share)} of the time"
+            return _Diagnosis("tensors", "most of it while the tensors of batches were made")
+        fetching = (self.fetch_seconds or 0) / seconds
+        if fetching >= _BUSY:
+            rate = f"{size_text((self.fetched_bytes or 0) / seconds)}/s"
+            share = _percent(fetching)
+            return _Diagnosis("network", f"batches waited for shards {share} of the time, {rate}")
+        reading = (self.disk_seconds or 0) / seconds
+        if reading >= _BUSY:
+            rate = f"{size_text(self.disk_bytes_per_second or 0)}/s"
+            share = _percent(reading)
+            return _Diagnosis("disk", f"the disk delivers {rate}, read {share} of the time")
         if self.threads is None:
-            return "unknown", "what torch and its workers waited for is not known here"
+            text = "what torch and its workers waited for is not known here"
+            return _Diagnosis("unknown", text)
         times = (self.locate_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
-        busy = sum(each or 0.0 for each in times) / (self.threads * seconds)
+        busy = sum(time or 0.0 for time in times) / (self.threads * seconds)
         if busy >= _BUSY:
             worked = f"{counted(self.threads, 'thread')} worked {_percent(busy)} of the time"
-            return "threads", f"{worked}, mostly copying"
-        each = seconds / self.batches
-        if each < _SHORT:
-            return "small batches", f"a batch takes {1e3 * each:.2g} ms, mostly to hand it over"
-        return "bursts", f"the threads worked only {_percent(busy)} of the time"
+            return _Diagnosis("threads", f"{worked}, mostly copying")
+        per_batch = seconds / self.batches
+        if per_batch < _SHORT:
+            text = f"a batch takes {1e3 * per_batch:.2g} ms, mostly to hand it over"
+            return _Diagnosis("small batches", text)
+        return _Diagnosis("bursts", f"the threads worked only {_percent(busy)} of the time")
 
     @property
     def verdict(self) -> str:
         """One sentence on what the epoch waited for, and where the remedy is."""
-        cause, why = self._found
-        if cause == "nothing yet":
+        diagnosis = self._diagnosis
+        if diagnosis.cause == "nothing yet":
             return "no batch was taken yet"
         waited = f"{_percent(self.waited_share)} of the epoch waited for data"
-        if cause == "consumer":
+        if diagnosis.cause == "consumer":
             return f"not input-bound: {waited}"
-        return f"input-bound: {waited}; {why} ({_GUIDE}, {cause})"
+        return f"input-bound: {waited}; {diagnosis.reason} ({_GUIDE}, {diagnosis.cause})"
 
     def scalars(self) -> dict[str, float]:
         """Name → number of all that is known, for TensorBoard, W&B and the like."""
         rates = ("waited_share", "samples_per_second", "bytes_per_second", "disk_bytes_per_second")
-        found = vars(self) | {name: getattr(self, name) for name in rates}
+        figures = vars(self) | {name: getattr(self, name) for name in rates}
         return {
             name: float(value)
-            for name, value in found.items()
+            for name, value in figures.items()
             if value is not None and name not in ("epoch", "ended")
         }
 
     def __str__(self) -> str:
         """The line at the end of an epoch."""
-        rate = self.samples_per_second
+        rate = f"{self.samples_per_second:.3g}"
+        if self.samples_per_second >= 100:
+            rate = f"{self.samples_per_second:,.0f}"
+        so_far = "" if self.ended else " so far"
         texts = [
-            f"epoch {self.epoch}{'' if self.ended else ' so far'}: "
+            f"epoch {self.epoch}{so_far}: "
             f"{counted(self.samples, 'sample')} in {self.seconds:.3g} s",
-            f"{rate:,.0f} samples/s" if rate >= 100 else f"{rate:.3g} samples/s",
+            f"{rate} samples/s",
             f"{size_text(self.bytes_per_second)}/s",
             f"waited {self.waited_seconds:.3g} s ({_percent(self.waited_share)})",
         ]
         if self.cached_share is not None:
             texts.append(f"{_percent(self.cached_share)} from the page cache")
-        if self.cache_misses is not None:
+        if self.cache_misses is not None:  # and so are the other three
             texts.append(
                 f"{counted(self.cache_misses, 'shard')} fetched, "
                 f"{self.cache_hits:,} from the cache, "
-                f"{size_text(self.fetched_bytes)} in {counted(self.requests, 'request')}"
+                f"{size_text(self.fetched_bytes or 0)} in {counted(self.requests or 0, 'request')}"
             )
         if self.ready is not None:
             texts.append(f"{self.ready:.1f} batches ready")
@@ -231,7 +242,21 @@ class LoadingStats:
 
 def _percent(share: float) -> str:
     """A share as text: 0.4 %, 31 %."""
-    return f"{100 * share:.2g} %" if share < 0.095 else f"{100 * share:.0f} %"
+    if share < 0.095:
+        return f"{100 * share:.2g} %"
+    return f"{100 * share:.0f} %"
+
+
+class _Diagnosis(NamedTuple):
+    """What an epoch waited for.
+
+    Attributes:
+        cause: see `LoadingStats.cause`.
+        reason: why the epoch waited, as text; "" if it did not.
+    """
+
+    cause: str
+    reason: str = ""
 
 
 class Read(NamedTuple):
@@ -320,13 +345,15 @@ class EpochCounts:
         self.clock = clock
         self._epoch = epoch
         self.pid = os.getpid()
-        self._begun = self._last = begun  # `_last`: the end of the last wait
+        self._begun = begun
+        self._last = begun  # the end of the last wait
         self._ended: float | None = None
         # (kind, begin, end, reads), and of a wait what `took` is given: plain tuples, as making a
         # named one takes five times as long.
-        self._records: deque[tuple] = deque()
+        self._records: deque[tuple[Any, ...]] = deque()
         self._lock = threading.RLock()  # of what follows
-        self._sums: Counter[str] = Counter()  # seconds by kind of work, and what else is counted
+        # Seconds by kind of work, and what else is counted.
+        self._sums: defaultdict[str, float] = defaultdict(float)
         self._first = 0.0
         self._disk = BusyTime()
         self.threads: int | None = None
@@ -336,8 +363,16 @@ class EpochCounts:
 
     def count_store(self, counts: Callable[[], Counts | None]) -> None:
         """Count what is fetched from now on; nothing if `counts` returns None."""
-        if (before := counts()) is not None:
-            self._fetched = lambda: counts() - before
+        before = counts()
+        if before is None:
+            return
+
+        def since_then() -> Counts:
+            now = counts()
+            assert now is not None, "a pack with sources of shards stays one"
+            return now - before
+
+        self._fetched = since_then
 
     def worked(self, kind: str, begin: float, reads: Sequence[Read] = ()) -> None:
         """Note a piece of work that ends now.
@@ -361,7 +396,8 @@ class EpochCounts:
             ready: number of batches that were complete when it was asked for; None if that is not
                 known.
         """
-        self._last = end = self.clock()
+        end = self.clock()
+        self._last = end
         self._records.append(("wait", begin, end, (), samples, nbytes, dropped, ready))
         if len(self._records) >= _TOGETHER:
             self.add_up()
@@ -374,7 +410,10 @@ class EpochCounts:
                 that, in the middle of anything, so it waits for no lock.
         """
         if self._ended is None:
-            self._ended = self._last if left else self.clock()
+            if left:
+                self._ended = self._last
+            else:
+                self._ended = self.clock()
 
     def add_up(self) -> None:
         """Add up all records so far."""
@@ -390,9 +429,9 @@ class EpochCounts:
                     sums[kind] -= seconds
                     sums["read"] += seconds
                     sums["cached"] += read.cached
-                    sums["found"] += read.past + read.through
+                    sums["from disk"] += read.past + read.through
                     if read.past:
-                        sums["in_flight"] += min(read.requests, DEPTH) * seconds
+                        sums["in flight"] += min(read.requests, DEPTH) * seconds
                         busy.append((read.begin, read.end))
                     if read.through:  # it is the copy after this call that waits for the disk
                         busy.append((read.begin, following))
@@ -401,9 +440,13 @@ class EpochCounts:
                     if not sums["batches"]:
                         self._first = end - self._begun
                     samples, nbytes, dropped, ready = batch
-                    sums.update(batches=1, samples=samples, bytes=nbytes, dropped=dropped)
+                    sums["batches"] += 1
+                    sums["samples"] += samples
+                    sums["bytes"] += nbytes
+                    sums["dropped"] += dropped
                     if ready is not None:
-                        sums.update(asked=1, ready=ready)
+                        sums["asked"] += 1
+                        sums["ready"] += ready
             self._disk.add(busy)
 
     def stats(self) -> LoadingStats:
@@ -411,32 +454,56 @@ class EpochCounts:
         with self._lock:
             self.add_up()
             sums = self._sums
-            known = {}
-            if self.threads is not None:
-                for kind in ("locate", "copy", "stage", "deliver"):
-                    known[f"{kind}_seconds"] = float(sums[kind])
-            if self.reads_known:
-                disk = self._disk.seconds
-                needed = sums["cached"] + sums["found"]
-                known |= {"read_seconds": float(sums["read"]), "disk_bytes": sums["found"]}
-                known["disk_seconds"] = disk
-                known["cached_share"] = sums["cached"] / needed if needed else None
-                known["reads_in_flight"] = sums["in_flight"] / disk if sums["in_flight"] else None
-            if self._fetched is not None:
-                store = self._fetched()
-                known |= {"cache_hits": store.hits, "cache_misses": store.misses}
-                known |= {"fetched_bytes": store.nbytes, "requests": store.requests}
-                known["fetch_seconds"] = self.fetch_seconds
-            if sums["asked"]:
-                known["ready"] = sums["ready"] / sums["asked"]
             now = self.clock() if self._ended is None else self._ended
-            return LoadingStats(
+            stats = LoadingStats(
                 epoch=self._epoch,
                 ended=self._ended is not None,
+                batches=int(sums["batches"]),
+                samples=int(sums["samples"]),
+                bytes=int(sums["bytes"]),
+                dropped=int(sums["dropped"]),
                 seconds=now - self._begun,
-                waited_seconds=float(sums["wait"]),
+                waited_seconds=sums["wait"],
                 first_batch_seconds=self._first,
                 threads=self.threads,
-                **{name: sums[name] for name in ("batches", "samples", "bytes", "dropped")},
-                **known,
             )
+            if self.threads is not None:
+                stats = replace(
+                    stats,
+                    locate_seconds=sums["locate"],
+                    copy_seconds=sums["copy"],
+                    stage_seconds=sums["stage"],
+                    deliver_seconds=sums["deliver"],
+                )
+            if self.reads_known:
+                stats = self._with_reads(stats)
+            if self._fetched is not None:
+                store = self._fetched()
+                stats = replace(
+                    stats,
+                    cache_hits=store.hits,
+                    cache_misses=store.misses,
+                    fetched_bytes=store.nbytes,
+                    requests=store.requests,
+                    fetch_seconds=self.fetch_seconds,
+                )
+            if sums["asked"]:
+                stats = replace(stats, ready=sums["ready"] / sums["asked"])
+            return stats
+
+    def _with_reads(self, stats: LoadingStats) -> LoadingStats:
+        """With the figures of what was read, where it is known where bytes come from."""
+        sums = self._sums
+        disk_seconds = self._disk.seconds
+        needed = sums["cached"] + sums["from disk"]
+        stats = replace(
+            stats,
+            read_seconds=sums["read"],
+            disk_bytes=int(sums["from disk"]),
+            disk_seconds=disk_seconds,
+        )
+        if needed:
+            stats = replace(stats, cached_share=sums["cached"] / needed)
+        if sums["in flight"]:
+            stats = replace(stats, reads_in_flight=sums["in flight"] / disk_seconds)
+        return stats

@@ -12,7 +12,8 @@ from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY, direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
-from sa1bpack.loading.devices import CUDA, open_device
+from sa1bpack.loading.chosen_device import open_device
+from sa1bpack.loading.cuda import CUDA
 from sa1bpack.loading.loader import DIRECT_THREADS, Loader
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.plans import dataset_bytes
@@ -77,22 +78,31 @@ class Sweep:
 
     def as_text(self) -> list[str]:
         """A table with a line per setting: * is the one to choose, ~ is within the noise."""
-        rows = [(self.name, "samples/s", "slowest", "fastest", "memory")]
+        rows: list[Sequence[str]] = [(self.name, "samples/s", "slowest", "fastest", "memory")]
         errors = []
         for line in self.lines:
-            mark = "*" if line is self.chosen else "~" if line.noise else " "
+            setting = line.setting.short()
             if line.error:
-                errors.append(f"  {line.setting.short()}: does not run: {line.error}")
+                errors.append(f"  {setting}: does not run: {line.error}")
                 continue
-            speeds = (f"{n:,.0f}" for n in (line.speed, min(line.speeds), max(line.speeds)))
-            rows.append((f"{mark} {line.setting.short()}", *speeds, size_text(line.memory)))
+            mark = " "
+            if line is self.chosen:
+                mark = "*"
+            elif line.noise:
+                mark = "~"
+            speeds = (line.speed, min(line.speeds), max(line.speeds))
+            figures = [f"{speed:,.0f}" for speed in speeds]
+            rows.append((f"{mark} {setting}", *figures, size_text(line.memory)))
         return [*_table(rows), *errors]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of text: the first column on the left, the others on the right."""
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in rows]
+    lines = []
+    for row in rows:
+        lines.append("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]))
+    return lines
 
 
 class Measurements:
@@ -132,47 +142,81 @@ def compare_settings(
         The comparisons, and by loader the line of Python that makes it with the best settings.
     """
     ds = tasks["cold"].open()
-    cold = dataset_bytes(ds) > SHARE_OF_MEMORY * memory_bytes()
-    io: tuple[str, ...] = ("cached",)
+    task = tasks["warm"]
+    if dataset_bytes(ds) > SHARE_OF_MEMORY * memory_bytes():
+        task = tasks["cold"]
+    modes = ["cached"]
     with suppress(OptionError):
         Loader(ds, batch, io="direct")
-        io = ("cached", "direct")
+        modes.append("direct")
     del ds
-    task = tasks["cold" if cold else "warm"]
-    if not cold:
+    if not task.cold:
         task.prepare()
-
-    def once(setting: Setting, number: int) -> Speed:
-        measurements.begin(f"round {number + 1}: {setting.short()}")
-        if cold:
-            task.prepare()
-        return measure(task, setting, duration, number)
-
-    found: list[Sweep] = []
-
-    def best_of(name: str, settings: Sequence[Setting]) -> Setting:
-        measurements.total += ROUNDS * len(settings)
-        found.append(sweep(name, settings, once))
-        return found[-1].chosen.setting
-
-    # To twice the cores, at least 8 and at most 32: reading, threads mostly wait.
-    threads = [n for n in (1, 2, 4, 8, 16, 32) if n <= max(8, 2 * available_cpus())]
-    options = [{"threads": n, "prefetch": 2, "io": mode} for mode in io for n in threads]
-    best = best_of("Loader: threads and io", [Setting("Loader", batch, each) for each in options])
-    options = [best.options | {"prefetch": n} for n in _PREFETCH]
-    best = best_of("Loader: prefetch", [Setting("Loader", batch, each) for each in options])
+    comparisons = _Comparisons(task, duration, measurements)
+    best = comparisons.best_of(
+        "Loader: threads and io", [Setting("Loader", batch, of) for of in _thread_options(modes)]
+    )
+    ahead = [best.options | {"prefetch": count} for count in _PREFETCH]
+    best = comparisons.best_of("Loader: prefetch", [Setting("Loader", batch, of) for of in ahead])
     sizes = sorted({max(1, batch // 2), batch, 2 * batch})
-    best_of("Loader: batch size", [Setting("Loader", n, best.options) for n in sizes])
-    options = [
-        {"num_workers": count, "prefetch_factor": ahead, "pin_memory": pin}
-        for pin in ((False, True) if CUDA.index_of(task.device) is not None else (False,))
-        for count in _WORKER_COUNTS
-        for ahead in (_PREFETCHED if count else _PREFETCHED[:1])
-    ]
-    other = best_of("DataLoader", [Setting("DataLoader", batch, each) for each in options])
-    plain = ReadingOptions()
-    given = {key: value for key, value in task.options.items() if value != getattr(plain, key)}
-    return found, {each.reader: each.call(given, task.device) for each in (best, other)}
+    by_size = [Setting("Loader", size, best.options) for size in sizes]
+    comparisons.best_of("Loader: batch size", by_size)
+    by_worker = [Setting("DataLoader", batch, of) for of in _worker_options(task)]
+    best_workers = comparisons.best_of("DataLoader", by_worker)
+    usual = ReadingOptions()
+    options = {key: value for key, value in task.options.items() if value != getattr(usual, key)}
+    lines = {}
+    for setting in (best, best_workers):
+        lines[setting.reader] = setting.call(options, task.device)
+    return comparisons.sweeps, lines
+
+
+class _Comparisons:
+    """Comparisons of settings, one after another.
+
+    Attributes:
+        sweeps: those that were made.
+    """
+
+    def __init__(self, task: Task, duration: float, measurements: Measurements):
+        self.sweeps: list[Sweep] = []
+        self._task = task
+        self._duration = duration
+        self._measurements = measurements
+
+    def best_of(self, name: str, settings: Sequence[Setting]) -> Setting:
+        """Compare settings; returns the one to choose."""
+        self._measurements.total += ROUNDS * len(settings)
+        comparison = sweep(name, settings, self._measure)
+        self.sweeps.append(comparison)
+        return comparison.chosen.setting
+
+    def _measure(self, setting: Setting, number: int) -> Speed:
+        self._measurements.begin(f"round {number + 1}: {setting.short()}")
+        if self._task.cold:
+            self._task.prepare()
+        return measure(self._task, setting, self._duration, number)
+
+
+def _thread_options(modes: Sequence[str]) -> list[dict[str, Any]]:
+    """Options of a Loader to compare first: reading, its threads mostly wait."""
+    most = max(8, 2 * available_cpus())
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count <= most]
+    return [{"threads": n, "prefetch": 2, "io": io} for io in modes for n in counts]
+
+
+def _worker_options(task: Task) -> list[dict[str, Any]]:
+    """Options of a DataLoader to compare."""
+    pins = [False]
+    if CUDA.index_of(task.device) is not None:
+        pins.append(True)
+    options = []
+    for pin in pins:
+        for count in _WORKER_COUNTS:
+            aheads = _PREFETCHED if count else _PREFETCHED[:1]
+            for ahead in aheads:
+                options.append({"num_workers": count, "prefetch_factor": ahead, "pin_memory": pin})
+    return options
 
 
 def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
@@ -181,32 +225,51 @@ def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
     A setting that fails is left out of further rounds. Raises the error of the last one if none
     runs.
     """
-    found: dict[Setting, list[Speed]] = {setting: [] for setting in settings}
+    measured: dict[Setting, list[Speed]] = {setting: [] for setting in settings}
     errors: dict[Setting, Exception] = {}
     for k in range(ROUNDS):
-        for setting in list(found)[:: -1 if k % 2 else 1]:
+        turn = list(measured)
+        if k % 2:
+            turn.reverse()
+        for setting in turn:
             try:
-                found[setting].append(measure(setting, k))
+                measured[setting].append(measure(setting, k))
             except Exception as error:  # of any kind: out of memory, of a device, of a worker
                 errors[setting] = error
-                del found[setting]
-        if not found:
+                del measured[setting]
+        if not measured:
             raise errors[settings[-1]]
-    speeds = {
-        setting: tuple(speed.samples_per_second for speed in own) for setting, own in found.items()
-    }
-    top = speeds[max(speeds, key=lambda setting: statistics.median(speeds[setting]))]
+    fastest = max(measured.values(), key=_median_speed)
     lines = []
     for setting in settings:
-        if error := errors.get(setting):
-            lines.append(Line(setting, error=f"{type(error).__name__}: {error}"))
-            continue
-        ratios = [a / b for a, b in zip(speeds[setting], top, strict=True)]
-        allowed = _MUCH if max(ratios) >= 1 else _NOISE
-        memory = max(own.host_bytes + own.device_bytes for own in found[setting])
-        noise = statistics.median(ratios) >= 1 - allowed
-        lines.append(Line(setting, speeds[setting], memory, noise))
-    return Sweep(name, tuple(lines), min((line for line in lines if line.noise), key=_cost))
+        if setting in measured:
+            lines.append(_line(setting, measured[setting], fastest))
+        else:
+            failure = errors[setting]
+            lines.append(Line(setting, error=f"{type(failure).__name__}: {failure}"))
+    chosen = min((line for line in lines if line.noise), key=_cost)
+    return Sweep(name, tuple(lines), chosen)
+
+
+def _median_speed(rounds: Sequence[Speed]) -> float:
+    return statistics.median(speed.samples_per_second for speed in rounds)
+
+
+def _line(setting: Setting, rounds: Sequence[Speed], fastest: Sequence[Speed]) -> Line:
+    """The line of a setting, by its speed in each round, and that of the fastest setting."""
+    ratios = [
+        speed.samples_per_second / top.samples_per_second
+        for speed, top in zip(rounds, fastest, strict=True)
+    ]
+    allowed = _NOISE
+    if max(ratios) >= 1:
+        allowed = _MUCH
+    return Line(
+        setting,
+        speeds=tuple(speed.samples_per_second for speed in rounds),
+        memory=max(speed.host_bytes + speed.device_bytes for speed in rounds),
+        noise=statistics.median(ratios) >= 1 - allowed,
+    )
 
 
 def _cost(line: Line) -> tuple[int, int]:
@@ -274,23 +337,27 @@ class BenchResult:
 
     def as_text(self) -> str:
         """The figures in two tables."""
-        each = self.sample_bytes
-        found = self.ceilings
-        ceilings = [
-            (f"memory, copied by {counted(self.cores, 'thread')}", found.memory),
-            ("disk, random samples, O_DIRECT", found.disk),
-            ("device, from pinned memory", found.device),
-        ]
+        ceilings = self.ceilings
+        speeds = {
+            f"memory, copied by {counted(self.cores, 'thread')}": ceilings.memory,
+            "disk, random samples, O_DIRECT": ceilings.disk,
+            "device, from pinned memory": ceilings.device,
+        }
         rows = [("ceiling", "bytes/s", "samples/s")]
-        rows += [(name, size_text(n), f"{n / each:,.0f}") for name, n in ceilings if n is not None]
-        head = "loader", "cold", "of ceiling", "warm", "of ceiling", "host", "device"
+        for name, speed in speeds.items():
+            if speed is not None:
+                rows.append((name, size_text(speed), f"{speed / self.sample_bytes:,.0f}"))
+        head = ("loader", "cold", "of ceiling", "warm", "of ceiling", "host", "device")
         lines = [
-            f"{self.pack}: {counted(self.samples, 'sample')} of {size_text(each)} (pixels and "
-            f"stored mask bits), batches of {self.batch_size}",
+            f"{self.pack}: {counted(self.samples, 'sample')} of {size_text(self.sample_bytes)} "
+            f"(pixels and stored mask bits), batches of {self.batch_size}",
             f"{counted(self.cores, 'core')}, {size_text(memory_bytes())} of memory, {self.device}",
             "",
             *_table(rows),
-            *([f"disk: not measured: {found.why}"] if found.why else []),
+        ]
+        if ceilings.why:
+            lines.append(f"disk: not measured: {ceilings.why}")
+        lines += [
             "",
             *_table([head, *map(self._row, self.lines)]),
             "cold, warm: samples/s; host, device: memory",
@@ -315,25 +382,36 @@ class BenchResult:
 
     def _row(self, name: str) -> list[str]:
         """A loader's row of the table."""
-        line = self.lines[name]
-        found = self.ceilings
-        speeds = (line["cold"], line["warm"])
-        row = [name]
-        ceilings = found.disk, min(found.memory, found.device or found.memory)
-        for speed, most in zip(speeds, ceilings, strict=True):
-            rate = speed.samples_per_second
-            share = "-" if most is None else f"{rate * self.sample_bytes / most:.2f}"
-            row += [f"{rate:,.0f}", share]
-        device = max(speed.device_bytes for speed in speeds)
-        host = size_text(max(speed.host_bytes for speed in speeds))
-        return [*row, host, size_text(device) if device else "-"]
+        cold = self.lines[name]["cold"]
+        warm = self.lines[name]["warm"]
+        ceilings = self.ceilings
+        warm_ceiling = ceilings.memory
+        if ceilings.device is not None:
+            warm_ceiling = min(ceilings.memory, ceilings.device)
+        host_bytes = max(cold.host_bytes, warm.host_bytes)
+        device_bytes = max(cold.device_bytes, warm.device_bytes)
+        return [
+            name,
+            f"{cold.samples_per_second:,.0f}",
+            self._share_text(cold, ceilings.disk),
+            f"{warm.samples_per_second:,.0f}",
+            self._share_text(warm, warm_ceiling),
+            size_text(host_bytes),
+            size_text(device_bytes) if device_bytes else "-",
+        ]
+
+    def _share_text(self, speed: Speed, ceiling: float | None) -> str:
+        """What a loader reaches of a ceiling."""
+        if ceiling is None:
+            return "-"
+        return f"{speed.samples_per_second * self.sample_bytes / ceiling:.2f}"
 
 
 def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
     """The ceilings, and the bytes of pixels and mask bits of a sample; `duration` seconds each."""
     ds = task.open()
     spans = large_spans(ds, some_samples(ds, _MOST_SAMPLES, _MOST_SHARDS))
-    each = sum(count for sample in spans for _, _, count in sample) / len(spans)
+    sample_bytes = sum(count for sample in spans for _, _, count in sample) / len(spans)
     memory = memory_ceiling(available_cpus(), duration)
     disk = None
     why = direct_obstacle(Path(spans[0][0][0])) or ""
@@ -343,13 +421,17 @@ def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
             drop_pages(sorted({Path(path) for sample in spans for path, _, _ in sample}))
             threads = max(DIRECT_THREADS, min(available_cpus(), 8))
             reading = read_spans(spans, threads, seconds=duration)
-            disk = reading.nbytes / reading.seconds or None
-            why = "" if disk else f"no sample was read within {duration:g} s"
+            if reading.samples:
+                disk = reading.nbytes / reading.seconds
+            else:
+                why = f"no sample was read within {duration:g} s"
         except OSError as error:  # of Linux AIO, or of a file
             why = str(error)
     index = CUDA.index_of(task.device)
-    device = None if index is None else device_ceiling(index, _DEVICE_BYTES, duration)
-    return Ceilings(memory, disk, device, why), each
+    device = None
+    if index is not None:
+        device = device_ceiling(index, _DEVICE_BYTES, duration)
+    return Ceilings(memory, disk, device, why), sample_bytes
 
 
 @checks_options(masks="mask_layout")
@@ -400,7 +482,10 @@ def bench(
     options: dict[str, Any] = {"mask_layout": mask_layout, "max_masks": max_masks}
     ReadingOptions(**options)  # checks them
     open_device(device)
-    tasks = {name: Task(path, device, options, cold=name == "cold") for name in ("cold", "warm")}
+    tasks = {
+        "cold": Task(path, device, options, cold=True),
+        "warm": Task(path, device, options),
+    }
     samples = len(tasks["cold"].open())
     settings = {"Loader": Setting("Loader", batch_size)}
     for workers in _WORKERS:
@@ -409,9 +494,16 @@ def bench(
     with reporting(progress, "measurement") as advance:
         measurements = Measurements(advance, total=1 + len(tasks) * len(settings))
         measurements.begin("ceilings")
-        ceilings, each = measure_ceilings(tasks["cold"], duration)
-        name = CUDA.name_of(device)
-        result = BenchResult(str(path), samples, each, batch_size, available_cpus(), name, ceilings)
+        ceilings, sample_bytes = measure_ceilings(tasks["cold"], duration)
+        result = BenchResult(
+            pack=str(path),
+            samples=samples,
+            sample_bytes=sample_bytes,
+            batch_size=batch_size,
+            cores=available_cpus(),
+            device=CUDA.name_of(device),
+            ceilings=ceilings,
+        )
         for kind, task in tasks.items():
             for k, (name, setting) in enumerate(settings.items()):
                 measurements.begin(f"{name}, {kind}")
@@ -421,7 +513,8 @@ def bench(
                     result.remaining_share = task.remaining_share()
                 result.lines.setdefault(name, {})[kind] = measure(task, setting, duration)
         if sweep:
-            sweeps = compare_settings(tasks, batch_size, duration, measurements)
-            result.sweeps, result.settings = sweeps
+            result.sweeps, result.settings = compare_settings(
+                tasks, batch_size, duration, measurements
+            )
         measurements.finish()
     return result

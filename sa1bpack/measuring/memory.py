@@ -24,19 +24,19 @@ def own_bytes() -> int:
     total = 0
     for process in (os.getpid(), *_children(os.getpid())):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            found = _OWN.findall(Path(f"/proc/{process}/smaps_rollup").read_text())
-            total += 1024 * sum(map(int, found))
+            sizes = _OWN.findall(Path(f"/proc/{process}/smaps_rollup").read_text())
+            total += 1024 * sum(map(int, sizes))
     return total
 
 
 def _children(process: int) -> list[int]:
     """The numbers of the processes that one has started, and of theirs."""
-    found = []
+    children = []
     for path in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             for child in map(int, path.read_text().split()):
-                found += [child, *_children(child)]
-    return found
+                children += [child, *_children(child)]
+    return children
 
 
 def drop_pages(files: Iterable[Path]) -> None:
@@ -54,10 +54,10 @@ def resident_bytes(files: Iterable[Path]) -> int:
         if not (size := path.stat().st_size):
             continue
         pages = map_bytes(path, size)
-        found = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+        residency = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)  # a byte per page
         address = ctypes.c_void_p(pages.ctypes.data)
         length = ctypes.c_size_t(size)
-        if _libc.mincore(address, length, ctypes.c_void_p(found.ctypes.data)):
+        if _libc.mincore(address, length, ctypes.c_void_p(residency.ctypes.data)):
             raise OSError(ctypes.get_errno(), "mincore failed", str(path))
-        total += int((found & 1).sum()) * mmap.PAGESIZE
+        total += int((residency & 1).sum()) * mmap.PAGESIZE
     return total

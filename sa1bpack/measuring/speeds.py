@@ -3,7 +3,7 @@
 import gc
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
@@ -16,7 +16,7 @@ from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.environment import memory_bytes
-from sa1bpack.loading.devices import CUDA
+from sa1bpack.loading.cuda import CUDA
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.measuring.memory import drop_pages, own_bytes, resident_bytes
@@ -52,7 +52,7 @@ class Task:
 
     def open(self) -> Dataset:
         """The samples that are read."""
-        ds = open_pack(self.pack, duplicates="all")
+        ds: Dataset = open_pack(self.pack, duplicates="all")
         most = min(_WARM_BYTES, int(_WARM_SHARE * memory_bytes()))
         if self.cold or dataset_bytes(ds) <= most:
             return ds
@@ -97,12 +97,12 @@ class Setting:
 
     def call(self, options: dict[str, Any], device: str) -> str:
         """The line of Python that makes it."""
-        name = "sa1bpack.Loader" if self.reader == "Loader" else "sa1bpack.make_dataloader"
-        given = {"shuffle": True} | self.options | options
+        name = {"Loader": "sa1bpack.Loader", "DataLoader": "sa1bpack.make_dataloader"}[self.reader]
+        named_options = {"shuffle": True} | self.options | options
         if self.reader == "Loader" and device != "cpu":
-            given["device"] = device
-        named = "".join(f", {key}={value!r}" for key, value in given.items())
-        return f"{name}(ds, {self.batch}{named})"
+            named_options["device"] = device
+        text = "".join(f", {key}={value!r}" for key, value in named_options.items())
+        return f"{name}(ds, {self.batch}{text})"
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
     CUDA.reset_peak(task.device)
     ds = task.open()
     with loader_of(task, setting, ds, seed) as loader:
-        batches = chain.from_iterable([loader] if task.cold else repeat(loader))
+        epochs: Iterable[Any] = [loader] if task.cold else repeat(loader)
+        batches = chain.from_iterable(epochs)
         begin = time.perf_counter()
         samples = take(next(batches), task)
-        first = time.perf_counter() - begin
         if not task.cold and len(loader) > 1:  # what was read ahead meanwhile is little of the rest
-            begin = begin + first
+            begin = time.perf_counter()
             samples = 0
         limit = begin + seconds
         while time.perf_counter() < limit:
@@ -149,12 +149,18 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
                 break
             samples += take(batch, task)
         CUDA.wait_for(task.device)
-        taken = time.perf_counter() - begin
-        most = 0  # asked for after the clock, because that takes milliseconds
+        elapsed = time.perf_counter() - begin
+        host_bytes = 0  # asked for after the clock, because that takes milliseconds
         for batch in islice(batches, _ASKED):
             take(batch, task)
-            most = max(most, own_bytes() - before)
-    return Speed(samples / taken, most, CUDA.peak(task.device), samples, taken)
+            host_bytes = max(host_bytes, own_bytes() - before)
+    return Speed(
+        samples_per_second=samples / elapsed,
+        host_bytes=host_bytes,
+        device_bytes=CUDA.peak(task.device),
+        samples=samples,
+        seconds=elapsed,
+    )
 
 
 @contextmanager
@@ -168,14 +174,14 @@ def loader_of(task: Task, setting: Setting, ds: Dataset, seed: int = 0) -> Itera
     with warnings.catch_warnings():
         # Of more workers than cores: that is what is measured.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        loader = make_dataloader(ds, setting.batch, **options)
+        dataloader = make_dataloader(ds, setting.batch, **options)
         try:
-            yield loader
+            yield dataloader
         finally:
-            loader.end_workers()
+            dataloader.end_workers()
 
 
-def take(batch: dict, task: Task) -> int:
+def take(batch: dict[str, Any], task: Task) -> int:
     """Bring a batch of a DataLoader to the device; the number of its samples."""
     if task.device != "cpu":
         for value in batch.values():

@@ -20,8 +20,6 @@ Record = TypeVar("Record")
 
 # Keys of a batch of which pipelines read the numbers.
 SMALL = ("sizes", "image_ids", "repetitions", "mask_counts", "bboxes", "point_coords")
-# And that of which the Loader itself does, before it hands out anything.
-_ROWS = "indices"
 # Tensors that are sent together begin at multiples of this. Of every dtype, it is a multiple of the
 # size; and of 16, for which Triton's launcher compiles a kernel of its own: where a tensor begins
 # must not depend on how many masks there are.
@@ -45,9 +43,8 @@ class SentNumbers:
         """
         self.known = True
         items = batch.unseen()
-        names = {*SMALL, "mask_offsets", "runs", _ROWS} & items.keys()
-        self._sent = {key: items[key] for key in names}
-        self.keys = names - {_ROWS}
+        self.keys = {*SMALL, "mask_offsets", "runs"} & items.keys()
+        self._sent = {key: items[key] for key in self.keys}
         self._copies = copies
         self._numbers: dict[str, torch.Tensor] | None = None
 
@@ -76,7 +73,7 @@ class SentNumbers:
 
     def _made(self) -> dict[str, torch.Tensor]:
         copies = self._copies()
-        numbers = {key: copies[key] for key in (*SMALL, _ROWS) if key in copies}
+        numbers = {key: copies[key] for key in SMALL if key in copies}
         if "mask_offsets" in copies:
             numbers["mask_offset"] = copies["mask_offsets"]
             numbers["source_sizes"] = copies["sizes"][:, :2].long()

@@ -90,7 +90,9 @@ class Crossing:
                 place = {"epoch": epoch, "batch_idx": number, "global_step": step}
                 for rank, batch in enumerate(next(batches)):
                     rows = indices[len(readers)][rank][number]
-                    again = self.plain[len(readers)][rank].current.repeated(number)
+                    again = self.plain[len(readers)][rank].current[number].repeated
+                    if again is None:
+                        again = np.zeros(len(rows), bool)
                     found.append((*self._taken(batch), rows, again, place))
                 step += 1
                 if self.case.stop == (epoch, number + 1):

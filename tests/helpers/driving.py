@@ -288,7 +288,7 @@ def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) ->
         for done, batch in enumerate(loader, 1):
             record.seen.append(content(batch, epoch))
             taken += 1
-            at_limit = state_batches.current.number(done) == case.limit
+            at_limit = state_batches.current.first + done == case.limit
             if record.reached("step", taken):
                 saved = state.state_dict() if sampler is None else sampler.state_after(done)
                 if at_limit:  # the program knows that the epoch has ended

@@ -1,6 +1,6 @@
 """CUDA devices that are only simulated: they run late, in any order, and fail when told to.
 
-`SimulatedCuda` takes the place of `sa1bpack.loading.devices.CUDA`. A stream is a queue whose
+`SimulatedCuda` takes the place of `sa1bpack.loading.cuda.CUDA`. A stream is a queue whose
 operations are run one at a time, by `advance` of any stream that can continue, or by whoever waits
 for it. A copy reads its pinned memory when it runs, in two halves: a buffer that is filled again
 before its copy has run shows in the batch. Memory of a device is used again as by torch's

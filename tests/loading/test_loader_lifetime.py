@@ -136,7 +136,7 @@ def test_a_read_error_that_is_kept_keeps_no_buffers(
 
     def cut(batch):
         """Cut the files by the only thread that reads them: within a copy it would be a SIGBUS."""
-        if batch.dataset_indices[0] == 1:
+        if batch.ordered.indices[0] == 1:
             for image in (tmp_path / "pack").rglob("image/c.*"):
                 os.truncate(image, 0)
 

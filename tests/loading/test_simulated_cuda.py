@@ -277,9 +277,10 @@ def forgetting(patch) -> None:
     """Copies that buffers do not know of: they are not waited for, and taken newest first."""
     sent = CudaDevice.send
 
-    def forgotten(self, batch):
-        sent(self, batch)
-        batch.buffer.event = None
+    def forgotten(self, buffer, located):
+        batch = sent(self, buffer, located)
+        buffer.event = None
+        return batch
 
     patch.setattr(CudaDevice, "send", forgotten)
 

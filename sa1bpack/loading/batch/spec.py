@@ -96,6 +96,7 @@ class BatchSpec:
         relate: relations that are added to the batch; None: none.
         features: features of the dataset.
         repeats: a sample may come again in an epoch, and batches have `repetitions`.
+        marks_repeated: samples may fill up the last batch, and batches have `repeated`.
         as_bool: the buffer holds unpacked masks.
         pads_masks: masks in the buffer are padded; other fields may be, even if masks are not.
         mask_bytes: bytes of the bits of one mask.
@@ -113,6 +114,7 @@ class BatchSpec:
         to_device: bool,
         relate: Relate | None = None,
         repeats: bool = False,
+        marks_repeated: bool = False,
     ):
         """Work out the layout.
 
@@ -139,6 +141,7 @@ class BatchSpec:
         self.to_device = to_device
         self.relate = relate
         self.repeats = repeats
+        self.marks_repeated = marks_repeated
         self.as_bool = not (to_device or layout.packed)
         self.pads_masks = layout.padded and not to_device
         self.mask_bytes = masks.size**2 // 8
@@ -170,6 +173,8 @@ class BatchSpec:
                 entries.append((field.batch, (samples, *field.row_shape), field.dtype, False))
         if self.repeats:
             entries.append(("repetitions", (samples,), _INT64, False))
+        if self.marks_repeated:
+            entries.append(("repeated", (samples,), _BOOL, False))
         if not self.mask_layout.padded or self.masks.source == "runs":
             entries.append(("mask_offsets", (samples + 1,), _INT64, False))
         for field in self.numbers:

@@ -5,12 +5,13 @@
     order = ShuffleOrder(ds, seed=0)                   # (epoch, position) -> sample
     batches = OrderedBatches(order, 32, rank=rank, world_size=world_size)
     loader = torch.utils.data.DataLoader(ds, batch_sampler=batches, collate_fn=collate)
-    for done, batch in enumerate(loader, 1):
+    for count, batch in enumerate(loader, 1):
         ...
-        checkpoint = batches.state_after(done)         # a few numbers and strings
+        checkpoint = batches.state_after(count)        # a few numbers and strings
 
-`EpochBatches` describes the batches of one epoch and has no state; `OrderedBatches` keeps the place
-of a run in its order, and is a batch sampler for one rank.
+What follows from the order alone is in `epoch.py`: `BatchRules` for all epochs, `EpochBatches` for
+one, `OrderedBatch` for each batch. `OrderedBatches` keeps the place of a run in its order, which is
+that of the latest batch that came out, and is a batch sampler for one rank.
 """
 
 import os
@@ -23,7 +24,15 @@ from typing import Any
 from sa1bpack.arguments import MAX_WORD, flag, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.keywords import checks_options
-from sa1bpack.loading.order.epoch import STATE_VERSION, Buckets, EpochBatches
+from sa1bpack.loading.order.epoch import (
+    MAX_RANKS,
+    STATE_VERSION,
+    BatchRules,
+    Buckets,
+    EpochBatches,
+    OrderedBatch,
+    Position,
+)
 from sa1bpack.loading.order.orders import Order
 from sa1bpack.occurrence import BatchIndices
 from sa1bpack.schedules import Schedule, WholeNumbers
@@ -46,14 +55,15 @@ class IterationState:
 
     Attributes:
         batches: batches of the iteration.
-        done: number of batches that came out; None if a library took some and only it knows how
-            many.
+        latest: the batch that came out last; None: none did.
+        dealt: a library takes the batches and may fetch ahead, so only it knows how many were used.
         ended: no further batch may come out.
         loaded: the batches that `load_state_dict` chose, until the first batch has come out.
     """
 
     batches: EpochBatches
-    done: int | None = 0
+    latest: OrderedBatch | None = None
+    dealt: bool = False
     ended: bool = False
     loaded: EpochBatches | None = None
 
@@ -127,42 +137,46 @@ class OrderedBatches:
         schedules: Sequence[tuple[str, Schedule]] = (),
     ):
         self._by_group = rank is None and world_size is None
-        batches = EpochBatches(
+        if self._by_group:
+            rank = 0
+            world_size = 1
+        ranks = whole_number("world_size", world_size, 1, MAX_RANKS)
+        rules = BatchRules(
             order,
-            batch_size,
-            0 if self._by_group else rank,
-            1 if self._by_group else world_size,
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            rank=whole_number("rank", rank, 0, ranks - 1),
+            world_size=ranks,
             drop_last=drop_last,
             pad_last=pad_last,
             buckets=bucket_by,
             schedules=tuple(schedules),
-            global_batch_size=global_batch_size,
         )
         self.order = order
-        self._state = IterationState(batches)
+        self._state = IterationState(EpochBatches(rules))
         self._settled: tuple[int, int] | None = None  # rank and world size of torch.distributed
         self.current  # noqa: B018 - raises where they cannot be cut
 
     @property
     def batch_size(self) -> int | Schedule:
         """Samples per batch of each rank: a number, or a schedule by epoch or step."""
-        return self._of_settled_ranks().size_per_rank
+        return self._of_settled_ranks().rules.size_per_rank
 
     @property
     def rank(self) -> int:
         """The rank whose batches these are."""
-        return self._of_settled_ranks().rank
+        return self._of_settled_ranks().rules.rank
 
     @property
     def world_size(self) -> int:
         """Ranks that share each batch."""
-        return self._of_settled_ranks().world_size
+        return self._of_settled_ranks().rules.world_size
 
     def __repr__(self) -> str:
-        current = self.current
+        rules = self.current.rules
         return (
-            f"<{type(self).__name__} of {self.order!r}: batch_size={current.size_per_rank}, "
-            f"rank {current.rank} of {current.world_size}>"
+            f"<{type(self).__name__} of {self.order!r}: batch_size={rules.size_per_rank}, "
+            f"rank {rules.rank} of {rules.world_size}>"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -180,8 +194,8 @@ class OrderedBatches:
     @property
     def most_samples(self) -> int:
         """Samples of a rank's largest batch, in any epoch."""
-        current = self.current
-        return current.most_per_rank(current.cut.sizes.largest)
+        rules = self.current.rules
+        return rules.most_per_rank(rules.cut.sizes.largest)
 
     def first_step(self, epoch: int) -> int:
         """The number of batches of all epochs before this one.
@@ -189,7 +203,7 @@ class OrderedBatches:
         So it is the length of a run of that many epochs, and the step at which this one begins.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
-        return self._of_settled_ranks().cut.first_step(epoch)
+        return self._of_settled_ranks().rules.cut.first_step(epoch)
 
     @property
     def current(self) -> EpochBatches:
@@ -200,10 +214,12 @@ class OrderedBatches:
         batches = self._state.batches
         if not self._by_group:
             return batches
+        rules = batches.rules
         rank, world_size = self._settled or ranks_of_group()
-        if (rank, world_size) == (batches.rank, batches.world_size):
+        if (rank, world_size) == (rules.rank, rules.world_size):
             return batches
-        return replace(batches, rank=rank, world_size=world_size, cut=None)
+        of_rank = replace(rules, rank=rank, world_size=world_size)
+        return EpochBatches(of_rank, batches.epoch, batches.start)
 
     def _of_settled_ranks(self) -> EpochBatches:
         """`current`, of a rank that stays what it is: the first call settles it.
@@ -243,9 +259,9 @@ class OrderedBatches:
 
         Raises LoaderError if torch.distributed has other ranks than when they were settled.
         """
-        return self._of_settled_ranks().cut.length(self.epoch)
+        return self._of_settled_ranks().rules.cut.length(self.epoch)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> "BatchIterator":
         return BatchIterator(self)
 
     def state_after(self, k: int) -> dict[str, Any]:
@@ -268,7 +284,9 @@ class OrderedBatches:
     def loaded(self) -> tuple[int, int] | None:
         """Epoch and samples of the state that was loaded last; None once a batch has come out."""
         loaded = self._state.loaded
-        return None if loaded is None else (loaded.epoch, loaded.start)
+        if loaded is None:
+            return None
+        return Position(loaded.epoch, loaded.start)
 
     def begin(self) -> IterationState:
         """Begin an iteration.
@@ -290,32 +308,38 @@ class OrderedBatches:
                 "was called, by this program or by a library that counts its epochs from 0 again: "
                 f"call set_epoch({loaded.epoch}) to continue, or make a new loader to begin again"
             )
-        if state.done != 0:
+        if state.latest is not None:
             batches = batches.after(len(batches))
         self._state = IterationState(batches, loaded=loaded)
         return self._state
 
-    def check(self, place: IterationState) -> None:
+    def check(self, iteration: IterationState) -> None:
         """Raise LoaderError if this iteration has ended."""
-        if place.ended or place is not self._state:
+        if iteration.ended or iteration is not self._state:
             raise LoaderError(ENDED)
 
-    def took(self, place: IterationState, done: int | None) -> None:
-        """Note that batch number `done` - 1 of an iteration came out: `done` are done.
+    def took(self, iteration: IterationState, batch: OrderedBatch, *, dealt: bool = False) -> None:
+        """Note that a batch of an iteration came out: the place of the run is now after it.
 
-        None: a library took a batch and may have fetched it ahead, so only it can count them.
+        Args:
+            iteration: the iteration.
+            batch: the batch.
+            dealt: a library took it and may have fetched it ahead.
 
         Raises:
             LoaderError: the iteration has ended. The place in the order is then that of its
                 successor, and stays so.
         """
-        self.check(place)
-        place.done = done
-        place.loaded = None
+        self.check(iteration)
+        iteration.latest = batch
+        iteration.dealt = dealt
+        iteration.loaded = None
 
-    def end(self, place: IterationState | None = None) -> None:
-        """End the running iteration, if there is one; with a place, only that iteration."""
-        (self._state if place is None else place).ended = True
+    def end(self, iteration: IterationState | None = None) -> None:
+        """End this iteration, or with None the latest one."""
+        if iteration is None:
+            iteration = self._state
+        iteration.ended = True
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration this epoch, from its first batch; end the running iteration.
@@ -333,8 +357,8 @@ class OrderedBatches:
         loaded = self._state.loaded
         if loaded is not None and loaded.epoch == epoch:
             batches = loaded
-        elif self._state.done != 0 or batches.epoch != epoch:
-            batches = replace(batches, epoch=epoch, start=0)
+        elif self._state.latest is not None or batches.epoch != epoch:
+            batches = EpochBatches(batches.rules, epoch)
         self._state = IterationState(batches, loaded=loaded)
 
     def state_dict(self, *, unused: int = 0) -> dict[str, Any]:
@@ -349,17 +373,23 @@ class OrderedBatches:
         Raises:
             LoaderError: another library takes the batches, so only it knows how many were used.
         """
-        place = self._state
-        if place.done is None:
+        iteration = self._state
+        batches = iteration.batches
+        latest = iteration.latest
+        if iteration.dealt:
             raise LoaderError(
                 "the batches of this epoch are taken by another library through batch_sampler, so "
                 "only it knows how many were used: save its count, and resume with set_epoch() and "
                 "its own way of skipping batches (Accelerate: skip_first_batches)"
             )
-        loaded = place.loaded
-        if loaded is not None and place.batches.epoch < loaded.epoch:
+        loaded = iteration.loaded
+        if loaded is not None and batches.epoch < loaded.epoch:
             return loaded.state_after(0)  # no batch of an earlier epoch can come out
-        return place.batches.state_after(max(0, place.done - unused))
+        if latest is None:
+            return batches.state_after(0)
+        if unused == 0:
+            return batches.state_at(latest.after)
+        return batches.state_after(max(0, latest.number + 1 - batches.first - unused))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iteration begin after the last batch of the state; end the running one.
@@ -369,8 +399,9 @@ class OrderedBatches:
                 Nothing has changed then.
         """
         batches = self._state.batches
-        epoch, start = _checked_state(state, batches.identity(), len(batches.order))
-        rest = replace(batches, epoch=epoch, start=start)
+        identity = batches.rules.identity()
+        position = _checked_state(state, identity, len(self.order))
+        rest = EpochBatches(batches.rules, position.epoch, position.samples)
         if len(rest) == 0:  # with drop_last and a larger batch_size than before, or at its end
             rest = rest.after(0)
         self._state = IterationState(rest, loaded=rest)
@@ -390,32 +421,26 @@ class BatchIterator:
     def __init__(self, batches: OrderedBatches):
         self._batches = batches
         self._iteration: IterationState | None = None
-        self._done = 0
-        self._over = False
+        self._remaining: Iterator[OrderedBatch] = iter(())
+        self._over = False  # the last batch has come out
 
     def __iter__(self) -> "BatchIterator":
         return self
 
-    def __next__(self) -> list[int]:
+    def __next__(self) -> BatchIndices:
         if self._over:
             raise StopIteration
         if self._iteration is None:
             self._iteration = self._batches.begin()
-        iteration = self._iteration
-        if self._done == len(iteration.batches):
-            self._over = True
-            raise StopIteration
-        indices = iteration.batches[self._done].tolist()
-        repetitions = iteration.batches.repetitions(self._done)
-        self._done += 1
-        self._batches.took(iteration, self._done)
-        return BatchIndices(indices, iteration.batches.epoch, repetitions)
+            self._remaining = iter(self._iteration.batches)
+        batch = next(self._remaining)
+        self._batches.took(self._iteration, batch)
+        self._over = batch.is_last
+        return BatchIndices(batch.indices.tolist(), batch.epoch, batch.repetitions)
 
     def state_dict(self) -> dict[str, Any]:
         """Whether the last batch has been taken; the place is in the state of OrderedBatches."""
-        iteration = self._iteration
-        ended = iteration is not None and self._done == len(iteration.batches)
-        return {"version": STATE_VERSION, "ended": self._over or ended}
+        return {"version": STATE_VERSION, "ended": self._over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the iteration of a state, whose place the OrderedBatches have loaded.
@@ -430,39 +455,48 @@ class BatchIterator:
         self._over = flag("the state's ended", state["ended"])
 
 
-def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
-    """The epoch of a state, and how many of its samples are done.
+def _checked_state(state: Any, identity: dict[str, int | str], size: int) -> Position:
+    """The place in the order that a state has.
 
     Args:
         state: the state, from a file that the user chose.
-        own: numbers and names that identify the order.
+        identity: numbers and names that identify the order.
         size: number of samples of an epoch.
 
     Raises:
         OptionError: the state is damaged, has another version, or belongs to another order; the
             message has every difference.
     """
-    saved = state.get("order") if isinstance(state, dict) else None
-    known = isinstance(saved, dict) and set(state) == _STATE_KEYS
-    if not known or state["version"] != STATE_VERSION:
+    saved = None
+    if isinstance(state, dict) and set(state) == _STATE_KEYS and state["version"] == STATE_VERSION:
+        saved = state["order"]
+    if not isinstance(saved, dict):
         raise OptionError(
             f"the state is {brief(state)}: this release reads states with the keys "
             f"{sorted(_STATE_KEYS)}, version {STATE_VERSION}, and a dict as order"
         )
-    differ = [
-        f"{name if str(name).isidentifier() and len(name) < 40 else brief(name)} was "
-        f"{brief(saved.get(name))}, is {brief(own.get(name))}"
-        for name in sorted({*saved, *own}, key=str)
-        if saved.get(name) != own.get(name)
+    differences = [
+        f"{_name_text(name)} was {brief(saved.get(name))}, is {brief(identity.get(name))}"
+        for name in sorted({*saved, *identity}, key=str)
+        if saved.get(name) != identity.get(name)
     ]
-    if differ:
+    if differences:
         raise OptionError(
-            f"the state belongs to another order: {'; '.join(differ)}. Open the same data with the "
-            "same options, split and seed (after more tars were added, ds.from_sources of those "
-            "there were), or begin without the state, with the weights alone"
+            f"the state belongs to another order: {'; '.join(differences)}. Open the same data "
+            "with the same options, split and seed (after more tars were added, ds.from_sources of "
+            "those there were), or begin without the state, with the weights alone"
         )
-    epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
-    return epoch, whole_number("the state's samples", state["samples"], 0, size)
+    return Position(
+        epoch=whole_number("the state's epoch", state["epoch"], 0, MAX_WORD),
+        samples=whole_number("the state's samples", state["samples"], 0, size),
+    )
+
+
+def _name_text(name: Any) -> str:
+    """A name of a state as text; brief, unless it may be one of ours."""
+    if isinstance(name, str) and name.isidentifier() and len(name) < 40:
+        return name
+    return brief(name)
 
 
 def announced_ranks() -> str | None:
@@ -478,7 +512,9 @@ def process_group() -> ModuleType | None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
         return None
-    return distributed if distributed.is_initialized() else None
+    if not distributed.is_initialized():
+        return None
+    return distributed
 
 
 def ranks_of_group() -> tuple[int, int]:

@@ -4,6 +4,7 @@ Samples that are alike can be put into one batch, so that padding them to one sh
 """
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from sa1bpack.loading.order.orders import (
     described,
     permutation,
 )
-from sa1bpack.schedules import Schedule, whole_numbers
+from sa1bpack.schedules import Schedule, WholeNumbers, whole_numbers
 from sa1bpack.wording import brief, counted
 
 BY = ("mask_count", "aspect")
@@ -94,7 +95,8 @@ class Buckets:
 
     def order(self, samples: np.ndarray) -> np.ndarray:
         """int64 (k,): the positions that sort int64 (k,) samples; equal ones keep their order."""
-        return np.lexsort((self.counts[samples], self.keys[samples]))
+        sorting: np.ndarray = np.lexsort((self.counts[samples], self.keys[samples]))
+        return sorting
 
     def arranged(self, samples: np.ndarray, word: int) -> np.ndarray:
         """The positions of int64 (k,) samples of a batch, whose contiguous parts are then alike.
@@ -108,7 +110,8 @@ class Buckets:
         places = np.stack([pairs, count - 1 - pairs], 1).ravel()
         if count % 2:
             places = np.append(places, count // 2)
-        return ranked[places]
+        arrangement: np.ndarray = ranked[places]
+        return arrangement
 
 
 def _spread(count: int) -> np.ndarray:
@@ -125,15 +128,15 @@ def _spread(count: int) -> np.ndarray:
 
 
 class Window(NamedTuple):
-    """The full batches of a window of `Buckets`.
+    """The full batches of a window of `Buckets`, of all ranks.
 
     Attributes:
-        samples: int64 (n,) of each batch: its samples.
-        positions: int64 (n,) of each batch: their positions in the epoch.
+        samples: number of a batch → int64 (n,), its samples.
+        positions: number of a batch → int64 (n,), their positions in the epoch.
     """
 
-    samples: list[np.ndarray]
-    positions: list[np.ndarray]
+    samples: dict[int, np.ndarray]
+    positions: dict[int, np.ndarray]
 
 
 class Cut:
@@ -160,28 +163,35 @@ class Cut:
 
     def size(self, epoch: int, number: int) -> int:
         """Samples of a batch, all ranks together."""
-        by_epoch = self.sizes.by == "epoch"
-        return self.sizes(epoch if by_epoch else self.first_step(epoch) + number)
+        if self.sizes.by == "epoch":
+            return self._size(epoch)
+        return self._size(self.first_step(epoch) + number)
+
+    def _size(self, number: int) -> int:
+        """Samples of a batch in an epoch, or at a step."""
+        size: int = self.sizes(number)
+        return size
 
     def position(self, epoch: int, number: int) -> int:
         """The first sample of a batch, counted from the beginning of the epoch."""
         if self.sizes.by == "epoch":
-            return number * self.sizes(epoch)
+            return number * self._size(epoch)
         first = self.first_step(epoch)
         return self._total(first + number) - self._total(first)
 
     def number(self, epoch: int, position: int) -> int:
         """The batch that a position of an epoch is in."""
         if self.sizes.by == "epoch":
-            return position // self.sizes(epoch)
+            return position // self._size(epoch)
         first = self.first_step(epoch)
         return self._step_of(self._total(first) + position) - first
 
     def length(self, epoch: int) -> int:
         """Batches of a complete epoch."""
         full = self.number(epoch, self._samples)
-        short = not self._drop_last and self.position(epoch, full) < self._samples
-        return full + short
+        if not self._drop_last and self.position(epoch, full) < self._samples:
+            return full + 1
+        return full
 
     def first_step(self, epoch: int) -> int:
         """Batches of all earlier epochs together: the step at which an epoch begins."""
@@ -189,7 +199,8 @@ class Cut:
         known = self._first_steps
         while len(known) <= epoch:
             last = len(known) - 1
-            if (known[-1] if sizes.by == "step" else last) >= sizes.until:
+            reached = known[-1] if sizes.by == "step" else last
+            if reached >= sizes.until:
                 return known[-1] + (epoch - last) * self.length(last)
             # As one object: another thread may do the same.
             self._first_steps = known = [*known, known[-1] + self.length(last)]
@@ -198,12 +209,14 @@ class Cut:
     def _total(self, step: int) -> int:
         """Samples of all batches before a step, if every batch is full."""
         piece = bisect_right(self.sizes.starts, step) - 1
-        return self._before[piece] + (step - self.sizes.starts[piece]) * self.sizes.values[piece]
+        start = self.sizes.starts[piece]
+        return self._before[piece] + (step - start) * self._size(start)
 
     def _step_of(self, total: int) -> int:
         """The last step before which there are at most `total` samples."""
         piece = bisect_right(self._before, total) - 1
-        return self.sizes.starts[piece] + (total - self._before[piece]) // self.sizes.values[piece]
+        start = self.sizes.starts[piece]
+        return start + (total - self._before[piece]) // self._size(start)
 
 
 STATE_VERSION = 1
@@ -225,27 +238,27 @@ def checked_pad_last(value: Any) -> bool | str:
 _CHECKED_EPOCHS = 1000
 
 
-@dataclass(frozen=True)
-class EpochBatches:
-    """The batches of one epoch, or of the rest of it, for one rank: a sequence of int64 arrays.
+@dataclass(frozen=True, eq=False)
+class BatchRules:
+    """How the samples of every epoch become batches, and which part of each is this rank's.
 
-    With n samples per batch of all ranks, global batch k holds positions `start` + k * n to
-    `start` + (k + 1) * n of the order; if the batch size changes, they adjoin one another as well.
-    Of its n samples, rank r of w takes the share from n * r // w to n * (r + 1) // w: neighbours
-    stay together, and full batches are cut into equal shares. An order may arrange the samples of
-    a batch before it is cut, see `NodeShuffleOrder`. With buckets, the batches of a window exchange
+    With n samples per batch of all ranks, global batch k of a complete epoch holds positions k * n
+    to (k + 1) * n of the order; if the batch size changes, batches adjoin one another as well. Of
+    its n samples, rank r of w takes the share from n * r // w to n * (r + 1) // w: neighbours stay
+    together, and full batches are cut into equal shares. An order may arrange the samples of a
+    batch before it is cut, see `NodeShuffleOrder`. With buckets, the batches of a window exchange
     samples, see `Buckets`.
 
-    The (len(order) - start) % n samples that do not fill a batch come last:
+    The len(order) % n samples that do not fill a batch come last:
 
     - By default they are a short batch. Every sample comes exactly once. The ranks' shares of it
       differ by at most one sample, and there must be at least one sample per rank.
     - With `drop_last` they are dropped from this epoch. All batches are full.
     - With `pad_last` the epoch's first samples follow them until the batch is full. All batches are
-      full, and `repeated` tells which samples have come before.
+      full, and `OrderedBatch.repeated` tells which samples have come before.
     - With `pad_last="ranks"` they are a short batch, and where they are fewer than the ranks, the
       epoch's first samples follow until each rank has one. This fits any number of samples and
-      ranks; `repeated` tells which samples have come before.
+      ranks; `OrderedBatch.repeated` tells which samples have come before.
 
     In every case all ranks have the same number of batches, and none is empty.
 
@@ -258,11 +271,12 @@ class EpochBatches:
         rank: 0 to world_size - 1.
         world_size: number of ranks that share each batch.
         drop_last, pad_last: what becomes of samples that do not fill a batch.
-        epoch: 0 or more.
-        start: samples of this epoch that came before the first batch, 0 to len(order).
         buckets: the Buckets that bring samples that are alike into the same batch; None: by the
             order alone.
         schedules: names and schedules of other options, which a state has to agree with.
+        cut: where batches begin, in every epoch.
+        windows: the latest window of `Buckets`.
+        repetitions: the latest repetitions that were counted.
 
     Raises:
         OptionError: a value is out of range, values do not fit together, or some rank's share of
@@ -270,61 +284,71 @@ class EpochBatches:
     """
 
     order: Order
-    batch_size: int | Schedule | None = None
+    batch_size: WholeNumbers | None = None
+    global_batch_size: WholeNumbers | None = None
     rank: int = 0
     world_size: int = 1
     drop_last: bool = False
     pad_last: bool | str = False
-    epoch: int = 0
-    start: int = 0
     buckets: Buckets | None = None
     schedules: tuple[tuple[str, Schedule], ...] = ()
-    global_batch_size: int | Schedule | None = None
-    # Computed, and passed on from epoch to epoch.
-    cut: Cut | None = field(default=None, compare=False, repr=False)
-    _latest: Latest = field(default_factory=Latest, compare=False, repr=False)
-    _latest_repetitions: Latest = field(default_factory=Latest, compare=False, repr=False)
+    cut: Cut = field(init=False)
+    windows: Latest = field(default_factory=Latest, init=False)
+    repetitions: Latest = field(default_factory=Latest, init=False)
 
-    def __post_init__(self):
-        if self.cut is None:
-            self._check()
-        vars(self).update(self._numbers(self.epoch, self.start))
-
-    def _check(self) -> None:
-        """Check what is the same in all epochs, and cut them."""
-        if not isinstance(self.order, Order):
-            raise OptionError(f"order is {self.order!r}: give an Order, such as ShuffleOrder(ds)")
-        # of a frozen object; checked values replace its
-        samples = len(self.order)
-        own = vars(self)
-        own["world_size"] = whole_number("world_size", self.world_size, 1, MAX_RANKS)
-        own["rank"] = whole_number("rank", self.rank, 0, self.world_size - 1)
-        own["pad_last"] = checked_pad_last(self.pad_last)
+    def __post_init__(self) -> None:
+        order = self.order
+        if not isinstance(order, Order):
+            raise OptionError(f"order is {order!r}: give an Order, such as ShuffleOrder(ds)")
+        object.__setattr__(self, "pad_last", checked_pad_last(self.pad_last))
         if flag("drop_last", self.drop_last) and self.pad_last:
             raise OptionError(
                 "drop_last and pad_last are True: choose one, or neither for a short last batch"
             )
         sizes = self._global_sizes()
-        own["cut"] = Cut(sizes, samples, self.drop_last)
+        object.__setattr__(self, "cut", Cut(sizes, len(order), self.drop_last))
         for start, size in zip(sizes.starts, sizes.values, strict=True):
-            named = f"{size}" if sizes.constant else f"{size} (from {sizes.by} {start} on)"
-            if size % self.world_size:
-                raise OptionError(
-                    f"global_batch_size {named} counts the samples of all ranks together; it must "
-                    f"be a multiple of world_size {self.world_size}"
-                )
-            if self.drop_last and size > samples:
-                raise OptionError(
-                    f"drop_last is True, but an epoch of {samples} samples has no full batch of "
-                    f"{named}; choose a smaller batch size, or pad_last=True"
-                )
+            self._check_size(size, "" if sizes.constant else f" (from {sizes.by} {start} on)")
         if self.buckets is not None:
             self._check_buckets(self.buckets)
         if self.world_size > 1 and not sizes.constant:
-            for epoch in range(_CHECKED_EPOCHS) if sizes.by == "step" else sizes.starts:
-                self._numbers(epoch, 0)
-                if sizes.by == "step" and self.cut.first_step(epoch) >= sizes.until:
-                    break
+            self._check_epochs()
+
+    def _global_sizes(self) -> Schedule:
+        """Samples per batch, all ranks together.
+
+        The option that was passed becomes a number, or a Schedule whose functions have been called.
+        """
+        name = "batch_size"
+        value = self.batch_size
+        if (value is None) == (self.global_batch_size is None):
+            raise OptionError(
+                f"batch_size is {brief(value)} and global_batch_size "
+                f"{brief(self.global_batch_size)}: give one "
+                "of them, the samples per batch of each rank, or of all ranks together"
+            )
+        if value is None:
+            name = "global_batch_size"
+            value = self.global_batch_size
+        sizes = whole_numbers(name, value, 1, MAX_BATCH)
+        object.__setattr__(self, name, _number_or_schedule(sizes))
+        if name == "batch_size" and self.world_size > 1:
+            return sizes.map(lambda size: size * self.world_size)
+        return sizes
+
+    def _check_size(self, size: int, since: str) -> None:
+        """Check a global batch size; `since` says when a schedule has it."""
+        if size % self.world_size:
+            raise OptionError(
+                f"global_batch_size {size}{since} counts the samples of all ranks together; it "
+                f"must be a multiple of world_size {self.world_size}"
+            )
+        samples = len(self.order)
+        if self.drop_last and size > samples:
+            raise OptionError(
+                f"drop_last is True, but an epoch of {samples} samples has no full batch of "
+                f"{size}{since}; choose a smaller batch size, or pad_last=True"
+            )
 
     def _check_buckets(self, buckets: Buckets) -> None:
         if not isinstance(buckets, Buckets):
@@ -340,187 +364,27 @@ class EpochBatches:
                 f"the order is of one with {self.order.fingerprint}: make them from one dataset"
             )
 
-    def _numbers(self, epoch: int, start: int) -> dict[str, int]:
-        """The numbers of the batches of an epoch from a start on.
-
-        Returns:
-            The attributes `_first`, the number of the first batch; `_moved`, samples by which the
-            rest is shifted, if another batch size left a start between two batches; `_full`, full
-            batches; `_count`, batches.
-
-        Raises:
-            OptionError: a rank's share of the last batch would be empty.
-        """
-        cut = self.cut
-        end = len(self.order)
-        first = cut.number(epoch, start)
-        first += cut.position(epoch, first) < start
-        moved = cut.position(epoch, first) - start
-        last = cut.number(epoch, end + moved)
-        left_over = end + moved - cut.position(epoch, last)
-        if not (self.drop_last or self.pad_last) and 0 < left_over < self.world_size:
-            when = "" if cut.sizes.constant else f" of epoch {epoch}"
-            raise OptionError(
-                f"the last batch{when} has "
-                f"{counted(left_over, 'sample')} for {self.world_size} ranks; choose "
-                'pad_last="ranks", which repeats a sample on the ranks that would have none and '
-                "marks it, or pad_last=True or drop_last=True, or another batch size"
-            )
-        count = last - first + (left_over > 0 and not self.drop_last)
-        return {"_first": first, "_moved": moved, "_full": last - first, "_count": count}
-
-    def _global_sizes(self) -> Schedule:
-        """Samples per batch, all ranks together.
-
-        The option that was given becomes a number, or a Schedule whose functions have been called.
-        """
-        name = "batch_size"
-        value = self.batch_size
-        if (value is None) == (self.global_batch_size is None):
-            raise OptionError(
-                f"batch_size is {brief(value)} and global_batch_size "
-                f"{brief(self.global_batch_size)}: give one "
-                "of them, the samples per batch of each rank, or of all ranks together"
-            )
-        if value is None:
-            name = "global_batch_size"
-            value = self.global_batch_size
-        sizes = whole_numbers(name, value, 1, MAX_BATCH)
-        vars(self)[name] = sizes.values[0] if sizes.constant else sizes
-        if name == "batch_size" and self.world_size > 1:
-            return sizes.map(lambda size: size * self.world_size)
-        return sizes
-
-    def __len__(self) -> int:
-        """The number of batches from `start` to the end of the epoch."""
-        return self._count
-
-    def repeated(self, k: int) -> np.ndarray:
-        """bool (n,): which samples of this rank's share of batch k fill up the last batch.
-
-        Raises:
-            IndexError: batch k does not exist.
-        """
-        first, stop = self.span(k)
-        found = np.arange(first, stop) >= len(self.order)
-        if self.buckets is not None and found.any():
-            found = found[self._left_over(self._take(first, stop))]
-        return found[self._own(stop - first)]
+    def _check_epochs(self) -> None:
+        """Find an epoch that a changing batch size leaves with too few samples for the ranks."""
+        sizes = self.cut.sizes
+        if sizes.by == "epoch":
+            for epoch in sizes.starts:
+                EpochBatches(self, epoch)
+            return
+        for epoch in range(_CHECKED_EPOCHS):
+            EpochBatches(self, epoch)
+            if self.cut.first_step(epoch) >= sizes.until:
+                break
 
     @property
     def repeats(self) -> bool:
         """True if a sample may come again in an epoch."""
         return self.order.repeats or self.order.copies is not None or bool(self.pad_last)
 
-    def repetitions(self, k: int) -> np.ndarray | None:
-        """`global_repetitions` of this rank's share of batch k."""
-        first, stop = self.span(k)
-        repetitions = self.global_repetitions(k)
-        return None if repetitions is None else repetitions[self._own(stop - first)]
-
-    def global_repetitions(self, k: int) -> np.ndarray | None:
-        """int64 (n,): what tells the occurrences of a sample in the epoch apart; None: all are 0.
-
-        For each sample of `global_batch(k)` how often it has come before in the epoch, as far as
-        the order counts that, see `Order.repetitions`. It depends on the position in the epoch
-        alone, and of a dataset that has a row several times, on which of these it is.
-
-        Raises:
-            IndexError: batch k does not exist.
-        """
-        copies = self.order.copies
-        if copies is None:
-            return self._draws(k)
-        of_row = copies[self.global_batch(k)]
-        draws = self._draws(k)
-        return of_row if draws is None else draws * (int(copies.max()) + 1) + of_row
-
-    def _draws(self, k: int) -> np.ndarray | None:
-        """int64 (n,): `global_repetitions`, if the dataset has each row once; None: all are 0."""
-        _, stop = self.span(k)
-        size = len(self.order)
-        if stop <= size and not self.order.repeats:
-            return None
-        positions = self._positions(k)
-        low, high = self._range(k)
-        at = self.epoch, low, high
-        repetitions = self._latest_repetitions.get(at, lambda: self._repetitions(low, high))
-        return repetitions[positions - low]
-
-    def _range(self, k: int) -> tuple[int, int]:
-        """The first position of the samples that batch k has its own from, and the end of them."""
-        if self.buckets is None or k >= self._full:
-            return self.span(k)
-        numbers = self._window_numbers((self._first + k) // self.buckets.batches)
-        begin = self.cut.position(self.epoch, numbers[0])
-        return begin, self.cut.position(self.epoch, numbers[-1] + 1)
-
-    def _repetitions(self, low: int, high: int) -> np.ndarray:
-        """int64 (high - low,): `Order.repetitions`; what follows the end of the epoch comes again.
-
-        Each sample of an epoch may come as often as the epoch has samples.
-        """
-        size = len(self.order)
-        found = []
-        while low < high:
-            lap = low // size
-            stop = min(high, (lap + 1) * size)
-            of_lap = self.order.repetitions(self.epoch, low - lap * size, stop - lap * size)
-            found.append(of_lap + lap * (size if self.order.repeats else 1))
-            low = stop
-        return np.concatenate(found)
-
-    def _positions(self, k: int) -> np.ndarray:
-        """int64 (n,): the positions in the epoch of the samples of `global_batch(k)`."""
-        first, stop = self.span(k)
-        positions = np.arange(first, stop)
-        if self.buckets is None:
-            return positions
-        number = self._first + k
-        width = self.buckets.batches
-        if k >= self._full:
-            return positions[self._left_over(self._take(first, stop))]
-        return self._window(number // width).positions[number % width]
-
-    def number(self, k: int) -> int:
-        """The number of batch k, counted from the first sample of the epoch.
-
-        That is the k of an epoch that was not interrupted, if it was resumed after a batch and with
-        the same batch size. If the batch size was changed in mid-epoch, samples seen before count
-        as batches of the new size, rounded up.
-        """
-        return self._first + k
-
-    def step(self, k: int) -> int:
-        """The step of batch k: `number(k)`, and the batches of all earlier epochs.
-
-        So a run that was interrupted counts as one that was not.
-        """
-        return self.cut.first_step(self.epoch) + self.number(k)
-
-    def __getitem__(self, k: int) -> np.ndarray:
-        """int64 (n,), the samples of this rank's share of batch k.
-
-        Raises:
-            IndexError: batch k does not exist.
-        """
-        first, stop = self.span(k)
-        own = self._own(stop - first)
-        if self.buckets is not None or self.order.arranges:
-            return self.global_batch(k)[own]
-        return self._take(first + own.start, first + own.stop)
-
-    def _own(self, length: int) -> slice:
-        """This rank's share of a batch of that many samples."""
-        return slice(
-            length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size
-        )
-
     @property
     def size_per_rank(self) -> int | Schedule:
         """Samples of a rank's share of a full batch: a number, or a schedule by epoch or step."""
-        sizes = self.cut.sizes.map(lambda size: size // self.world_size)
-        return sizes.values[0] if sizes.constant else sizes
+        return _number_or_schedule(self.cut.sizes.map(lambda size: size // self.world_size))
 
     def most_per_rank(self, size: int) -> int:
         """The most samples that a rank has of a batch of this size."""
@@ -528,103 +392,201 @@ class EpochBatches:
             size = min(size, len(self.order))
         return -(-size // self.world_size)
 
-    def global_batch(self, k: int) -> np.ndarray:
-        """int64 (n,), the samples of batch k of all ranks together, in order of rank.
+    def identity(self) -> dict[str, int | str]:
+        """The facts that a state has to agree with: the order, schedules, and what these depend on.
+
+        A batch size that does not change may be another one after each resume, unless something
+        depends on the step, or batches exchange samples.
+        """
+        sizes = self.cut.sizes
+        schedules = dict(self.schedules)
+        if not sizes.constant:
+            schedules["global_batch_size"] = sizes
+        facts: dict[str, int | str] = {name: option.text for name, option in schedules.items()}
+        if self.buckets is not None:
+            facts["bucket_by"] = self.buckets.as_text()
+            facts["global_batch_size"] = sizes.text
+        if any(schedule.by == "step" for schedule in schedules.values()):
+            facts["global_batch_size"] = sizes.text
+            facts["drop_last"] = self.drop_last
+            facts["pad_last"] = self.pad_last
+        return self.order.identity() | facts
+
+
+def _number_or_schedule(sizes: Schedule) -> int | Schedule:
+    """The number if it never changes."""
+    if sizes.constant:
+        number: int = sizes.values[0]
+        return number
+    return sizes
+
+
+class Position(NamedTuple):
+    """A place between two batches of a run.
+
+    Attributes:
+        epoch: number of the epoch.
+        samples: samples of that epoch that come before, all ranks together.
+    """
+
+    epoch: int
+    samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedBatch:
+    """A batch as the order has it: which one it is, its samples, and where the run is after it.
+
+    `EpochBatches` makes it, once. It goes with the batch through the queue and the threads of a
+    Loader, or through the worker processes of a DataLoader, to the consumer. So nobody counts
+    batches: what a batch is, and the state to save after it, is what its record says.
+
+    Attributes:
+        epoch: its epoch.
+        number: its number, counted from the first sample of the epoch (`batch_idx`): the place that
+            it has in an epoch that is not interrupted, if this one was resumed after a batch and
+            with the same batch size. If the batch size was changed in mid-epoch, samples that came
+            before count as batches of the new size, rounded up.
+        step: `number`, and the batches of all earlier epochs (`global_step`): a run that was
+            interrupted counts as one that was not.
+        indices: int64 (n,), its samples, in the dataset.
+        after: where the run is once the batch is done.
+        repetitions: int64 (n,), what tells the occurrences of a sample in the epoch apart: how
+            often it has come before, as far as the order counts that, see `Order.repetitions`. It
+            depends on the position in the epoch alone, and of a dataset that has a row several
+            times, on which of these it is. None: all are 0.
+        repeated: bool (n,), which samples only fill up the last batch; None without `pad_last`.
+    """
+
+    epoch: int
+    number: int
+    step: int
+    indices: np.ndarray
+    after: Position
+    repetitions: np.ndarray | None = None
+    repeated: np.ndarray | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last batch of its epoch."""
+        return self.after.epoch > self.epoch
+
+    def take(self, samples: np.ndarray | slice) -> "OrderedBatch":
+        """The same batch with some of its samples: a slice, bool (n,), or positions in it."""
+        return replace(
+            self,
+            indices=self.indices[samples],
+            repetitions=_rows(self.repetitions, samples),
+            repeated=_rows(self.repeated, samples),
+        )
+
+
+def _rows(values: np.ndarray | None, samples: np.ndarray | slice) -> np.ndarray | None:
+    """Some of the values that samples may have."""
+    if values is None:
+        return None
+    rows: np.ndarray = values[samples]
+    return rows
+
+
+class EpochBatches:
+    """The batches of one epoch, or of the rest of it: a sequence of `OrderedBatch`.
+
+    Each has the samples of this rank; `of_all_ranks` those of all ranks.
+
+    Attributes:
+        rules: how the samples become batches.
+        epoch: number of the epoch.
+        start: samples of this epoch that came before the first batch, 0 to len(order).
+        first: `OrderedBatch.number` of the first batch.
+    """
+
+    def __init__(self, rules: BatchRules, epoch: int = 0, start: int = 0):
+        """Raises OptionError if a rank's share of the last batch would be empty."""
+        cut = rules.cut
+        end = len(rules.order)
+        self.rules = rules
+        self.epoch = epoch
+        self.start = start
+        self.first = cut.number(epoch, start)
+        if cut.position(epoch, self.first) < start:
+            self.first += 1
+        # Another batch size may have left the start between two batches: the rest is shifted.
+        self._moved = cut.position(epoch, self.first) - start
+        last = cut.number(epoch, end + self._moved)
+        left_over = end + self._moved - cut.position(epoch, last)
+        if not (rules.drop_last or rules.pad_last) and 0 < left_over < rules.world_size:
+            when = "" if cut.sizes.constant else f" of epoch {epoch}"
+            raise OptionError(
+                f"the last batch{when} has "
+                f"{counted(left_over, 'sample')} for {rules.world_size} ranks; choose "
+                'pad_last="ranks", which repeats a sample on the ranks that would have none and '
+                "marks it, or pad_last=True or drop_last=True, or another batch size"
+            )
+        self._full = last - self.first  # batches
+        self._count = self._full
+        if left_over > 0 and not rules.drop_last:
+            self._count += 1
+
+    def __len__(self) -> int:
+        """The number of batches from `start` to the end of the epoch."""
+        return self._count
+
+    def __iter__(self) -> Iterator[OrderedBatch]:
+        return (self[k] for k in range(len(self)))
+
+    def __getitem__(self, k: int) -> OrderedBatch:
+        """Batch k, counted from `start`, with the samples of this rank.
 
         Raises:
             IndexError: batch k does not exist.
         """
-        number = self._first + k
-        width = self.buckets.batches if self.buckets else 0
-        if width and k < self._full:
-            return self._window(number // width).samples[number % width].copy()
-        first, stop = self.span(k)
-        samples = self._take(first, stop)
-        own = len(self.order) - first
-        if width:
-            return samples[self._left_over(samples)]
-        # What has come before stays at the end, see `repeated`.
-        return np.concatenate([self.order.arranged(samples[:own]), samples[own:]])
+        rank = self.rules.rank
+        ranks = self.rules.world_size
+        batch = self.of_all_ranks(k)
+        if ranks == 1:
+            return batch
+        samples = len(batch.indices)
+        return batch.take(slice(samples * rank // ranks, samples * (rank + 1) // ranks))
 
-    def span(self, k: int) -> tuple[int, int]:
-        """The first position of batch k, and the one after its last.
+    def of_all_ranks(self, k: int) -> OrderedBatch:
+        """Batch k, counted from `start`, with the samples of all ranks, in order of rank.
 
         Raises:
             IndexError: batch k does not exist.
         """
         if not 0 <= k < len(self):
             raise IndexError(f"batch {k} of {len(self)}")
-        number = self._first + k
-        first = self.cut.position(self.epoch, number) - self._moved
-        stop = first + self.cut.size(self.epoch, number)
-        if self.pad_last is True:
-            return first, stop
-        least = self.world_size if self.pad_last == RANKS else 0
-        return first, min(stop, max(len(self.order), first + least))
-
-    def _key(self) -> Key:
-        return Key(self.order.seed or 0, self.epoch, self.order.fingerprint)
-
-    def _left_over(self, samples: np.ndarray) -> np.ndarray:
-        """int64 (n,): the positions by which the samples that fill no batch are arranged."""
-        return self.buckets.arranged(samples, int(self._key().words(LEFT_OVER, 0, 1)[0]))
-
-    def _window(self, window: int) -> "Window":
-        """The full batches of a window, by its number."""
-        return self._latest.get((self.epoch, window), lambda: self._arranged_window(window))
-
-    def _window_numbers(self, window: int) -> range:
-        """The numbers of the full batches of a window."""
-        width = self.buckets.batches
-        return range(window * width, min((window + 1) * width, self._first + self._full))
-
-    def _arranged_window(self, window: int) -> "Window":
-        """The full batches of a window, arranged, in the order in which they come."""
-        cut = self.cut
-        epoch = self.epoch
-        numbers = self._window_numbers(window)
-        begin = cut.position(epoch, numbers[0])
-        samples = self._take(begin, cut.position(epoch, numbers[-1] + 1))
-        sorting = self.buckets.order(samples)
-        words = self._key().words(BUCKETS, window, 2 * len(numbers))
-        places = permutation(words[: len(numbers)].copy())
-        words = words[len(numbers) :]
-        sorted_window = Window(
-            samples=[np.empty(0, np.int64)] * len(numbers),
-            positions=[np.empty(0, np.int64)] * len(numbers),
+        number = self.first + k
+        indices, positions = self._samples(number)
+        repeated = None
+        if self.rules.pad_last:
+            repeated = positions >= len(self.rules.order)
+        return OrderedBatch(
+            epoch=self.epoch,
+            number=number,
+            step=self.rules.cut.first_step(self.epoch) + number,
+            indices=indices,
+            after=self._position_after(k + 1),
+            repetitions=self._repetitions(number, indices, positions),
+            repeated=repeated,
         )
-        low = 0
-        for place in places.tolist():
-            high = low + cut.size(epoch, numbers[place])
-            of_batch = sorting[low:high]
-            of_batch = of_batch[self.buckets.arranged(samples[of_batch], int(words[place]))]
-            sorted_window.samples[place] = samples[of_batch]
-            sorted_window.positions[place] = begin + of_batch
-            low = high
-        return sorted_window
 
-    def _take(self, low: int, high: int) -> np.ndarray:
-        """The samples at these positions; past its end the epoch starts again."""
-        size = len(self.order)
-        taken = []
-        while low < high:
-            lap = low // size * size
-            stop = min(high, lap + size)
-            taken.append(self.order.take(self.epoch, low - lap, stop - lap))
-            low = stop
-        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+    def size_per_rank(self, number: int) -> int:
+        """Samples that a rank's share of a batch has, if that is full, by the batch's number."""
+        return self.rules.cut.size(self.epoch, number) // self.rules.world_size
+
+    # ---------------------------------------------------------------------- states to resume from
 
     def after(self, k: int) -> "EpochBatches":
         """The batches that remain once the first k are done: the next epoch if k is all.
 
         Raises:
-            OptionError: there are fewer than k batches.
+            OptionError: there are fewer than k batches, or none fit the next epoch.
         """
         whole_number("the number of batches done", k, 0, len(self))
-        if k == len(self):
-            return replace(self, epoch=self.epoch + 1, start=0)
-        position = self.cut.position(self.epoch, self._first + k) - self._moved
-        return replace(self, start=position)
+        epoch, start = self._position_after(k)
+        return EpochBatches(self.rules, epoch, start)
 
     def state_after(self, k: int) -> dict[str, Any]:
         """The state to save once batches 0 to k - 1 are done; see `OrderedBatches`.
@@ -632,28 +594,170 @@ class EpochBatches:
         Raises:
             OptionError: there are fewer than k batches.
         """
-        rest = self.after(k)
+        whole_number("the number of batches done", k, 0, len(self))
+        return self.state_at(self._position_after(k))
+
+    def state_at(self, position: Position) -> dict[str, Any]:
+        """The state to save at a position of the run, such as `OrderedBatch.after`."""
         return {
             "version": STATE_VERSION,
-            "order": self.identity(),
-            "epoch": rest.epoch,
-            "samples": rest.start,
+            "order": self.rules.identity(),
+            "epoch": position.epoch,
+            "samples": position.samples,
         }
 
-    def identity(self) -> dict[str, int | str]:
-        """The facts that a state has to agree with: the order, schedules, and what these depend on.
+    def _position_after(self, k: int) -> Position:
+        """Where the run is once the first k batches are done."""
+        if k == len(self):
+            return Position(self.epoch + 1, 0)
+        begin = self.rules.cut.position(self.epoch, self.first + k)
+        return Position(self.epoch, begin - self._moved)
 
-        A batch size that does not change may be another one after each resume, unless something
-        depends on the step, or batches exchange samples.
+    # ------------------------------------------------------------------------ samples of a batch
+
+    def _samples(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """int64 (n,) each: the samples of a batch of all ranks, and their positions in the epoch.
+
+        What fills up the last batch has the positions behind the epoch's end. Of an order that
+        arranges batches, the positions are those before that.
         """
-        schedules = dict(self.schedules)
-        if not self.cut.sizes.constant:
-            schedules["global_batch_size"] = self.cut.sizes
-        found = {name: schedule.text for name, schedule in schedules.items()}
-        if self.buckets is not None:
-            found["bucket_by"] = self.buckets.as_text()
-            found["global_batch_size"] = self.cut.sizes.text
-        if any(each.by == "step" for each in schedules.values()):
-            found |= {"global_batch_size": self.cut.sizes.text}
-            found |= {"drop_last": self.drop_last, "pad_last": self.pad_last}
-        return self.order.identity() | found
+        rules = self.rules
+        if rules.buckets is not None and self._is_full(number):
+            window = self._window(rules.buckets, number // rules.buckets.batches)
+            return window.samples[number], window.positions[number]
+        begin, end = self._span(number)
+        samples = self._take(begin, end)
+        positions = np.arange(begin, end)
+        if rules.buckets is not None:
+            word = int(self._key().words(LEFT_OVER, 0, 1)[0])
+            arrangement = rules.buckets.arranged(samples, word)
+            return samples[arrangement], positions[arrangement]
+        if rules.order.arranges:
+            of_epoch = len(rules.order) - begin
+            # What has come before stays at the end.
+            arranged = rules.order.arranged(samples[:of_epoch])
+            samples = np.concatenate([arranged, samples[of_epoch:]])
+        return samples, positions
+
+    def _is_full(self, number: int) -> bool:
+        return number < self.first + self._full
+
+    def _span(self, number: int) -> tuple[int, int]:
+        """The first position of a batch of all ranks, and the one after its last."""
+        rules = self.rules
+        begin = rules.cut.position(self.epoch, number) - self._moved
+        end = begin + rules.cut.size(self.epoch, number)
+        if rules.pad_last is True:
+            return begin, end
+        if rules.pad_last == RANKS:
+            return begin, min(end, max(len(rules.order), begin + rules.world_size))
+        return begin, min(end, len(rules.order))
+
+    def _take(self, begin: int, end: int) -> np.ndarray:
+        """int64 (end - begin,), the samples at these positions; past its end the epoch restarts."""
+        order = self.rules.order
+        parts = []
+        for _, low, high in _laps(begin, end, len(order)):
+            parts.append(order.take(self.epoch, low, high))
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts)
+
+    def _key(self) -> Key:
+        order = self.rules.order
+        return Key(order.seed or 0, self.epoch, order.fingerprint)
+
+    # -------------------------------------------------------------------------------- buckets
+
+    def _window_numbers(self, buckets: Buckets, window: int) -> range:
+        """The numbers of the full batches of a window."""
+        begin = window * buckets.batches
+        return range(begin, min(begin + buckets.batches, self.first + self._full))
+
+    def _window_span(self, buckets: Buckets, window: int) -> tuple[int, int]:
+        """The first position of the full batches of a window, and the one after their last."""
+        numbers = self._window_numbers(buckets, window)
+        cut = self.rules.cut
+        return cut.position(self.epoch, numbers[0]), cut.position(self.epoch, numbers[-1] + 1)
+
+    def _window(self, buckets: Buckets, window: int) -> Window:
+        """The full batches of a window, by its number."""
+        key = (self.epoch, window)
+        return self.rules.windows.get(key, lambda: self._arranged_window(buckets, window))
+
+    def _arranged_window(self, buckets: Buckets, window: int) -> Window:
+        """The full batches of a window, arranged, in the order in which they come."""
+        numbers = self._window_numbers(buckets, window)
+        begin, end = self._window_span(buckets, window)
+        samples = self._take(begin, end)
+        sorting = buckets.order(samples)
+        words = self._key().words(BUCKETS, window, 2 * len(numbers))
+        sequence = permutation(words[: len(numbers)].copy()).tolist()
+        arranging_words = words[len(numbers) :]
+        arranged = Window({}, {})
+        low = 0
+        for k in sequence:
+            number = numbers[k]
+            high = low + self.rules.cut.size(self.epoch, number)
+            of_batch = sorting[low:high]
+            arrangement = buckets.arranged(samples[of_batch], int(arranging_words[k]))
+            of_batch = of_batch[arrangement]
+            arranged.samples[number] = samples[of_batch]
+            arranged.positions[number] = begin + of_batch
+            low = high
+        return arranged
+
+    # ---------------------------------------------------------------------------- repetitions
+
+    def _repetitions(
+        self, number: int, samples: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray | None:
+        """`OrderedBatch.repetitions` of these samples, int64 (n,), of a batch of all ranks."""
+        draws = self._draws(number, positions)
+        copies = self.rules.order.copies
+        if copies is None:
+            return draws
+        of_row: np.ndarray = copies[samples]
+        if draws is None:
+            return of_row
+        of_row += draws * (int(copies.max()) + 1)
+        return of_row
+
+    def _draws(self, number: int, positions: np.ndarray) -> np.ndarray | None:
+        """int64 (n,): `_repetitions`, if the dataset has each row once; None: all are 0."""
+        order = self.rules.order
+        if not order.repeats and positions.max() < len(order):
+            return None
+        buckets = self.rules.buckets
+        if buckets is not None and self._is_full(number):
+            begin, end = self._window_span(buckets, number // buckets.batches)
+        else:
+            begin, end = self._span(number)
+        key = (self.epoch, begin, end)
+        counted_draws = self.rules.repetitions.get(key, lambda: self._counted_draws(begin, end))
+        draws: np.ndarray = counted_draws[positions - begin]
+        return draws
+
+    def _counted_draws(self, begin: int, end: int) -> np.ndarray:
+        """int64 (end - begin,): `Order.repetitions`, in which the epoch restarts past its end.
+
+        Each sample of an epoch may come as often as the epoch has samples.
+        """
+        order = self.rules.order
+        most = len(order) if order.repeats else 1
+        parts = []
+        for lap, low, high in _laps(begin, end, len(order)):
+            parts.append(order.repetitions(self.epoch, low, high) + lap * most)
+        return np.concatenate(parts)
+
+
+def _laps(begin: int, end: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Positions of an epoch of that size, cut where it restarts: the lap, and from where to where.
+
+    The positions are those within the lap.
+    """
+    while begin < end:
+        lap, low = divmod(begin, size)
+        high = min(low + end - begin, size)
+        yield lap, low, high
+        begin += high - low

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import xxhash
@@ -33,6 +33,8 @@ from sa1bpack.wording import brief, counted
 _SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, BUCKETS, LEFT_OVER, _KEYS, _NODES = range(8)
 
 _CHUNK = 1 << 20
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,10 @@ class Key:
         and (seed 1, epoch 0) is not (seed 0, epoch 1). Every number takes two 32-bit words,
         whatever its size, so that no two keys are encoded alike.
         """
-        numbers = (int(self.seed), int(self.epoch), int(self.fingerprint, 16), purpose, number)
-        halves = [half for each in numbers for half in (each & 0xFFFFFFFF, each >> 32)]
+        key = (int(self.seed), int(self.epoch), int(self.fingerprint, 16), purpose, number)
+        halves = []
+        for part in key:
+            halves += [part & 0xFFFFFFFF, part >> 32]
         return stream_words(halves, count, first)
 
 
@@ -136,14 +140,14 @@ def node_shuffle(key: Key, size: int, nodes: int) -> np.ndarray:
         size: number of samples.
         nodes: number of nodes, at least 1.
     """
-    found = np.empty(size, np.uint32)
+    places = np.empty(size, np.uint32)
     first = 0
     for share in range(min(nodes, size)):
-        own = found[share::nodes]
-        own[:] = permutation(key.words(_SAMPLES, share, len(own)))
-        own += np.uint32(first)
-        first += len(own)
-    return found
+        of_share = places[share::nodes]
+        of_share[:] = permutation(key.words(_SAMPLES, share, len(of_share)))
+        of_share += np.uint32(first)
+        first += len(of_share)
+    return places
 
 
 def weighted_draws(key: Key, cumulative: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -161,7 +165,8 @@ def weighted_draws(key: Key, cumulative: np.ndarray, start: int, stop: int) -> n
     """
     words = key.words(_DRAWS, 0, stop - start, first=start)
     uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+    draws: np.ndarray = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+    return draws
 
 
 class Ordered(Protocol):
@@ -211,16 +216,19 @@ class Extent:
 class Latest:
     """Keeps the value of the latest key. Threads may share it; a pickle omits the value."""
 
-    def __init__(self):
-        self._found: tuple[Hashable, object] | None = None
+    def __init__(self) -> None:
+        self._entry: tuple[Hashable, Any] | None = None
 
-    def get(self, key: Hashable, make: Callable[[], object]):
-        found = self._found
-        if found is None or found[0] != key:
-            self._found = found = (key, make())
-        return found[1]
+    def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
+        """The value of a key, which `make` makes unless it was the latest."""
+        entry = self._entry
+        if entry is None or entry[0] != key:
+            entry = (key, make())
+            self._entry = entry
+        value: _Value = entry[1]
+        return value
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Latest, ()
 
 
@@ -252,18 +260,22 @@ class Order(ABC):
     copies: np.ndarray | None = None
 
     def __init__(self, dataset: Ordered):
-        found = described(dataset)
-        self.size = len(found)  # not that of the Subset, whose indices may be a mask
+        described_dataset = described(dataset)
+        self.size = len(described_dataset)  # not that of the Subset, whose indices may be a mask
         if self.size == 0:
             raise OptionError("the dataset has no samples: an order needs at least one")
-        self.fingerprint = found.fingerprint
+        self.fingerprint = described_dataset.fingerprint
         if not re.fullmatch("[0-9a-f]{16}", str(self.fingerprint)):
             raise OptionError(
                 "a fingerprint must be 16 lower-case hexadecimal digits, got "
                 f"{brief(self.fingerprint)}"
             )
-        self._identity = {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
-        rows = getattr(found, "rows", None)  # an Extent has none
+        self._identity: dict[str, int | str] = {
+            "kind": self.kind,
+            "fingerprint": self.fingerprint,
+            "size": self.size,
+        }
+        rows = getattr(described_dataset, "rows", None)  # an Extent has none
         if rows is not None and (np.diff(np.sort(rows)) == 0).any():
             self.copies = earlier_occurrences(rows)
 
@@ -284,9 +296,10 @@ class Order(ABC):
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         if is_of_user(self):
             subject = f"positions {start} to {stop} of epoch {epoch}"
-            return call_user(
+            samples: np.ndarray = call_user(
                 self._take, epoch, start, stop, role=f"order {self!r}", subject=subject
             )
+            return samples
         return self._take(epoch, start, stop)
 
     @abstractmethod
@@ -315,9 +328,12 @@ class Order(ABC):
         return dict(self._identity)
 
     def __repr__(self) -> str:
-        numbers = {name: own for name, own in self._identity.items() if isinstance(own, int)}
-        own = "".join(f", {name}={numbers[name]}" for name in numbers if name != "size")
-        return f"<{type(self).__name__}: {counted(self.size, 'sample')}{own}>"
+        numbers = [
+            f", {name}={value}"
+            for name, value in self._identity.items()
+            if isinstance(value, int) and name != "size"
+        ]
+        return f"<{type(self).__name__}: {counted(self.size, 'sample')}{''.join(numbers)}>"
 
 
 def described(dataset: Any) -> Ordered:
@@ -325,13 +341,14 @@ def described(dataset: Any) -> Ordered:
 
     Raises OptionError if it has no fingerprint.
     """
-    found, selections = torch_subset(dataset)
-    if not hasattr(found, "fingerprint"):
+    whole, selections = torch_subset(dataset)
+    if not hasattr(whole, "fingerprint"):
         raise OptionError(
-            f"a {type(found).__name__} has no fingerprint: choose a dataset of sa1bpack.open, a "
+            f"a {type(whole).__name__} has no fingerprint: choose a dataset of sa1bpack.open, a "
             "torch Subset of one, or describe another dataset by an Extent"
         )
-    return select_nested(found, selections)
+    selected: Ordered = select_nested(whole, selections)
+    return selected
 
 
 @checks_options
@@ -360,9 +377,12 @@ class SequentialOrder(Order):
 class SeededOrder(Order):
     """An order that a seed decides."""
 
+    seed: int
+
     def __init__(self, dataset: Ordered, seed: int):
         super().__init__(dataset)
-        self._identity["seed"] = self.seed = whole_number("seed", seed, 0, MAX_WORD)
+        self.seed = whole_number("seed", seed, 0, MAX_WORD)
+        self._identity["seed"] = self.seed
         self._latest = Latest()
 
     def _key(self, epoch: int) -> Key:
@@ -459,17 +479,17 @@ class LocalShuffleOrder(SeededOrder):
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)
         shards, cuts, starts = self._latest_windows.get(epoch, lambda: self._windows(key))
-        taken = [np.empty(0, np.int64)]
+        parts = [np.empty(0, np.int64)]
         number = int(np.searchsorted(starts, start, side="right")) - 1
         while start < stop:
             chosen = shards[cuts[number] : cuts[number + 1]]
             mixed = partial(window_order, key, self._bounds, chosen, number, self.block)
             begin = int(starts[number])
             end = min(int(starts[number + 1]), stop)
-            taken.append(self._latest.get((epoch, number), mixed)[start - begin : end - begin])
+            parts.append(self._latest.get((epoch, number), mixed)[start - begin : end - begin])
             start = end
-            number = number + 1
-        return np.concatenate(taken)
+            number += 1
+        return np.concatenate(parts)
 
 
 def _shards_of(dataset: Ordered, size: int) -> tuple[np.ndarray, str]:
@@ -502,7 +522,7 @@ class DrawCounts:
 
     def add(self, draws: np.ndarray) -> np.ndarray:
         """Count the next draws, int64 (k,). Returns int64 (k,), earlier draws of each sample."""
-        earlier = earlier_occurrences(draws) + self.counts[draws]
+        earlier: np.ndarray = earlier_occurrences(draws) + self.counts[draws]
         np.add.at(self.counts, draws, np.uint32(1))
         self.position += len(draws)
         return earlier
@@ -515,22 +535,24 @@ class KeptCounts:
     begins again.
     """
 
-    def __init__(self):
-        self._kept: deque[DrawCounts] = deque(maxlen=1)
+    def __init__(self) -> None:
+        self._latest: deque[DrawCounts] = deque(maxlen=1)
 
     def take(self, epoch: int, position: int) -> DrawCounts | None:
         """The counts, if they are of this epoch and not beyond this position."""
         try:
-            counts = self._kept.pop()
+            counts = self._latest.pop()
         except IndexError:
             return None
-        return counts if counts.epoch == epoch and counts.position <= position else None
+        if counts.epoch != epoch or counts.position > position:
+            return None
+        return counts
 
     def keep(self, counts: DrawCounts) -> None:
         """Keep counts, in place of others."""
-        self._kept.append(counts)
+        self._latest.append(counts)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return KeptCounts, ()
 
 
@@ -580,14 +602,15 @@ class WeightedOrder(SeededOrder):
                 "weights change by step, but an order has all samples of an epoch: choose weights "
                 "by epoch"
             )
-        self._cumulative = weights.map(lambda each: _cumulative(each, self.size))
+        self._cumulative = weights.map(lambda values: _cumulative(values, self.size))
         digests = [
             xxhash.xxh3_64_hexdigest(sums.astype("<f8").tobytes())
             for sums in self._cumulative.values
         ]
-        starts = self._cumulative.starts[1:]
-        changes = (f", {at}: {text}" for at, text in zip(starts, digests[1:], strict=True))
-        self._identity |= {"samples": self.samples, "weights": digests[0] + "".join(changes)}
+        weights_text = digests[0]
+        for start, digest in zip(self._cumulative.starts[1:], digests[1:], strict=True):
+            weights_text += f", {start}: {digest}"
+        self._identity |= {"samples": self.samples, "weights": weights_text}
         self._counts = KeptCounts()
 
     def __len__(self) -> int:
@@ -603,14 +626,14 @@ class WeightedOrder(SeededOrder):
         counted for the latest call is kept, 4 bytes per sample: the next positions continue it, and
         others begin again.
         """
-        counted = self._counts.take(epoch, start)
-        if counted is None:
-            counted = DrawCounts(epoch, np.zeros(self.size, np.uint32))
-        while counted.position < start:
-            counted.add(self._take(epoch, counted.position, min(counted.position + _CHUNK, start)))
-        found = counted.add(self._take(epoch, start, stop))
-        self._counts.keep(counted)
-        return found
+        draws = self._counts.take(epoch, start)
+        if draws is None:
+            draws = DrawCounts(epoch, np.zeros(self.size, np.uint32))
+        while draws.position < start:
+            draws.add(self._take(epoch, draws.position, min(draws.position + _CHUNK, start)))
+        repetitions = draws.add(self._take(epoch, start, stop))
+        self._counts.keep(draws)
+        return repetitions
 
 
 def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
@@ -680,8 +703,10 @@ class NodeShuffleOrder(SeededOrder):
         key = self._key(epoch)
         whole = self._latest.get(epoch, lambda: node_shuffle(key, self.size, self.nodes))
         places = whole[start:stop].astype(np.int64)
-        at = np.searchsorted(self._edges, places, side="right") - 1
-        return self._bounds[self._shards[at]] + (places - self._edges[at])
+        nth_shard = np.searchsorted(self._edges, places, side="right") - 1
+        samples: np.ndarray = self._bounds[self._shards[nth_shard]]
+        samples += places - self._edges[nth_shard]
+        return samples
 
     def arranged(self, batch: np.ndarray) -> np.ndarray:
         """The samples of a batch, int64 (n,), in the order in which nodes have them."""

@@ -109,9 +109,9 @@ def test_samples_that_fill_up_the_last_batch_are_marked_wherever_they_stand(rank
         OrderedBatches(ORDER, rank=rank, bucket_by=Buckets(DS, batches=2), **options).current
         for rank in range(ranks)
     ]
-    last = len(parts[0]) - 1
-    found = np.concatenate([part[last][part.repeated(last)] for part in parts])
-    assert sorted(found) == sorted(ORDER.take(0, 0, -SIZE % 48).tolist())
+    last = [part[len(part) - 1] for part in parts]
+    repeated = np.concatenate([batch.indices[batch.repeated] for batch in last])
+    assert sorted(repeated) == sorted(ORDER.take(0, 0, -SIZE % 48).tolist())
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

@@ -78,7 +78,7 @@ def test_every_epoch_is_the_same_order_cut_otherwise(sizes, last, ranks):
         for batches in per_rank:
             assert len(batches) == len(expected[epoch])
             assert batches.first_step(epoch) == firsts[epoch]
-            steps = [batches.current.step(k) for k in range(len(batches))]
+            steps = [batch.step for batch in batches.current]
             assert steps == [*range(firsts[epoch], firsts[epoch] + len(steps))]
     assert per_rank[0].most_samples == 24 // ranks or sizes is SCHEDULES["function"]
 
@@ -107,7 +107,7 @@ def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, 
             batches = pickle.loads(pickle.dumps(OrderedBatches(ORDER, rank=rank, **options)))
             batches.load_state_dict(state)
             begun = firsts[epoch] + done if done < len(expected[epoch]) else firsts[epoch + 1]
-            assert batches.current.step(0) == begun
+            assert batches.current[0].step == begun
             parts.append(list(batches))
         assert joined(parts) == rest
 

@@ -85,13 +85,13 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
                 continue
             if live is model.live:
                 cursor.check(live)
-                cursor.took(live, taken + 1)
+                cursor.took(live, live.batches[taken])
                 taker[1] += 1
                 model = replace(model, done=taken + 1, loaded=None)
             else:
                 for late in (
                     lambda at=live: cursor.check(at),
-                    lambda at=live, n=taken: cursor.took(at, n + 1),
+                    lambda at=live, n=taken: cursor.took(at, at.batches[n]),
                 ):
                     with pytest.raises(LoaderError, match=ENDED):
                         late()
@@ -127,12 +127,12 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
 def test_a_refused_state_epoch_or_beginning_changes_nothing():
     cursor = OrderedBatches(ORDER, 8)
     live = cursor.begin()
-    cursor.took(live, 1)
+    cursor.took(live, live.batches[0])
     with pytest.raises(OptionError, match="this release reads states with the keys"):
         cursor.load_state_dict({})
     with pytest.raises(OptionError, match="epoch is -1"):
         cursor.set_epoch(-1)
-    cursor.took(live, 2)
+    cursor.took(live, live.batches[1])
     assert place(cursor) == (0, 16)
 
 

@@ -61,7 +61,7 @@ def test_each_sample_is_unmarked_once_and_all_ranks_have_as_many_batches_none_of
                 for batches in of_ranks:
                     current = batches.current
                     for number, indices in enumerate(batches):
-                        repeated = current.repeated(number)
+                        repeated = current[number].repeated
                         assert 0 < len(indices) == len(repeated) <= size
                         counted += np.asarray(indices)[~repeated].tolist()
                         marked += int(repeated.sum())

@@ -90,11 +90,30 @@ def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
     resumed = OrderedBatches(SequentialOrder(EXTENT), size)
     resumed.load_state_dict(state)
     rest = resumed.current
-    assert [rest.number(k) for k in range(len(rest))] == numbers
+    assert [batch.number for batch in rest] == numbers
     with pytest.raises(IndexError, match=f"batch {len(rest)} of {len(rest)}"):
         rest[len(rest)]
     whole = OrderedBatches(SequentialOrder(EXTENT), size).current
-    assert [whole.number(k) for k in range(len(whole))] == [*range(len(whole))]
+    assert [batch.number for batch in whole] == [*range(len(whole))]
+
+
+def test_the_record_of_a_batch_says_which_one_it_is_and_what_comes_after_it():
+    """Also of a batch that has lost samples, and after a start between two batches."""
+    for start in (0, 5, 20):
+        batches = OrderedBatches(SequentialOrder(EXTENT), 8, pad_last=True)
+        batches.load_state_dict(batches.state_dict() | {"epoch": 2, "samples": start})
+        current = batches.current
+        for count, (indices, batch) in enumerate(zip(batches, current, strict=True), 1):
+            assert batch.indices.tolist() == indices
+            assert batch.is_last == (count == len(current))
+            state = batches.state_dict()
+            assert state == current.state_after(count)
+            assert (state["epoch"], state["samples"]) == batch.after
+            rest = batch.take(np.array([True, False] * 4))
+            assert rest.indices.tolist() == indices[::2]
+            assert rest.repeated.tolist() == batch.repeated[::2].tolist()
+            named = ("epoch", "number", "step", "after")
+            assert all(getattr(rest, name) == getattr(batch, name) for name in named)
 
 
 # ------------------------------------------------------------------- from the options of a loader

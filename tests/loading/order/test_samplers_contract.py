@@ -130,12 +130,12 @@ def test_samples_that_fill_up_the_last_batch_are_marked_on_any_number_of_ranks(m
     for ranks in RANKS:
         options = {"global_batch_size": BATCH, "world_size": ranks, "pad_last": True}
         parts = [OrderedBatches(make(), rank=rank, **options).current for rank in range(ranks)]
-        marked = [(part[k], part.repeated(k)) for k in range(len(parts[0])) for part in parts]
-        found = np.concatenate([samples[again] for samples, again in marked])
-        assert sorted(found) == sorted(epoch_of(make)[: -SIZE % BATCH])
-        assert not any(again.any() for _, again in marked[:-ranks])
+        batches = [part[k] for k in range(len(parts[0])) for part in parts]
+        repeated = np.concatenate([batch.indices[batch.repeated] for batch in batches])
+        assert sorted(repeated) == sorted(epoch_of(make)[: -SIZE % BATCH])
+        assert not any(batch.repeated.any() for batch in batches[:-ranks])
     short = OrderedBatches(make(), BATCH).current
-    assert not any(short.repeated(k).any() for k in range(len(short)))
+    assert all(batch.repeated is None for batch in short)
 
 
 # ------------------------------------------------------------------------------------------- states
