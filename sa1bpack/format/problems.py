@@ -182,6 +182,7 @@ class Check:
         self.done = 0
         self._advance = advance
         self._problems: dict[tuple[object, ...], Problem] = {}
+        self._fields: ProblemFields = {}  # of problems that are added now
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -194,27 +195,31 @@ class Check:
         return Report(self.problems, counts, tuple(self.notes), complete)
 
     def add(self, what_is_wrong: str, **fields: Unpack[ProblemFields]) -> None:
-        """Add a problem, once.
+        """Add a problem, once. It has these fields, and those of the `collecting` that it is in.
 
         Several parts of a check can find the same problem in the same file.
         """
+        fields = {**self._fields, **fields}
         problem = Problem(what_is_wrong.removesuffix(f"; {REMEDY}"), **fields)
         key = problem.what, problem.feature, problem.shard, problem.sample
         self._problems.setdefault(key, problem)
 
     @contextmanager
     def collecting(self, **fields: Unpack[ProblemFields]) -> Iterator[None]:
-        """Turn a FormatError or OSError into a problem; it ends the block.
+        """Give problems these fields; turn a FormatError or OSError into one, which ends the block.
 
         What the system refuses for lack of resources is raised: it says nothing about the pack.
         """
+        outer = self._fields
+        self._fields = {**outer, **fields}
         try:
             yield
         except (FormatError, OSError) as error:
             if isinstance(error, OSError) and is_shortage(error):
                 raise
-            fields["denied"] = isinstance(error, PermissionError)
-            self.add(reason_of(error), **fields)
+            self.add(reason_of(error), denied=isinstance(error, PermissionError))
+        finally:
+            self._fields = outer
 
     def digest(self, path: Path, expected: str, **fields: Unpack[ProblemFields]) -> None:
         """Compare the XXH3-128 of a file with the listed one; a missing file is no finding here."""
@@ -223,17 +228,13 @@ class Check:
                 digest = self.files.digest(path)
             except (FileNotFoundError, NotADirectoryError):
                 return
-            self.same_digest(path, digest, expected, **fields)
+            self.same_digest(path, digest, expected)
 
-    def same_digest(
-        self, path: Path, digest: str, expected: str, **fields: Unpack[ProblemFields]
-    ) -> None:
+    def same_digest(self, path: Path, digest: str, expected: str) -> None:
         """Compare the XXH3-128 that was computed of a file with the listed one."""
         self.compared += 1
         if digest != expected:
-            self.add(
-                f"{path}: XXH3-128 is {digest}, but {CHECKSUMS_NAME} says {expected}", **fields
-            )
+            self.add(f"{path}: XXH3-128 is {digest}, but {CHECKSUMS_NAME} says {expected}")
 
     def advance(self, nbytes: int) -> None:
         """Count bytes that were checked."""

@@ -204,11 +204,12 @@ def _check_side(
         try:
             spec = side.read_side_manifest(folder).spec
         except NotAPack as error:
-            check.add(f"{error}, or remove it", feature=folder.name, extra=True)
+            check.add(f"{error}, or remove it", extra=True)
             return 0
         names = side.feature_shard_names(folder)
         if share[0] == 1:
-            _check_side_files(check, folder, spec.name)
+            with check.collecting(feature=spec.name):
+                _check_side_files(check, folder)
             coverage = side.coverage(names, shards or ())
             if coverage.missing:
                 check.notes.append(f"{folder}: {coverage}; to make them, {side.AGAIN}")
@@ -226,17 +227,16 @@ def _check_side(
     return len(names)
 
 
-def _check_side_files(check: Check, folder: Path, feature: str) -> None:
-    """Check the files of a feature above its feature shards."""
+def _check_side_files(check: Check, folder: Path) -> None:
+    """Check the files of a feature above its feature shards. Raises FormatError and OSError."""
     for stray in side.strays_of(folder):
-        check.add(f"{stray}: not a feature shard; remove it", feature=feature, extra=True)
-    with check.collecting(feature=feature):
-        listed = read_checksums(folder / CHECKSUMS_NAME)
-        with check.collecting(feature=feature):
-            check_list(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
-        for path, digest in listed.items():
-            check.digest(folder / path, digest, feature=feature)
-        arrays.check_metadata(folder / arrays.METADATA_NAME, side.SIDE_ROOT_METADATA)
+        check.add(f"{stray}: not a feature shard; remove it", extra=True)
+    listed = read_checksums(folder / CHECKSUMS_NAME)
+    with check.collecting():
+        check_list(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
+    for path, digest in listed.items():
+        check.digest(folder / path, digest)
+    arrays.check_metadata(folder / arrays.METADATA_NAME, side.SIDE_ROOT_METADATA)
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
@@ -319,7 +319,7 @@ def _check_shard(
         if folder.is_dir():
             check_shard(check, folder, entry, manifest.layout, quick=quick, pairs=pairs)
         else:
-            check.add(f"{folder}: missing", shard=entry.name)
+            check.add(f"{folder}: missing")
 
 
 def _check_own_files(check: Check, manifest: Manifest) -> None:

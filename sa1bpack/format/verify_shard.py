@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Unpack
 
 import msgspec
 import numpy as np
@@ -112,14 +111,12 @@ _Streams = Mapping[str, ArrayStream]
 # ------------------------------------------------------------------------------ files of a group
 
 
-def _listed_files(
-    check: Check, folder: Path, files: set[str], **fields: Unpack[ProblemFields]
-) -> dict[str, str]:
+def _listed_files(check: Check, folder: Path, files: set[str]) -> dict[str, str]:
     """Check which files a group has, and which its checksum file lists; returns their digests."""
-    with check.collecting(**fields):
-        compare_files(check, folder, files | {CHECKSUMS_NAME}, **fields)
+    with check.collecting():
+        compare_files(check, folder, files | {CHECKSUMS_NAME})
     listed: dict[str, str] = {}
-    with check.collecting(**fields):
+    with check.collecting():
         listed = read_checksums(folder / CHECKSUMS_NAME)
         check_list(folder, files, listed)
     return listed
@@ -131,7 +128,6 @@ def _check_streams(
     arrays: Mapping[ArraySpec, int],
     listed: Mapping[str, str],
     check_samples: Callable[[_Streams], None],
-    **fields: Unpack[ProblemFields],
 ) -> None:
     """Read arrays once, side by side: check their samples, and then their digests."""
     with ExitStack() as stack:
@@ -142,26 +138,20 @@ def _check_streams(
             streams[spec.name] = stack.enter_context(closing(opened))
         check_samples(streams)
         for name, stream in streams.items():
-            fields["array"] = name
-            with check.collecting(**fields):
+            with check.collecting(array=name):
                 digest = stream.finish()
                 expected = listed.get(stream.spec.chunk_path)
                 if expected is not None:
-                    check.same_digest(stream.path, digest, expected, **fields)
+                    check.same_digest(stream.path, digest, expected)
 
 
 def _check_digests(
-    check: Check,
-    folder: Path,
-    listed: Mapping[str, str],
-    without: Set[str],
-    **fields: Unpack[ProblemFields],
+    check: Check, folder: Path, listed: Mapping[str, str], without: Set[str]
 ) -> None:
     """Compare the digests of all files of a group that its checksum file lists, but for some."""
     for path, expected in listed.items():
         if path not in without:
-            fields["array"] = _array_of(path)
-            check.digest(folder / path, expected, **fields)
+            check.digest(folder / path, expected, array=_array_of(path))
 
 
 def check_list(folder: Path, files: Set[str], listed: dict[str, str]) -> None:
@@ -174,9 +164,7 @@ def check_list(folder: Path, files: Set[str], listed: dict[str, str]) -> None:
         )
 
 
-def compare_files(
-    check: Check, folder: Path, expected: set[str], **fields: Unpack[ProblemFields]
-) -> None:
+def compare_files(check: Check, folder: Path, expected: set[str]) -> None:
     """Report files below `folder` that are missing or do not belong there.
 
     A link in place of a file or a folder is followed: file stores such as a Hugging Face cache
@@ -189,12 +177,10 @@ def compare_files(
             paths |= {path.relative_to(folder).as_posix() for path in subfolder.iterdir()}
     paths -= arrays
     for path in sorted(expected - paths):
-        fields["array"] = _array_of(path)
-        check.add(f"{folder / path}: missing", **fields)
-    fields["extra"] = True
+        check.add(f"{folder / path}: missing", array=_array_of(path))
     for path in sorted(paths - expected):
-        fields["array"] = _array_of(path)
-        check.add(f"{folder / path}: not a file of the pack; remove it", **fields)
+        text = f"{folder / path}: not a file of the pack; remove it"
+        check.add(text, array=_array_of(path), extra=True)
 
 
 def _array_of(path: str) -> str | None:
@@ -217,7 +203,7 @@ def check_shard(
     quick: bool,
     pairs: int | None = None,
 ) -> None:
-    """Check a shard against its manifest entry.
+    """Check a shard against its manifest entry; the caller gives problems its name.
 
     Args:
         check: where problems are added.
@@ -226,14 +212,13 @@ def check_shard(
         quick: skip what HEAVY_ARRAYS hold.
         pairs: number of pairs that it must have, if that is known.
     """
-    fields: ProblemFields = {"shard": entry.name}
     bytes_before = check.done
     arrays = layout.array_rows(entry.lengths)
-    listed = _listed_files(check, folder, group_files(arrays), **fields)
+    listed = _listed_files(check, folder, group_files(arrays))
     compared = set()
     if quick:
         compared = {spec.chunk_path for spec in arrays if spec.name in HEAVY_ARRAYS}
-    with check.collecting(**fields):
+    with check.collecting():
         shard = open_shard(folder, layout)
         for key in entry.__struct_fields__:
             value = getattr(shard.entry, key)
@@ -245,12 +230,12 @@ def check_shard(
                 )
         fault = shard_fault(shard.attributes, pairs)
         if fault is not None:
-            check.add(f"{folder}: {fault}", **fields)
+            check.add(f"{folder}: {fault}")
         if _check_offsets(check, shard) and not quick:
             check_samples = partial(_check_samples, check, shard)
-            _check_streams(check, folder, arrays, listed, check_samples, **fields)
+            _check_streams(check, folder, arrays, listed, check_samples)
             compared = {spec.chunk_path for spec in arrays}
-    _check_digests(check, folder, listed, compared, **fields)
+    _check_digests(check, folder, listed, compared)
     check.advance(bytes_before + entry.bytes - check.done)
 
 
@@ -266,17 +251,15 @@ def _check_offsets(check: Check, shard: Shard) -> bool:
         if spec.axis == "mask":  # mask_offset was checked before
             sample = int(np.searchsorted(shard["mask_offset"], sample, side="right")) - 1
         row = {name: shard[name][sample] for name in ("image_id", "file_name")}
-        fields = _sample_fields(shard, sample, row)
-        fields["array"] = spec.name
-        check.add(f"{shard.folder / spec.name}: {fault}", **fields)
+        with check.collecting(array=spec.name):
+            check.add(f"{shard.folder / spec.name}: {fault}", **_sample_fields(sample, row))
         return False
     return True
 
 
-def _sample_fields(shard: Shard, sample: int, row: Mapping[str, np.ndarray]) -> ProblemFields:
+def _sample_fields(sample: int, row: Mapping[str, np.ndarray]) -> ProblemFields:
     """The fields of a Problem that name a sample, from its image_id and file_name."""
     return {
-        "shard": shard.entry.name,
         "sample": sample,
         "image_id": int(row["image_id"]),
         "file_name": row["file_name"].tobytes().rstrip(b"\0").decode(errors="replace"),
@@ -292,7 +275,7 @@ def _check_samples(check: Check, shard: Shard, streams: _Streams) -> None:
         fault = _fault(shard.layout, rows)
         if fault is not None:
             names = {name: rows[name][0] for name in ("image_id", "file_name")}
-            check.add(fault, **_sample_fields(shard, row, names))
+            check.add(fault, **_sample_fields(row, names))
         check.advance(before + total * (row + 1) // len(shard) - check.done)
 
 
@@ -329,7 +312,7 @@ class _Binding(msgspec.Struct, kw_only=True):
 def check_feature_shard(
     check: Check, folder: Path, spec: SideSpec, quick: bool, index: Index | None, number: int | None
 ) -> None:
-    """Check a feature shard.
+    """Check a feature shard; the caller gives problems the names of feature and feature shard.
 
     Args:
         check: where problems are added.
@@ -342,15 +325,14 @@ def check_feature_shard(
     Raises:
         FormatError, OSError: it does not say which shard it is for.
     """
-    fields: ProblemFields = {"feature": spec.name, "shard": folder.name}
     identity = _read_identity(folder)
     arrays = spec.arrays(identity.lengths)
     check.advance(group_bytes(arrays))
-    listed = _listed_files(check, folder, group_files(arrays), **fields)
+    listed = _listed_files(check, folder, group_files(arrays))
     compared = set()
     if quick:
         compared = {spec.values.chunk_path}
-    with check.collecting(**fields):
+    with check.collecting():
         opened = FeatureShard.open(folder.parent, spec, identity, deep=True)
         counts = np.empty(0, np.int64)
         if spec.axis == "sample":
@@ -360,26 +342,19 @@ def check_feature_shard(
             counts = np.diff(index.mask_offset[first : stop + 1])
         if not quick and counts.sum() == len(opened.values):
             values = {spec.values: len(opened.values)}
-            check_samples = partial(_check_rows, check, opened, counts, fields)
-            _check_streams(check, folder, values, listed, check_samples, **fields)
+            check_samples = partial(_check_rows, check, opened, counts)
+            _check_streams(check, folder, values, listed, check_samples)
             compared = {spec.values.chunk_path}
-    _check_digests(check, folder, listed, compared, **fields)
+    _check_digests(check, folder, listed, compared)
 
 
-def _check_rows(
-    check: Check,
-    opened: FeatureShard,
-    counts: np.ndarray,
-    fields: ProblemFields,
-    streams: _Streams,
-) -> None:
+def _check_rows(check: Check, opened: FeatureShard, counts: np.ndarray, streams: _Streams) -> None:
     """Compare the rows of each sample with their checksum.
 
     Args:
         check: where problems are added.
         opened: the feature shard.
         counts: int64 (N,), rows of each sample.
-        fields: fields of a problem that name it.
         streams: name of an array → the stream of its file.
     """
     stored = opened.checksum
@@ -392,8 +367,7 @@ def _check_rows(
         if computed != expected:
             check.add(
                 f"checksum of sample {sample} is {computed:016x}, but {expected:016x} is stored; "
-                f"{REMAKE}",
-                **fields,
+                f"{REMAKE}"
             )
 
 
