@@ -152,10 +152,9 @@ def _aws(bucket: str) -> Iterator[None]:
 
 def _check_endpoint(bucket: str, endpoint: str | None) -> None:
     """Raise OptionError for what makes the library panic, or show a password."""
-    urls = {"endpoint_url": endpoint}
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
-        urls[name] = os.environ.get(name)
-    for name, url in urls.items():
+    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+    urls = [(name, os.environ.get(name)) for name in names]
+    for name, url in [*urls, ("endpoint_url", endpoint)]:
         if url is not None and not re.fullmatch("https?://[^/@?#][^@?#]*", url):
             raise OptionError(
                 f"s3://{bucket}: {name} is not a URL such as https://host, without a user name, a "

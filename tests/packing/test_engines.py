@@ -3,6 +3,7 @@
 That of the other commands: tests/test_engines.py.
 """
 
+import hashlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -72,3 +73,15 @@ def test_too_many_rejects_end_the_run(engine, tmp_path):
     with pytest.raises(TooManyRejects, match="max_rejects is 4, but 5 members were rejected"):
         engine(tar, root, max_rejects=4, **SMALL)
     assert engine(tar, root, max_rejects=5, **SMALL).complete
+
+
+def test_a_list_of_sums_that_comes_later_is_compared_with_what_was_packed(engine, tmp_path):
+    tars = [write_tar(tmp_path / f"sa_{n}.tar", members([10 * n])) for n in range(2)]
+    sums = tmp_path / "sums.txt"
+    lines = [f"{hashlib.md5(tar.read_bytes()).hexdigest()}  {tar.name}\n" for tar in tars]
+    sums.write_text("".join(lines))
+    sa1bpack.pack(tars, tmp_path / "at once", workers=1, md5sums=sums, **SMALL)
+    root = tmp_path / "pack"
+    engine(tars, root, md5=True, **SMALL)
+    assert engine(tars, root, md5sums=sums, **SMALL).complete
+    assert contents(root) == contents(tmp_path / "at once")
