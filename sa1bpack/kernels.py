@@ -50,10 +50,8 @@ DEFAULTS = {"nogil": True, "no_cfunc_wrapper": True}
 
 _word = types.uintp
 # Of the C library, on addresses.
-memcpy: Callable[[int, int, int], int]
-memcpy = types.ExternalFunction("memcpy", _word(_word, _word, _word))
-memset: Callable[[int, int, int], int]
-memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))
+memcpy: Any = types.ExternalFunction("memcpy", _word(_word, _word, _word))
+memset: Any = types.ExternalFunction("memset", _word(_word, types.intc, _word))
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

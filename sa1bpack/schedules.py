@@ -287,8 +287,9 @@ def _called(name: str, function: Callable[[int], Any], by: str, number: int) -> 
     try:
         return call_user(function, number, role=name, subject=f"{by} {number}")
     except UserCodeError as error:
+        text = error_text(error.__cause__ or error)
         raise OptionError(
-            f"{name} is a function that fails in {by} {number}: {error_text(error.__cause__ or error)}. "
+            f"{name} is a function that fails in {by} {number}: {text}. "
             f"It is called in advance with each {by} from 0 on in which its value may change: say "
             "for how many its values are used, as in "
             f"sa1bpack.FunctionSchedule(f, {by}s={number or 1}), or give a list of them"

@@ -23,7 +23,9 @@ EXIF orientation is never applied: masks refer to the pixel grid that the file s
 import ctypes
 import io
 import threading
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -116,14 +118,18 @@ def decode_into(
         plane[rows:] = 0
 
 
-def _stored_image(jpeg, header: JpegHeader, h: int, w: int, resample: str) -> Image.Image:
+def _stored_image(
+    jpeg: bytes | memoryview, header: JpegHeader, h: int, w: int, resample: str
+) -> Image.Image:
     """Decode and resize to h x w: RGB or RGBX."""
     # simplejpeg and PIL agree where PIL uses libjpeg-turbo as well and the file has nothing that
     # versions treat differently: unusual sampling, a guessed colour space, or a progressive file
     # with missing scans (which are smoothed).
     gray = len(header.sampling) == 1
     usual = gray or header.sampling in _COMMON_SAMPLINGS
-    known_colours = header.jfif if header.adobe_transform is None else header.adobe_transform == 1
+    known_colours = header.adobe_transform == 1
+    if header.adobe_transform is None:
+        known_colours = header.jfif
     alike = PIL_HAS_TURBO and header.sequential and usual and (gray or known_colours)
     readable = usual or _simplejpeg_reads(jpeg)
     if not readable or len(header.sampling) == 4 or (resample == "exact" and not alike):
@@ -142,7 +148,7 @@ def _stored_image(jpeg, header: JpegHeader, h: int, w: int, resample: str) -> Im
     return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
 
 
-def _simplejpeg_reads(jpeg) -> bool:
+def _simplejpeg_reads(jpeg: bytes | memoryview) -> bool:
     """True unless simplejpeg refuses the file, as it does for samplings that it has no name for."""
     try:
         simplejpeg.decode_jpeg_header(jpeg)
@@ -153,17 +159,21 @@ def _simplejpeg_reads(jpeg) -> bool:
     return True
 
 
-def _decode_by_pil(jpeg, header: JpegHeader, readable: bool) -> Image.Image:
+def _decode_by_pil(jpeg: bytes | memoryview, header: JpegHeader, readable: bool) -> Image.Image:
     """The RGB image that PIL makes of a JPEG, which is sound.
 
     PIL does not report damaged data. So the file is first decoded at 1/8 by simplejpeg, if that
     can read it; `entropy_fault` reads the others.
     """
     data = bytes(jpeg)
-    if readable:
-        _decode(jpeg, header, BLOCK, "CMYK" if len(header.sampling) == 4 else "GRAY")
-    elif fault := entropy_fault(data):
-        raise _damaged(data, fault)
+    if not readable:
+        fault = entropy_fault(data)
+        if fault:
+            raise _damaged(data, fault)
+    elif len(header.sampling) == 4:
+        _decode(jpeg, header, BLOCK, "CMYK")
+    else:
+        _decode(jpeg, header, BLOCK, "GRAY")
     try:
         # Not Image.open: it tries other formats, and its pixel limit is one of the process.
         return JpegImagePlugin.JpegImageFile(io.BytesIO(data)).convert("RGB")
@@ -173,7 +183,9 @@ def _decode_by_pil(jpeg, header: JpegHeader, readable: bool) -> Image.Image:
         ) from error
 
 
-def _decode_reduced(jpeg, header: JpegHeader, h: int, w: int) -> tuple[np.ndarray, int]:
+def _decode_reduced(
+    jpeg: bytes | memoryview, header: JpegHeader, h: int, w: int
+) -> tuple[np.ndarray, int]:
     """Decode at 1/8, 1/4, 1/2 or 1/1: the smallest scale that is sound and reaches h x w.
 
     Only these have SIMD code in libjpeg-turbo. A pixel at 1/n is the mean of n x n pixels. If n
@@ -187,8 +199,9 @@ def _decode_reduced(jpeg, header: JpegHeader, h: int, w: int) -> tuple[np.ndarra
             beyond the photograph.
         scale: n.
     """
-    # The size of an image of fewer pixels than a block does not distinguish the scales.
-    scale = BLOCK if max(header.height, header.width) >= BLOCK else 1
+    scale = BLOCK
+    if max(header.height, header.width) < BLOCK:  # its size does not distinguish the scales
+        scale = 1
     while scale > 1:
         if -(-header.height // scale) >= h and -(-header.width // scale) >= w:
             rgbx = _decode_with_edges(jpeg, header, scale)
@@ -198,13 +211,17 @@ def _decode_reduced(jpeg, header: JpegHeader, h: int, w: int) -> tuple[np.ndarra
     return _decode(jpeg, header, 1), 1
 
 
-def _decode_with_edges(jpeg, header: JpegHeader, scale: int) -> np.ndarray | None:
+def _decode_with_edges(
+    jpeg: bytes | memoryview, header: JpegHeader, scale: int
+) -> np.ndarray | None:
     """Decode at 1/scale, with some of what lies beyond the edges; None if it is not harmless."""
     height = header.height
     width = header.width
     # A sample of chroma that is stored at half the width covers two of luminance; at half the width
     # and height it is reduced by half as much instead.
-    covers = 2 * scale if header.sampling == _422 else scale
+    covers = scale
+    if header.sampling == _422:
+        covers = 2 * scale
     mixed_rows = height % scale > 0
     mixed_columns = width % covers > 0
     if not mixed_rows and not mixed_columns:
@@ -214,11 +231,11 @@ def _decode_with_edges(jpeg, header: JpegHeader, scale: int) -> np.ndarray | Non
         return None
     if mixed_columns and (covers > scale or width % BLOCK > BLOCK - scale):
         return None
-    shown = replace(
-        header,
-        height=-(-height // BLOCK) * BLOCK if mixed_rows else height,
-        width=-(-width // BLOCK) * BLOCK if mixed_columns else width,
-    )
+    shown = header
+    if mixed_rows:
+        shown = replace(shown, height=-(-height // BLOCK) * BLOCK)
+    if mixed_columns:
+        shown = replace(shown, width=-(-width // BLOCK) * BLOCK)
     size = shown.height.to_bytes(2) + shown.width.to_bytes(2)
     data = bytes(jpeg)
     before = data[: header.size_at]
@@ -244,7 +261,9 @@ def _differ(edge: np.ndarray, beyond: np.ndarray) -> bool:
 _scratch = threading.local()
 
 
-def _decode(jpeg, header: JpegHeader, scale: int, colours: str = "RGBX") -> np.ndarray:
+def _decode(
+    jpeg: bytes | memoryview, header: JpegHeader, scale: int, colours: str = "RGBX"
+) -> np.ndarray:
     """Decode at 1/scale of full size: (rows, columns, channels) uint8 in this thread's scratch.
 
     `strict` turns every warning of libjpeg-turbo into an error: otherwise it would continue with
@@ -263,9 +282,12 @@ def _decode(jpeg, header: JpegHeader, scale: int, colours: str = "RGBX") -> np.n
     if scale > 1:
         least = {"min_height": rows, "min_width": columns}
     try:
-        return simplejpeg.decode_jpeg(jpeg, colours, **least, buffer=buffer, strict=True)
+        image: np.ndarray = simplejpeg.decode_jpeg(
+            jpeg, colours, **least, buffer=buffer, strict=True
+        )
     except ValueError as error:
         raise _damaged(bytes(jpeg), str(error)) from None
+    return image
 
 
 def _damaged(data: bytes, reason: str) -> ImageError:
@@ -305,20 +327,23 @@ def pixel_words(image: Image.Image) -> np.ndarray:
     (2048 x 2048 pixels are one block), and pads rows if PILLOW_ALIGNMENT is set.
     """
     width, height = image.size
-    try:
-        # The export takes no account of padding.
-        capsule = None if Image.core.get_alignment() > 1 else image.__arrow_c_array__()[1]
-    except ValueError:  # several blocks
-        capsule = None
+    capsule = None
+    alignment = Image.core.get_alignment()  # type: ignore[attr-defined] # typed as private
+    if alignment == 1:  # the export takes no account of padding
+        with suppress(ValueError):  # several blocks
+            capsule = image.__arrow_c_array__()[1]
+    words: np.ndarray
     if capsule is None:
-        rgbx = image if image.mode == "RGBX" else image.convert("RGBX")
-        return np.asarray(rgbx).view("<u4")[..., 0]
+        if image.mode != "RGBX":
+            image = image.convert("RGBX")
+        words = np.asarray(image).view("<u4")[..., 0]
+        return words
     # Pixels are lists of four bytes; the bytes are their child.
     whole = (ctypes.c_size_t * _WORDS).from_address(_capsule_pointer(capsule, b"arrow_array"))
     child = ctypes.c_size_t.from_address(whole[_CHILDREN]).value
     buffers = (ctypes.c_size_t * _WORDS).from_address(child)[_BUFFERS]
     data = (ctypes.c_size_t * 2).from_address(buffers)[1]
-    memory = (ctypes.c_uint32 * (height * width)).from_address(data)
+    memory: Any = (ctypes.c_uint32 * (height * width)).from_address(data)
     memory.capsule = capsule  # whose destructor releases the memory, also when the image is gone
     words = np.frombuffer(memory, "<u4").reshape(height, width)
     words.flags.writeable = False
@@ -326,21 +351,21 @@ def pixel_words(image: Image.Image) -> np.ndarray:
 
 
 @intrinsic
-def _drop_fourth(typingctx, source, target):
+def _drop_fourth(typingctx: Any, source: Any, target: Any) -> Any:
     """Write the first three of each four bytes: PIXELS pixels from address to address."""
 
-    def generate(context, builder, signature, arguments):
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, target = arguments
         pixels = load(builder, source, BYTE, 4 * PIXELS)
-        kept = (4 * k + channel for k in range(PIXELS) for channel in range(3))
-        store(builder, shuffled(builder, pixels, pixels, kept), target)
+        colours = (4 * k + channel for k in range(PIXELS) for channel in range(3))
+        store(builder, shuffled(builder, pixels, pixels, colours), target)
         return context.get_dummy_value()
 
     return types.void(WORD, WORD), generate
 
 
 @njit
-def pack_rgb(rgbx, out):
+def pack_rgb(rgbx: np.ndarray, out: np.ndarray) -> None:
     """Copy pixels from four bytes each to three.
 
     Args:

@@ -34,6 +34,8 @@ _FAULTS = {
     _BAD_RESTART: "a restart marker is missing, or out of order",
 }
 
+Number = int | np.int64
+
 # Places in the state of a reader of bits.
 _AT, _BYTE, _LEFT, _EMPTY_BLOCKS = range(4)
 
@@ -130,7 +132,7 @@ class _Reader:
             elif marker == _SOS:
                 if self._frame is None:  # arithmetic coding
                     return ""
-                offset = self._read_scan(body, offset)
+                offset = self._read_scan(self._frame, body, offset)
                 if offset < 0:
                     return _FAULTS[offset]
 
@@ -178,17 +180,17 @@ class _Reader:
             self._has_bits = np.zeros((frame.blocks, 64), np.bool_)
         self._frame = frame
 
-    def _read_scan(self, body: np.ndarray, offset: int) -> int:
+    def _read_scan(self, frame: _Frame, body: np.ndarray, offset: int) -> int:
         """The offset of the end of a scan whose data begin at `offset`, or a key of `_FAULTS`."""
         count = int(body[0])
         _require(1 <= count <= MAX_COMPONENTS and len(body) == 4 + 2 * count)
-        components = [self._frame.components[int(k)] for k in body[1 : 1 + 2 * count : 2]]
+        components = [frame.components[int(k)] for k in body[1 : 1 + 2 * count : 2]]
         tables = body[2 : 2 + 2 * count : 2].astype(np.int64)
-        _require((tables >> 4 < _FIRST_AC).all() and (tables & 15 < _FIRST_AC).all())
-        blocks, owners = _blocks_of_scan(self._frame, components)
+        _require(bool((tables >> 4 < _FIRST_AC).all() and (tables & 15 < _FIRST_AC).all()))
+        blocks, owners = _blocks_of_scan(frame, components)
         first, last, bits = (int(value) for value in body[1 + 2 * count :])
-        _require(not self._frame.progressive or first <= last <= 63)
-        return _read_blocks(
+        _require(not frame.progressive or first <= last <= 63)
+        end = _read_blocks(
             self._data,
             offset,
             blocks,
@@ -197,12 +199,13 @@ class _Reader:
             self._counts,
             self._symbols,
             self._restart_interval,
-            self._frame.progressive,
+            frame.progressive,
             first,
             last,
             bits >> 4 > 0,
             self._has_bits,
         )
+        return int(end)
 
 
 def _require(valid: bool) -> None:
@@ -226,8 +229,8 @@ def _blocks_of_scan(frame: _Frame, components: list[_Component]) -> tuple[np.nda
         component = components[0]
         rows = np.arange(component.rows, dtype=np.int64)[:, None]
         columns = np.arange(component.columns, dtype=np.int64)
-        blocks = component.first + rows * component.stride + columns
-        return blocks.reshape(-1, 1), np.zeros(1, np.int64)
+        numbers = component.first + rows * component.stride + columns
+        return numbers.reshape(-1, 1), np.zeros(1, np.int64)
     unit_rows = np.arange(frame.units_down, dtype=np.int64)[:, None]
     unit_columns = np.arange(frame.units_across, dtype=np.int64)
     blocks = []
@@ -244,7 +247,7 @@ def _blocks_of_scan(frame: _Frame, components: list[_Component]) -> tuple[np.nda
 
 
 @njit
-def _next_byte(data, state):
+def _next_byte(data: np.ndarray, state: np.ndarray) -> bool:
     """Take the next byte of the data; False if they end before."""
     offset = state[_AT]
     if offset >= len(data):
@@ -260,7 +263,7 @@ def _next_byte(data, state):
 
 
 @njit
-def _next_bits(data, state, count):
+def _next_bits(data: np.ndarray, state: np.ndarray, count: Number) -> np.int64:
     """The next bits as a number, -1 if the data end before."""
     value = np.int64(0)
     while count > 0:
@@ -274,7 +277,9 @@ def _next_bits(data, state, count):
 
 
 @njit
-def _next_symbol(data, state, counts, symbols):
+def _next_symbol(
+    data: np.ndarray, state: np.ndarray, counts: np.ndarray, symbols: np.ndarray
+) -> np.int64:
     """The symbol of the next Huffman code, or a negative key of `_FAULTS`."""
     code = first = index = np.int64(0)
     for length in range(1, 17):
@@ -291,7 +296,9 @@ def _next_symbol(data, state, counts, symbols):
 
 
 @njit
-def _read_dc(data, state, counts, symbols):
+def _read_dc(
+    data: np.ndarray, state: np.ndarray, counts: np.ndarray, symbols: np.ndarray
+) -> np.int64:
     """Read the first coefficient of a block; 0, or a negative key of `_FAULTS`."""
     size = _next_symbol(data, state, counts, symbols)
     if size < 0:
@@ -304,12 +311,21 @@ def _read_dc(data, state, counts, symbols):
 
 
 @njit
-def _read_ac(data, state, counts, symbols, first, last, progressive, has_bits):
+def _read_ac(
+    data: np.ndarray,
+    state: np.ndarray,
+    counts: np.ndarray,
+    symbols: np.ndarray,
+    first: int,
+    last: int,
+    progressive: bool,
+    has_bits: np.ndarray,
+) -> np.int64:
     """Read coefficients `first` to `last` of a block; 0, or a negative key of `_FAULTS`."""
     if state[_EMPTY_BLOCKS] > 0:
         state[_EMPTY_BLOCKS] -= 1
         return np.int64(0)
-    k = first
+    k: Number = first
     while k <= last:
         symbol = _next_symbol(data, state, counts, symbols)
         if symbol < 0:
@@ -338,7 +354,15 @@ def _read_ac(data, state, counts, symbols, first, last, progressive, has_bits):
 
 
 @njit
-def _refine_ac(data, state, counts, symbols, first, last, has_bits):
+def _refine_ac(
+    data: np.ndarray,
+    state: np.ndarray,
+    counts: np.ndarray,
+    symbols: np.ndarray,
+    first: int,
+    last: int,
+    has_bits: np.ndarray,
+) -> np.int64:
     """Read one more bit of coefficients `first` to `last`; 0, or a negative key of `_FAULTS`."""
     k = first
     while k <= last and state[_EMPTY_BLOCKS] == 0:
@@ -380,7 +404,7 @@ def _refine_ac(data, state, counts, symbols, first, last, has_bits):
 
 
 @njit
-def _next_restart(data, state, number):
+def _next_restart(data: np.ndarray, state: np.ndarray, number: np.int64) -> np.int64:
     """Pass over the restart marker of this number; 0, or a negative key of `_FAULTS`."""
     offset = state[_AT]
     while offset + 1 < len(data) and data[offset] == 0xFF and data[offset + 1] == 0xFF:
@@ -397,20 +421,20 @@ def _next_restart(data, state, number):
 
 @njit
 def _read_blocks(
-    data,
-    offset,
-    blocks,
-    dc_tables,
-    ac_tables,
-    counts,
-    symbols,
-    restart_interval,
-    progressive,
-    first,
-    last,
-    refines,
-    has_bits,
-):
+    data: np.ndarray,
+    offset: int,
+    blocks: np.ndarray,
+    dc_tables: np.ndarray,
+    ac_tables: np.ndarray,
+    counts: np.ndarray,
+    symbols: np.ndarray,
+    restart_interval: int,
+    progressive: bool,
+    first: int,
+    last: int,
+    refines: bool,
+    has_bits: np.ndarray,
+) -> np.int64:
     """Read a scan.
 
     Args:
@@ -458,4 +482,4 @@ def _read_blocks(
                 fault = _read_ac(data, state, counts[ac], symbols[ac], first, last, True, bits)
             if fault < 0:
                 return fault
-    return state[_AT]
+    return np.int64(state[_AT])

@@ -14,6 +14,7 @@ header as truncated.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sa1bpack.errors import ImageError
@@ -81,11 +82,10 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     """
     if bytes(jpeg[:2]) != b"\xff\xd8":
         known = format_of(bytes(jpeg[:HEAD_BYTES]))
-        if known is None:
-            found = f"it starts with {bytes(jpeg[:8]).hex(' ')}, not with ff d8"
-        else:
-            found = f"it is {known.name}; save it as a JPEG, or fetch it again"
-        raise ImageError(f"not a JPEG: {found}", "not-jpeg")
+        reason = f"it starts with {bytes(jpeg[:8]).hex(' ')}, not with ff d8"
+        if known is not None:
+            reason = f"it is {known.name}; save it as a JPEG, or fetch it again"
+        raise ImageError(f"not a JPEG: {reason}", "not-jpeg")
     frame = None
     jfif = False
     adobe = None
@@ -128,32 +128,33 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     return JpegHeader(height, width, sequential, sampling, jfif, adobe, size_at)
 
 
-def _segments(jpeg):
+def _segments(jpeg: bytes | memoryview) -> Iterator[tuple[int, bytes, int]]:
     """Yield (marker, body as bytes, offset of its end) of each segment up to the first scan."""
-    at = 2
+    offset = 2
     marker = None
     try:
         while marker != _SOS:
-            start = at
-            is_marker = jpeg[at] == 0xFF
-            while jpeg[at] == 0xFF:  # any number of fill bytes
-                at += 1
-            marker = jpeg[at]
-            at += 1
+            start = offset
+            is_marker = jpeg[offset] == 0xFF
+            while jpeg[offset] == 0xFF:  # any number of fill bytes
+                offset += 1
+            marker = jpeg[offset]
+            offset += 1
             if is_marker and marker in _STANDALONE:
                 continue
-            is_marker = is_marker and marker not in (0, _SOI, _EOI)
-            length = jpeg[at] << 8 | jpeg[at + 1] if is_marker else 0
+            length = 0
+            if is_marker and marker not in (0, _SOI, _EOI):
+                length = jpeg[offset] << 8 | jpeg[offset + 1]
             if length < 2:
                 raise ImageError(
                     f"JPEG with {bytes(jpeg[start : start + 4]).hex(' ')} at offset {start}, where "
                     "a segment of its header is expected; fetch it again",
                     "bad-jpeg",
                 )
-            _ = jpeg[at + length - 1]  # its last byte is there
-            body = bytes(jpeg[at + 2 : at + length])
-            at += length
-            yield marker, body, at
+            _ = jpeg[offset + length - 1]  # its last byte is there
+            body = bytes(jpeg[offset + 2 : offset + length])
+            offset += length
+            yield marker, body, offset
     except IndexError:
         raise ImageError(
             f"JPEG ends within its header, after {len(jpeg)} bytes; fetch it again",
@@ -161,7 +162,9 @@ def _segments(jpeg):
         ) from None
 
 
-def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressive: bool) -> None:
+def _check_scans(
+    jpeg: bytes, first_scan: bytes, data_at: int, components: bytes, progressive: bool
+) -> None:
     """Raise ImageError if there are too many scans, or not all that the image needs.
 
     Decoders take a file that was cut between two scans, and then ended by a marker, for complete:
@@ -169,13 +172,14 @@ def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressi
 
     Args:
         jpeg: bytes of the file.
-        scan, at: header of the first scan, and offset of its data.
+        first_scan, data_at: header of the first scan, and offset of its data.
         components: identifiers of the components.
         progressive: the JPEG is progressive.
     """
     # Of each coefficient of each component, how many of its lowest bits are not known yet.
     unknown = {component: [16] * 64 for component in components}
     scans = 0
+    scan: bytes | None = first_scan
     while scan is not None:
         scans += 1
         if scans > MAX_SCANS:
@@ -183,7 +187,9 @@ def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressi
                 f"JPEG of {scans} scans or more, over the limit of {MAX_SCANS}; re-encode it",
                 "too-large",
             )
-        count = scan[0] if scan else 0
+        count = 0
+        if scan:
+            count = scan[0]
         first = 0
         last = 63
         low = 0
@@ -195,7 +201,7 @@ def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressi
             if component in unknown:
                 for k in range(first, min(last, 63) + 1):
                     unknown[component][k] = low
-        scan, at = _next_scan(jpeg, at)
+        scan, data_at = _next_scan(jpeg, data_at)
     if any(map(any, unknown.values())):
         raise ImageError(
             f"JPEG ends too early, after {scans} of its scans: not all bits of all components are "
@@ -204,18 +210,22 @@ def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressi
         )
 
 
-def _next_scan(jpeg: bytes, at: int) -> tuple[bytes | None, int]:
-    """The header of the next scan, None if there is none, and the offset of its data."""
-    while (found := _MARKER.search(jpeg, at)) is not None:
-        marker = jpeg[found.end() - 1]
-        at = found.end()
+def _next_scan(jpeg: bytes, data_at: int) -> tuple[bytes | None, int]:
+    """The header of the scan after the one whose data begin at `data_at`, and where its data begin.
+
+    The header is None if there is no further scan.
+    """
+    offset = data_at
+    while (match := _MARKER.search(jpeg, offset)) is not None:
+        offset = match.end()
+        marker = jpeg[offset - 1]
         if marker == _EOI:
             break
         if marker in _STANDALONE:
             continue
-        length = max(2, int.from_bytes(jpeg[at : at + 2]))
-        body = jpeg[at + 2 : at + length]
-        at = at + length
+        length = max(2, int.from_bytes(jpeg[offset : offset + 2]))
+        body = jpeg[offset + 2 : offset + length]
+        offset += length
         if marker == _SOS:
-            return body, at
-    return None, at
+            return body, offset
+    return None, offset

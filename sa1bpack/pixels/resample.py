@@ -75,58 +75,64 @@ class Taps(NamedTuple):
 
 
 @njit
-def _fill(at, support, length, weights):
-    """The filter at a position in pixels: its first pixel, and how many weights it has.
+def _fill(
+    center: float, support: float, length: int | np.int64, weights: np.ndarray
+) -> tuple[np.int64, np.int64]:
+    """The filter center a position in pixels: its first pixel, and how many weights it has.
 
     Args:
         support: half the width of the filter in pixels.
         length: input pixels of the axis.
         weights: float32 or float64 (k,), out: the weights.
     """
-    low = max(np.int64(np.ceil(at - support - 0.5)), 0)
-    high = min(np.int64(np.floor(at + support - 0.5)) + 1, length)
-    # A pixel at the very end of the filter has no weight.
-    while low < high and abs(low + 0.5 - at) >= support:
+    low = max(np.int64(np.ceil(center - support - 0.5)), np.int64(0))
+    high = min(np.int64(np.floor(center + support - 0.5)) + 1, np.int64(length))
+    # A pixel center the very end of the filter has no weight.
+    while low < high and abs(low + 0.5 - center) >= support:
         low += 1
-    while low < high and abs(high - 0.5 - at) >= support:
+    while low < high and abs(high - 0.5 - center) >= support:
         high -= 1
     total = 0.0
     for k in range(low, high):
-        total += 1 - abs(k + 0.5 - at) / support
+        total += 1 - abs(k + 0.5 - center) / support
     for k in range(low, high):
-        weights[k - low] = (1 - abs(k + 0.5 - at) / support) / total
+        weights[k - low] = (1 - abs(k + 0.5 - center) / support) / total
     return low, high - low
 
 
 @njit
-def _fill_taps(at, support, length, first, weights):
+def _fill_taps(
+    centers: np.ndarray, support: float, length: int, first: np.ndarray, weights: np.ndarray
+) -> np.int64:
     """Fill the taps of an axis, weights float64 (n, k). Returns how many are in use."""
     used = np.int64(1)
-    for i in range(len(at)):
-        low, count = _fill(at[i], support, length, weights[i])
+    for i in range(len(centers)):
+        low, count = _fill(centers[i], support, length, weights[i])
         first[i] = min(low, length - 1)
         used = max(used, count)
     return used
 
 
-def make_taps(at: np.ndarray, scale: float, length: int) -> Taps:
+def make_taps(centers: np.ndarray, scale: float, length: int) -> Taps:
     """The filter of one axis.
 
     Args:
-        at: float64 (n,): centres of the output pixels, in input pixels.
+        centers: float64 (n,): centres of the output pixels, in input pixels.
         scale: input pixels per output pixel, negative if mirrored.
         length: input pixels, 1 or more.
     """
     support = max(abs(scale), 1.0)
-    first = np.empty(len(at), np.int64)
-    weights = np.zeros((len(at), int(max(min(2 * support + 2, length), 2))))
-    used = _fill_taps(at, support, length, first, weights)
+    first = np.empty(len(centers), np.int64)
+    weights = np.zeros((len(centers), int(max(min(2 * support + 2, length), 2))))
+    used = _fill_taps(centers, support, length, first, weights)
     weights = np.ascontiguousarray(weights[:, : max(used, 2)].T, np.float32)
     return Taps(first, weights, used == 1)
 
 
 @njit
-def _copy(image, y, x, table, band, out):
+def _copy(
+    image: np.ndarray, y: Taps, x: Taps, table: np.ndarray, band: RowBand, out: np.ndarray
+) -> None:
     """The part of an output whose pixels are pixels of the image."""
     for i in range(band.start, min(band.stop, band.kept_rows)):
         line = image[y.first[i]]
@@ -141,7 +147,7 @@ def _copy(image, y, x, table, band, out):
 
 
 @njit
-def _mix_rows(flat, y, i, low, high, line):
+def _mix_rows(flat: np.ndarray, y: Taps, i: int, low: int, high: int, line: np.ndarray) -> None:
     """Bytes low..high of the rows under the filter of row i, into `line`."""
     first = y.first[i]
     weights = y.weights
@@ -161,7 +167,9 @@ def _mix_rows(flat, y, i, low, high, line):
 
 
 @njit(error_model="numpy")
-def _mix_columns(line, taps, columns, normal, out, i):
+def _mix_columns(
+    line: np.ndarray, taps: Taps, columns: int, normal: Normal, out: np.ndarray, i: int
+) -> None:
     """The pixels of row i, from `line`, three floats per pixel."""
     first = taps.first
     weights = taps.weights
@@ -170,19 +178,18 @@ def _mix_columns(line, taps, columns, normal, out, i):
     red = out[0, i]
     green = out[1, i]
     blue = out[2, i]
-    one = np.uint64(1)
-    two = np.uint64(2)
-    three = np.uint64(3)
-    four = np.uint64(4)
-    five = np.uint64(5)
+    # Offsets in `line`, unsigned: numba does not test for negative indices.
+    pixel = np.uint64(3)
+    green_at = np.uint64(1)
+    blue_at = np.uint64(2)
     if len(weights) == 2:
         for j in range(columns):
             p = np.uint64(3 * first[j])
             a = weights[0, j]
             b = weights[1, j]
-            red[j] = (a * line[p] + b * line[p + three] - mean[0]) / std[0]
-            green[j] = (a * line[p + one] + b * line[p + four] - mean[1]) / std[1]
-            blue[j] = (a * line[p + two] + b * line[p + five] - mean[2]) / std[2]
+            red[j] = (a * line[p] + b * line[p + pixel] - mean[0]) / std[0]
+            green[j] = (a * line[p + green_at] + b * line[p + pixel + green_at] - mean[1]) / std[1]
+            blue[j] = (a * line[p + blue_at] + b * line[p + pixel + blue_at] - mean[2]) / std[2]
         return
     for j in range(columns):
         p = np.uint64(3 * first[j])
@@ -190,16 +197,24 @@ def _mix_columns(line, taps, columns, normal, out, i):
         for k in range(len(weights)):
             w = weights[k, j]
             r += w * line[p]
-            g += w * line[p + one]
-            b += w * line[p + two]
-            p += three
+            g += w * line[p + green_at]
+            b += w * line[p + blue_at]
+            p += pixel
         red[j] = (r - mean[0]) / std[0]
         green[j] = (g - mean[1]) / std[1]
         blue[j] = (b - mean[2]) / std[2]
 
 
 @njit
-def _resample(flat, y, x, normal, band, line, out):
+def _resample(
+    flat: np.ndarray,
+    y: Taps,
+    x: Taps,
+    normal: Normal,
+    band: RowBand,
+    line: np.ndarray,
+    out: np.ndarray,
+) -> None:
     """A band of an output under any filters.
 
     Args:
@@ -221,11 +236,14 @@ def _resample(flat, y, x, normal, band, line, out):
 
 
 @njit
-def _clear(band, out):
+def _clear(band: RowBand, out: np.ndarray) -> None:
     """Set rows start..stop to 0 where there is no image."""
     for c in range(out.shape[0]):
         for i in range(band.start, band.stop):
-            out[c, i, band.kept_columns if i < band.kept_rows else 0 :] = 0
+            if i < band.kept_rows:
+                out[c, i, band.kept_columns :] = 0
+            else:
+                out[c, i] = 0
 
 
 def resample_rows(
@@ -268,7 +286,9 @@ class AffinePlaces(NamedTuple):
 
 
 @njit
-def _pair(position, length):
+def _pair(
+    position: np.int64, length: np.int64
+) -> tuple[np.int64, np.int64, np.float32, np.float32]:
     """The two pixels next to a position, and their weights: the filter of a pixel's width."""
     moved = position - _HALF
     first = moved >> FRACTION
@@ -281,7 +301,9 @@ def _pair(position, length):
 
 
 @njit
-def _narrow(image, x, y, height, width):
+def _narrow(
+    image: np.ndarray, x: np.int64, y: np.int64, height: np.int64, width: np.int64
+) -> tuple[np.float32, np.float32, np.float32]:
     """Red, green and blue at a position, by filters of a pixel's width."""
     x0, x1, a0, a1 = _pair(x, width)
     y0, y1, c0, c1 = _pair(y, height)
@@ -299,7 +321,15 @@ def _narrow(image, x, y, height, width):
 
 
 @njit
-def _wide(image, x, y, height, width, support, weights):
+def _wide(
+    image: np.ndarray,
+    x: np.int64,
+    y: np.int64,
+    height: np.int64,
+    width: np.int64,
+    support: np.ndarray,
+    weights: np.ndarray,
+) -> tuple[np.float32, np.float32, np.float32]:
     """Red, green and blue at a position, by filters of any width.
 
     Args:
@@ -326,7 +356,15 @@ def _wide(image, x, y, height, width, support, weights):
 
 
 @njit(error_model="numpy")
-def _resample_affine(image, stored, places, normal, band, weights, out):
+def _resample_affine(
+    image: np.ndarray,
+    stored: tuple[int, int],
+    places: AffinePlaces,
+    normal: Normal,
+    band: RowBand,
+    weights: np.ndarray,
+    out: np.ndarray,
+) -> None:
     steps = places.steps
     support = places.support
     window = places.window

@@ -9,6 +9,9 @@ MPEG-1). If a side is odd, its last row or column is repeated.
 This module uses numpy and numba only, so that readers, which never decode a JPEG, need no PIL.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 
@@ -45,52 +48,56 @@ def yuv420_to_rgb(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> np.ndarray:
 # must be at least as long as one: see `next_vector`.
 
 
-def vector(kind, count: int = PIXELS):
+def vector(kind: ir.Type, count: int = PIXELS) -> ir.VectorType:
     """The type of a vector of so many integers of a kind: BYTE, SHORT or INT."""
     return ir.VectorType(kind, count)
 
 
-def every(kind, value: int):
+def every(kind: ir.Type, value: int) -> ir.Constant:
     """A vector of PIXELS times the same value."""
     return ir.Constant(vector(kind), [value] * PIXELS)
 
 
-def load(builder, address, kind, count: int = PIXELS):
+def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, count: int = PIXELS) -> ir.Value:
     """A vector from any address."""
     return builder.load(builder.inttoptr(address, vector(kind, count).as_pointer()), align=1)
 
 
-def store(builder, values, address):
+def store(builder: ir.IRBuilder, values: ir.Value, address: ir.Value) -> None:
     """Write a vector to any address."""
     builder.store(values, builder.inttoptr(address, values.type.as_pointer()), align=1)
 
 
-def shuffled(builder, first, second, indices):
+def shuffled(
+    builder: ir.IRBuilder, first: ir.Value, second: ir.Value, indices: Iterable[int]
+) -> ir.Value:
     """A vector of these elements of the first vector, and from its length on, of the second."""
     indices = list(indices)
     return builder.shuffle_vector(first, second, ir.Constant(vector(INT, len(indices)), indices))
 
 
-def interleaved(builder, *channels):
+def interleaved(builder: ir.IRBuilder, *channels: ir.Value) -> ir.Value:
     """A vector of the elements of two or three channels, interleaved."""
-    both = range(2 * PIXELS)
-    first = shuffled(builder, *channels[:2], both)
-    last = shuffled(builder, channels[-1], channels[-1], both)
+    joined = range(2 * PIXELS)
+    first = shuffled(builder, channels[0], channels[1], joined)
+    last = shuffled(builder, channels[-1], channels[-1], joined)
     order = range(len(channels))
     positions = (channel * PIXELS + k for k in range(PIXELS) for channel in order)
     return shuffled(builder, first, last, positions)
 
 
 @njit
-def next_vector(k, count):
+def next_vector(k: int, count: int) -> int:
     """The start in a row of the vector after the one at `k`; `count` after the last one."""
-    return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)
+    if k + PIXELS >= count:
+        return count
+    return min(k + PIXELS, count - PIXELS)
 
 
 # ----------------------------------- rows to RGB, in vectors of 16-bit numbers; PIXELS or more long
 
 
-def _scaled(builder, values, factor: int):
+def _scaled(builder: ir.IRBuilder, values: ir.Value, factor: int) -> ir.Value:
     """round(values * factor / 65536), half upwards: the upper halves of 32-bit products."""
     twice = builder.sext(builder.add(values, values), vector(INT))
     upper = builder.ashr(builder.mul(twice, every(INT, factor)), every(INT, 16))
@@ -98,7 +105,7 @@ def _scaled(builder, values, factor: int):
     return builder.ashr(builder.add(upper, every(SHORT, 1)), every(SHORT, 1))
 
 
-def _green(builder, cb, cr):
+def _green(builder: ir.IRBuilder, cb: ir.Value, cr: ir.Value) -> ir.Value:
     """round((-22554 cb - 46802 cr) / 65536) + cr, whose second factor has 16 bits."""
     cb, cr = (builder.sext(values, vector(INT)) for values in (cb, cr))
     total = builder.add(
@@ -108,7 +115,7 @@ def _green(builder, cb, cr):
     return builder.trunc(total, vector(SHORT))
 
 
-def _clamped(builder, values):
+def _clamped(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
     """Bytes, 0 to 255."""
     for limit, order in (0, "<"), (255, ">"):
         bound = every(SHORT, limit)
@@ -117,10 +124,10 @@ def _clamped(builder, values):
 
 
 @intrinsic
-def _sum(typingctx, near, far, target):
+def _sum(typingctx: Any, near: Any, far: Any, target: Any) -> Any:
     """3 near + far: uint8, uint8 to int16, PIXELS of them at addresses."""
 
-    def generate(context, builder, signature, arguments):
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         near, far, target = arguments
         near, far = (builder.zext(load(builder, row, BYTE), vector(SHORT)) for row in (near, far))
         total = builder.add(builder.mul(near, every(SHORT, 3)), far)
@@ -131,12 +138,12 @@ def _sum(typingctx, near, far, target):
 
 
 @intrinsic
-def _spread(typingctx, left, middle, right, target):
+def _spread(typingctx: Any, left: Any, middle: Any, right: Any, target: Any) -> Any:
     """Two columns of each element of `middle`: int16 at addresses, 2 PIXELS to `target`."""
 
-    def generate(context, builder, signature, arguments):
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         *sums, target = arguments
-        left, middle, right = (load(builder, each, SHORT) for each in sums)
+        left, middle, right = (load(builder, address, SHORT) for address in sums)
         nearest = builder.mul(middle, every(SHORT, 3))
         columns = []
         for following, rounding in (left, 8), (right, 7):
@@ -150,10 +157,10 @@ def _spread(typingctx, left, middle, right, target):
 
 
 @intrinsic
-def _convert(typingctx, light, cb, cr, target):
+def _convert(typingctx: Any, light: Any, cb: Any, cr: Any, target: Any) -> Any:
     """Convert PIXELS pixels, all at addresses: uint8, int16, int16 to uint8."""
 
-    def generate(context, builder, signature, arguments):
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         light, cb, cr, target = arguments
         y = builder.zext(load(builder, light, BYTE), vector(SHORT))
         cb = load(builder, cb, SHORT)
@@ -162,7 +169,7 @@ def _convert(typingctx, light, cb, cr, target):
         red = builder.add(cr, _scaled(builder, cr, 26345))
         green = builder.sub(_green(builder, cb, cr), cr)
         blue = builder.add(builder.add(cb, cb), _scaled(builder, cb, -14942))
-        channels = [_clamped(builder, builder.add(y, each)) for each in (red, green, blue)]
+        channels = [_clamped(builder, builder.add(y, chroma)) for chroma in (red, green, blue)]
         store(builder, interleaved(builder, *channels), target)
         return context.get_dummy_value()
 
@@ -170,7 +177,9 @@ def _convert(typingctx, light, cb, cr, target):
 
 
 @njit
-def _spread_chroma(near, far, count, sums, out):
+def _spread_chroma(
+    near: np.int64, far: np.int64, count: int, sums: np.ndarray, out: np.int64
+) -> None:
     """One row of chroma per pixel, minus 128: 3/4 of the nearest row and column, 1/4 of the next.
 
     libjpeg rounds up by 8/16 in even columns and by 7/16 in odd ones.
@@ -189,13 +198,13 @@ def _spread_chroma(near, far, count, sums, out):
     sums[count + 1] = sums[count]
     k = 0
     while k < count:
-        at = middle + 2 * k
-        _spread(at - 2, at, at + 2, out + 4 * k)
+        address = middle + 2 * k
+        _spread(address - 2, address, address + 2, out + 4 * k)
         k = next_vector(k, count)
 
 
 @njit
-def _ycc_to_rgb(light, cb, cr, count, out):
+def _ycc_to_rgb(light: np.int64, cb: np.int64, cr: np.int64, count: int, out: np.int64) -> None:
     """Convert one row of pixels.
 
     Args:
@@ -213,7 +222,7 @@ def _ycc_to_rgb(light, cb, cr, count, out):
 
 
 @njit
-def row_scratch(width):
+def row_scratch(width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The memory that `rgb_row` needs for rows of this width, used again for each."""
     columns = max((width + 1) // 2, PIXELS)
     short = np.empty((2, PIXELS), np.uint8)
@@ -221,7 +230,16 @@ def row_scratch(width):
 
 
 @njit
-def rgb_row(source, i, height, width, stride, rows, scratch, out):
+def rgb_row(
+    source: np.int64,
+    i: int,
+    height: int,
+    width: int,
+    stride: int,
+    rows: int,
+    scratch: tuple[np.ndarray, np.ndarray, np.ndarray],
+    out: np.ndarray,
+) -> None:
     """Convert row `i` of the planes of one image.
 
     Args:
@@ -239,11 +257,12 @@ def rgb_row(source, i, height, width, stride, rows, scratch, out):
     half_rows = (rows + 1) // 2
     columns = (width + 1) // 2
     line = 2 * chroma.shape[1]
-    other = min(max(i // 2 + (1 if i % 2 else -1), 0), (height + 1) // 2 - 1)
+    next_nearest = i // 2 - 1 + 2 * (i % 2)  # row of chroma: above for even rows, below for odd
+    next_nearest = min(max(next_nearest, 0), (height + 1) // 2 - 1)
     for plane in range(2):
         start = source + rows * stride + plane * half_rows * half_stride
         near = start + i // 2 * half_stride
-        far = start + other * half_stride
+        far = start + next_nearest * half_stride
         if columns < PIXELS:
             for n, row in enumerate((near, far)):
                 memcpy(copied[n], row, columns)
@@ -260,7 +279,15 @@ def rgb_row(source, i, height, width, stride, rows, scratch, out):
 
 
 @njit
-def planes_to_rgb(source, height, width, stride, rows, side, target):
+def planes_to_rgb(
+    source: np.ndarray,
+    height: int,
+    width: int,
+    stride: int,
+    rows: int,
+    side: int,
+    target: np.ndarray,
+) -> None:
     """Convert the planes of one image into the top left of an RGB canvas, zero to their right.
 
     Args:
@@ -279,7 +306,7 @@ def planes_to_rgb(source, height, width, stride, rows, side, target):
 
 
 @njit
-def rgbx_to_yuv420(rgbx, y, cb, cr):
+def rgbx_to_yuv420(rgbx: np.ndarray, y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> None:
     """Convert (h, w) uint32 RGBX, red in the lowest byte, into the top left of planes.
 
     The planes are C-contiguous and may be larger: the part written is (h, w) of y and (h / 2,
@@ -314,7 +341,7 @@ def rgbx_to_yuv420(rgbx, y, cb, cr):
 
 
 @njit(inline="always")
-def _chroma(a, b, c, d):
+def _chroma(a: np.uint32, b: np.uint32, c: np.uint32, d: np.uint32) -> tuple[np.int32, np.int32]:
     """Cb and Cr of the sum of four RGBX pixels."""
     two = np.uint32(0x00FF00FF)
     byte = np.uint32(255)
