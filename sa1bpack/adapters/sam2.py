@@ -21,6 +21,7 @@ from sa1bpack.adapters import opened
 from sa1bpack.arguments import number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
+from sa1bpack.masks.rle import take_masks
 
 # `tensor_2_PIL` of their vos_dataset.py multiplies by 255 and drops the fraction: all 256 return.
 _UNIT = np.arange(256, dtype=np.float32) / np.float32(255)
@@ -72,7 +73,7 @@ class Segment:
         return self._segments[self._key].to(*args, **kwargs)
 
 
-class Segments(Mapping):
+class Segments(Mapping[int, Any]):
     """The masks of a frame by object id, 0 to n - 1 in the order of the annotations.
 
     `segments[k]` draws mask k from its exact runs, uint8 (h, w), once. `keys`, `len` and `in` draw
@@ -80,14 +81,15 @@ class Segments(Mapping):
     looks for visible objects by `segment.sum()` need not draw all of them.
     """
 
-    def __init__(self, sample: Mapping[str, Any], kept: np.ndarray, fit: str, sampling: str):
-        """The masks `kept`, int64 (n,), of a sample with runs; fit and sampling are the pack's."""
-        runs = masks.take_masks(sample["run_ends"], sample["run_offset"], kept)
-        self._run_ends, self._run_offset = runs
+    def __init__(self, sample: Mapping[str, Any], chosen: np.ndarray, fit: str, sampling: str):
+        """The masks `chosen`, int64 (n,), of a sample with runs; the rest is that of the pack."""
+        self._run_ends, self._run_offset = take_masks(
+            sample["run_ends"], sample["run_offset"], chosen
+        )
         self._size = sample["size"].tolist()
         self._fit = fit
         self._sampling = sampling
-        self.areas = sample["areas"][kept]
+        self.areas = sample["areas"][chosen]
         self._drawn: dict[int, torch.Tensor] = {}
 
     def load(self, frame_idx: int) -> "Segments":
@@ -98,21 +100,33 @@ class Segments(Mapping):
         if key not in self:
             raise KeyError(key)
         if key not in self._drawn:
-            height, width, *size = self._size
-            extent = width, height
-            if self._fit != "squash":  # one scale for both axes, that of the grid of masks
-                cell = max(height, width) / max(size)
-                extent = size[1] * cell, size[0] * cell
-            first, last = self._run_offset[key : key + 2].tolist()
-            runs = self._run_ends[first:last], np.array([0, last - first]), height, width
-            to_source = masks.window_map(0, 0, *extent, size)
-            bits = masks.draw_window(*runs, to_source, size, self._sampling)
-            cells = masks.unpack_bits(bits, size[1])[0].view(np.uint8)
-            self._drawn[key] = torch.from_numpy(cells)
+            self._drawn[key] = self._draw(key)
         return self._drawn[key]
 
+    def _draw(self, key: int) -> torch.Tensor:
+        """uint8 (h, w): one mask."""
+        height, width, *size = self._size
+        x1 = width
+        y1 = height
+        if self._fit != "squash":  # one scale for both axes, that of the grid of masks
+            cell = max(height, width) / max(size)
+            x1 = size[1] * cell
+            y1 = size[0] * cell
+        first, last = self._run_offset[key : key + 2].tolist()
+        bits = masks.draw_window(
+            self._run_ends[first:last],
+            np.array([0, last - first]),
+            height,
+            width,
+            affine=masks.window_map(0, 0, x1, y1, size),
+            size=size,
+            sampling=self._sampling,
+        )
+        cells = masks.unpack_bits(bits, size[1])[0].view(np.uint8)
+        return torch.from_numpy(cells)
+
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, int | np.integer) and 0 <= key < len(self)
+        return isinstance(key, int | np.integer) and bool(0 <= key < len(self))
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self.areas)))
@@ -185,14 +199,14 @@ class RawDataset:
         height, width, *stored = sample["size"].tolist()
         areas = sample["areas"]
         scores = sample["stability_scores"]
-        kept = (areas > 0) & ~(scores < self._least)
+        passing = (areas > 0) & ~(scores < self._least)
         if self._most <= 1:
-            kept &= areas / (height * width) < self._most
+            passing &= areas / (height * width) < self._most
         pixels = sample["image"][: stored[0], : stored[1]].transpose(2, 0, 1)
         data = torch.from_numpy(_UNIT[pixels])
         frames = [Frame(k, sample["file_name"], data) for k in range(self._num_frames)]
         spec = self._ds.spec.masks
-        segments = Segments(sample, np.flatnonzero(kept), spec.fit, spec.sampling)
+        segments = Segments(sample, np.flatnonzero(passing), spec.fit, spec.sampling)
         return Video(str(sample["image_id"]), sample["image_id"], frames), segments
 
     def __repr__(self) -> str:

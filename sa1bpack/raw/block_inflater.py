@@ -113,20 +113,26 @@ class BlockInflater:
 
         Raises zlib_ng.error if the stream is damaged.
         """
-        given = np.frombuffer(data, np.uint8) if len(data) else np.zeros(1, np.uint8)
+        source = np.zeros(1, np.uint8)
+        if len(data):
+            source = np.frombuffer(data, np.uint8)
         stream = self._stream
-        stream.next_in = given.ctypes.data
+        stream.next_in = source.ctypes.data
         stream.avail_in = len(data)
         stream.next_out = self._recent[WINDOW:].ctypes.data
         stream.avail_out = most
         while stream.avail_out and not self.eof:
-            flush = _Z_BLOCK if self._is_due(stream.total_out) else _Z_NO_FLUSH
+            flush = _Z_NO_FLUSH
+            if self._is_due(stream.total_out):
+                flush = _Z_BLOCK
             code = self._library.inflate(stream, flush)
             if code == _Z_BUF_ERROR:  # all of `data` is used
                 break
             if code not in (_Z_OK, _Z_STREAM_END):
                 why = (stream.msg or b"unknown error").decode(errors="replace")
-                raise zlib_ng.error(f"Error {code} while decompressing data: {why}")
+                raise zlib_ng.error(  # type: ignore[operator] # no class in its types
+                    f"Error {code} while decompressing data: {why}"
+                )
             self.eof = code == _Z_STREAM_END
             kind = stream.data_type
             if flush == _Z_BLOCK and kind & _AT_BLOCK and not kind & _LAST_BLOCK:

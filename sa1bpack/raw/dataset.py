@@ -53,7 +53,7 @@ class MemoryCache:
         self.limit = limit
         self._rows: OrderedDict[int, Rows] = OrderedDict()  # the least recently used first
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return MemoryCache, (self.limit,)
 
     def get(self, key: int) -> Rows | None:
@@ -83,9 +83,8 @@ class DiskCache:
     def __init__(self, folder: Path, limit: int):
         self._folder = folder.absolute()
         self._limit = limit
-        # so that the first sample looks at the folder
-        self._full = False
-        self._unseen = limit
+        self._full = False  # a file could not be written
+        self._unseen = limit  # bytes; all, so that the first sample looks at the folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -114,9 +113,10 @@ class DiskCache:
         """Keep the rows of a sample. What cannot be written is logged, once."""
         path = self._path(key)
         temporary = temporary_beside(path)
+        arrays: dict[str, Any] = rows
         try:
             with temporary.open("wb") as file:
-                np.savez(file, **rows)
+                np.savez(file, **arrays)
                 self._unseen += file.tell()
             temporary.replace(path)
             if self._unseen > _UNSEEN * self._limit:
@@ -134,16 +134,16 @@ class DiskCache:
     def _remove_oldest(self) -> None:
         """Remove the files that were used least recently, if there are too many bytes."""
         self._unseen = 0
-        found = []
+        files = []
         for entry in os.scandir(self._folder):
             if _SUFFIX in entry.name:  # also what a killed process was writing
                 with suppress(FileNotFoundError):  # another process has removed it
                     status = entry.stat()
-                    found.append((status.st_mtime_ns, status.st_size, entry.path))
-        total = sum(size for _, size, _ in found)
+                    files.append((status.st_mtime_ns, status.st_size, entry.path))
+        total = sum(size for _, size, _ in files)
         if total <= _MANY * self._limit:
             return
-        for _, size, path in sorted(found):
+        for _, size, path in sorted(files):
             if total <= _LEFT * self._limit:
                 break
             Path(path).unlink(missing_ok=True)
@@ -152,6 +152,13 @@ class DiskCache:
 
 def _nbytes(rows: Rows) -> int:
     return sum(array.nbytes for array in rows.values())
+
+
+def _cache_limit(name: str, size: int | str) -> int:
+    """The bytes of a cache, 0 if there is to be none."""
+    if size == 0:
+        return 0
+    return bytes_of(name, size)
 
 
 # ------------------------------------------------------------------------------------- the dataset
@@ -253,12 +260,16 @@ class TarDataset(MapStyle):
         folder = None
         if index_folder is not None:
             folder = folder_to_write("index_folder", index_folder).absolute()
-        memory = bytes_of("cache_size", cache_size) if cache_size != 0 else 0
-        limit = bytes_of("cache_dir_size", cache_dir_size) if cache_dir_size != 0 else 0
-        if (cache_dir is None) != (limit == 0):
+        memory_limit = _cache_limit("cache_size", cache_size)
+        disk_limit = _cache_limit("cache_dir_size", cache_dir_size)
+        if (cache_dir is None) != (disk_limit == 0):
             raise OptionError("cache_dir and cache_dir_size: give both, or neither")
-        self._memory = MemoryCache(memory) if memory else None
-        self._disk = DiskCache(folder_to_write("cache_dir", cache_dir), limit) if limit else None
+        self._memory: MemoryCache | None = None
+        if memory_limit:
+            self._memory = MemoryCache(memory_limit)
+        self._disk: DiskCache | None = None
+        if cache_dir is not None:
+            self._disk = DiskCache(folder_to_write("cache_dir", cache_dir), disk_limit)
         self._indices = [open_index(source, folder) for source in sources]
         for index in self._indices:
             if not len(index):
@@ -302,43 +313,57 @@ class TarDataset(MapStyle):
         """
         image_id = whole_number("image_id", image_id, -(2**63), 2**63 - 1)
         name = f"sa_{image_id}.jpg"
-        tars = zip(self._first_row[:-1], self._indices, strict=True)
-        rows = [row + np.flatnonzero(i.pairs["file_name"] == name.encode()) for row, i in tars]
-        places = np.flatnonzero(np.isin(self._rows, np.concatenate(rows)))
-        if not len(places):
+        rows = [
+            first_row + np.flatnonzero(tar.pairs["file_name"] == name.encode())
+            for first_row, tar in zip(self._first_row[:-1], self._indices, strict=True)
+        ]
+        positions = np.flatnonzero(np.isin(self._rows, np.concatenate(rows)))
+        if not len(positions):
             raise UnknownName(f"no image {name} in {self!r}; see `ds.metadata(i).image_id`")
-        if (found := self.metadata(int(places[0]))).image_id != image_id:
-            raise UnknownName(f"{found.path}: the record of {name} has image_id {found.image_id}")
-        return int(places[0])
+        index = int(positions[0])
+        pair = self.metadata(index)
+        if pair.image_id != image_id:
+            raise UnknownName(f"{pair.path}: the record of {name} has image_id {pair.image_id}")
+        return index
 
     def _decoded(self, row: int) -> Rows:
         """The rows of a sample, from a cache or from its pair."""
-        rows = None if self._memory is None else self._memory.get(row)
-        if rows is not None:
-            return rows
-        number, local = self._locate(row)
-        index = self._indices[number]
-        if self._disk is not None:
-            key = f"{self._samples_key}-{index.key(local)}"
-            rows = self._disk.get(key)
+        if self._memory is None:
+            return self._decoded_or_on_disk(row)
+        rows = self._memory.get(row)
         if rows is None:
-            halves = index.read(local, "jpeg"), index.read(local, "json")
-            try:
-                rows = self._decoder.rows(index.source, index.file_name(local), *halves)
-            except ReadError as error:
-                error.row = row
-                raise
-            if self._disk is not None:
-                self._disk.put(key, rows)
-        if self._memory is not None:
+            rows = self._decoded_or_on_disk(row)
             self._memory.put(row, rows)
+        return rows
+
+    def _decoded_or_on_disk(self, row: int) -> Rows:
+        """The rows of a sample, from the cache in a folder or from its pair."""
+        number, local = self._locate(row)
+        tar = self._indices[number]
+        key = ""
+        if self._disk is not None:
+            key = f"{self._samples_key}-{tar.key(local)}"
+            stored = self._disk.get(key)
+            if stored is not None:
+                return stored
+        jpeg = tar.read(local, "jpeg")
+        json = tar.read(local, "json")
+        try:
+            rows = self._decoder.rows(tar.source, tar.file_name(local), jpeg, json)
+        except ReadError as error:
+            error.row = row
+            raise
+        assert rows is not None, "only empty='drop' drops pairs, and that is refused"
+        if self._disk is not None:
+            self._disk.put(key, rows)
         return rows
 
     @cached_property
     def _samples_key(self) -> str:
         """Digest of all that a sample depends on besides its bytes, 16 hex digits."""
-        given = asdict(self.pack_options).items()
-        options = {name: value for name, value in given if name not in _NOT_OF_SAMPLES}
+        options = asdict(self.pack_options)
+        for name in _NOT_OF_SAMPLES:
+            del options[name]
         pil = pil_in_force()
         decoders = [__version__, version("simplejpeg")]
         return xxhash.xxh3_64_hexdigest(repr((options, decoders, pil and pil.core_sha256)).encode())
@@ -378,6 +403,8 @@ class TarDataset(MapStyle):
 
     def __repr__(self) -> str:
         whole = int(self._first_row[-1])
-        share = "" if len(self) == whole else f"{len(self):,} of "
-        samples = f"{counted(len(self._indices), 'source')}: {share}{counted(whole, 'sample')}"
-        return f"<TarDataset of {samples}, {self.spec.as_text()}>"
+        samples = counted(whole, "sample")
+        if len(self) < whole:
+            samples = f"{len(self):,} of {samples}"
+        sources = counted(len(self._indices), "source")
+        return f"<TarDataset of {sources}: {samples}, {self.spec.as_text()}>"

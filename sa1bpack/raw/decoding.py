@@ -86,29 +86,30 @@ class Decoder:
     Args:
         pack_options: options of a pack of the pairs; None: the defaults of `pack`.
         on_error: as in `sa1bpack.open`.
-        given: options that the pack would be opened with. max_masks: at most this many of the masks
-            that remain, the largest; None: all.
+        samples: options that the pack would be opened with. max_masks: at most this many of the
+            masks that remain, the largest; None: all.
 
     Raises:
         OptionError: such a pack could not be opened with these options.
         MissingPackage: PIL is not installed.
     """
 
-    def __init__(self, pack_options: PackOptions | None, on_error: str, given: RawKeywords):
+    def __init__(self, pack_options: PackOptions | None, on_error: str, samples: RawKeywords):
         if pack_options is None:
             pack_options = PackOptions()
         if not isinstance(pack_options, PackOptions):
             raise OptionError(f"options is {brief(pack_options)}: give a sa1bpack.PackOptions")
         require_decoder()
-        of_samples = {name: value for name, value in given.items() if name != "max_masks"}
+        of_samples: dict[str, Any] = {**samples}
+        max_masks = of_samples.pop("max_masks", None)
         self.pack_options = pack_options
         self.options = SampleOptions(**of_samples, on_error=on_error)
         self.layout = pack_options.layout
         self.spec = SampleSpec.of(self.layout, pack_options.mask_sampling, self.options)
         self.rule = self.options.rule
-        if (most := given.get("max_masks")) is not None:
-            most = whole_number("max_masks", most, 1, MAX_MASKS)
-            self.rule = replace(self.rule or MaskRule(), max_masks=most)
+        if max_masks is not None:
+            max_masks = whole_number("max_masks", max_masks, 1, MAX_MASKS)
+            self.rule = replace(self.rule or MaskRule(), max_masks=max_masks)
 
     def rows(self, source: Source, file_name: str, jpeg: bytes, json: bytes) -> Rows | None:
         """Decode a pair; None if the options of packing drop it, for it has no masks.
@@ -139,15 +140,46 @@ class Decoder:
             record = parse_annotations(json)
         except SampleError as error:
             raise unusable(source, Path(file_name).stem + ".json", str(error)) from error
-        scores = [record.numbers[name] for name in ("area", "predicted_iou", "stability_score")]
+        area = record.numbers["area"]
+        iou = record.numbers["predicted_iou"]
+        stability = record.numbers["stability_score"]
         pixels = record.height * record.width
-        kept = select_masks(self.pack_options, *scores, pixels, record.image_id)
+        masks = select_masks(
+            self.pack_options,
+            area,
+            iou,
+            stability,
+            pixels,
+            record.image_id,
+        )
         if self.rule is not None:
-            kept = select_masks(self.rule, *(score[kept] for score in scores), pixels, 0)
-        place = index, record.image_id, file_name, source.name, source.path, row
-        size = record.height, record.width
-        stored = stored_size(*size, self.layout.image_size, self.layout.fit)
-        return PairInfo(*place, *size, *stored, len(kept), len(record), jpeg_bytes, len(json))
+            masks = select_masks(
+                self.rule,
+                area[masks],
+                iou[masks],
+                stability[masks],
+                pixels,
+                image_id=0,  # its choice is not random
+            )
+        stored_height, stored_width = stored_size(
+            record.height, record.width, self.layout.image_size, self.layout.fit
+        )
+        return PairInfo(
+            index=index,
+            image_id=record.image_id,
+            file_name=file_name,
+            source=source.name,
+            path=source.local_path,
+            row=row,
+            height=record.height,
+            width=record.width,
+            stored_height=stored_height,
+            stored_width=stored_width,
+            masks=len(masks),
+            annotations=len(record),
+            jpeg_bytes=jpeg_bytes,
+            json_bytes=len(json),
+        )
 
 
 def unusable(source: Source, member: str, reason: str) -> ReadError:
@@ -166,12 +198,14 @@ def sources_of(tars: Tars) -> list[Source]:
     sources = find_sources(patterns_of("tars", tars))
     if not sources:
         raise OptionError("tars is an empty list: name at least one tar or folder")
-    return [replace(source, path=source.path.absolute()) for source in sources]
+    return [replace(source, path=source.local_path.absolute()) for source in sources]
 
 
 def no_pairs(source: Source, rejects: Sequence[Reject]) -> SourceError:
     """The error for a tar or folder without an image that has a record."""
     codes = {reject.code for reject in rejects}
-    first = f" ({rejects[0].member} is {rejects[0].code}: {rejects[0].detail})" if rejects else ""
+    first = ""
+    if rejects:
+        first = f" ({rejects[0].member} is {rejects[0].code}: {rejects[0].detail})"
     why = why_no_pairs(first_other_names(source), codes)
     return SourceError(f"{source.path}: has no image with its record{first}: {why}")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -71,12 +72,12 @@ class SeekPoints:
         number = int(np.searchsorted(self.points["stream"], start, "right")) - 1
         point = self.points[number]
         skip = start - int(point["stream"])
-        kept = []
+        pieces: list[bytes] = []
         left = count
         inflater = self._inflater(point, file, path)
         for piece in _inflated(inflater, file, path, int(point["file"])):
-            kept.append(piece[skip : skip + left])
-            left = left - len(kept[-1])
+            pieces.append(piece[skip : skip + left])
+            left -= len(pieces[-1])
             skip = max(0, skip - len(piece))
             if not left:
                 break
@@ -85,9 +86,9 @@ class SeekPoints:
                 f"{path}: its gzip stream ends {left} bytes before byte {start + count}, where a "
                 f"member ends; {remedy(path)}"
             )
-        return b"".join(kept)
+        return b"".join(pieces)
 
-    def _inflater(self, point: np.void, file: int, path: Path):
+    def _inflater(self, point: np.void, file: int, path: Path) -> Any:
         """An inflater that is to be given the bytes of the file from `point["file"]` on."""
         if point["window"] < 0:
             return zlib_ng.decompressobj(-15)
@@ -97,7 +98,8 @@ class SeekPoints:
                 f"{path}: its index is damaged at byte {point['stream']} of the stream; remove it"
             )
         inflater = zlib_ng.decompressobj(-15, zdict=window)
-        if bits := int(point["bits"]):
+        bits = int(point["bits"])
+        if bits:
             last = os.pread(file, 1, int(point["file"]) - 1)[0] >> (8 - bits)
             empty, length = EMPTY_BLOCKS[8 - bits]  # bits is 1 to 7
             inflater.decompress((empty | last << length).to_bytes((length + bits) // 8, "little"))
@@ -154,7 +156,7 @@ class PointStream(GzipStream):
             return
         end = WINDOW + stream - self._returned
         window = self._recent[end - WINDOW : end].copy()
-        digest = xxhash.xxh3_64_intdigest(window)
+        digest = xxhash.xxh3_64_intdigest(window.data)
         self._rows.append((file, stream, bits, len(self._windows), digest))
         self._windows.append(window)
 
@@ -172,36 +174,37 @@ class PointStream(GzipStream):
         super().close()
 
 
-def _inflated(inflater, file: int, path: Path, at: int) -> Iterator[bytes]:
+def _inflated(inflater: Any, file: int, path: Path, offset: int) -> Iterator[bytes]:
     """Pieces of the inflated stream from a byte of the file on, through all its gzip members."""
-    # a raw inflater leaves CRC and length of the member, 8 bytes
-    raw = True
+    raw = True  # such an inflater leaves CRC and length of the member, 8 bytes
     skip = 0
-    while data := os.pread(file, _FEED, at):
-        at += len(data)
+    while data := os.pread(file, _FEED, offset):
+        offset += len(data)
         while data:
             if skip:
                 passed = min(skip, len(data))
                 data = data[passed:]
-                skip = skip - passed
+                skip -= passed
                 continue
             if inflater is None:
-                if not (data := data.lstrip(b"\0")):  # padding between members
+                data = data.lstrip(b"\0")  # padding between members
+                if not data:
                     break
                 inflater = zlib_ng.decompressobj(31)
                 raw = False
             try:
                 piece = inflater.decompress(data)
-            except zlib_ng.error as error:
+            except zlib_ng.error as error:  # type: ignore[misc] # no class in its types
                 raise SourceCorrupt(
-                    f"{path}: the gzip stream is damaged before byte {at} of the file ({error}); "
-                    f"{remedy(path)}"
+                    f"{path}: the gzip stream is damaged before byte {offset} of the file "
+                    f"({error}); {remedy(path)}"
                 ) from error
             data = inflater.unused_data
             yield piece
             if inflater.eof:
                 inflater = None
-                skip = 8 if raw else 0
+                if raw:
+                    skip = 8
 
 
 def _empty_blocks() -> list[tuple[int, int]]:
@@ -220,15 +223,15 @@ def _empty_blocks() -> list[tuple[int, int]]:
         *((int(symbol in (1, 18)), 3) for symbol in order),
         *((1, 1), (127, 7), (1, 1), (107, 7), (0, 1), (0, 1), (0, 1)),
     )
-    found = {}
+    blocks = {}
     for odd in (0, 1):
         for even in range(4):
             value = length = 0
             for code, bits in chain(dynamic * odd, fixed * even):
                 value |= code << length
                 length += bits
-            found[length % 8] = (value, length)
-    return [found[bits] for bits in range(8)]
+            blocks[length % 8] = (value, length)
+    return [blocks[bits] for bits in range(8)]
 
 
 EMPTY_BLOCKS = _empty_blocks()

@@ -23,7 +23,7 @@ from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import brief, counted
 
 ON_ERROR = ("drop", "raise")
-_PLACE_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
+_PAIR_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
 _MOST_BUFFERED = 1 << 20
 _REJECTED = 3  # where the numbers of rejected pairs begin
 _MOST_WORKERS = 1024  # of one DataLoader, that have a number of their own
@@ -47,7 +47,7 @@ def _checked_state(state: Any) -> list[str]:
 
 
 @checks_options(shuffle="shuffle_buffer", masks="mask_format")
-class IterableTarDataset(IterableDataset):
+class IterableTarDataset(IterableDataset[Any]):
     """The samples of tars and folders in the order of their members: no index, no seeking.
 
     Samples are those of `TarDataset`, for a DataLoader without a sampler; `index` is the number of
@@ -117,10 +117,12 @@ class IterableTarDataset(IterableDataset):
             rank = whole_number("rank", rank, 0, world_size - 1)
         self._rank = rank
         self._world_size = world_size
-        spool = tempfile.gettempdir() if spool_folder is None else spool_folder
-        self._spool = local_path("spool_folder", spool).absolute()
-        self._done: tuple[int, list[str]] = (0, [])  # an epoch, and its tars that were taken
-        self._loaded: dict | None = None
+        if spool_folder is None:
+            spool_folder = tempfile.gettempdir()
+        self._spool = local_path("spool_folder", spool_folder).absolute()
+        # An epoch, and the names of its tars whose samples have all been taken.
+        self._finished: tuple[int, list[str]] = (0, [])
+        self._loaded: dict[str, Any] | None = None
         # In shared memory, for worker processes: epoch, whether workers iterate, whether set_epoch
         # was called, and pairs rejected by this process and by each worker, of which no two add to
         # the same number.
@@ -160,22 +162,23 @@ class IterableTarDataset(IterableDataset):
         """
         consumer, consumers = self._consumer()
         self._shared[1] = int(get_worker_info() is not None)
-        # it counts once, and for its epoch alone
         state = self._loaded
-        self._loaded = None
-        done: list[str] = []
+        self._loaded = None  # it counts once, and for its epoch alone
+        finished: list[str] = []
         if state is not None and state["epoch"] == self.epoch:
-            if (own := (state["consumer"], state["consumers"])) != (consumer, consumers):
+            if (state["consumer"], state["consumers"]) != (consumer, consumers):
                 raise OptionError(
-                    f"state is that of consumer {own[0]} of {own[1]}, but this is {consumer} of "
-                    f"{consumers}: resume with as many ranks and workers"
+                    f"state is that of consumer {state['consumer']} of {state['consumers']}, but "
+                    f"this is {consumer} of {consumers}: resume with as many ranks and workers"
                 )
-            done = list(state["done"])
-        self._done = (self.epoch, done)
-        return self._samples(consumer, consumers, self.epoch, done)
+            finished = list(state["done"])
+        self._finished = (self.epoch, finished)
+        return self._samples(consumer, consumers, self.epoch, finished)
 
-    def _samples(self, consumer: int, consumers: int, epoch: int, done: list[str]) -> Iterator[Any]:
-        """The samples of the tars that are not in `done`, which grows by those that are taken."""
+    def _samples(
+        self, consumer: int, consumers: int, epoch: int, finished: list[str]
+    ) -> Iterator[Any]:
+        """The samples of the tars that are not in `finished`, to which each is added at its end."""
         rng = np.random.default_rng([self._seed, epoch, consumer])
         held: list[tuple[int, Pair]] = []
         read: set[int] = set()  # tars that are read to their end, and of which some pairs are held
@@ -183,25 +186,29 @@ class IterableTarDataset(IterableDataset):
         # Whole tars, if there are enough; otherwise some pairs of one, which others read as well.
         step = min(consumers, tars)
         for number in range(consumer % step, tars, step):
-            if self.sources[number].name in done:
+            if self.sources[number].name in finished:
                 continue
-            of = len(range(number % step, consumers, step))
-            for pair in self._pairs(number, consumer // step, of):
+            readers = len(range(number % step, consumers, step))
+            for pair in self._pairs(number, consumer // step, readers):
                 held.append((number, pair))
                 if len(held) > self._buffer:
-                    yield from self._taken(held, rng, epoch)
-                    self._note_done(held, read, done)
+                    yield from self._next_sample(held, rng, epoch)
+                    self._note_finished(held, read, finished)
             read.add(number)
-            self._note_done(held, read, done)
+            self._note_finished(held, read, finished)
         while held:
-            yield from self._taken(held, rng, epoch)
-            self._note_done(held, read, done)
+            yield from self._next_sample(held, rng, epoch)
+            self._note_finished(held, read, finished)
 
-    def _note_done(self, held: list[tuple[int, Pair]], read: set[int], done: list[str]) -> None:
-        """Move the tars of which nothing is held any more to those that are done."""
-        if read and (complete := read.difference(number for number, _ in held)):
-            read -= complete
-            done += [self.sources[number].name for number in sorted(complete)]
+    def _note_finished(
+        self, held: list[tuple[int, Pair]], read: set[int], finished: list[str]
+    ) -> None:
+        """Move the tars of which nothing is held any more to those that are finished."""
+        if not read:
+            return
+        complete = read.difference(number for number, _ in held)
+        read -= complete
+        finished += [self.sources[number].name for number in sorted(complete)]
 
     def _pairs(self, number: int, first: int, step: int) -> Iterator[Pair]:
         """The pairs p of a tar with p mod `step` == `first`.
@@ -221,11 +228,13 @@ class IterableTarDataset(IterableDataset):
                 error = unusable(source, reject.member, f"{reject.code}: {reject.detail}")
                 self._reject(error, len(reader.rejects))
 
-    def _taken(
+    def _next_sample(
         self, held: list[tuple[int, Pair]], rng: np.random.Generator, epoch: int
     ) -> Iterator[Any]:
         """The next sample of those that are held: none if it cannot be used."""
-        chosen = int(rng.integers(len(held))) if self._buffer else 0
+        chosen = 0
+        if self._buffer:
+            chosen = int(rng.integers(len(held)))
         held[chosen], held[-1] = held[-1], held[chosen]
         number, pair = held.pop()
         source = self.sources[number]
@@ -236,16 +245,20 @@ class IterableTarDataset(IterableDataset):
             return
         if rows is not None:
             with loading(Occurrence(epoch)):
-                sample = self._decoder.sample(rows, (number << _PLACE_BITS) + pair.index)
+                sample = self._decoder.sample(rows, (number << _PAIR_BITS) + pair.index)
             yield sample
 
     def _reject(self, error: ReadError, count: int) -> None:
         if self._on_error == "raise":
             raise error
         worker = get_worker_info()
-        number = 0 if worker is None else 1 + worker.id % _MOST_WORKERS
-        self._shared[_REJECTED + number] += count
-        more = f" (and {count - 1} others of this tar)" if count > 1 else ""
+        counter = _REJECTED
+        if worker is not None:
+            counter += 1 + worker.id % _MOST_WORKERS
+        self._shared[counter] += count
+        more = ""
+        if count > 1:
+            more = f" (and {count - 1} others of this tar)"
         _log.warning("left out: %s%s", error, more)
 
     # ------------------------------------------------------------------------------- ranks, state
@@ -253,8 +266,9 @@ class IterableTarDataset(IterableDataset):
     def _consumer(self) -> tuple[int, int]:
         """This consumer's number, and how many there are: workers of all ranks."""
         rank, world_size = self._own_rank()
-        if world_size is None:
-            if announced := announced_ranks():
+        if rank is None or world_size is None:
+            announced = announced_ranks()
+            if announced:
                 raise LoaderError(
                     f"{announced}, but torch.distributed is not initialized here: every rank "
                     "would get all samples: pass rank and world_size"
@@ -292,9 +306,16 @@ class IterableTarDataset(IterableDataset):
         epoch = self.epoch
         if self._loaded is not None and self._loaded["epoch"] == epoch:
             return dict(self._loaded)
-        of_epoch, done = self._done
-        place = {"version": 1, "epoch": epoch, "consumer": consumer, "consumers": consumers}
-        return place | {"done": list(done) if of_epoch == epoch else []}
+        finished_epoch, finished = self._finished
+        if finished_epoch != epoch:
+            finished = []
+        return {
+            "version": 1,
+            "epoch": epoch,
+            "consumer": consumer,
+            "consumers": consumers,
+            "done": list(finished),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration continue after the tars that a state names, in its epoch.

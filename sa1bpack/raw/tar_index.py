@@ -14,7 +14,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -30,11 +30,11 @@ from sa1bpack.errors import (
 from sa1bpack.format.files import (
     lock_open_file,
     map_bytes,
-    naming,
     open_file,
     remove_leftovers,
     temporary_beside,
 )
+from sa1bpack.oserrors import naming
 from sa1bpack.raw.block_inflater import WINDOW
 from sa1bpack.raw.seek_points import POINT, PointStream, SeekPoints
 from sa1bpack.source.find import Source, open_source
@@ -101,21 +101,26 @@ class TarIndex:
     files: list[tuple[str, int]]
     folder: Path | None
 
-    def __reduce__(self):
-        return _reopened, (self.source.path, self.folder, self.digest)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.source.local_path, self.folder, self.digest)
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def file_name(self, row: int) -> str:
         """The name of an image without its folders: "sa_5.jpg"."""
-        return self.pairs["file_name"][row].decode()
+        name: bytes = self.pairs["file_name"][row]
+        return name.decode()
 
     def key(self, row: int) -> str:
         """A text that is the same only for the same bytes; of a folder, with the times of files."""
-        pair = self.pairs[row]
-        times = [self.files[pair[at]][1] for at in ("jpeg_at", "json_at")] if self.files else ()
-        return "-".join([self.digest, str(row), *(f"{time:x}" for time in times)])
+        parts = [self.digest, str(row)]
+        if self.files:
+            pair = self.pairs[row]
+            for half in ("jpeg_at", "json_at"):
+                _, changed = self.files[pair[half]]
+                parts.append(f"{changed:x}")
+        return "-".join(parts)
 
     def read(self, row: int, half: Literal["jpeg", "json"]) -> bytes:
         """The JPEG or the JSON of a pair.
@@ -124,31 +129,32 @@ class TarIndex:
         SourceTruncated or SourceCorrupt if it is not what it was when it was indexed.
         """
         pair = self.pairs[row]
-        at = int(pair[f"{half}_at"])
+        offset = int(pair[f"{half}_at"])
         count = int(pair[f"{half}_bytes"])
-        path = self.source.path
+        path = self.source.local_path
         expected = self.stamp
         if self.files:
-            path, changed = self.files[at]
-            at = 0
+            name, changed = self.files[offset]
+            path = Path(name)
+            offset = 0
             expected = (count, changed)
         try:
-            with open(path, "rb") as file:  # noqa: PTH123 - often a text
+            with path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 if (status.st_size, status.st_mtime_ns) != expected:
                     raise SourceError(
                         f"{path}: has changed since the dataset was made; make it again"
                     )
                 if self.points is not None:
-                    return self.points.read(file.fileno(), path, at, count)
-                file.seek(at)
+                    return self.points.read(file.fileno(), path, offset, count)
+                file.seek(offset)
                 data = file.read(count)
         except OSError as error:
             raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
         if len(data) < count:
             raise SourceTruncated(
-                f"{path}: ends {count - len(data)} bytes before byte {at + count}, where a member "
-                f"ended when it was indexed; {remedy(path)}"
+                f"{path}: ends {count - len(data)} bytes before byte {offset + count}, where a "
+                f"member ended when it was indexed; {remedy(path)}"
             )
         return data
 
@@ -169,13 +175,13 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
         MissingPackage: a gzip stream must be indexed, and zlib's library is not installed.
     """
     if source.kind == "folder":
-        places = _FolderPlaces(source.path)
-        pairs, rejects = _locate_pairs(source, places)
-        return TarIndex(source, pairs, None, rejects, _digest(pairs), None, places.files, folder)
+        members = _FolderPlaces(source.local_path)
+        pairs, rejects = _locate_pairs(source, members)
+        return TarIndex(source, pairs, None, rejects, _digest(pairs), None, members.files, folder)
     path = index_path(source, folder)
-    with source.path.open("rb") as tar:
+    with source.local_path.open("rb") as tar:
         with suppress(OSError):  # the file system may have no locks for files opened for reading
-            lock_open_file(tar.fileno(), fcntl.LOCK_EX, source.path)
+            lock_open_file(tar.fileno(), fcntl.LOCK_EX, source.local_path)
         try:
             return _read(path, source, folder)
         except FileNotFoundError:
@@ -183,31 +189,32 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
         except (FormatError, OSError) as error:
             _log.warning("%s; it is made again", error)
         write_index(path, source)
-        found = _read(path, source, folder)
-        _log.info("%s: indexed %s: %s", source.path, counted(len(found), "pair"), path)
-        return found
+        index = _read(path, source, folder)
+        _log.info("%s: indexed %s: %s", source.path, counted(len(index), "pair"), path)
+        return index
 
 
 def _reopened(path: Path, folder: Path | None, digest: str) -> TarIndex:
     """An index that was pickled: that of the same tar, or an error."""
-    found = open_index(open_source(path), folder)
-    if found.digest != digest:
+    index = open_index(open_source(path), folder)
+    if index.digest != digest:
         raise SourceError(f"{path}: has changed since the dataset was pickled; make it again")
-    return found
+    return index
 
 
 def index_path(source: Source, folder: Path | None) -> Path:
     """The file of a tar's index. In a folder, its name tells tars of one name apart."""
+    tar = source.local_path
     if folder is None:
-        return source.path.with_name(f".{source.path.name}.index")
-    place = xxhash.xxh3_64_hexdigest(os.fsencode(source.path.resolve()))
-    return folder / f"{source.path.name}-{place}.index"
+        return tar.with_name(f".{tar.name}.index")
+    digest = xxhash.xxh3_64_hexdigest(os.fsencode(tar.resolve()))
+    return folder / f"{tar.name}-{digest}.index"
 
 
 def _bound(source: Source) -> tuple[int, int, str]:
     """Marks of a file: bytes, time of the last change (ns), XXH3-64 of its ends."""
     try:
-        with source.path.open("rb") as file:
+        with source.local_path.open("rb") as file:
             status = os.fstat(file.fileno())
             ends = xxhash.xxh3_64(file.read(_ENDS))
             file.seek(max(0, status.st_size - _ENDS))
@@ -227,6 +234,40 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
         FormatError: the file is damaged, or is not the index of the tar as it is.
         OSError: the file cannot be read.
     """
+    head, data = _map_file(path, source)
+    pairs_end = head.pairs * PAIR.itemsize
+    points_end = pairs_end + head.points * POINT.itemsize
+    if _digest(data[:points_end]) != head.digest:
+        raise FormatError(f"{path}: its bytes are not those that were written")
+    pairs = data[:pairs_end].view(PAIR)
+    fault = _wrong_pairs(pairs)
+    points = None
+    if source.kind == "gzip-tar":
+        windows = data[points_end:].reshape(-1, WINDOW)
+        points = SeekPoints(data[pairs_end:points_end].view(POINT), windows)
+        if fault is None and len(pairs):
+            fault = points.what_is_wrong()
+    if fault is not None:
+        raise FormatError(f"{path}: {fault}")
+    nbytes, changed, ends = head.bound
+    return TarIndex(
+        source=source,
+        pairs=pairs,
+        points=points,
+        rejects=[Reject(*reject) for reject in head.rejects],
+        digest=_digest(pairs, np.frombuffer(f"{nbytes} {ends}".encode(), np.uint8)),
+        stamp=(nbytes, changed),
+        files=[],
+        folder=folder,
+    )
+
+
+def _map_file(path: Path, source: Source) -> tuple[_Head, np.ndarray]:
+    """The first line of the file of an index, and the bytes of its arrays, uint8 (n,), mapped.
+
+    Raises FormatError unless the file has all of them and is that of the tar as it is; OSError if
+    it cannot be read.
+    """
     with os.fdopen(open_file(path), "rb") as file, naming(path):
         line = file.readline(_HEAD_BYTES)
         size = os.fstat(file.fileno()).st_size
@@ -234,53 +275,39 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
         head = msgspec.json.decode(line, type=_Head)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: is not an index of a tar ({error})") from None
-    if head.bound != (now := _bound(source)):
-        size = head.bound[0]
-        other = now[0]
-        how = "copied or changed" if other == size else f"changed from {size} to {other} bytes"
-        raise FormatError(f"{path}: is stale: {source.path} was {how} after it was indexed")
-    first = -(-len(line) // _ALIGNED) * _ALIGNED
-    lengths = (head.pairs * PAIR.itemsize, head.points * POINT.itemsize, head.windows * WINDOW)
-    if min(head.pairs, head.points, head.windows) < 0 or first + sum(lengths) != size:
+    bound = _bound(source)
+    if head.bound != bound:
+        change = "copied or changed"
+        if head.bound[0] != bound[0]:
+            change = f"changed from {head.bound[0]} to {bound[0]} bytes"
+        raise FormatError(f"{path}: is stale: {source.path} was {change} after it was indexed")
+    first = _aligned(len(line))
+    nbytes = head.pairs * PAIR.itemsize + head.points * POINT.itemsize + head.windows * WINDOW
+    if min(head.pairs, head.points, head.windows) < 0 or first + nbytes != size:
         raise FormatError(f"{path}: {size} bytes, not as many as its first line says")
-    pairs, points, windows = np.split(map_bytes(path, size)[first:], np.cumsum(lengths[:2]))
-    if _digest(pairs, points) != head.digest:
-        raise FormatError(f"{path}: its bytes are not those that were written")
-    pairs = pairs.view(PAIR)
-    seek_points = None
-    if source.kind == "gzip-tar":
-        seek_points = SeekPoints(points.view(POINT), windows.reshape(-1, WINDOW))
-    wrong = _wrong_pairs(pairs)
-    if wrong is None and len(pairs) and seek_points is not None:
-        wrong = seek_points.what_is_wrong()
-    if wrong is not None:
-        raise FormatError(f"{path}: {wrong}")
-    return TarIndex(
-        source,
-        pairs,
-        seek_points,
-        [Reject(*reject) for reject in head.rejects],
-        _digest(pairs, np.frombuffer(f"{head.bound[0]} {head.bound[2]}".encode(), np.uint8)),
-        head.bound[:2],
-        [],
-        folder,
-    )
+    return head, map_bytes(path, size)[first:]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
 def _wrong_pairs(pairs: np.ndarray) -> str | None:
     """What is wrong with PAIR (n,) of a file, None if nothing is: anybody can write a digest."""
-    for name, most in (("jpeg", MAX_JPEG_BYTES), ("json", MAX_JSON_BYTES)):
-        at = pairs[f"{name}_at"]
-        nbytes = pairs[f"{name}_bytes"]
-        if len(pairs) and (at.min() < 0 or nbytes.min() < 0 or nbytes.max() > most):
-            return f"a {name} is at a negative byte, or has more than {most} bytes"
+    if not len(pairs):
+        return None
+    for half, most in (("jpeg", MAX_JPEG_BYTES), ("json", MAX_JSON_BYTES)):
+        offsets = pairs[f"{half}_at"]
+        nbytes = pairs[f"{half}_bytes"]
+        if offsets.min() < 0 or nbytes.min() < 0 or nbytes.max() > most:
+            return f"a {half} is at a negative byte, or has more than {most} bytes"
     try:
         names = b"\n".join(pairs["file_name"].tolist()).decode()
     except UnicodeDecodeError:
         return "a name is not UTF-8"
-    lines = names.lower().split("\n") if len(pairs) else []
-    plain = names.replace("\n", "").isprintable() and "/" not in names
-    if not plain or len(lines) != len(pairs):
+    lines = names.lower().split("\n")
+    is_plain = names.replace("\n", "").isprintable() and "/" not in names
+    if not is_plain or len(lines) != len(pairs):
         return "a name could not be that of a file"
     if not all(line.endswith((".jpg", ".jpeg")) for line in lines):
         return "a name is not that of an image"
@@ -288,10 +315,10 @@ def _wrong_pairs(pairs: np.ndarray) -> str | None:
 
 
 def _digest(*arrays: np.ndarray) -> str:
-    found = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128()
     for array in arrays:
-        found.update(np.ascontiguousarray(array).view(np.uint8))
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 # --------------------------------------------------------------------------------------- making
@@ -322,11 +349,11 @@ def write_index(path: Path, source: Source) -> None:
 def _pieces(source: Source) -> list[bytes | memoryview]:
     """The pieces of the file of an index."""
     bound = _bound(source)
-    found = SeekPoints(np.empty(0, POINT), np.empty((0, WINDOW), np.uint8))
+    seek_points = SeekPoints(np.empty(0, POINT), np.empty((0, WINDOW), np.uint8))
     if source.kind == "gzip-tar":
-        stream = PointStream(source.path)
+        stream = PointStream(source.local_path)
         pairs, rejects = _locate_pairs(source, _TarPlaces(stream))
-        found = stream.seek_points()
+        seek_points = stream.seek_points()
     else:
         pairs, rejects = _locate_pairs(source, _TarPlaces(_SkippingStream(source.path)))
     if _bound(source) != bound:
@@ -336,15 +363,15 @@ def _pieces(source: Source) -> list[bytes | memoryview]:
         version=2,
         bound=bound,
         pairs=len(pairs),
-        points=len(found.points),
-        windows=len(found.windows),
-        digest=_digest(pairs, found.points),
+        points=len(seek_points.points),
+        windows=len(seek_points.windows),
+        digest=_digest(pairs, seek_points.points),
         rejects=[(reject.member, reject.code, reject.detail) for reject in rejects],
     )
     line = msgspec.json.encode(head) + b"\n"
-    arrays = (pairs, found.points, found.windows)
+    arrays = (pairs, seek_points.points, seek_points.windows)
     return [
-        line.ljust(-(-len(line) // _ALIGNED) * _ALIGNED, b"\0"),
+        line.ljust(_aligned(len(line)), b"\0"),
         *(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data for array in arrays),
     ]
 
@@ -392,9 +419,9 @@ class _SkippingStream(ByteStream):
 
     def skip(self, count: int) -> int:
         """Skip `count` bytes; returns how many there were."""
-        at_hand = min(count, len(self.chunk))
-        self.chunk = self.chunk[at_hand:]
-        self.position += at_hand
-        there = max(0, min(count - at_hand, self.nbytes - self.bytes_read))
-        self.leave_out(there)
-        return at_hand + there
+        buffered = min(count, len(self.chunk))
+        self.chunk = self.chunk[buffered:]
+        self.position += buffered
+        unread = max(0, min(count - buffered, self.nbytes - self.bytes_read))
+        self.leave_out(unread)
+        return buffered + unread

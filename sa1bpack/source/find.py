@@ -72,6 +72,12 @@ class Source:
     kind: Kind
     nbytes: int
 
+    @property
+    def local_path(self) -> Path:
+        """The path of a source that is not at a URL."""
+        assert isinstance(self.path, Path)
+        return self.path
+
 
 def find_sources(
     patterns: Iterable[str | Path],
