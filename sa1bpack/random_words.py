@@ -1,19 +1,19 @@
-"""Random words: each is a function of a key, without state, so that nothing random is saved.
+"""Random words, each a function of a key alone: nothing random has a state to be saved.
 
-Everything random that a pack, an order, a batch or a pipeline depends on is made here, by one of
-two schemes. What is drawn is pinned by tests, so neither can take the place of the other.
+Everything random that a pack, an order, a batch or a pipeline depends on is drawn here, by one of
+two schemes. Tests pin what each draws, so that neither can replace the other.
 
-- `stream_words`: a stream for each key, PCG64 seeded through SeedSequence. A generator makes
-  millions of words in no time, and can skip ahead. Orders (`loading.order`) take it, and the choice
-  of the masks of an image, in a pack (`masks.select`) and in a batch (`loading.batch.mask_choice`).
-- `words`: a chain of hashes over (seed, epoch, id, draw), SplitMix64. It draws a few words for each
+- `stream_words`: a stream for each key, PCG64 seeded through SeedSequence. It makes millions of
+  words cheaply, and can skip ahead. Orders use it (`loading.order`), and the choice of the masks of
+  an image, in a pack (`masks.select`) and in a batch (`loading.batch.mask_choice`).
+- `words`: a chain of hashes over (seed, epoch, id, draw), SplitMix64. It makes a few words for each
   of many ids at once, with the same bits in numpy and, on any device, in torch
-  (`transforms.random`). Prompts and augmentation take it, the parts of a split (`dataset.select`),
+  (`transforms.random`). Prompts and augmentation use it, the parts of a split (`dataset.select`),
   and the seeds of other libraries (`transforms.seeding`).
 
-Neither uses the methods of numpy's Generator, which may return other numbers in another version.
-These serve what need not be repeated exactly: which samples a report shows, and the buffer that
-mixes a stream of tars (`raw.streaming`).
+Methods of numpy's Generator may return other numbers in another version. They are used only where
+that does no harm: for the samples that a report shows, and for the buffer that mixes a stream of
+tars (`raw.streaming`).
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ def stream_words(key: Sequence[int], count: int, first: int = 0) -> np.ndarray:
     (NEP 19).
 
     Args:
-        key: whole numbers, taken modulo 2**64. Numbers below 2**32 take one 32-bit word in
-            SeedSequence and others two: where (1, 2) and (1 + 2**33,) must be different keys,
-            the numbers are passed as 32-bit halves.
+        key: whole numbers, taken modulo 2**64. SeedSequence takes one 32-bit word of a number
+            below 2**32, and two of others, so (1, 2) and (1 + 2**33,) are the same key. Where that
+            could happen, pass 32-bit halves.
         count: number of words.
         first: number of words to skip.
     """

@@ -73,14 +73,14 @@ RELATIONS = {
 class Derived:
     """The relations that follow from common pixels and centroids, of an image or of a batch.
 
-    Arrays are those of numpy, or of torch on any device, where nothing waits for it. "..." is
-    nothing for an image, and (B,) for a batch. Subclasses have `intersections` and `centroids`;
-    `_share`, `_numbers`, int64 (m,): 0, 1, ...; and what numpy and torch call by different names.
+    Arrays are those of numpy, or of torch on any device, and nothing waits for the device. "..." is
+    nothing for an image, and (B,) for a batch. Subclasses define the attributes below, and what
+    numpy and torch call by different names.
     """
 
     _arrays: Any = np  # or torch
     _share: float
-    _numbers: Any
+    _numbers: Any  # int64 (m,): 0, 1, ...
     intersections: Any
     centroids: Any
 

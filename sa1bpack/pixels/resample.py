@@ -26,9 +26,11 @@ _REST = (np.int64(1) << FRACTION) - 1
 
 
 class RowBand(NamedTuple):
-    """Rows start..stop of an output, and how many rows and columns of it the image covers.
+    """Rows of an output that are made at once.
 
-    All others are 0.
+    Attributes:
+        start, stop: the first of them, and one past the last.
+        kept_rows, kept_columns: the part of the output that the image covers; the rest is 0.
     """
 
     start: int

@@ -23,11 +23,10 @@ _Z_BLOCK = 5
 _Z_OK = 0
 _Z_STREAM_END = 1
 _Z_BUF_ERROR = -5
-# Of `data_type` after a call with Z_BLOCK: bits of the last byte that belong to what follows; the
-# block that ended was the last one; a block ends here, or the header.
-_BITS = 7
-_LAST_BLOCK = 64
-_AT_BLOCK = 128
+# Of `data_type` after a call with Z_BLOCK.
+_BITS = 7  # bits of the last byte that belong to what follows
+_LAST_BLOCK = 64  # the block that ended was the last one
+_AT_BLOCK = 128  # a block ends here, or the header
 
 
 class _Stream(ctypes.Structure):

@@ -32,11 +32,10 @@ from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import counted
 
-# Of the limit of a folder: the bytes that a process adds before it lists the files, those that are
-# too many then, and those that are left. So 40 processes together keep the limit.
-_UNSEEN = 1 / 400
-_MANY = 0.9
-_LEFT = 0.8
+# Fractions of the limit of a folder, which 40 processes together keep.
+_UNSEEN = 1 / 400  # a process that has added this much lists the files
+_MANY = 0.9  # of more than this, some are removed
+_LEFT = 0.8  # this much is left then
 
 _SUFFIX = ".npz"
 

@@ -25,11 +25,14 @@ from sa1bpack.source.inflate import INFLATE_BYTES, GzipStream, remedy
 SPACING = 4 << 20  # bytes of the inflated stream between points; half of it are inflated in vain
 _FEED = 1 << 18  # bytes of the file per step
 
-# file: offset of the first whole byte of the block. bits: how many bits of the byte before it
-# belong to the block. stream: offset in the inflated stream. window: number of its 32 KiB in the
-# windows, -1 if nothing precedes it. digest: XXH3-64 of them.
 POINT = np.dtype(
-    [("file", "<i8"), ("stream", "<i8"), ("bits", "<i8"), ("window", "<i8"), ("digest", "<u8")]
+    [
+        ("file", "<i8"),  # offset in the file of the first whole byte of the block
+        ("stream", "<i8"),  # offset in the inflated stream
+        ("bits", "<i8"),  # how many bits of the byte before `file` belong to the block
+        ("window", "<i8"),  # number of its 32 KiB in the windows, -1 if nothing precedes it
+        ("digest", "<u8"),  # XXH3-64 of these
+    ]
 )
 
 

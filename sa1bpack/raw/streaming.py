@@ -25,8 +25,13 @@ from sa1bpack.wording import brief, counted
 ON_ERROR = ("drop", "raise")
 _PAIR_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
 _MOST_BUFFERED = 1 << 20
-_REJECTED = 3  # where the numbers of rejected pairs begin
 _MOST_WORKERS = 1024  # of one DataLoader, that have a number of their own
+
+# Places in the numbers that worker processes share.
+_EPOCH = 0
+_IN_WORKERS = 1  # workers iterate, so the state is theirs
+_EPOCH_IS_SET = 2  # set_epoch was called
+_REJECTED = 3  # pairs rejected by this process, then by each worker: no two add to one number
 
 _log = logging.getLogger("sa1bpack")
 
@@ -123,9 +128,6 @@ class IterableTarDataset(IterableDataset[Any]):
         # An epoch, and the names of its tars whose samples have all been taken.
         self._finished: tuple[int, list[str]] = (0, [])
         self._loaded: dict[str, Any] | None = None
-        # In shared memory, for worker processes: epoch, whether workers iterate, whether set_epoch
-        # was called, and pairs rejected by this process and by each worker, of which no two add to
-        # the same number.
         count = _REJECTED + 1 + _MOST_WORKERS
         self._shared = torch.zeros(count, dtype=torch.int64, device="cpu").share_memory_()
 
@@ -136,13 +138,13 @@ class IterableTarDataset(IterableDataset[Any]):
 
         A loaded state holds for its own epoch: of another one, all samples come.
         """
-        self._shared[0] = whole_number("epoch", epoch, 0, 2**63 - 1)
-        self._shared[2] = 1
+        self._shared[_EPOCH] = whole_number("epoch", epoch, 0, 2**63 - 1)
+        self._shared[_EPOCH_IS_SET] = 1
 
     @property
     def epoch(self) -> int:
         """The epoch of the random order."""
-        return int(self._shared[0])
+        return int(self._shared[_EPOCH])
 
     @property
     def rejected(self) -> int:
@@ -161,7 +163,7 @@ class IterableTarDataset(IterableDataset[Any]):
         process whose rank is not known.
         """
         consumer, consumers = self._consumer()
-        self._shared[1] = int(get_worker_info() is not None)
+        self._shared[_IN_WORKERS] = int(get_worker_info() is not None)
         state = self._loaded
         self._loaded = None  # it counts once, and for its epoch alone
         finished: list[str] = []
@@ -297,7 +299,7 @@ class IterableTarDataset(IterableDataset[Any]):
 
         Raises LoaderError where worker processes have the state.
         """
-        if get_worker_info() is None and self._shared[1]:
+        if get_worker_info() is None and self._shared[_IN_WORKERS]:
             raise LoaderError(
                 "the state is in the worker processes of the DataLoader: use torchdata's "
                 "StatefulDataLoader, which collects it, or num_workers=0"
@@ -331,10 +333,10 @@ class IterableTarDataset(IterableDataset[Any]):
             raise OptionError(f"state names {brief(strange)}, which are not among these tars")
         epoch = state["epoch"]
         # A worker is given its state when it starts: after set_epoch, wherever that was called.
-        if get_worker_info() is None or not self._shared[2]:
-            self._shared[0] = epoch
+        if get_worker_info() is None or not self._shared[_EPOCH_IS_SET]:
+            self._shared[_EPOCH] = epoch
         if get_worker_info() is None:
-            self._shared[2] = 0
+            self._shared[_EPOCH_IS_SET] = 0
         self._loaded = dict(state)
 
     def __repr__(self) -> str:

@@ -70,7 +70,9 @@ def test_masks_are_those_that_were_encoded_at_the_size_of_the_pixels(photos, raw
 
 def test_only_the_masks_that_are_asked_for_are_drawn_and_those_once(photos, raw, monkeypatch):
     drawn, draw = [], sa1bpack.masks.draw_window
-    monkeypatch.setattr(sa1bpack.masks, "draw_window", lambda *runs: drawn.append(1) or draw(*runs))
+    monkeypatch.setattr(
+        sa1bpack.masks, "draw_window", lambda *runs, **grid: drawn.append(1) or draw(*runs, **grid)
+    )
     many = max(range(len(raw)), key=lambda index: len(raw.get_video(index)[1].load(0)))
     _, masks, _ = datapoint(raw, many, 2, random.Random(0))
     assert len(drawn) == len(masks) == 2
