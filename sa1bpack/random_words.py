@@ -69,7 +69,8 @@ def words(seed: int, epoch: int, ids: np.ndarray, draw: int, n: int) -> np.ndarr
     Raises:
         OptionError: a number is out of range.
     """
-    return mixed(seed, epoch, ids, draw, np.arange(1, n + 1)).view(np.uint64)
+    mixed_words: np.ndarray = mixed(seed, epoch, ids, draw, np.arange(1, n + 1))
+    return mixed_words.view(np.uint64)
 
 
 def mixed(seed: int, epoch: int, ids: Any, draw: int, numbers: Any) -> Any:
