@@ -190,6 +190,15 @@ class _ChosenMasks:
     capacity: int
 
 
+def _batch_fields(fields: Sequence[Field], features: Sequence[SideSpec], axis: str) -> list[Field]:
+    """The fields of a batch with one row per sample or per mask, features included."""
+    of_batch = [field for field in fields if field.batch]
+    for feature in features:
+        if feature.axis == axis:
+            of_batch.append(Field("", feature.name, feature.name, None, 0))
+    return of_batch
+
+
 @checks_options(choose="mask_select", masks="mask_layout")
 class Collate:
     """Make batches: the `collate_fn` of a torch DataLoader.
@@ -306,12 +315,9 @@ class Collate:
         if self._relate is not None:
             check_relations(self._relate.names, self._features)
         self._fields = {
-            "sample": [field for field in SAMPLE_FIELDS if field.batch],
-            "mask": [field for field in MASK_FIELDS if field.batch],
+            "sample": _batch_fields(SAMPLE_FIELDS, self._features, "sample"),
+            "mask": _batch_fields(MASK_FIELDS, self._features, "mask"),
         }
-        for feature in self._features:
-            field = Field("", feature.name, feature.name, None, 0)
-            self._fields[feature.axis].append(field)
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
         self._epoch.share_memory_()

@@ -164,13 +164,12 @@ class Loader(BaseLoader):
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._device = ChosenDevice(device)
         on_cuda = self._device.asked.type == "cuda"
-        relate = chosen.relations or None
         rules = self.batches.current.rules
         self._spec = BatchSpec(
             ds,
             chosen.layout,
             on_cuda,
-            relate,
+            chosen.relate,
             repeats=rules.repeats,
             marks_repeated=bool(rules.pad_last),
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypedDict
 
 import numpy as np
@@ -28,9 +29,12 @@ from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.wording import brief
 
-ORDERS = {"local": LocalShuffleOrder, "by_node": NodeShuffleOrder}
+ORDERS: dict[str, type[LocalShuffleOrder] | type[NodeShuffleOrder]] = {
+    "local": LocalShuffleOrder,
+    "by_node": NodeShuffleOrder,
+}
 # Options of other loaders, and their names here.
-OF_OTHER_LOADERS = {
+OF_OTHER_LOADERS: dict[str, str] = {
     "masks": "mask_layout",
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
@@ -181,17 +185,30 @@ class ReadingOptions(Options):
         if self.on_epoch_end is not None and not callable(self.on_epoch_end):
             raise OptionError(
                 f"on_epoch_end is {brief(self.on_epoch_end)}: choose a function that takes the "
-                "stats of "
-                "an epoch, such as print"
+                "stats of an epoch, such as print"
             )
         if self.relations != ():  # names may be an iterator
             object.__setattr__(self, "relations", Relate.of(self.relations) or ())
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
-        # Of the masks in a batch, and which of them are kept, of any dataset.
-        layout = MaskLayout.of(self.mask_layout, self.pad_to_max)
-        choices = MaskSchedule(self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max)
-        vars(self).update(layout=layout, choices=choices)
+        # They raise for what does not fit together.
+        self.layout  # noqa: B018
+        self.choices  # noqa: B018
+
+    @cached_property
+    def layout(self) -> MaskLayout:
+        """The layout of the masks in a batch."""
+        return MaskLayout.of(self.mask_layout, self.pad_to_max)
+
+    @cached_property
+    def choices(self) -> MaskSchedule:
+        """Which masks are kept, of any dataset."""
+        return MaskSchedule(self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max)
+
+    @property
+    def relate(self) -> Relate | None:
+        """The relations that are added to batches."""
+        return self.relations if isinstance(self.relations, Relate) else None
 
     def batches(self, ds: Ordered, batch_size: WholeNumbers | None) -> OrderedBatches:
         """The batches of a dataset, with `batch_size` samples on each rank.
@@ -217,8 +234,10 @@ class ReadingOptions(Options):
         """The order of a dataset that has the name, or that is given."""
         order = self.order
         seed = self.seed
+        if order is None and not self.shuffle:
+            return SequentialOrder(ds)
         if order is None:
-            return ShuffleOrder(ds, seed=seed or 0) if self.shuffle else SequentialOrder(ds)
+            return ShuffleOrder(ds, seed=seed or 0)
         if isinstance(order, str) and order in ORDERS:
             return ORDERS[order](ds, seed=seed or 0)
         if not isinstance(order, Order):

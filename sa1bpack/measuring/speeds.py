@@ -56,7 +56,8 @@ class Task:
         most = min(_WARM_BYTES, int(_WARM_SHARE * memory_bytes()))
         if self.cold or dataset_bytes(ds) <= most:
             return ds
-        return ds[: max(1, len(ds) * most // dataset_bytes(ds))]
+        subset: Dataset = ds[: max(1, len(ds) * most // dataset_bytes(ds))]
+        return subset
 
     def remaining_share(self) -> float:
         """The share of the pack's bytes that is in the page cache, by some of its files."""

@@ -18,7 +18,7 @@ INTERNAL = {
         "took",
     ),
     "PackOptions": ("as_text", "check_same", "from_json", "keeps_all", "layout", "to_json"),
-    "ReadingOptions": ("batches",),
+    "ReadingOptions": ("batches", "choices", "layout", "relate"),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),
     "RunBatch": ("ends", "slice"),
     "Schedule": ("at", "constant", "largest", "map", "text", "until"),
