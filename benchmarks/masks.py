@@ -39,9 +39,6 @@ from pycocotools import mask as coco
 
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.masks import (
-    REGIONS,
-    RELATIONS,
-    SAMPLINGS,
     draw_points,
     draw_window,
     encode_counts,
@@ -53,6 +50,9 @@ from sa1bpack.masks import (
     unpack_bits,
     window_map,
 )
+from sa1bpack.masks.prompts import REGIONS
+from sa1bpack.masks.relations import RELATIONS
+from sa1bpack.masks.select import SAMPLINGS
 
 Runs = list[tuple[np.ndarray, np.ndarray, int, int]]  # run_ends, run_offset, height, width
 

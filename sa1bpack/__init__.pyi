@@ -53,3 +53,5 @@ from sa1bpack.schedules import PiecewiseSchedule as PiecewiseSchedule
 from sa1bpack.transforms.seeding import Seeded as Seeded
 
 __version__: str
+SCHEMES: dict[str, str]
+PICTURES: str

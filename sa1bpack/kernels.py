@@ -1,12 +1,12 @@
 """numba, for the modules that define kernels: they import it from here alone.
 
-Compiled kernels are kept in files of our own, not by numba. numba compiles a kernel again only
-when the file that defines it has changed, although the code contains the kernels that it calls; a
-process that is killed between numba's two files leaves old code behind for good; and a damaged
-file of its cache is an error. Here the name of a file is a digest of everything that its code is
-compiled from: the bytecode of the kernel and of all that it calls, their constants, the types of
-the arguments, the processor, and the versions of Python, numpy, numba and LLVM. So a file is right
-or it is not found, no matter which process wrote it, and a changed comment compiles nothing again.
+Compiled kernels are kept in files of our own, not by numba, whose cache takes a kernel for current
+as long as the file that defines it has not changed, although its code contains the kernels that it
+calls (docs/decisions/0023-kept-kernels.md). Here the name of a file is a digest of everything that
+its code is compiled from: the bytecode of the kernel and of all that it calls, their constants, the
+types of the arguments, the processor, and the versions of Python, numpy, numba and LLVM. So a file
+is right or it is not found, no matter which process wrote it, and a changed comment compiles
+nothing again.
 
 What needs no kernel imports neither this module nor numba, and leaves the file system untouched.
 """
@@ -70,7 +70,7 @@ def njit(function: Any = None, /, **options: Any) -> Any:
     if function is None:
         return lambda function: njit(function, **options)
     kernel: Any = numba.njit(**{**DEFAULTS, **options, "cache": False})(function)
-    if isinstance(kernel, Dispatcher):  # with NUMBA_DISABLE_JIT it is the function itself
+    if kernel is not function:  # as it is with NUMBA_DISABLE_JIT
         files = _KernelFiles(kernel)
         kernel._cache = files
         kernel.compile = files.compile
@@ -93,7 +93,7 @@ class _KernelFiles:
         self._compile = kernel.compile
         self._notice: threading.Timer | None = None
 
-    def compile(self, signature):
+    def compile(self, signature: Any) -> Any:
         """Load or compile a kernel, and say so if that takes a while.
 
         Ctrl-C takes effect once the kernel is there. Within, it would leave objects of llvmlite
@@ -103,7 +103,7 @@ class _KernelFiles:
         No garbage is collected meanwhile: passing over the objects that numba makes takes a fifth
         of compiling.
         """
-        collects = gc.isenabled()
+        collected_before = gc.isenabled()
         gc.disable()
         try:
             with interrupts_held():
@@ -111,19 +111,16 @@ class _KernelFiles:
         finally:
             if self._notice is not None:
                 self._notice.cancel()
-            if collects:
+            if collected_before:
                 gc.enable()
 
-    def load_overload(self, signature, target_context):
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The compiled code for these types, or None if it is not kept or the file is damaged."""
         target_context.refresh()
-        if path := kernel_file(self._kernel, signature, target_context.codegen()):
+        path = kernel_file(self._kernel, signature, target_context.codegen())
+        if path is not None:
             try:
-                digest = (kept := path.read_bytes())[:32]
-                content = kept[32:]
-                if hashlib.sha256(content).digest() == digest:
-                    reduced = pickle.loads(content)  # noqa: S301 - kept where only this user writes
-                    return CompileResultCacheImpl.rebuild(None, target_context, reduced)
+                return _unpacked(path.read_bytes(), target_context)
             except Exception:  # whatever numba makes of a damaged file: it is compiled again
                 pass
         self._notice = threading.Timer(PATIENCE, _say, [path is not None])
@@ -131,23 +128,44 @@ class _KernelFiles:
         self._notice.start()
         return None
 
-    def save_overload(self, signature, compiled) -> None:
+    def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep code that was compiled; a folder that cannot be written is no reason to fail."""
-        if (path := kernel_file(self._kernel, signature, compiled.codegen)) is None:
+        path = kernel_file(self._kernel, signature, compiled.codegen)
+        if path is None:
             return
-        content = dumps(CompileResultCacheImpl.reduce(None, compiled))
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         with suppress(OSError):
             try:
-                temporary.write_bytes(hashlib.sha256(content).digest() + content)
+                temporary.write_bytes(_packed(compiled))
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
 
 
-def kernel_file(kernel: Dispatcher, signature, codegen) -> Path | None:
+# numba's own two steps, which take no notice of the instance that they are methods of.
+_reduce: Any = CompileResultCacheImpl.reduce
+_rebuild: Any = CompileResultCacheImpl.rebuild
+
+
+def _packed(compiled: Any) -> bytes:
+    """Compiled code as the content of a file."""
+    content: bytes = dumps(_reduce(None, compiled))
+    return hashlib.sha256(content).digest() + content
+
+
+def _unpacked(packed: bytes, target_context: Any) -> Any:
+    """Compiled code of the content of a file. Raises ValueError, or numba's, if it is damaged."""
+    content = packed[32:]
+    if hashlib.sha256(content).digest() != packed[:32]:
+        raise ValueError("damaged")
+    reduced = pickle.loads(content)  # noqa: S301 - kept where only this user writes
+    return _rebuild(None, target_context, reduced)
+
+
+def kernel_file(kernel: Dispatcher, signature: Any, codegen: Any) -> Path | None:
     """The file of a kernel's code for these types and this processor; None if none is kept."""
-    if (folder := kernel_folder()) is None:
+    folder = kernel_folder()
+    if folder is None:
         return None
     function = kernel.py_func
     variant = _digest(_described_type(signature), *map(repr, codegen.magic_tuple()))
@@ -165,12 +183,13 @@ def _digest(*texts: str) -> str:
 @cache
 def _code_digest(kernel: Dispatcher) -> str:
     """A digest of all that the code of a kernel depends on, but its argument types."""
+    config: Any = numba.config  # whose variables are made when it is imported
     versions = sys.version, np.__version__, numba.__version__, llvmlite.__version__
-    settings = numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.DEBUGINFO_DEFAULT
+    settings = config.OPT, config.BOUNDSCHECK, config.DEBUGINFO_DEFAULT
     return _digest(repr(versions + settings), *_described(kernel, {}))
 
 
-def _described(value, seen: dict[int, int]) -> Iterator[str]:
+def _described(value: Any, seen: dict[int, int]) -> Iterator[str]:
     """Texts that are the same for equal values in every process.
 
     Raises TypeError for a value of which that is not known.
@@ -207,19 +226,21 @@ def _described(value, seen: dict[int, int]) -> Iterator[str]:
         raise TypeError(f"a kernel cannot use {value!r}: its digest is not defined in {__name__}")
 
 
-_PLAIN = bool, int, float, complex, str, bytes, range, slice, type(None), type(...)
+_PLAIN = (bool, int, float, complex, str, bytes, range, slice, type(None), type(...))
 
 
-def _is_foreign(value) -> bool:
+def _is_foreign(value: Any) -> bool:
     """True for a module, class or builtin function that only a new version can change."""
-    kinds = python_types.ModuleType, python_types.BuiltinFunctionType, type, np.ufunc
-    where = value.__name__ if isinstance(value, python_types.ModuleType) else type(value).__module__
-    owner = getattr(value, "__module__", None) or where
-    package = __name__.partition(".")[0]
-    return isinstance(value, kinds) and package not in (owner.partition(".")[0], where)
+    if isinstance(value, python_types.ModuleType):
+        origin = value.__name__
+    elif isinstance(value, (python_types.BuiltinFunctionType, type, np.ufunc)):
+        origin = getattr(value, "__module__", None) or type(value).__module__
+    else:
+        return False
+    return origin.partition(".")[0] != __name__.partition(".")[0]
 
 
-def _described_function(function: Callable, seen: dict[int, int]) -> Iterator[str]:
+def _described_function(function: Any, seen: dict[int, int]) -> Iterator[str]:
     yield from _described_code(function.__code__, function.__doc__)
     yield from _described((function.__defaults__, function.__kwdefaults__), seen)
     for cell in function.__closure__ or ():
@@ -247,7 +268,7 @@ def _global_names(code: python_types.CodeType) -> set[str]:
     return loaded.union(*map(_global_names, inner))
 
 
-def _described_type(kind) -> str:
+def _described_type(kind: Any) -> str:
     """A type of numba's or a signature, with the fields of named tuples, which numba leaves out."""
     if isinstance(kind, tuple):
         return ", ".join(map(_described_type, kind))
@@ -255,7 +276,8 @@ def _described_type(kind) -> str:
         return f"{_described_type(kind.args)} -> {_described_type(kind.return_type)}"
     if isinstance(kind, types.BaseTuple):
         record = getattr(kind, "instance_class", tuple)
-        inner = _described_type(tuple(kind))
+        members: Any = kind
+        inner = _described_type(tuple(members))
         return f"{record.__module__}.{record.__qualname__}{getattr(kind, 'fields', ())}({inner})"
     return str(kind)
 
@@ -272,8 +294,9 @@ def kernel_folder() -> Path | None:
 
     Warns if no folder can be written: each process then compiles its kernels again.
     """
-    if given := os.environ.get(VARIABLE):
-        return Path(given) if _writable(Path(given)) else None
+    if os.environ.get(VARIABLE):
+        chosen = Path(os.environ[VARIABLE])
+        return chosen if _writable(chosen) else None
     package = Path(__file__).absolute().parent / "__pycache__"
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - keeps "~" for a user without a home
     user = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "sa1bpack"
@@ -306,9 +329,9 @@ def _writable(folder: Path, mode: int = 0o777) -> bool:
 
 def _is_private(folder: Path) -> bool:
     """True if nobody else can write to it: files found there are unpickled."""
-    found = folder.lstat()
-    own = found.st_uid == os.getuid() and not found.st_mode & 0o022
-    return own and stat.S_ISDIR(found.st_mode)
+    status = folder.lstat()
+    is_ours = status.st_uid == os.getuid()
+    return is_ours and not status.st_mode & 0o022 and stat.S_ISDIR(status.st_mode)
 
 
 # ------------------------------------------------------------------------------------ the first use
@@ -317,9 +340,9 @@ PATIENCE = 1.0  # seconds of compiling a kernel, and those that it calls, before
 
 
 @cache
-def _say(kept: bool) -> None:
+def _say(is_kept: bool) -> None:
     """Print on standard error, once per process, that kernels are compiled."""
-    how = "once" if kept else "in every process, since no folder can keep them"
+    how = "once" if is_kept else "in every process, since no folder can keep them"
     print(
         f"sa1bpack: compiling kernels for this processor, {how}; takes up to half a minute",
         file=sys.stderr,

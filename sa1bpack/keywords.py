@@ -5,15 +5,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from math import inf
-from typing import Any, TypeVar, get_args, overload
+from typing import Any, TypeVar, overload
 
 from sa1bpack.errors import OptionError
+from sa1bpack.options import Declaration, Options, declarations, section_of
 from sa1bpack.wording import brief
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
-
-# Of the keys of a TypedDict of keyword arguments, their defaults, see `keywords_of`.
-_DEFAULTS: dict[type, Mapping[str, Any]] = {}
 
 
 class _Unchanged:
@@ -26,21 +24,40 @@ class _Unchanged:
 UNCHANGED = _Unchanged()
 
 
-def keywords_of(keywords: type, *sources: Callable[..., Any], **defaults: Any) -> None:
-    """Declare the defaults of the keyword arguments in a TypedDict, for signatures.
+def takes_options(*groups: type[Options], unchanged: bool = False) -> Callable[[_Call], _Call]:
+    """A decorator of a call with `**options`, which are the fields of these groups.
+
+    The signature has each of them, and the docstring a section `Options:` with their texts. For
+    type checkers, the annotation is an `Unpack` of `option_keywords.pyi`.
 
     Args:
-        keywords: as in `**options: Unpack[Keywords]`; `checks_options` shows its keys in their
-            place.
-        sources: dataclasses and functions that have arguments of these names.
-        defaults: defaults of other arguments, or where they differ from those of the sources.
+        unchanged: what is not given stays as it is, in place of the defaults of the groups.
     """
-    known: dict[str, Any] = {}
-    for source in sources:
-        for name, parameter in inspect.signature(source).parameters.items():
-            known.setdefault(name, parameter.default)
-    known |= defaults
-    _DEFAULTS[keywords] = {name: known[name] for name in keywords.__annotations__}
+    declared: dict[str, Declaration] = {}
+    for group in groups:
+        declared |= declarations(group)
+
+    def completed(call: _Call) -> _Call:
+        signature = inspect.signature(call)
+        *parameters, variable_keywords = signature.parameters.values()
+        for name, declaration in declared.items():
+            parameter = inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=UNCHANGED if unchanged else declaration.default,
+                annotation=declaration.accepts,
+            )
+            parameters.append(parameter)
+        signature = signature.replace(parameters=parameters)
+        call.__signature__ = signature  # type: ignore[attr-defined] # inspect's own protocol
+        options = {name: declaration.accepts for name, declaration in declared.items()}
+        call.__annotations__ = {**call.__annotations__, **options}
+        del call.__annotations__[variable_keywords.name]
+        description, raises, rest = inspect.cleandoc(call.__doc__ or "").partition("\n\nRaises:\n")
+        call.__doc__ = description + "\n\n" + section_of(declared) + raises + rest
+        return call
+
+    return completed
 
 
 # Call → its options that people look for in another call. A test compares them with signatures.
@@ -62,10 +79,8 @@ def checks_options(**elsewhere: str) -> Callable[[_Call], _Call]: ...
 def checks_options(call: Any = None, /, **elsewhere: str) -> Any:
     """A decorator of what users call: an option that it does not have is an OptionError.
 
-    The message says what is meant, or where the option belongs. Of `**options: Unpack[Keywords]`
-    the keys of Keywords are options, and the signature has them with the defaults that
-    `keywords_of` declares. On a class, it applies to `__init__`, `__call__` and the public methods;
-    it may also decorate a single method.
+    The message says what is meant, or where the option belongs. On a class, it applies to
+    `__init__`, `__call__` and the public methods; it may also decorate a single method.
 
     Args:
         elsewhere: options of other libraries → what to use here.
@@ -88,7 +103,7 @@ def _checked(
     elsewhere: Mapping[str, str], call: Callable[..., Any], is_method: bool
 ) -> Callable[..., Any]:
     """The call, preceded by a check of its arguments' number and names."""
-    signature = _signature(call)
+    signature = inspect.signature(call)
     parameters = list(signature.parameters.values())[is_method:]
     keyword_only = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     known = keyword_only | {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
@@ -126,21 +141,3 @@ def _hint(unknown: str, known: set[str], elsewhere: Mapping[str, str]) -> str:
     valid = f"valid options: {', '.join(sorted(known)) or 'none'}"
     near = get_close_matches(unknown, known, 1)
     return f": is {near[0]} meant? {valid}" if near else f"; {valid}"
-
-
-def _signature(call: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a call, with each of its keywords in place of `**options`."""
-    signature = inspect.signature(call)
-    parameters = list(signature.parameters.values())
-    if not parameters or parameters[-1].kind is not inspect.Parameter.VAR_KEYWORD:
-        return signature
-    (keywords,) = get_args(parameters.pop().annotation)
-    for name, kind in keywords.__annotations__.items():
-        parameter = inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=_DEFAULTS[keywords][name],
-            annotation=kind,
-        )
-        parameters.append(parameter)
-    return signature.replace(parameters=parameters)

@@ -1,41 +1,43 @@
-"""Packages that import their public names on first use: those that the stub beside them imports."""
+"""Packages that import their public names on first use: those that the stub beside them imports.
 
-import re
+A stub has a line `from MODULE import NAME as NAME` for each, which type checkers read, too. Why not
+the package lazy_loader: docs/decisions/0022-lazy-imports.md.
+"""
+
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-_IMPORT = re.compile(r"^from (\S+) import (\w+) as", re.MULTILINE)
+TYPE_CHECKING = False  # as in `typing`, which takes longer to import than all the rest
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def names_of(
-    package: str,
-    renamed: Mapping[str, str] = MappingProxyType({}),
-    internal: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    package: str, renamed: "Mapping[str, str] | None" = None
+) -> "tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]":
     """The `__all__`, `__getattr__` and `__dir__` of a package.
-
-    Its public names are those that `__init__.pyi` imports, which type checkers read, too.
 
     Args:
         renamed: names of earlier releases, and those that people look for → what they are called.
-        internal: names for the other packages of sa1bpack only → the module that has them.
     """
-    stub = Path(sys.modules[package].__file__).with_suffix(".pyi").read_text("utf-8")
-    public = {name: module for module, name in _IMPORT.findall(stub)}
-    modules = {**public, **internal}
+    module = sys.modules[package]
+    home = {}  # public name → the module that has it
+    # pathlib would take longer to import than all the rest.
+    with open(f"{module.__file__}i", encoding="utf-8") as stub:  # noqa: PTH123
+        for line in stub:
+            words = line.split()  # from MODULE import NAME as NAME
+            if words[:1] == ["from"]:
+                home[words[3]] = words[1]
 
-    def get(name: str) -> Any:
-        if name not in modules:
-            now = f": it is {renamed[name]}" if name in renamed else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{now}")
-        if modules[name] == package:
+    def get(name: str) -> "Any":
+        if name not in home:
+            hint = f": it is {renamed[name]}" if renamed and name in renamed else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+        if home[name] == package:
             return import_module(f"{package}.{name}")
-        found = getattr(import_module(modules[name]), name)
-        setattr(sys.modules[package], name, found)  # from now on
-        return found
+        value = getattr(import_module(home[name]), name)
+        setattr(module, name, value)  # from now on
+        return value
 
-    return sorted(public), get, lambda: sys.modules[package].__all__
+    return sorted(home), get, lambda: module.__dict__["__all__"]

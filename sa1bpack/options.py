@@ -1,15 +1,21 @@
 """Groups of options, each declared once: its type, default, bounds and text are those of a field.
 
 A group is a dataclass that inherits from `Options`, with fields made by `option`. From them come
-the keyword arguments, the checks, what `help()` shows, the flags of the command line
-(`cli/arguments.py`) and the tables of the documents.
+the keyword arguments (`keywords.py`), the checks, what `help()` shows, the flags of the command
+line (`cli/arguments.py`) and the tables of the documents.
+
+A type checker runs nothing: it can only read what keyword arguments there are. It reads
+`option_keywords.pyi`, which `scripts/write_option_keywords.py` writes from the fields; a test
+compares them, and finds options that are declared again elsewhere.
 """
 
 import dataclasses
 import functools
 import inspect
+import os
 import textwrap
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -33,7 +39,9 @@ class Declaration:
         why: the reason for a limit, for the message.
         none: what None is called on the command line, in messages and in the help; may be empty.
         metavar: what the command line calls its value.
-        kind, optional, default: of its field: the type, whether it may be None, and the default.
+        accepts: type of what calls take, if the field has another one, made of it.
+        kind, optional, default: of its field: the type, None if it has several, which are not
+            checked here; whether it may be None; and the default.
     """
 
     help: str
@@ -44,6 +52,7 @@ class Declaration:
     why: str = ""
     none: str = "none"
     metavar: str | None = None
+    accepts: Any = None
     kind: Any = str
     optional: bool = False
     default: Any = None
@@ -52,7 +61,7 @@ class Declaration:
     def text(self) -> str:
         """The help, with the bounds and the default, if that need be said."""
         shown = self.none if self.default is None else self.default
-        if shown is False or shown == "":
+        if shown is False or shown in ("", ()):
             return self.help
         within = f"{self.bounds}, " if self.bounds else ""
         return f"{self.help} ({within}default: {shown})"
@@ -98,13 +107,9 @@ class Options:
 
     def __init_subclass__(cls) -> None:
         """Complete the documentation of the class by that of its options."""
-        lines = [inspect.cleandoc(cls.__doc__ or ""), "", "Options:"]
-        for name, field in {**vars(cls), **cls.__dataclass_fields__}.items():
-            declaration = _declaration_of(field)
-            if declaration and declaration.help:
-                text = f"    {name}: {declaration.text}"
-                lines.append(textwrap.fill(text, 96, subsequent_indent=" " * 8))
-        cls.__doc__ = "\n".join(lines)
+        fields = {**vars(cls), **cls.__dataclass_fields__}
+        texts = {name: _declaration_of(field) for name, field in fields.items()}
+        cls.__doc__ = inspect.cleandoc(cls.__doc__ or "") + "\n\n" + section_of(texts)
 
     def __post_init__(self) -> None:
         """Check every option, and store numbers as Python's, whatever their type."""
@@ -112,12 +117,27 @@ class Options:
             object.__setattr__(self, name, declaration.checked(name, getattr(self, name)))
 
 
-@functools.cache
-def declarations(cls: type) -> dict[str, Declaration]:
-    """Name of each declared option → its declaration.
+def section_of(declared: Mapping[str, Declaration | None]) -> str:
+    """The section `Options:` of a docstring: name and text of each option that has a text."""
+    lines = ["Options:"]
+    for name, declaration in declared.items():
+        if declaration is not None and declaration.help:
+            text = f"    {name}: {declaration.text}"
+            lines.append(textwrap.fill(text, 96, subsequent_indent=" " * 8))
+    return "\n".join(lines)
+
+
+def declarations(group: type[Options]) -> Mapping[str, Declaration]:
+    """Name of each declared option of a group → its declaration.
 
     Those of the class itself come first, then those that it inherits.
     """
+    hashable: Any = group  # which mypy does not know of the class of a dataclass
+    return _declarations(hashable)
+
+
+@functools.cache
+def _declarations(cls: Any) -> Mapping[str, Declaration]:
     kinds = typing.get_type_hints(cls)
     declared = {}
     for owner in cls.__mro__:
@@ -125,10 +145,17 @@ def declarations(cls: type) -> dict[str, Declaration]:
             declaration = _declaration_of(cls.__dataclass_fields__.get(name))
             if declaration is None:
                 continue
+            accepts = declaration.accepts or kinds[name]
             alternatives = get_args(kinds[name]) or (kinds[name],)
-            kind = next(alternative for alternative in alternatives if alternative is not NoneType)
             optional = NoneType in alternatives
-            declared[name] = dataclasses.replace(declaration, kind=kind, optional=optional)
+            types = [alternative for alternative in alternatives if alternative is not NoneType]
+            kind = types[0] if len(types) == 1 else None
+            if kind is Path:
+                accepts = str | os.PathLike[str]
+                accepts = accepts | None if optional else accepts
+            declared[name] = dataclasses.replace(
+                declaration, kind=kind, optional=optional, accepts=accepts
+            )
     return declared
 
 

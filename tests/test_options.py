@@ -1,5 +1,6 @@
 """Options that are declared once: what is made of the declarations."""
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import write_option_keywords
 from commands import command, python  # noqa: F401 - a fixture
 
 import sa1bpack
 from sa1bpack import OptionError, PackOptions
+from sa1bpack.options import Options, declarations
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -67,6 +70,70 @@ def test_docstring_help_and_the_table_in_the_documents_say_the_same(command, mon
         assert f" {name}: {said}" in text
         metavar = re.escape(f"{{{','.join(choices)}}}") if choices else "[A-Z]+"
         assert re.search(rf" --{flag} {metavar} {re.escape(said)}", shown), flag
+
+
+def test_type_checkers_read_the_keywords_that_are_declared():
+    """In option_keywords.pyi, which scripts/write_option_keywords.py writes."""
+    assert write_option_keywords.FILE.read_text() == write_option_keywords.text()
+
+
+def entries_of(docstring: str) -> list[str]:
+    """The names that the sections `Args` and `Options` of a docstring explain."""
+    arguments = docstring.partition("\n\nRaises:\n")[0].partition("\n\nExamples:\n")[0]
+    listed = re.findall(r"^ {4}(\w+(?:, \w+)*): ", arguments, re.MULTILINE)
+    return [name for names in listed for name in names.split(", ")]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        sa1bpack.pack,
+        sa1bpack.pack_part,
+        sa1bpack.estimate,
+        sa1bpack.open,
+        sa1bpack.Loader.__init__,
+        sa1bpack.make_dataloader,
+        sa1bpack.derive,
+        sa1bpack.attach,
+        sa1bpack.TarDataset.__init__,
+        sa1bpack.IterableTarDataset.__init__,
+    ],
+    ids=lambda call: call.__qualname__,
+)
+def test_the_documentation_of_a_call_explains_each_option_once(call):
+    parameters = {*inspect.signature(call).parameters} - {"self"}
+    assert sorted(entries_of(inspect.getdoc(call))) == sorted(parameters)
+
+
+def test_no_option_is_declared_a_second_time():
+    """Neither in keywords for type checkers, nor in the docstring of a call that takes it."""
+    again = []
+    every_name = {name for group in GROUPS.values() for name in declarations(group)}
+    for path in (REPOSITORY / "sa1bpack").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and "TypedDict" in map(ast.unparse, node.bases):
+                keys = {field.target.id for field in node.body if isinstance(field, ast.AnnAssign)}
+                again += [f"{path}: {node.name}: {name}" for name in keys & every_name]
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for decorator in node.decorator_list:
+                if ast.unparse(decorator).startswith("takes_options("):
+                    groups = [GROUPS[group.id] for group in decorator.args]
+                    declared = {name for group in groups for name in declarations(group)}
+                    explained = {*entries_of(inspect.cleandoc(ast.get_docstring(node) or ""))}
+                    again += [f"{path}: {node.name}: {name}" for name in declared & explained]
+    assert again == []
+
+
+def groups_below(group: type) -> dict[str, type]:
+    return {group.__name__: group} | {
+        name: inner
+        for below in group.__subclasses__()
+        for name, inner in groups_below(below).items()
+    }
+
+
+GROUPS = groups_below(Options)
 
 
 @pytest.mark.parametrize("name", ["pack", "show"])

@@ -20,7 +20,6 @@ from public_surface import HELD, INTERNAL, members_of, public_objects, surface
 
 import sa1bpack
 from sa1bpack import OptionError
-from sa1bpack.dataset.sample import SampleOptions
 
 CALLABLES = {name: value for name, value in public_objects() if callable(value)}
 SHOWN = {
@@ -177,19 +176,6 @@ def test_no_type_of_the_public_surface_is_partly_unknown():
         if not is_complete(found)
     ]
     assert incomplete == []
-
-
-@pytest.mark.parametrize(
-    ("call", "options"),
-    [(sa1bpack.estimate, sa1bpack.PackOptions),
-     (sa1bpack.Loader.__init__, sa1bpack.ReadingOptions), (sa1bpack.open, SampleOptions)],
-)  # fmt: skip
-def test_keyword_arguments_are_the_fields_of_the_options(call, options):
-    keywords = typing.get_args(inspect.unwrap(call).__annotations__["options"])[0]
-    found, fields = typing.get_type_hints(keywords), typing.get_type_hints(options)
-    assert {*found} >= {field.name for field in dataclasses.fields(options)}
-    differ = [name for name in fields if found[name] != fields[name]]
-    assert differ in ([], ["features"])  # which is stored as a tuple
 
 
 def test_internal_members_are_those_of_public_classes():

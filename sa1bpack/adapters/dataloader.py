@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import numpy as np
 import torch
@@ -28,11 +28,11 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.finalizers import Living
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BaseLoader, LoadedBatch, sampler_of
-from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
+from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
@@ -45,6 +45,9 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.seeding import held_generators
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted, size_text
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import ReadingKeywords
 
 _MOST_WORKERS = 8
 
@@ -320,6 +323,7 @@ def _end_all_workers() -> None:
 
 
 @checks_options(**_OTHER_NAMES)
+@takes_options(ReadingOptions)
 def make_dataloader(
     ds: Dataset,
     batch_size: WholeNumbers | None = None,
@@ -329,7 +333,7 @@ def make_dataloader(
     pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
     worker_init_fn: Callable[[int], object] | None = None,
-    **options: Unpack[ReadingKeywords],
+    **options: Unpack["ReadingKeywords"],
 ) -> PackDataLoader:
     """A torch DataLoader that yields the batches of `Loader` with the same options, on the CPU.
 
@@ -351,9 +355,6 @@ def make_dataloader(
         worker_init_fn: called with its number, 0 to num_workers - 1, in each worker process when it
             begins, after torch has seeded `random`, `numpy.random` and torch there, each worker
             otherwise. Random numbers that do not depend on the workers: `Seeded`.
-        options: global_batch_size, shuffle, order, mask_layout, max_masks, mask_select, pad_to_max,
-            bucket_by, relations, seed, drop_last, pad_last, rank, world_size, on_error,
-            max_dropped, timeout, on_epoch_end: see ReadingOptions.
 
     Raises:
         OptionError: a value that cannot be used, or options that do not fit together.

@@ -10,7 +10,7 @@ at its beginning.
 import sys
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import proxy
 
 from sa1bpack.adapters import opened
@@ -18,13 +18,16 @@ from sa1bpack.adapters.lightning_places import first_epoch_of, unused_batches
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
-from sa1bpack.keywords import checks_options, keywords_of
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.iteration import EpochSampler, UnshuffledSampler
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords
+from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
 from sa1bpack.loading.order.epoch import RANKS
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.wording import brief
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import LoaderKeywords
 
 # One library under two names, each of which refuses the classes of the other: the name that the
 # program has imported, otherwise the newer one if it is installed.
@@ -39,18 +42,6 @@ else:
 _STATE_VERSION = 1
 
 _CHANGING = {"global_batch_size", "max_masks", "mask_select"}
-
-
-class LoaderKeywords(ReadingKeywords, total=False):
-    """The options of a Loader, as keyword arguments."""
-
-    device: str
-    threads: int | None
-    prefetch: int | None
-    io: str | None
-
-
-keywords_of(LoaderKeywords, Loader)
 
 
 class _DrivenLoader(Loader):
@@ -131,6 +122,7 @@ class DataModule(LightningDataModule):
     `train` and `val` are the two Datasets, once `setup` has run; `val` is None if there is none.
     """
 
+    @takes_options(LoaderOptions)
     def __init__(
         self,
         pack: Any,
@@ -139,7 +131,7 @@ class DataModule(LightningDataModule):
         val: Any = 0.01,
         split_seed: int = 0,
         val_options: Mapping[str, Any] | None = None,
-        **options: Unpack[LoaderKeywords],
+        **options: Unpack["LoaderKeywords"],
     ):
         """
         Args:

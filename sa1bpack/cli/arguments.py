@@ -1,10 +1,9 @@
 """The parsers of the commands: each is made of the signature and the docstring of a function.
 
-A parameter before `*` is an argument, one after it is an option; its annotation is the type, its
-default the default. The docstring has the description, a section `Args:` with the help of each
-parameter, as `name (METAVAR): help`, and what follows the options in the help. A parameter that is
-a dataclass stands for its fields, which are options: their help is in the same section, or, if they
-are declared options (`sa1bpack.options`), with them.
+A parameter before `*` is an argument, one after it is an option; its annotation has the type and a
+`Help`, its default is the default. A parameter that is a dataclass stands for its fields, which are
+options, whose help is declared with them (`sa1bpack.options`). The docstring is the description,
+and from `examples:` on what follows the options in the help.
 """
 
 import argparse
@@ -16,11 +15,14 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from types import NoneType
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin, get_type_hints
 
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import brief
+
+if TYPE_CHECKING:
+    from sa1bpack.options import Declaration
 
 # Command, which is also the name of its function → module of this package, line in the help.
 COMMANDS = {
@@ -43,8 +45,15 @@ _NAMES_OF_PACKS = ("pack", "path", "root")
 _OTHER_NAMES = {"duration": "--seconds"}
 
 # Commands by the names that people look for.
-_ALSO_CALLED = {"check": "verify", "convert": "pack", "draw": "show", "filter": "subset"}
-_ALSO_CALLED |= {"join": "merge", "select": "subset", "stats": "info"}
+_ALSO_CALLED = {
+    "check": "verify",
+    "convert": "pack",
+    "draw": "show",
+    "filter": "subset",
+    "join": "merge",
+    "select": "subset",
+    "stats": "info",
+}
 
 _OUTPUT = "-o/--output"  # as argparse names it
 
@@ -55,6 +64,21 @@ first steps:
   sa1bpack show packed -o sheet.png        # look at it before you train
 
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class Help:
+    """What the help of a command says of a parameter, as `Annotated[type, Help(...)]`.
+
+    Attributes:
+        text: what it does; of a group of declared options, its title.
+        metavar: what its value is called.
+        choices: the values that it may have.
+    """
+
+    text: str
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -69,45 +93,41 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if not arguments:
         main.print_help()
         main.exit(exits.USAGE)
-    name = arguments[0]
-    words = arguments[1:]
+    name, *words = arguments
     if name not in COMMANDS:
         main.refuse_unknown([name])
         main.parse_args([name])  # --help and --version end here
-        near = get_close_matches(name.lower(), COMMANDS, 1)
-        near = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else near
-        meant = f"is {near[0]} meant?" if near else f"the commands are {', '.join(COMMANDS)}"
-        main.error(f"there is no command {name!r}: {meant}")
+        main.error(f"there is no command {name!r}: {_meant_command(name)}")
     parser = command_parser(name)
     parser.refuse_unknown(words)
     # Only plain parsing treats what follows "--" as arguments.
     options = (parser.parse_args if "--" in words else parser.parse_intermixed_args)(words)
-    shown = {
-        action.dest: action.option_strings[-1] if action.option_strings else action.metavar
-        for action in parser._actions  # argparse has no public list of them
-    }
-    others = {f"{name}s": flag for name, flag in shown.items()}
-    if "PACK" in shown.values():
-        others |= dict.fromkeys(_NAMES_OF_PACKS, "PACK")
     options.run = partial(_run, _function(name), vars(options).copy())
-    options.shown_names = {**_OTHER_NAMES, **others, **shown}
+    options.shown_names = parser.shown_names()
     return options
 
 
+def _meant_command(name: str) -> str:
+    near = get_close_matches(name.lower(), COMMANDS, 1)
+    meant = _ALSO_CALLED.get(name) or "".join(near)
+    return f"is {meant} meant?" if meant else f"the commands are {', '.join(COMMANDS)}"
+
+
 def _function(command: str) -> Callable[..., int]:
-    return getattr(import_module(f"sa1bpack.cli.{COMMANDS[command][0]}"), command)
+    module, _ = COMMANDS[command]
+    return getattr(import_module(f"sa1bpack.cli.{module}"), command)
 
 
 def _run(function: Callable[..., int], values: Mapping[str, Any]) -> int:
     """Call a command with what was parsed; raises OptionError for declared options, too."""
-    given = {}
+    parameters = {}
     for name, kind in get_type_hints(function).items():
         if dataclasses.is_dataclass(kind):
             fields = {field.name: values[field.name] for field in dataclasses.fields(kind)}
-            given[name] = kind(**fields)
+            parameters[name] = kind(**fields)
         elif name in values:
-            given[name] = values[name]
-    return function(**given)
+            parameters[name] = values[name]
+    return function(**parameters)
 
 
 # ------------------------------------------------------------------------------ types of arguments
@@ -125,32 +145,42 @@ def one_or_several(paths: list[str]) -> str | list[str]:
     return paths[0] if len(paths) == 1 else paths
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """The machines that work on a command: this one, all of it or a part, or a Ray cluster."""
+ENGINES = ("local", "ray")
+ADDRESS = Help("of the Ray cluster (default: RAY_ADDRESS, or this machine alone)", "ADDRESS")
 
-    part: str | None = None
-    engine: Literal["local", "ray"] = "local"
-    address: str | None = None
+
+@dataclasses.dataclass(frozen=True)
+class Machines:
+    """The machines that work on a command: this one, all of it or a part, or a Ray cluster.
+
+    Attributes:
+        part: K/N, the K-th of N parts, as on the command line; None for all.
+        engine: one of ENGINES.
+        address: of the Ray cluster.
+    """
+
+    part: str | None
+    engine: str
+    address: str | None
 
     @property
     def share(self) -> tuple[int, int] | None:
         """(3, 8) for "3/8", the third of eight parts. Raises OptionError."""
         if self.part is None:
             return None
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.part)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.part)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise OptionError(
                 f"part is {brief(self.part)}: choose K/N with K from 1 to N, such as 3/8"
             )
-        return int(found[1]), int(found[2])
+        return int(match[1]), int(match[2])
 
     @property
     def prefix(self) -> str:
         """ "part 3/8: ", for what is said of a part; otherwise nothing."""
         return f"part {self.part}: " if self.part else ""
 
-    def on_ray(self, **without: Any) -> bool:
+    def on_ray(self, **other_options: Any) -> bool:
         """True on a Ray cluster.
 
         Raises OptionError if then a part or one of the other options is given, or if only an
@@ -160,10 +190,10 @@ class Job:
             if self.address is not None:
                 raise OptionError("--address is that of a Ray cluster: add --engine ray")
             return False
-        without = {"part": self.part, **without}
-        if given := [name for name, value in without.items() if value not in (None, False, [])]:
-            flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise OptionError(f"--engine ray does all of the work: leave out {flags}")
+        refused = {"part": self.part, **other_options}
+        flags = [_flag(name) for name, value in refused.items() if value not in (None, False, [])]
+        if flags:
+            raise OptionError(f"--engine ray does all of the work: leave out {' and '.join(flags)}")
         return True
 
 
@@ -177,11 +207,11 @@ def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
         shown_names: name of each of the command's options in Python → on the command line:
             "max_masks" → "--max-masks", or "name" → "NAME" for one without a flag.
     """
-    choices = "|".join(map(re.escape, shown_names))
-    says = "(?= is | must be |: the pack has | has the same )"
+    names = "|".join(map(re.escape, shown_names))
+    verbs = "(?= is | must be |: the pack has | has the same )"
     return re.sub(
-        rf"(^|\n  )({choices}){says}|`({choices})`",
-        lambda found: (found[1] or "") + shown_names[found[2] or found[3]],
+        rf"(^|\n  )({names}){verbs}|`({names})`",
+        lambda match: (match[1] or "") + shown_names[match[2] or match[3]],
         message,
     )
 
@@ -193,9 +223,19 @@ class Parser(argparse.ArgumentParser):
     is added.
     """
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any):
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(**options, allow_abbrev=False, formatter_class=form)
+
+    def shown_names(self) -> dict[str, str]:
+        """Name of each option in Python → on the command line, see `in_flags`."""
+        shown = {}
+        for action in self._actions:  # argparse has no public list of them
+            words = action.option_strings or [str(action.metavar)]
+            shown[action.dest] = words[-1]
+        plurals = {f"{name}s": word for name, word in shown.items()}
+        packs = dict.fromkeys(_NAMES_OF_PACKS, "PACK") if "PACK" in shown.values() else {}
+        return {**_OTHER_NAMES, **plurals, **packs, **shown}
 
     def refuse_unknown(self, words: list[str]) -> None:
         """Leave with exits.USAGE if one of the words is an option that there is not.
@@ -222,18 +262,21 @@ class Parser(argparse.ArgumentParser):
         """The options nearest to an unknown one; also the arguments, which have no flag."""
         known = {}
         for action in self._actions:
-            for word in action.option_strings or (action.dest, str(action.metavar).lower()):
-                known[word.lstrip("-")] = (action.option_strings or [f"{action.metavar}"])[-1]
+            for flag in action.option_strings:
+                known[flag.lstrip("-")] = action.option_strings[-1]
+            if not action.option_strings:
+                known[action.dest] = str(action.metavar)
+                known[str(action.metavar).lower()] = str(action.metavar)
         word = name.lstrip("-").lower()
         stem = word.removesuffix("s") or word
-        near = [each for each in known if each.startswith(stem)]
+        near = [other for other in known if other.startswith(stem)]
         near = near or get_close_matches(word, known, 1)
-        found = [*dict.fromkeys(known[each] for each in near)]
-        if not found:
+        if not near:
             return ""
-        if not found[0].startswith("-"):
-            return f": {found[0]} is given without a flag"
-        flags = [flag for flag in found if flag.startswith("-")]
+        shown = list(dict.fromkeys(known[other] for other in near))
+        if not shown[0].startswith("-"):
+            return f": {shown[0]} is given without a flag"
+        flags = [flag for flag in shown if flag.startswith("-")]
         return f": is {' or '.join(flags[:4])} meant?"
 
 
@@ -263,99 +306,102 @@ def command_parser(name: str) -> Parser:
     from sa1bpack.options import Declaration, declarations
 
     function = _function(name)
-    description, helps, epilog = _sections(inspect.getdoc(function))
+    documentation = inspect.getdoc(function) or ""
+    description, _, rest = documentation.partition("\n\nexamples:\n")
     parser = Parser(
         prog=f"sa1bpack {name}",
         description=description,
-        epilog=f"{epilog}\n\n{exits.SUMMARY}".lstrip(),
+        epilog=f"examples:\n{rest}\n\n{exits.SUMMARY}",
     )
-
-    def add(owner: Callable, is_option: bool) -> None:
-        """Add the parameters of a command, or the fields of a record in it."""
-        kinds = get_type_hints(owner)
-        for each in inspect.signature(owner).parameters.values():
-            kind = kinds[each.name]
-            if not dataclasses.is_dataclass(kind):
-                declared = Declaration(helps[each.name][1], none="", metavar=helps[each.name][0])
-                option = is_option or each.kind is each.KEYWORD_ONLY
-                _add(parser, each.name, kind, each.default, declared, option)
-            elif each.name in helps:
-                group = parser.add_argument_group(helps[each.name][1])
-                for field, declared in declarations(kind).items():
-                    field_kind = declared.kind | None if declared.optional else declared.kind
-                    _add(group, field, field_kind, declared.default, declared, True)
-            else:
-                add(kind, True)
-
-    add(function, False)
+    hints = get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        kind, *extras = get_args(hints[parameter.name])
+        help = extras[0]
+        if dataclasses.is_dataclass(kind):
+            group = parser.add_argument_group(help.text)
+            for option, declaration in declarations(kind).items():
+                _add(group, option, declaration, is_option=True)
+            continue
+        declaration = Declaration(
+            help.text,
+            choices=help.choices,
+            none="",
+            metavar=help.metavar,
+            kind=kind,
+            default=parameter.default,
+        )
+        _add(parser, parameter.name, declaration, parameter.kind is parameter.KEYWORD_ONLY)
     return parser
 
 
-def _sections(documentation: str) -> tuple[str, dict[str, tuple[str | None, str]], str]:
-    """The description, name of a parameter → (metavar, help), and what follows in the help."""
-    description, _, rest = documentation.partition("\n\nArgs:\n")
-    arguments, _, epilog = rest.partition("\n\n")
-    entries = re.findall(
-        r"^ {4}(\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", arguments, flags=re.MULTILINE
-    )
-    helps = {name: (metavar or None, " ".join(text.split())) for name, metavar, text in entries}
-    return description, helps, epilog
-
-
 def _add(
-    group: argparse._ActionsContainer,
-    name: str,
-    kind: Any,
-    default: Any,
-    declared: Any,
-    is_option: bool,
+    group: argparse._ActionsContainer, name: str, declaration: "Declaration", is_option: bool
 ) -> None:
     """Add one argument, or one option, of a command; bounds are checked when the command runs."""
+    default = declaration.default
     required = default is inspect.Parameter.empty
-    if optional := NoneType in get_args(kind):
-        (kind,) = (each for each in get_args(kind) if each is not NoneType)
-    several = get_origin(kind) if get_origin(kind) in (list, tuple) else None
-    kind = get_args(kind)[0] if several else kind
-    shown = None if required or several else default
-    text = dataclasses.replace(declared, default=shown).text
-    details: dict[str, Any] = {"help": text.replace("%", "%%")}  # argparse would expand it
+    kind = declaration.kind
+    if NoneType in get_args(kind):
+        kind = next(alternative for alternative in get_args(kind) if alternative is not NoneType)
+    several = get_origin(kind)  # a list, a tuple, or None
+    if several:
+        kind = get_args(kind)[0]
+    if required or several:
+        declaration = dataclasses.replace(declaration, default=None)
+    details: dict[str, Any] = {"help": declaration.text.replace("%", "%%")}  # it would be expanded
     words = [name]
     if is_option:
-        words = ["-o"] * (name == "output") + [f"--{name.replace('_', '-')}"]
-        details |= {"required": required, "default": None if required else default}
+        words = [_flag(name)]
+        details["required"] = required
+        details["default"] = declaration.default
+    if name == "output":
+        words.insert(0, "-o")
     if kind is bool:
         group.add_argument(*words, action="store_true", **details)
         return
-    more = ""
-    none = None
+    details["metavar"] = declaration.metavar
+    if declaration.choices:
+        details["choices"] = declaration.choices
+    if kind in _NUMBERS:
+        details["type"] = _number_type(kind, declaration, put_first=several is tuple)
     if several is tuple:
         details["nargs"] = "+"
-        more = "; if it is an argument of its own, put it first"
     elif several and is_option:
-        details |= {"action": "append", "default": list(default)}
+        details["action"] = "append"
+        details["default"] = list(default)
     elif several:
         details["nargs"] = "+" if required else "*"
-    elif optional and declared.none.isalpha():  # else it only describes the default
-        more = f", nor {declared.none!r}"
-        none = declared.none
-    if kind in _NUMBERS:
-        details["type"] = partial(_number, kind, more, none)
-    choices = get_args(kind) if get_origin(kind) is Literal else declared.choices
-    group.add_argument(*words, choices=choices or None, metavar=declared.metavar, **details)
+    group.add_argument(*words, **details)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 _NUMBERS = {int: "a whole number", float: "a number"}
 
 
-def _number(kind: type, more: str, none: str | None, text: str) -> float | None:
-    """A word of the command line as a number.
+def _number_type(
+    kind: type, declaration: "Declaration", put_first: bool
+) -> Callable[[str], float | None]:
+    """What argparse makes numbers with.
 
     Args:
-        more: follows, in messages, what the text is not.
-        none: the word that stands for None.
+        put_first: the option takes several numbers, and would take what follows it, too.
     """
-    try:
-        return None if text == none else kind(text)
-    except ValueError:
-        what = f"{text!r} is not {_NUMBERS[kind]}{more}"
-        raise argparse.ArgumentTypeError(what) from None
+    none = None  # the word that stands for None
+    hint = ""
+    if put_first:
+        hint = "; if it is an argument of its own, put it first"
+    elif declaration.optional and declaration.none.isalpha():  # else it only describes the default
+        none = declaration.none
+        hint = f", nor {none!r}"
+
+    def number(text: str) -> float | None:
+        try:
+            return None if text == none else kind(text)
+        except ValueError:
+            message = f"{text!r} is not {_NUMBERS[kind]}{hint}"
+            raise argparse.ArgumentTypeError(message) from None
+
+    return number

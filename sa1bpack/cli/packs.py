@@ -1,14 +1,14 @@
 """`sa1bpack pack`, `finalize`, `merge`, `verify`, `repair`: packs are made, joined, kept sound."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import Literal
+from typing import Annotated
 
 import sa1bpack
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import Job
+from sa1bpack.cli.arguments import ADDRESS, ENGINES, Help, Machines
 from sa1bpack.cli.output import say, say_json, warn
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
@@ -22,14 +22,47 @@ from sa1bpack.wording import counted, size_text
 
 
 def pack(
-    sources: list[str] = (),
+    sources: Annotated[
+        Sequence[str], Help("tars, extracted folders, quoted globs, or URLs of tars", "TAR")
+    ] = (),
     *,
-    output: str,
-    staging: str | None = None,
-    job: Job,
-    dry_run: bool = False,
-    run_options: RunOptions,
-    options: PackOptions,
+    output: Annotated[
+        str, Help("folder of the pack; or its URL, s3:// or gs://, with --staging", "OUTPUT")
+    ],
+    staging: Annotated[
+        str | None,
+        Help(
+            "local folder in which a pack for an object store is made, shard by shard; it needs "
+            "room for four shards, and holds what a repeated command continues",
+            "DIR",
+        ),
+    ] = None,
+    part: Annotated[
+        str | None,
+        Help(
+            "pack every N-th source only, from the K-th on, such as 3/8; other parts may pack "
+            "into the same folder at the same time; `sa1bpack finalize PACK` makes them one pack",
+            "K/N",
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        Help(
+            "where the work is done: on this machine, or on a Ray cluster whose nodes share all "
+            "folders: each tar is a task, and --workers is per task, by default 6",
+            choices=ENGINES,
+        ),
+    ] = "local",
+    address: Annotated[str | None, ADDRESS] = None,
+    dry_run: Annotated[
+        bool,
+        Help(
+            "estimate images, disk space and time, and refuse what the run would refuse; write "
+            "nothing"
+        ),
+    ] = False,
+    run_options: Annotated[RunOptions, Help("how the run works")],
+    options: Annotated[PackOptions, Help("what decides the bytes (part of the pack's identity)")],
 ) -> int:
     """Decode SA-1B tars (or extracted folders) once, into shards under OUTPUT that
     are numpy memory maps and Zarr v3 at the same time. Interrupted? Repeat the
@@ -38,23 +71,6 @@ def pack(
 
     A tar may be a URL: https://, s3://, gs://. It is read once, as a stream; no
     copy is kept. Streams that break off are continued where they broke off.
-
-    Args:
-        sources (TAR): tars, extracted folders, quoted globs, or URLs of tars
-        output (OUTPUT): folder of the pack; or its URL, s3:// or gs://, with --staging
-        staging (DIR): local folder in which a pack for an object store is made, shard by
-            shard; it needs room for four shards, and holds what a repeated command
-            continues
-        part (K/N): pack every N-th source only, from the K-th on, such as 3/8; other parts
-            may pack into the same folder at the same time; `sa1bpack finalize PACK`
-            makes them one pack
-        engine: where the work is done: on this machine, or on a Ray cluster whose nodes
-            share all folders: each tar is a task, and --workers is per task, by default 6
-        address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
-        dry_run: estimate images, disk space and time, and refuse what the run would refuse;
-            write nothing
-        run_options: how the run works
-        options: what decides the bytes (part of the pack's identity)
 
     examples:
       sa1bpack pack '/data/sa_*.tar' --output /data/packed --workers 16
@@ -76,19 +92,20 @@ def pack(
     too many members were rejected or, with --dry-run, that the pack does not fit
     on disk or that a URL cannot be read.
     """
+    machines = Machines(part, engine, address)
     wanted = {"sources": sources, "output": output, **asdict(options), **asdict(run_options)}
-    ray = job.on_ray(dry_run=dry_run, staging=staging)
-    if sum(map(bool, (staging, job.share, dry_run))) > 1:
+    ray = machines.on_ray(dry_run=dry_run, staging=staging)
+    if sum(map(bool, (staging, machines.share, dry_run))) > 1:
         raise OptionError("--part, --staging and --dry-run exclude one another: give one of them")
     wanted |= {} if staging is None else {"staging": staging}
     with interrupts_held():  # loads what packing needs
         if ray:
             from sa1bpack.cluster.pack import pack_on_ray as call
 
-            wanted["address"] = job.address
-        elif job.share:
+            wanted["address"] = machines.address
+        elif machines.share:
             call = sa1bpack.pack_part
-            wanted["part"] = job.share
+            wanted["part"] = machines.share
         else:
             call = sa1bpack.estimate if dry_run else sa1bpack.pack
     advice = "" if dry_run else "repeat the same command to continue from here"
@@ -99,19 +116,22 @@ def pack(
         for name, error in result.unreadable.items():
             warn(f"{name} cannot be read: {error}")
         return exits.OK if result.fits and not result.unreadable else exits.FAILED
-    if job.share:
-        say(f"part {job.part} of a job, which `sa1bpack finalize` makes one pack")
-    _say_totals(result, f"this part, in {result.root}" if job.share else result.url or result.root)
+    if machines.share:
+        say(f"part {machines.part} of a job, which `sa1bpack finalize` makes one pack")
+        _say_totals(result, f"this part, in {result.root}")
+    else:
+        _say_totals(result, result.url or result.root)
     say(f"this run: {_this_run(result)}")
     for name, error in result.failed.items():
         warn(f"{name} was given up: {error}")
         for note in getattr(error, "__notes__", ()):
             warn(note)
-    if not result.images and not job.share:  # a part has no source, if there are fewer than parts
+    # A part has no source, if there are fewer than parts.
+    if not result.images and not machines.share:
         warn("no image was packed")
-    elif result.complete and not job.share and result.url is None:
+    elif result.complete and not machines.share and result.url is None:
         say(f"next, a page with pictures: sa1bpack report {quote(str(result.root))}")
-    return exits.OK if result.complete and (result.images or job.share) else exits.FAILED
+    return exits.OK if result.complete and (result.images or machines.share) else exits.FAILED
 
 
 def _this_run(result: "sa1bpack.PackResult") -> str:
@@ -127,15 +147,14 @@ def _this_run(result: "sa1bpack.PackResult") -> str:
     return text
 
 
-def finalize(pack: str) -> int:
+def finalize(
+    pack: Annotated[str, Help("folder of the pack", "PACK")],
+) -> int:
     """Make one pack of the shards that the parts of a job (sa1bpack pack --part K/N)
     have published in its folder: write its index, manifest, rejects.jsonl and
     checksums. It then has the same bytes as if one run had packed all sources. No
     tar is read. If sources are missing, they are named with the parts to repeat;
     then repeat this command, too.
-
-    Args:
-        pack (PACK): folder of the pack
 
     examples:
       sa1bpack finalize /data/packed
@@ -189,7 +208,11 @@ def _say_totals(result: "sa1bpack.PackResult | sa1bpack.FinalizeResult", place: 
         say(f"rejected: {counted(result.rejects, 'member')} ({why}), see {rejects}")
 
 
-def merge(packs: list[str], *, output: str) -> int:
+def merge(
+    packs: Annotated[list[str], Help("folders of the packs, or quoted globs", "PACK")],
+    *,
+    output: Annotated[str, Help("folder of the new pack", "OUTPUT")],
+) -> int:
     """Merge packs that were made with the same options, on several machines for
     example, into one. No tar is read and nothing is decoded: the files of OUTPUT
     are hard links to those of the packs where the file system allows it, otherwise
@@ -199,10 +222,6 @@ def merge(packs: list[str], *, output: str) -> int:
 
     Interrupted? Repeat the command. To add packs later, name them in addition to
     the earlier ones.
-
-    Args:
-        packs (PACK): folders of the packs, or quoted globs
-        output (OUTPUT): folder of the new pack
 
     examples:
       sa1bpack merge /data/machine1 /data/machine2 -o /data/packed
@@ -235,7 +254,50 @@ def merge(packs: list[str], *, output: str) -> int:
 
 
 def verify(
-    packs: list[str], *, quick: bool = False, io: Literal[IO] = "auto", job: Job, json: bool = False
+    packs: Annotated[
+        list[str],
+        Help(
+            "folders of packs, whose features in PACK/side are checked too; of features "
+            "elsewhere; quoted globs; or URLs of either in an object store, s3:// or gs://",
+            "PACK",
+        ),
+    ],
+    *,
+    quick: Annotated[
+        bool, Help("structure, sizes and small files only: seconds per tar, not a full read")
+    ] = False,
+    io: Annotated[
+        str,
+        Help(
+            "direct reads past the page cache, cached through it; auto reads past it if the pack "
+            "takes more than half of the memory",
+            choices=IO,
+        ),
+    ] = "auto",
+    part: Annotated[
+        str | None,
+        Help(
+            "check every N-th shard only, from the K-th on, such as 3/8; the first part also "
+            "checks the pack's own files",
+            "K/N",
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        Help(
+            "where the work is done: on this machine, or on a Ray cluster whose nodes share all "
+            "folders: each shard is a task",
+            choices=ENGINES,
+        ),
+    ] = "local",
+    address: Annotated[str | None, ADDRESS] = None,
+    json: Annotated[
+        bool,
+        Help(
+            "print an object on one line in place of the text: pack, part, ok, complete, counts, "
+            "problems, notes; a line per pack"
+        ),
+    ] = False,
 ) -> int:
     """Check a pack: that no file is missing and none is foreign, that structure and
     offsets are valid, and that the bytes are those that were written. A damaged
@@ -244,21 +306,6 @@ def verify(
 
     Exit code 0 means that each pack is sound and complete, 1 that damage was
     found, 5 that a pack is sound, but not complete or without any image.
-
-    Args:
-        packs (PACK): folders of packs, whose features in PACK/side are checked too; of
-            features elsewhere; quoted globs; or URLs of either in an object store, s3://
-            or gs://
-        quick: structure, sizes and small files only: seconds per tar, not a full read
-        io: direct reads past the page cache, cached through it; auto reads past it if the
-            pack takes more than half of the memory
-        part (K/N): check every N-th shard only, from the K-th on, such as 3/8; the first
-            part also checks the pack's own files
-        engine: where the work is done: on this machine, or on a Ray cluster whose nodes
-            share all folders: each shard is a task
-        address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
-        json: print an object on one line in place of the text: pack, part, ok, complete,
-            counts, problems, notes; a line per pack
 
     examples:
       sa1bpack verify /data/packed
@@ -270,18 +317,19 @@ def verify(
     on a Ray cluster (pip install ray):
       sa1bpack verify /data/packed --engine ray --address auto
     """
+    machines = Machines(part, engine, address)
     named: list[str | Path] = []
     for pack in packs:
         named += [pack_url("pack", pack)] if is_pack_url(pack) else paths_of("pack", pack)
-    if job.on_ray() and (urls := list(filter(is_pack_url, named))):
+    if machines.on_ray() and (urls := list(filter(is_pack_url, named))):
         raise OptionError(f"--engine ray checks shared folders, not {urls[0]}: use --part K/N")
     codes = []
     for pack in named:
-        report = _report(pack, quick, io, job)
-        code, verdict = _verdict(report, quick, whole=job.part is None)
+        report = _report(pack, quick, io, machines)
+        code, verdict = _verdict(report, quick, whole=machines.part is None)
         codes.append(code)
         if json:
-            say_json({"pack": str(pack), "part": job.part, "ok": report.ok, **asdict(report)})
+            say_json({"pack": str(pack), "part": machines.part, "ok": report.ok, **asdict(report)})
             continue
         for line in (*report.problems, *report.notes):
             say(line)
@@ -289,17 +337,17 @@ def verify(
             say(f"NOT COMPLETE: {remedy_of(Path(pack))}")
         for line in advice(str(pack), report.problems):
             say(line)
-        say(f"{pack}: {job.prefix}{verdict}")
+        say(f"{pack}: {machines.prefix}{verdict}")
     return next((code for code in (exits.FAILED, exits.INCOMPLETE) if code in codes), exits.OK)
 
 
-def _report(pack: str | Path, quick: bool, io: str, job: Job) -> Report:
-    if job.engine != "ray":
-        return sa1bpack.verify(pack, quick=quick, io=io, part=job.share)
+def _report(pack: str | Path, quick: bool, io: str, machines: Machines) -> Report:
+    if machines.engine != "ray":
+        return sa1bpack.verify(pack, quick=quick, io=io, part=machines.share)
     with interrupts_held():
         from sa1bpack.cluster.pack import verify_on_ray
 
-    return verify_on_ray(pack, address=job.address, quick=quick, io=io)
+    return verify_on_ray(pack, address=machines.address, quick=quick, io=io)
 
 
 def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:
@@ -361,15 +409,54 @@ def advice(pack: str, problems: Iterable[Problem]) -> list[str]:
 
 
 def repair(
-    pack: str,
-    sources: list[str] = (),
+    pack: Annotated[str, Help("folder of the pack", "PACK")],
+    sources: Annotated[
+        Sequence[str],
+        Help("tars and folders that the pack was made from, quoted globs, or URLs of tars", "TAR"),
+    ] = (),
     *,
-    links: str | None = None,
-    shard: list[str] = (),
-    quick: bool = False,
-    job: Job,
-    workers: int | None = None,
-    dry_run: bool = False,
+    links: Annotated[
+        str | None,
+        Help(
+            "tars at URLs as well, in a list as for `sa1bpack pack --links`; only those that are "
+            "needed are downloaded",
+            "FILE",
+        ),
+    ] = None,
+    shard: Annotated[
+        Sequence[str],
+        Help(
+            "read only this shard in full, and check the others quickly; may be repeated "
+            "(default: read all)",
+            "NAME",
+        ),
+    ] = (),
+    quick: Annotated[
+        bool,
+        Help("check structure, sizes and small files only, and read in full what --shard names"),
+    ] = False,
+    part: Annotated[
+        str | None,
+        Help(
+            "check and rebuild the shards of every N-th tar only, from the K-th on, such as 3/8; "
+            "other parts may work in the same folder at the same time",
+            "K/N",
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        Help(
+            "where the work is done: on this machine, or on a Ray cluster whose nodes share all "
+            "folders: the shards of each tar are a task, and --workers is per task, by default 1",
+            choices=ENGINES,
+        ),
+    ] = "local",
+    address: Annotated[str | None, ADDRESS] = None,
+    workers: Annotated[
+        int | None,
+        Help("worker processes (default: all processors; per task of a Ray cluster 1)", "N"),
+    ] = None,
+    dry_run: Annotated[bool, Help("check, and print what would be done; write nothing")] = False,
 ) -> int:
     """Check a pack as `verify` does, and rebuild what is damaged or missing: shards
     from the tars that they were packed from, and the pack's own files (manifest,
@@ -380,25 +467,6 @@ def repair(
     be the very file that was packed: its size, digest and images are compared. A
     damaged shard stays in place until its replacement is complete. Interrupted?
     Repeat the command.
-
-    Args:
-        pack (PACK): folder of the pack
-        sources (TAR): tars and folders that the pack was made from, quoted globs, or URLs
-            of tars
-        links (FILE): tars at URLs as well, in a list as for `sa1bpack pack --links`; only
-            those that are needed are downloaded
-        shard (NAME): read only this shard in full, and check the others quickly; may be
-            repeated (default: read all)
-        quick: check structure, sizes and small files only, and read in full what --shard
-            names
-        part (K/N): check and rebuild the shards of every N-th tar only, from the K-th on,
-            such as 3/8; other parts may work in the same folder at the same time
-        engine: where the work is done: on this machine, or on a Ray cluster whose nodes
-            share all folders: the shards of each tar are a task, and --workers is per task,
-            by default 1
-        address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
-        workers (N): worker processes (default: all processors; per task of a Ray cluster 1)
-        dry_run: check, and print what would be done; write nothing
 
     examples:
       sa1bpack repair /data/packed '/data/sa_*.tar' --workers 16
@@ -423,17 +491,18 @@ def repair(
     repaired), 1 that something is still damaged, or does not belong to the pack;
     each is named, with the remedy.
     """
-    if job.share is not None and shard:
+    machines = Machines(part, engine, address)
+    if machines.share is not None and shard:
         raise OptionError("--part has the shards of its tars: leave out --shard")
-    ray = job.on_ray(dry_run=dry_run, shard=shard)
+    ray = machines.on_ray(dry_run=dry_run, shard=shard)
     with interrupts_held():
         if ray:
             from sa1bpack.cluster.pack import repair_on_ray as call
 
-            more = {"address": job.address}
+            more = {"address": machines.address}
         else:
             call = sa1bpack.repair
-            more = {"shards": shard, "part": job.share, "dry_run": dry_run}
+            more = {"shards": shard, "part": machines.share, "dry_run": dry_run}
     with exits.advising("nothing sound was touched; repeat the same command to continue from here"):
         result = call(pack, sources, quick=quick, links=links, workers=workers, **more)
     for problem in result.problems:
@@ -451,7 +520,7 @@ def repair(
         warn(f"{name} is still damaged: {reason}")
     if not result.complete:
         say(f"NOT COMPLETE: {remedy_of(result.root)}")
-    say(f"{result.root}: {job.prefix}{_outcome(result)}")
+    say(f"{result.root}: {machines.prefix}{_outcome(result)}")
     return exits.OK if result.ok else exits.FAILED
 
 

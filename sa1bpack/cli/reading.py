@@ -3,22 +3,34 @@
 import json as json_text
 import os
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 import sa1bpack
 from sa1bpack import interrupts
 from sa1bpack.choices import MASK_LAYOUTS, REPORT_CHECKS
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import Job, one_or_several
+from sa1bpack.cli.arguments import ADDRESS, ENGINES, Help, Machines, one_or_several
 from sa1bpack.cli.output import say, say_json, warn
+from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import Thresholds
 from sa1bpack.wording import brief, counted
 
 
-def info(packs: list[str] = (), *, json: bool = False) -> int:
+def info(
+    packs: Annotated[Sequence[str], Help("folders of packs, or quoted globs", "PACK")] = (),
+    *,
+    json: Annotated[
+        bool,
+        Help(
+            "print an object on one line in place of the text: pack, complete, counts, options, "
+            "...; of several, null with packs; of this machine, null with machine"
+        ),
+    ] = False,
+) -> int:
     """Show what a pack holds: images, masks, sizes, rejects, options, versions, and a
     histogram of masks per image. Several packs are summarized as the one dataset
     that sa1bpack.open makes of them: image ids that several have are named, and
@@ -26,11 +38,6 @@ def info(packs: list[str] = (), *, json: bool = False) -> int:
     what this machine has: the PIL in force, versions, SIMD, memory, CUDA, the file
     system of the current folder, and limits on open files, memory maps and
     asynchronous reads.
-
-    Args:
-        packs (PACK): folders of packs, or quoted globs
-        json: print an object on one line in place of the text: pack, complete, counts,
-            options, ...; of several, null with packs; of this machine, null with machine
 
     examples:
       sa1bpack info                       # this machine
@@ -52,33 +59,44 @@ def info(packs: list[str] = (), *, json: bool = False) -> int:
 
 
 def show(
-    packs: list[str],
+    packs: Annotated[
+        list[str],
+        Help(
+            "folders of packs, quoted globs, or one selection of `sa1bpack subset`; or one tar, "
+            "or an extracted folder, whose first images are drawn",
+            "PACK",
+        ),
+    ],
     *,
-    output: str,
-    samples: int | None = None,
-    image_id: tuple[int, ...] | None = None,
-    row: tuple[int, ...] | None = None,
-    seed: int = 0,
-    large: bool = False,
-    rule: Thresholds,
+    output: Annotated[
+        str, Help("the picture, *.png or *.jpg; an existing file is replaced", "FILE.png")
+    ],
+    samples: Annotated[
+        int | None, Help("number of random samples, 1 to 400 (default: 12, with --large 1)", "N")
+    ] = None,
+    image_id: Annotated[tuple[int, ...] | None, Help("the samples with these ids", "ID")] = None,
+    row: Annotated[tuple[int, ...] | None, Help("the samples in these rows, from 0", "ROW")] = None,
+    seed: Annotated[
+        int,
+        Help(
+            "seed of the random choice; the same seed shows the same samples; of packs alone", "N"
+        ),
+    ] = 0,
+    large: Annotated[
+        bool,
+        Help(
+            "one large sample, the image alone beside it, and a table of its masks, each below "
+            "the one that it lies in"
+        ),
+    ] = False,
+    rule: Annotated[
+        Thresholds, Help("masks: draw only those that pass, as `sa1bpack.open` reads them")
+    ],
 ) -> int:
     """Draw samples of a pack on one sheet, 1600 pixels wide: stored pixels under
     stored masks, boxes and points, with file name, id, sizes and number of masks
     below each. Look at it before you train: masks that are shifted, mirrored or
     from another image are easy to see.
-
-    Args:
-        packs (PACK): folders of packs, quoted globs, or one selection of `sa1bpack subset`;
-            or one tar, or an extracted folder, whose first images are drawn
-        output (FILE.png): the picture, *.png or *.jpg; an existing file is replaced
-        samples (N): number of random samples, 1 to 400 (default: 12, with --large 1)
-        image_id (ID): the samples with these ids
-        row (ROW): the samples in these rows, from 0
-        seed (N): seed of the random choice; the same seed shows the same samples; of packs
-            alone
-        large: one large sample, the image alone beside it, and a table of its masks, each
-            below the one that it lies in
-        rule: masks: draw only those that pass, as `sa1bpack.open` reads them
 
     examples:
       sa1bpack show /data/packed -o sheet.png    # 12 random ones
@@ -116,25 +134,22 @@ def show(
 
 
 def report(
-    packs: list[str],
+    packs: Annotated[
+        list[str],
+        Help("folders of packs, complete or not, or quoted globs; several are one dataset", "PACK"),
+    ],
     *,
-    output: str = "report.html",
-    verify: Literal[REPORT_CHECKS] = "sample",
-    samples: int = 12,
-    seed: int = 0,
+    output: Annotated[
+        str, Help("the page; an existing file is replaced", "FILE.html")
+    ] = "report.html",
+    verify: Annotated[str, Help("how much of the pack to check", choices=REPORT_CHECKS)] = "sample",
+    samples: Annotated[int, Help("number of random samples to show, 1 to 400", "N")] = 12,
+    seed: Annotated[int, Help("seed of every random choice", "N")] = 0,
 ) -> int:
     """Write one HTML page about a pack: its state, counts, distributions of masks and
     images, samples with their masks, options, versions, packing runs and rejects.
     The page is one file, needs no network and runs no script: send it, print it,
     keep it beside an experiment.
-
-    Args:
-        packs (PACK): folders of packs, complete or not, or quoted globs; several are one
-            dataset
-        output (FILE.html): the page; an existing file is replaced
-        verify: how much of the pack to check
-        samples (N): number of random samples to show, 1 to 400
-        seed (N): seed of every random choice
 
     examples:
       sa1bpack report /data/packed    # into report.html
@@ -172,18 +187,20 @@ def report(
     return exits.OK if result.ok else exits.FAILED
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The batches that both loaders make."""
-
-    device: str = "cpu"
-    batch_size: int = 32
-    mask_layout: Literal[MASK_LAYOUTS] = "padded"
-    max_masks: int | None = None
-
-
 def bench(
-    pack: str, *, batches: Batches, seconds: float = 5.0, sweep: bool = False, json: bool = False
+    pack: Annotated[str, Help("folder of a pack", "PACK")],
+    *,
+    device: Annotated[str, Help("where batches go: cpu or cuda", "DEVICE")] = "cpu",
+    batch_size: Annotated[int, Help("samples per batch", "N")] = 32,
+    mask_layout: Annotated[
+        str, Help("layout of the masks in a batch, as in Loader", choices=MASK_LAYOUTS)
+    ] = "padded",
+    max_masks: Annotated[int | None, Help("masks per sample at most (default: all)", "N")] = None,
+    seconds: Annotated[float, Help("per measurement", "SECONDS")] = 5.0,
+    sweep: Annotated[bool, Help("compare settings of both loaders as well")] = False,
+    json: Annotated[
+        bool, Help("print an object on one line in place of the text: pack, and all figures")
+    ] = False,
 ) -> int:
     """Measure your pack on this machine: how fast memory, disk and device are by
     themselves (the ceilings), then how many samples per second a Loader and a
@@ -198,24 +215,22 @@ def bench(
     differ from the fastest by no more than the noise. The last lines are the
     Python that makes both loaders with the best settings.
 
-    Args:
-        pack (PACK): folder of a pack
-        device (DEVICE): where batches go: cpu or cuda
-        batch_size (N): samples per batch
-        mask_layout: layout of the masks in a batch, as in Loader
-        max_masks (N): masks per sample at most (default: all)
-        seconds (SECONDS): per measurement
-        sweep: compare settings of both loaders as well
-        json: print an object on one line in place of the text: pack, and all figures
-
-    example:
+    examples:
       sa1bpack bench /data/packed --device cuda --batch-size 16
       sa1bpack bench /data/packed --device cuda --batch-size 16 --sweep
 
     Nothing else should run meanwhile. Dropping pages slows down other programs
     that read the pack, and nothing else.
     """
-    result = sa1bpack.bench(pack, **asdict(batches), duration=seconds, sweep=sweep)
+    result = sa1bpack.bench(
+        pack,
+        device=device,
+        batch_size=batch_size,
+        mask_layout=mask_layout,
+        max_masks=max_masks,
+        duration=seconds,
+        sweep=sweep,
+    )
     say_json(result.as_dict()) if json else say(result.as_text())
     return exits.OK
 
@@ -226,15 +241,31 @@ _LONGEST_LINE = 1000  # characters of a file of ids, which may be anything, such
 
 
 def subset(
-    packs: list[str],
+    packs: Annotated[list[str], Help("folders of packs, quoted globs, or one selection", "PACK")],
     *,
-    output: str,
-    where: list[str] = (),
-    source: list[str] = (),
-    fraction: float | None = None,
-    seed: int = 0,
-    ids: str | None = None,
-    duplicates: Literal["error", "first"] = "error",
+    output: Annotated[str, Help("file to write; an earlier selection is replaced", "OUTPUT")],
+    where: Annotated[
+        Sequence[str],
+        Help("keep samples that meet this condition, see below; may be repeated", "CONDITION"),
+    ] = (),
+    source: Annotated[
+        Sequence[str], Help("keep samples of this tar, such as sa_000012; may be repeated", "NAME")
+    ] = (),
+    fraction: Annotated[
+        float | None,
+        Help("keep this fraction of the samples, 0 to 1, by a hash of the image id", "F"),
+    ] = None,
+    seed: Annotated[int, Help("seed of --fraction", "N")] = 0,
+    ids: Annotated[
+        str | None, Help("keep the samples with these image ids, one per line", "FILE")
+    ] = None,
+    duplicates: Annotated[
+        str,
+        Help(
+            "if an image id occurs more than once: fail, or keep its first sample",
+            choices=("error", "first"),
+        ),
+    ] = "error",
 ) -> int:
     """Select samples of one or several packs, and save their image ids in a small
     file. sa1bpack.open(OUTPUT) opens it for training; `show`, `export` and
@@ -243,16 +274,6 @@ def subset(
 
     A sample must meet all conditions. The samples are in the order of the pack, or
     in the order of --ids.
-
-    Args:
-        packs (PACK): folders of packs, quoted globs, or one selection
-        output (OUTPUT): file to write; an earlier selection is replaced
-        where (CONDITION): keep samples that meet this condition, see below; may be repeated
-        source (NAME): keep samples of this tar, such as sa_000012; may be repeated
-        fraction (F): keep this fraction of the samples, 0 to 1, by a hash of the image id
-        seed (N): seed of --fraction
-        ids (FILE): keep the samples with these image ids, one per line
-        duplicates: if an image id occurs more than once: fail, or keep its first sample
 
     conditions:
       NAME SIGN NUMBER, with the signs < <= > >= == !=. A name is mask_count,
@@ -301,14 +322,23 @@ def _read_ids(path: Path):
 
 
 def export(
-    packs: list[str],
+    packs: Annotated[
+        list[str],
+        Help("folders of packs, quoted globs, or one selection of `sa1bpack subset`", "PACK"),
+    ],
     *,
-    output: str,
-    format: Literal["sa1b", "coco"] = "sa1b",
-    renumber: bool = False,
-    source: list[str] = (),
-    shard: list[str] = (),
-    image_id: list[int] = (),
+    output: Annotated[str, Help("folder (sa1b) or file (coco) to write", "OUTPUT")],
+    format: Annotated[
+        str, Help("SA-1B's files, or one file of COCO instances", choices=("sa1b", "coco"))
+    ] = "sa1b",
+    renumber: Annotated[
+        bool, Help("coco: number annotations from 1, and keep SA-1B's ids as sa1b_id")
+    ] = False,
+    source: Annotated[
+        Sequence[str], Help("only images of one tar, such as sa_000012; may be repeated", "NAME")
+    ] = (),
+    shard: Annotated[Sequence[str], Help("only images of one shard; may be repeated", "NAME")] = (),
+    image_id: Annotated[Sequence[int], Help("only one image; may be repeated", "ID")] = (),
 ) -> int:
     """Export the annotations of a pack. As SA-1B's own JSON they are written to
     OUTPUT/<source>/sa_<id>.json, byte for byte as in the tars; masks that filters
@@ -320,15 +350,6 @@ def export(
     Existing files with the same bytes are left as they are; others are never
     overwritten. Interrupted? Repeat the command: SA-1B files that exist are not
     written again.
-
-    Args:
-        packs (PACK): folders of packs, quoted globs, or one selection of `sa1bpack subset`
-        output (OUTPUT): folder (sa1b) or file (coco) to write
-        format: SA-1B's files, or one file of COCO instances
-        renumber: coco: number annotations from 1, and keep SA-1B's ids as sa1b_id
-        source (NAME): only images of one tar, such as sa_000012; may be repeated
-        shard (NAME): only images of one shard; may be repeated
-        image_id (ID): only one image; may be repeated
 
     examples:
       sa1bpack export /data/packed -o /data/json
@@ -362,34 +383,51 @@ def export(
     return exits.OK
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of the array, and the batches that they are computed from."""
-
-    axis: Literal["sample", "mask"] = "sample"
-    spatial: bool = False
-    covers: Literal["canvas", "photograph"] | None = None
-    interpolation: Literal["bilinear", "nearest"] | None = None
-    output: str | None = None
-    batch_size: int = 32
-    device: str = "cpu"
-    threads: int | None = None
-    max_masks: int | None = None
-    mask_select: str = "largest"
-    allow_nonfinite: bool = False
-    quantize: Literal["int8", "float8"] | None = None
-
-
 def derive(
-    pack: str,
-    name: str,
+    pack: Annotated[
+        str, Help("folder of the pack; with --output also a quoted glob of several packs", "PACK")
+    ],
+    name: Annotated[str, Help("name of the array: its key in samples and batches", "NAME")],
     *,
-    fn: str,
-    pipeline: str | None = None,
-    option: list[str] = (),
-    mask_format: Literal["bits", "runs"] = "bits",
-    rows: Rows,
-    job: Job,
+    fn: Annotated[str, Help("the function that computes rows", "MODULE:FUNCTION")],
+    pipeline: Annotated[
+        str | None,
+        Help(
+            "a function that returns the transforms.Pipeline whose batches the first one gets; "
+            "called with the dataset",
+            "MODULE:FUNCTION",
+        ),
+    ] = None,
+    option: Annotated[
+        Sequence[str],
+        Help(
+            "keyword argument of the function: JSON, otherwise taken as a string; recorded with "
+            "the array; may be repeated",
+            "KEY=VALUE",
+        ),
+    ] = (),
+    mask_format: Annotated[
+        str,
+        Help(
+            "what the function gets of the masks: their bits on the grid, or the exact runs of "
+            "source pixels",
+            choices=("bits", "runs"),
+        ),
+    ] = "bits",
+    rows: Annotated[DeriveOptions, Help("rows and batches")],
+    part: Annotated[
+        str | None,
+        Help("only every N-th shard, starting with the K-th, such as 3/8 (default: all)", "K/N"),
+    ] = None,
+    engine: Annotated[
+        str,
+        Help(
+            "where the work is done: on this machine, or on a Ray cluster whose nodes share all "
+            "folders: each shard is a task with --threads cores, 4, and a GPU for cuda",
+            choices=ENGINES,
+        ),
+    ] = "local",
+    address: Annotated[str | None, ADDRESS] = None,
 ) -> int:
     """Compute an array with one row per image, or per mask, for a complete pack:
     embeddings of a teacher, saliency, text features, relations of masks. It is
@@ -399,39 +437,6 @@ def derive(
     Work is published shard by shard. Interrupted? Repeat the command: shards that
     are done are kept, and so are complete batches of the one that is not. A shard
     that was packed again is computed again.
-
-    Args:
-        pack (PACK): folder of the pack; with --output also a quoted glob of several packs
-        name (NAME): name of the array: its key in samples and batches
-        fn (MODULE:FUNCTION): the function that computes rows
-        pipeline (MODULE:FUNCTION): a function that returns the transforms.Pipeline whose
-            batches the first one gets; called with the dataset
-        option (KEY=VALUE): keyword argument of the function: JSON, otherwise taken as a
-            string; recorded with the array; may be repeated
-        axis: a row per image (sample) or per mask
-        mask_format: what the function gets of the masks: their bits on the grid, or the
-            exact runs of source pixels
-        spatial: rows are (C, h, w) over the image: a Pipeline transforms them with it
-        covers: what spatial rows cover: the canvas, with the padding of the image (default
-            if they are as high as wide), or the photograph without it
-        interpolation: how spatial rows are transformed: bilinear, or nearest for labels
-            (default: nearest for integers, bilinear for floats)
-        output (FOLDER): of the array (default: PACK/side/NAME)
-        batch_size (N): images per batch
-        device (DEVICE): where the batches are: cpu, cuda, cuda:1
-        threads (N): number of reader threads (default: chosen by the Loader)
-        max_masks (N): give the function at most N masks of an image: 0 if it takes none,
-            and none is read (default: all)
-        mask_select (CHOICE): which masks: largest, iou, stability, random or balanced
-        part (K/N): only every N-th shard, starting with the K-th, such as 3/8 (default:
-            all)
-        engine: where the work is done: on this machine, or on a Ray cluster whose nodes
-            share all folders: each shard is a task with --threads cores, 4, and a GPU for
-            cuda
-        address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
-        allow_nonfinite: store NaN and infinities, too
-        quantize: store floats as int8, or as float8 for values with outliers, with a scale
-            per row and channel, in half the bytes of float16, which they are read as
 
     examples:
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda
@@ -452,16 +457,17 @@ def derive(
     and returns a tensor with one row per image or mask. Modules in the current
     folder are found.
     """
+    machines = Machines(part, engine, address)
     options = dict(map(_option, option))
-    ray = job.on_ray()
-    part = job.share
+    ray = machines.on_ray()
+    part = machines.share
     with interrupts.interrupts_held():
         from sa1bpack.deriving.run import function_of
 
         if ray:
             from sa1bpack.cluster.derive import derive_on_ray as call
 
-            where = {"address": job.address}
+            where = {"address": machines.address}
         else:
             call = sa1bpack.derive
             where = {"part": part}

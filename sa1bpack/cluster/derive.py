@@ -1,14 +1,16 @@
 """`derive_on_ray`: the shards of a feature as tasks of a Ray cluster."""
 
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sa1bpack.arguments import choice
 from sa1bpack.cluster.tasks import Needs, once_unlocked, run_parts
 from sa1bpack.dataset.dataset import Dataset, as_dataset
+from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.deriving.run import (
-    DeriveKeywords,
     FeatureShardMaker,
     Function,
     derive,
@@ -17,9 +19,13 @@ from sa1bpack.deriving.run import (
 )
 from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import ClusterError, OptionError
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.progress import ProgressOption, check_progress
+from sa1bpack.transforms.pipeline import Pipeline
 from sa1bpack.wording import counted
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import DeriveKeywords
 
 # Reader threads of a task, and as many cores, which are also those of torch.
 THREADS = 4
@@ -29,30 +35,35 @@ BASE_BYTES = 3_000_000_000
 
 
 @checks_options(out="output")
+@takes_options(DeriveOptions)
 def derive_on_ray(
     ds: Dataset,
     name: str,
     fn: Function,
     *,
+    pipeline: Pipeline | None = None,
+    options: Mapping[str, Any] | None = None,
     address: str | None = None,
     progress: ProgressOption = None,
-    **call: Unpack[DeriveKeywords],
+    **call: Unpack["DeriveKeywords"],
 ) -> DeriveResult:
     """Compute a feature on a Ray cluster, whose nodes see the pack under the same path.
 
     Each shard without rows is a task. One whose process or node dies is run again, up to 5 times;
     feature shards are published complete, and a call that was killed is repeated to resume.
 
+    `device` is "cpu", or "cuda", for which each task asks Ray for a GPU; `threads`, 4 by default,
+    are also the cores of a task.
+
     Args:
         ds, name: as in `derive`.
         fn: a function of a module that every node has, or that is in the current folder on all of
             them; or of the program itself, which is sent.
+        pipeline, options: as in `derive`.
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
             alone.
         progress: show a bar on stderr; or a function that is called as function(images done, images
             in all) after each shard. Default: a bar if stderr is a terminal.
-        call: arguments of `derive`, among them `device`: "cpu", or "cuda", for which each task asks
-            Ray for a GPU; and `threads`, 4 by default, which are also the cores of a task.
 
     Raises:
         OptionError: as in `derive`, and if ray is initialized in this process already.
@@ -62,28 +73,36 @@ def derive_on_ray(
         Whatever else `derive` raises.
     """
     check_progress(progress)
-    device = choice("device", call.setdefault("device", "cpu"), ("cpu", "cuda"))
-    cores = call["threads"] = call.get("threads") or THREADS
-    if (output := call.pop("output", None)) is not None:
-        call["output"] = Path(output).absolute()
-    maker = FeatureShardMaker(ds, name, fn, **call)
+    chosen = DeriveOptions(**call)
+    choice("device", chosen.device, ("cpu", "cuda"))
+    output = None if chosen.output is None else chosen.output.absolute()
+    chosen = replace(chosen, threads=chosen.threads or THREADS, output=output)
+    maker = FeatureShardMaker(ds, name, fn, pipeline, options, chosen)
     shards = [shard.identity.name for shard in maker.target.shards]
     todo = maker.target.missing(maker.target.shards)
     died = {}
     if todo:
         with maker.loader(todo[0]) as loader:
             memory = BASE_BYTES + loader.plan().host_bytes
-        needs = Needs(cores, memory, gpus=int(device == "cuda"))
+        needs = Needs(chosen.threads or THREADS, memory, gpus=int(chosen.device == "cuda"))
         sizes = {shard.identity.name: shard.identity.lengths.samples for shard in todo}
-        task = {"ds": as_dataset(ds), "name": name, "fn": _as_sent(fn), "folder": str(Path.cwd())}
-        _, died = run_parts(address, _make, shards, task | call, needs, progress, "image", sizes)
+        task = {
+            "ds": as_dataset(ds),
+            "name": name,
+            "fn": _as_sent(fn),
+            "folder": str(Path.cwd()),
+            "pipeline": pipeline,
+            "options": options,
+            **asdict(chosen),
+        }
+        _, died = run_parts(address, _make, shards, task, needs, progress, "image", sizes)
     if died:  # once all others are done
         first = min(died)
         raise ClusterError(
             f"{counted(len(died), 'shard')} given up: {', '.join(sorted(died))}; {first}: "
             f"{died[first]}; the rows of all others are kept: repeat the call to make the rest"
         )
-    return FeatureShardMaker(ds, name, fn, **call).target.result(todo)
+    return FeatureShardMaker(ds, name, fn, pipeline, options, chosen).target.result(todo)
 
 
 def _make(folder: str, fn: str | Function, **call) -> None:

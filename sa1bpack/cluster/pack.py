@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from sa1bpack.arguments import choice, items_of, whole_number
 from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_parts, run_tasks
@@ -19,12 +19,12 @@ from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import Problem, Report, joined
 from sa1bpack.format.side.spec import feature_shard_names, is_side, side_folders
 from sa1bpack.format.verify import verify
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.job import PackJob
 from sa1bpack.packing.ledger import sources_to_pack
-from sa1bpack.packing.options import Request, RunKeywords, checked_request
+from sa1bpack.packing.options import PackOptions, Request, RunOptions, checked_request
 from sa1bpack.packing.progress import Progress, unknown_keys_text
 from sa1bpack.packing.publishers import part_publisher
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
@@ -34,18 +34,22 @@ from sa1bpack.progress import ProgressOption, check_progress, report
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.urls import is_url
 
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import RunKeywords
+
 # A task reads one tar, which feeds about six workers (docs/performance.md).
 WORKERS = 6
 
 
 @checks_options(out="output", select="mask_select")
+@takes_options(PackOptions, RunOptions)
 def pack_on_ray(
     sources: str | Path | Iterable[str | Path],
     output: str | Path,
     *,
     address: str | None = None,
     progress: ProgressOption = None,
-    **options: Unpack[RunKeywords],
+    **options: Unpack["RunKeywords"],
 ) -> PackResult:
     """Pack on a Ray cluster, whose nodes see sources and `output` under the same paths.
 
@@ -55,15 +59,15 @@ def pack_on_ray(
     Ctrl-C ends the tasks; what they have published stays, and the same call resumes, as it does if
     this process is killed.
 
+    `workers` is the number of worker processes of each task, by default 6, for one tar at a time;
+    Ray is asked for as many cores, and for the memory that they need.
+
     Args:
         sources, output: as in `pack`.
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
             alone.
         progress: show a bar on stderr, which advances with each complete source; or a function that
             is called as function(bytes done, bytes in all). Default: a bar if stderr is a terminal.
-        options: as in `pack`. `workers` is the number of worker processes of each task; Ray is
-            asked for as many cores, and for the memory that they need. Default: 6, for one tar at a
-            time.
 
     Raises:
         MissingPackage: ray is not installed.

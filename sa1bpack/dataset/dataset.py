@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -28,17 +28,20 @@ from sa1bpack.dataset.rows import (
     shard_bounds,
     take,
 )
-from sa1bpack.dataset.sample import ChangedKeywords, SampleOptions, SampleSpec, read_sample
+from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.select import Columns
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.occurrence import BatchIndices, loading, occurrences_of
 from sa1bpack.paths import local_path
 from sa1bpack.subsets import select_nested, torch_subset
 from sa1bpack.urls import ShardSource
 from sa1bpack.wording import brief, counted
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import SampleKeywords
 
 _log = logging.getLogger("sa1bpack")
 
@@ -405,7 +408,8 @@ class Dataset(MapStyle, Pictured):
         path = local_path("path", path)
         return self._over(select.selected_rows(self.pack, self._rows, self.ids, path))
 
-    def with_options(self, **options: Unpack[ChangedKeywords]) -> "Dataset":
+    @takes_options(SampleOptions, unchanged=True)
+    def with_options(self, **options: Unpack["SampleKeywords"]) -> "Dataset":
         """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
 
         `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for

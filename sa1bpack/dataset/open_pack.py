@@ -5,31 +5,35 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sa1bpack.arguments import bytes_of, choice
 from sa1bpack.dataset.dataset import OTHER_NAMES, Dataset
 from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
-from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
+from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.errors import EmptyPack, OptionError
 from sa1bpack.format.manifest import completeness_of, folder_to_write
 from sa1bpack.format.selection import is_selection, packs_of
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.paths import listed, paths_of, refuse_dataset
 from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import SampleKeywords
 
 _log = logging.getLogger("sa1bpack")
 
 
 @checks_options(**OTHER_NAMES)
+@takes_options(SampleOptions)
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     duplicates: str = "error",
     cache_dir: str | os.PathLike[str] | None = None,
     cache_size: int | str | None = None,
-    **options: Unpack[SampleKeywords],
+    **options: Unpack["SampleKeywords"],
 ) -> Dataset:
     """Open a pack, or several as one, for training.
 
@@ -38,6 +42,8 @@ def open(
     that has none left stays, with no masks: indices do not depend on the rule. To leave such
     samples out, `ds.where(lambda c: c["mask_count"] > 0)`. A dataset with other thresholds is
     another dataset: its fingerprint differs, and with it its orders, and a state does not fit.
+
+    `Dataset.with_options` changes the options, from `mask_format` on, later.
 
     A transform goes to worker processes with the dataset; spawned ones need it to be picklable.
 
@@ -59,40 +65,6 @@ def open(
         cache_size: bytes that the cache may take, or a text such as "500 GB"; what was used least
             recently is removed. None: the size with which it was opened last, or four fifths of the
             free disk.
-        mask_format: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits
-            without a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling`
-            differs from the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn
-            from the runs; without one, `run_ends` and `run_offset` take the place of masks.
-        mask_size: cells per side of the grid, a multiple of 8 up to 4096; None: the pack's.
-        mask_sampling: "area" or "center", see docs/masks.md; None: the pack's.
-        pixels: form of yuv420 pixels. "rgb" converts them; "stored" returns the planes as stored,
-            see docs/format.md, for the device to convert. RGB packs are RGB in both cases.
-        coordinates: coordinates of boxes and points in samples and batches. "stored": pixels of the
-            stored image, which is the sample's `image`: x is multiplied by stored width / source
-            width, y by stored height / source height, widths and heights likewise. "source": pixels
-            of the source image, as in SA-1B's JSON. Areas, and columns, are always in source
-            pixels.
-        transform: called with the sample dict; what it returns is the sample. The arrays may be
-            written to: they are the transform's own.
-        on_error: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
-            sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into
-            the list in place of the sample, for `Collate(on_error="drop")` to count and drop.
-        verify_checksums: compare what is read with the checksums of what was written. False: only
-            the structure is checked, when the pack and each shard are opened: metadata, lengths of
-            files, offsets, ids; no bytes of samples. True: the index is compared with its digests
-            at once (24 bytes per sample). A sample is copied out of its files and all of it is
-            compared with its checksum; `ds[i]`, Loader and make_dataloader return that copy, so no
-            later change of a file shows in it. Columns are compared with the digest of their file.
-            What differs, is cut short or cannot be read is a ReadError; for columns and the index,
-            a FormatError. `ds.shards` remains unchecked memory maps.
-        features: arrays that were computed after packing, see docs/features.md: names of those in
-            PACK/side, or paths of others. Each is a key of samples and batches. Every shard must
-            have its rows.
-        min_area, max_area_frac, min_iou, min_stability: samples have only masks of at least
-            `min_area` source pixels, which cover at most the fraction `max_area_frac` of the image,
-            with a predicted IoU of at least `min_iou` and a stability score of at least
-            `min_stability`; see docs/training.md. `Dataset.with_options` changes these options,
-            from `mask_format` on, later.
 
     Raises:
         FormatError: the folder is not a pack, or its manifest or index is not what the format

@@ -18,7 +18,7 @@ import xxhash
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.files import REMEDY
-from sa1bpack.masks import MaskRule
+from sa1bpack.masks.select import MaskRule
 
 # Rows of a pack in the order of a dataset: an arithmetic progression, or int64 (n,) read-only.
 Rows = range | np.ndarray

@@ -22,8 +22,9 @@ from sa1bpack.format.arrays import map_array
 from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.keywords import UNCHANGED, keywords_of
-from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, ThresholdKeywords, Thresholds
+from sa1bpack.masks.arrays import check_image_runs
+from sa1bpack.masks.rle import take_masks
+from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, Thresholds, select_masks
 from sa1bpack.options import option
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
@@ -45,59 +46,99 @@ _ROWS = [
 _MASK_ROWS = [(field.sample, field.array) for field in MASK_FIELDS]
 
 
-class SampleKeywords(ThresholdKeywords, total=False):
-    """The fields of `SampleOptions`, as keyword arguments."""
-
-    mask_format: str
-    coordinates: str
-    transform: Callable[[Sample], Any] | None
-    on_error: str
-    verify_checksums: bool
-    mask_size: int | None
-    mask_sampling: str | None
-    pixels: str
-    features: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None
-
-
-class ChangedKeywords(SampleKeywords, total=False):
-    """The same, as `Dataset.with_options` takes them: what is absent stays as it is."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class SampleOptions(Thresholds):
-    """Form and treatment of a dataset's samples; see `sa1bpack.open`."""
+class SampleForm(Thresholds):
+    """The form of the samples of a pack, or of tars: which masks, how they and pixels are given."""
 
-    mask_format: str = option("bits", choices=("bits", "bool", "runs"))
+    mask_format: str = option(
+        "bits",
+        "bits: packed bits; bool: unpacked. They are the stored masks, bits without a copy, or are"
+        " drawn from the exact runs if `mask_size` or `mask_sampling` differs from the pack's, or "
+        "if it has no bits. runs with a `mask_size`: bool, drawn from the runs; without one, "
+        "`run_ends` and `run_offset` take the place of masks",
+        choices=("bits", "bool", "runs"),
+    )
     mask_size: int | None = option(
         None,
+        "cells per side of the grid of masks",
         low=8,
         high=MAX_MASK_SIZE,
         multiple=8,
         why="eight cells share a byte",
         none="the pack's",
     )
-    mask_sampling: str | None = option(None, choices=SAMPLINGS, none="the pack's")
-    pixels: str = option("rgb", choices=("rgb", "stored"))
-    coordinates: str = option("stored", choices=COORDINATES)
-    on_error: str = option("raise", choices=("raise", "return"))
-    verify_checksums: bool = option(False)
-    transform: Callable[[Sample], Any] | None = None
-    features: tuple[str, ...] = ()
+    mask_sampling: str | None = option(
+        None,
+        "area or center, see docs/masks.md: how masks are drawn",
+        choices=SAMPLINGS,
+        none="the pack's",
+    )
+    pixels: str = option(
+        "rgb",
+        "form of yuv420 pixels. rgb: converted; stored: the planes as stored, see docs/format.md, "
+        "for the device to convert. RGB packs are RGB in both cases",
+        choices=("rgb", "stored"),
+    )
+    coordinates: str = option(
+        "stored",
+        "coordinates of boxes and points in samples and batches. stored: pixels of the stored "
+        "image, which is the sample's `image`: x is multiplied by stored width / source width, y "
+        "by stored height / source height, widths and heights likewise. source: pixels of the "
+        "source image, as in SA-1B's JSON. Areas, and columns, are always in source pixels",
+        choices=COORDINATES,
+    )
+    transform: Callable[[Sample], Any] | None = option(
+        None,
+        "called with the sample dict; what it returns is the sample. The arrays may be written to: "
+        "they are the transform's own",
+        none="",
+    )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "features", feature_paths(self.features))
         if self.transform is not None and not callable(self.transform):
             raise OptionError(f"transform is {brief(self.transform)}: choose a function or None")
 
     @cached_property
-    def rule(self) -> kernels.MaskRule | None:
+    def rule(self) -> MaskRule | None:
         """The rule for the masks that a sample has; None for all."""
-        return None if self.keeps_all else kernels.MaskRule(**self._given())
+        return None if self.keeps_all else MaskRule(**self._given())
 
 
-keywords_of(SampleKeywords, SampleOptions)
-keywords_of(ChangedKeywords, **dict.fromkeys(SampleKeywords.__annotations__, UNCHANGED))
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions(SampleForm):
+    """Form and treatment of a dataset's samples; see `sa1bpack.open`."""
+
+    on_error: str = option(
+        "raise",
+        "what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a sample "
+        "that cannot be read. raise: raises ReadError. return: puts the ReadError into the list in "
+        'place of the sample, for `Collate(on_error="drop")` to count and drop',
+        choices=("raise", "return"),
+    )
+    verify_checksums: bool = option(
+        False,
+        "compare what is read with the checksums of what was written. False: only the structure is"
+        " checked, when the pack and each shard are opened: metadata, lengths of files, offsets, "
+        "ids; no bytes of samples. True: the index is compared with its digests at once (24 bytes "
+        "per sample). A sample is copied out of its files and all of it is compared with its "
+        "checksum; `ds[i]`, Loader and make_dataloader return that copy, so no later change of a "
+        "file shows in it. Columns are compared with the digest of their file. What differs, is "
+        "cut short or cannot be read is a ReadError; for columns and the index, a FormatError. "
+        "`ds.shards` remains unchecked memory maps",
+    )
+    features: tuple[str, ...] = option(
+        (),
+        "arrays that were computed after packing, see docs/features.md: names of those in "
+        "PACK/side, or paths of others. Each is a key of samples and batches. Every shard must "
+        "have its rows",
+        none="",
+        accepts=str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "features", feature_paths(self.features))
 
 
 @dataclass(frozen=True)
@@ -287,9 +328,7 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     return delivered(sample, pack.image_id(row), row, options)
 
 
-def convert(
-    sample: Sample, layout: Layout, rule: kernels.MaskRule | None, spec: SampleSpec
-) -> None:
+def convert(sample: Sample, layout: Layout, rule: MaskRule | None, spec: SampleSpec) -> None:
     """Convert a sample's stored rows to the form that was asked for, in place.
 
     Args:
@@ -313,7 +352,7 @@ def convert(
     elif masks.source == "runs":
         sample.pop("masks", None)
         height, width = sample["size"][:2].tolist()
-        kernels.check_image_runs(sample["run_ends"], sample["run_offset"], height * width)
+        check_image_runs(sample["run_ends"], sample["run_offset"], height * width)
     if masks.as_bool and masks.source != "runs":
         bits = sample["masks"]
         sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
@@ -373,11 +412,11 @@ def sample_of_rows(rows: dict[str, np.ndarray], spec: SampleSpec) -> Sample:
     return sample
 
 
-def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
+def _keep(sample: Sample, rule: MaskRule, spec: SampleSpec) -> None:
     """Keep the masks that pass a rule; arrays that lose masks are copies, read-only like views."""
     height, width = sample["size"][:2].tolist()
     scores = (sample[key] for key in ("areas", "predicted_ious", "stability_scores"))
-    kept = kernels.select_masks(rule, *scores, height * width, image_id=0)  # not for "random"
+    kept = select_masks(rule, *scores, height * width, image_id=0)  # not for "random"
     if len(kept) == len(sample["areas"]):
         return
     # Stored bits are not used where masks come from runs.
@@ -387,7 +426,7 @@ def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
     keys += [feature.name for feature in spec.features if feature.axis == "mask"]
     left = {key: sample[key][kept] for key in keys}
     if "run_ends" in sample:
-        runs = kernels.take_masks(sample["run_ends"], sample["run_offset"], kept)
+        runs = take_masks(sample["run_ends"], sample["run_offset"], kept)
         left["run_ends"], left["run_offset"] = runs
     for array in left.values():
         array.flags.writeable = False

@@ -33,7 +33,7 @@ from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import is_selection, read_selection, write_selection
 from sa1bpack.format.shard_reader import Shard, read_array_rows
 from sa1bpack.format.side.spec import FeatureShard
-from sa1bpack.masks import passes
+from sa1bpack.masks.select import passes
 from sa1bpack.paths import listed
 from sa1bpack.random_words import words
 from sa1bpack.user_code import call_user

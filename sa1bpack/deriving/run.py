@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 import numpy as np
@@ -14,14 +14,15 @@ import torch
 import xxhash
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import choice, whole_number
+from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.deriving.target import DeriveResult, RowKeywords, ShardToDo, Target, share
+from sa1bpack.deriving.options import DeriveOptions, RowOptions
+from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, share
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.side.spec import SIDE_DTYPES, FeatureShard
 from sa1bpack.format.side.writer import FeatureShardWriter
-from sa1bpack.keywords import checks_options, keywords_of
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.mask_choice import CHOICES
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
@@ -32,41 +33,27 @@ from sa1bpack.transforms.seeding import Seeded
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted
 
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import DeriveKeywords, RowKeywords
+
 Function = Callable[..., torch.Tensor | np.ndarray]
 
-BATCH_SIZE = 32
 # Bytes of rows that are copied at once.
 PIECE_BYTES = 1 << 26
 
 
-class DeriveKeywords(RowKeywords, total=False):
-    """Options of `derive` that one process and a cluster have in common."""
-
-    batch_size: int
-    device: str
-    pipeline: Pipeline | None
-    options: Mapping[str, Any] | None
-    prefetch: int | None
-    io: str | None
-    mask_layout: str
-    max_masks: int | None
-    mask_select: str
-    threads: int | None
-    timeout: float
-
-
-keywords_of(DeriveKeywords, Target, Loader, batch_size=BATCH_SIZE, pipeline=None, options=None)
-
-
 @checks_options(masks="mask_layout", out="output")
+@takes_options(DeriveOptions)
 def derive(
     ds: Dataset,
     name: str,
     fn: Function,
     *,
+    pipeline: Pipeline | None = None,
+    options: Mapping[str, Any] | None = None,
     part: tuple[int, int] | None = None,
     progress: ProgressOption = None,
-    **call: Unpack[DeriveKeywords],
+    **call: Unpack["DeriveKeywords"],
 ) -> DeriveResult:
     """Compute a feature: one row per image or per mask, by a function of batches.
 
@@ -85,39 +72,15 @@ def derive(
             per mask (T, ...) in the order of the batch, the same shape and type every time:
             uint8, int8, int16, int32, int64, float16, bfloat16, float32 or float64. It is recorded
             by its name, module:function, and is known again by that alone.
+        pipeline: a `transforms.Pipeline` of the dataset: `fn` is given its output in place of the
+            batch, such as the float images that a teacher was trained on. Its steps and numbers are
+            recorded.
+        options: keyword arguments of `fn`, which JSON can hold; they are recorded.
         part: (K, N): make every N-th shard, from the K-th (from 1) on. None: by the rank in
             torch.distributed, or by RANK and WORLD_SIZE of the environment; otherwise all.
         progress: show a bar on stderr; or a function that is called as function(images done, images
             in all) after each batch, and after the rows that a killed call left behind; images
             whose rows exist are not counted. Default: a bar if stderr is a terminal.
-        batch_size: images per batch; default: 32.
-        device: device of the batches: "cpu" (default), "cuda" or "cuda:1".
-        pipeline: a `transforms.Pipeline` of the dataset: `fn` is given its output in place of the
-            batch, such as the float images that a teacher was trained on. Its steps and numbers are
-            recorded.
-        axis: "sample" (default): a row per image. "mask": a row per mask; the layout of masks
-            is "concat".
-        spatial: rows are (C, h, w) over the canvas or the photograph, so that a
-            `transforms.Pipeline` moves them with the image; default: False.
-        covers: what spatial rows cover. "canvas": the stored image with its padding, S x S pixels,
-            as a batch has it. "photograph": the image without padding, whatever its height and
-            width. None (default): the canvas; rows that are not as high as wide must say it, unless
-            the pack has the fit "squash", where both are the same.
-        interpolation: how spatial rows are moved. "bilinear": with the filter of images; integers
-            become float32. "nearest": each cell is that of the rows which its centre lies in, and
-            types stay, as labels need it. None (default): nearest for integers, bilinear for
-            floats.
-        options: keyword arguments of `fn`, which JSON can hold; they are recorded.
-        output: folder of the feature, not among the files of the pack. Default: PACK/side/NAME.
-        allow_nonfinite: store NaN and infinities, too, in place of an error; default: False.
-        quantize: "int8" stores floats as int8 with a scale per row and channel, in half the bytes
-            of float16; samples and batches have them as float16. "float8", float8_e4m3fn, is for
-            channels with outliers. Channels are axis 0 of a row; a row of one axis has one scale.
-            None (default): rows are stored as they are.
-        max_masks: as in `Loader`, with a row per image: the function is given at most this many
-            masks of each image. 0: it takes none, and none is read. None (default): all of them.
-        mask_select: which masks, by the name of a choice, as in `Loader`; both are recorded.
-        io, mask_layout, prefetch, threads, timeout: as in `Loader`.
 
     Raises:
         OptionError: a value that cannot be used, rows of another shape, type or number than
@@ -138,7 +101,7 @@ def derive(
         ((), dtype('float32'))
     """
     check_progress(progress)
-    maker = FeatureShardMaker(ds, name, fn, **call)
+    maker = FeatureShardMaker(ds, name, fn, pipeline, options, DeriveOptions(**call))
     todo = maker.target.missing(share(maker.target.shards, part))
     total = sum(shard.identity.lengths.samples for shard in todo)
     with reporting_steps(progress, "image", total) as step:
@@ -190,11 +153,9 @@ class FeatureShardMaker:
         ds: Dataset,
         name: str,
         fn: Function,
-        *,
-        batch_size: int = BATCH_SIZE,
-        pipeline: Pipeline | None = None,
-        options: Mapping[str, Any] | None = None,
-        **others: Unpack[DeriveKeywords],
+        pipeline: Pipeline | None,
+        options: Mapping[str, Any] | None,
+        chosen: DeriveOptions,
     ):
         """Check the arguments. Raises what `derive` raises."""
         ds = as_dataset(ds)
@@ -205,26 +166,36 @@ class FeatureShardMaker:
             raise OptionError(f"fn is {brief(fn)}: choose a function of a batch")
         if not isinstance(pipeline, Pipeline | None):
             raise OptionError(f"pipeline is {brief(pipeline)}: choose a transforms.Pipeline")
-        rows = {key: others.pop(key) for key in RowKeywords.__annotations__ if key in others}
-        if pipeline is not None and rows.get("spatial"):
+        if pipeline is not None and chosen.spatial:
             moves = any(isinstance(step, GeometricStep) for step in pipeline.steps)
             if moves or pipeline.canvas[0] != pipeline.canvas[1]:
                 raise OptionError(
                     f"pipeline is {pipeline}, but spatial is True: rows are over the canvas of the "
                     "stored image, so choose a pipeline with a square size that moves no image"
                 )
-        by_mask = rows.get("axis") == "mask"
-        if by_mask and MaskLayout.of(others.setdefault("mask_layout", "concat")).padded:
-            layout = others["mask_layout"]
+        by_mask = chosen.axis == "mask"
+        layout = chosen.mask_layout or ("concat" if by_mask else "padded")
+        if by_mask and MaskLayout.of(layout).padded:
             raise OptionError(
                 f"mask_layout is {brief(layout)}: for masks choose concat or concat_bits"
             )
-        mask_choice = _mask_choice(by_mask, others)
-        self._batch_size = whole_number("batch_size", batch_size, 1)
+        mask_choice = _mask_choice(by_mask, chosen)
+        self._batch_size = chosen.batch_size
         self._fn = fn
         self._options = dict(options)
         self._pipeline = pipeline
-        self._loading = {"rank": 0, "world_size": 1, **others}
+        self._loading: dict[str, Any] = {
+            "rank": 0,
+            "world_size": 1,
+            "mask_layout": layout,
+            "max_masks": chosen.max_masks,
+            "mask_select": chosen.mask_select,
+            "device": chosen.device,
+            "threads": chosen.threads,
+            "prefetch": chosen.prefetch,
+            "io": chosen.io,
+            "timeout": chosen.timeout,
+        }
         made_by = {"function": function_name(fn), "options": self._options}
         if isinstance(fn, Seeded):
             made_by["seed"] = fn.seed
@@ -232,7 +203,7 @@ class FeatureShardMaker:
             made_by["pipeline"] = str(pipeline)
         if mask_choice is not None:
             made_by["mask_choice"] = mask_choice
-        self.target = Target(ds, name, made_by | {"samples": ds.spec_text}, **rows)
+        self.target = Target(ds, name, made_by | {"samples": ds.spec_text}, chosen)
         self.made: list[ShardToDo] = []
 
     def loader(self, shard: ShardToDo) -> Loader:
@@ -299,22 +270,20 @@ class FeatureShardMaker:
         return self.target.stored(shard, rows, counts, first)
 
 
-def _mask_choice(by_mask: bool, loading: Mapping[str, Any]) -> dict[str, Any] | None:
+def _mask_choice(by_mask: bool, chosen: DeriveOptions) -> dict[str, Any] | None:
     """The record of which masks the function is given; None for all of them.
 
     Args:
         by_mask: the feature has a row per mask.
-        loading: options of the Loader.
 
     Raises:
         OptionError: a value that cannot be used, or that such a feature cannot have.
     """
-    most = loading.get("max_masks")
-    select = loading.get("mask_select", "largest")
+    most = chosen.max_masks
+    select = chosen.mask_select
     choice("mask_select", select, CHOICES)
     if most is None:
         return None
-    whole_number("max_masks", most, 0)
     if by_mask:
         raise OptionError(
             f"max_masks is {most}, but a row per mask is one for each mask that the pack has: "
@@ -374,6 +343,7 @@ def function_of(name: str, option: str = "fn") -> Callable:
 
 
 @checks_options(out="output")
+@takes_options(RowOptions)
 def attach(
     ds: Dataset,
     name: str,
@@ -381,12 +351,15 @@ def attach(
     ids: Any,
     *,
     progress: ProgressOption = None,
-    **options: Unpack[RowKeywords],
+    **options: Unpack["RowKeywords"],
 ) -> DeriveResult:
     """Make a feature of rows that exist, matched by id, whatever their order.
 
     Feature shards that exist are compared with the rows: a call that was killed is repeated to
     resume.
+
+    Spatial rows must say what they cover, unless the pack has the fit "squash": where they come
+    from is not known here.
 
     Args:
         ds: a dataset of complete shards, or a torch Subset of one; all its images, or masks, must
@@ -398,9 +371,6 @@ def attach(
         ids: integers (n,), each once: the image id of each row, or with axis="mask" the annotation
             id.
         progress: as in `derive`.
-        options: axis, spatial, covers, interpolation, output, allow_nonfinite and quantize, as in
-            `derive`; but spatial rows must say what they cover, unless the pack has the fit
-            "squash": where they come from is not known here.
 
     Raises:
         OptionError: a value that cannot be used, an id that occurs twice, samples without a row, or
@@ -418,9 +388,10 @@ def attach(
     """
     check_progress(progress)
     dataset = as_dataset(ds)
-    target = Target(dataset, name, {"function": "sa1bpack:attach", "options": {}}, **options)
+    rows = RowOptions(**options)
+    target = Target(dataset, name, {"function": "sa1bpack:attach", "options": {}}, rows)
     padded = dataset.layout.fit != "squash"
-    if padded and options.get("spatial") and options.get("covers") is None:
+    if padded and rows.spatial and rows.covers is None:
         raise OptionError(
             "covers is None: choose covers='photograph' if rows cover the image without its "
             "padding, or covers='canvas' if they cover its padding, too, as what a model returns "

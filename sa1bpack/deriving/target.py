@@ -5,22 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from sa1bpack import __version__
-from sa1bpack.arguments import choice, flag, whole_number
+from sa1bpack.arguments import whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_feature_name
+from sa1bpack.deriving.options import RowOptions
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
 from sa1bpack.format.side.spec import (
-    COVERS,
-    INTERPOLATIONS,
     SCALED_DTYPES,
-    SIDE_AXES,
     SIDES_NAME,
     FeatureShard,
     ShardIdentity,
@@ -36,10 +34,9 @@ from sa1bpack.format.side.spec import (
     scaled_of,
     side_name,
 )
-from sa1bpack.keywords import keywords_of
 from sa1bpack.loading.order.batches import process_group
 from sa1bpack.parts import part_of_job
-from sa1bpack.paths import check_can_be_folder, local_path
+from sa1bpack.paths import check_can_be_folder
 from sa1bpack.wording import brief, counted
 
 
@@ -72,18 +69,6 @@ class DeriveResult:
         return f"{self.folder}: {made} made, {existing:,} existing, {state}"
 
 
-class RowKeywords(TypedDict, total=False):
-    """The options that `derive` and `attach` have in common, see Target."""
-
-    axis: str
-    spatial: bool
-    covers: str | None
-    interpolation: str | None
-    output: str | os.PathLike[str] | None
-    allow_nonfinite: bool
-    quantize: str | None
-
-
 @dataclass(frozen=True)
 class ShardToDo:
     """A shard that needs rows: its identity, and its samples."""
@@ -114,27 +99,24 @@ class Target:
         ds: Dataset,
         name: str,
         provenance: dict[str, Any],
-        *,
-        axis: str = "sample",
-        spatial: bool = False,
-        covers: str | None = None,
-        interpolation: str | None = None,
-        output: str | os.PathLike[str] | None = None,
-        allow_nonfinite: bool = False,
-        quantize: str | None = None,
+        rows: RowOptions,
     ):
         """Check the arguments. Raises what `derive` raises."""
-        self.axis = choice("axis", axis, SIDE_AXES)
-        self._spatial = flag("spatial", spatial)
-        self._allow_nonfinite = flag("allow_nonfinite", allow_nonfinite)
-        self._scaled = None
-        if quantize is not None:
-            self._scaled = SCALED_DTYPES[choice("quantize", quantize, SCALED_DTYPES)]
-        if self._scaled and allow_nonfinite:
+        axis = rows.axis
+        spatial = rows.spatial
+        covers = rows.covers
+        quantize = rows.quantize
+        self.axis = axis
+        self._spatial = spatial
+        self._allow_nonfinite = rows.allow_nonfinite
+        self._scaled = SCALED_DTYPES.get(quantize or "")
+        if self._scaled and rows.allow_nonfinite:
             raise OptionError(f"quantize is {brief(quantize)}: NaN and infinities have no scale")
         if spatial and axis != "sample":
             raise OptionError(f"spatial is True, but axis is {brief(axis)}: choose axis='sample'")
-        self._covers, self._interpolation = _of_spatial(spatial, covers, interpolation)
+        _check_spatial_only(rows)
+        self._covers = covers
+        self._interpolation = rows.interpolation
         if spatial and covers is None and ds.layout.fit == "squash":
             self._covers = "canvas"  # which the photograph fills
         if ds.options.rule is not None:
@@ -152,8 +134,8 @@ class Target:
             raise OptionError(
                 f"options is {brief(provenance['options'])}: choose what JSON can hold ({error})"
             ) from None
-        if output is not None:
-            self.folder = _outside(self.name, output)
+        if rows.output is not None:
+            self.folder = _outside(self.name, rows.output)
         elif len(ds.pack.folders) == 1 and not ds.pack.sources:
             self.folder = ds.root / SIDES_NAME / self.name
         else:
@@ -283,31 +265,22 @@ class Target:
         return DeriveResult(self.folder, done, existing, missing)
 
 
-keywords_of(RowKeywords, Target)
+def _check_spatial_only(rows: RowOptions) -> None:
+    """Raise OptionError for an option of spatial rows, where rows are not spatial."""
+    for name in ("covers", "interpolation"):
+        value = getattr(rows, name)
+        if value is not None and not rows.spatial:
+            raise OptionError(f"{name} is {value!r}, but spatial is False: choose spatial=True")
 
 
-def _of_spatial(spatial: bool, covers: Any, interpolation: Any) -> tuple[str | None, str | None]:
-    """The options of spatial rows. Raises OptionError for one that cannot be used."""
-    for name, value, choices in (
-        ("covers", covers, COVERS),
-        ("interpolation", interpolation, INTERPOLATIONS),
-    ):
-        if value is not None:
-            choice(name, value, choices)
-            if not spatial:
-                raise OptionError(f"{name} is {value!r}, but spatial is False: choose spatial=True")
-    return covers, interpolation
-
-
-def _outside(name: str, output: str | os.PathLike[str]) -> Path:
+def _outside(name: str, folder: Path) -> Path:
     """The folder that was asked for. Raises OptionError if it lies among the files of a pack."""
-    folder = local_path("output", output)
     check_can_be_folder(folder.parent, "choose another folder")
     found = folder.resolve()
     root = pack_above(found / "shard")
     if root is not None and found.parent != root / SIDES_NAME:
         raise OptionError(
-            f"output is {str(output)!r}: this is in the pack {root}, whose features are in "
+            f"output is {str(folder)!r}: this is in the pack {root}, whose features are in "
             f"{SIDES_NAME}; choose {root / SIDES_NAME / name}, or a folder elsewhere"
         )
     return folder

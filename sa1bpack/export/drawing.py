@@ -17,7 +17,8 @@ from sa1bpack.environment import missing_pil
 from sa1bpack.export.subject import Subject, Unreadable
 from sa1bpack.format.files import replace_file
 from sa1bpack.mask_numbers import MASK_NUMBERS
-from sa1bpack.masks import ranked, relate_bits
+from sa1bpack.masks import relate_bits
+from sa1bpack.masks.select import ranked
 from sa1bpack.wording import counted
 
 try:

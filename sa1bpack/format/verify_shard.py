@@ -203,7 +203,7 @@ def check_shard(
     quick: bool,
     pairs: int | None = None,
 ) -> None:
-    """Check a shard against its manifest entry; the caller gives problems its name.
+    """Check a shard against its manifest entry; the caller adds its name to problems.
 
     Args:
         check: where problems are added.
@@ -312,7 +312,7 @@ class _Binding(msgspec.Struct, kw_only=True):
 def check_feature_shard(
     check: Check, folder: Path, spec: SideSpec, quick: bool, index: Index | None, number: int | None
 ) -> None:
-    """Check a feature shard; the caller gives problems the names of feature and feature shard.
+    """Check a feature shard; the caller adds the names of feature and feature shard to problems.
 
     Args:
         check: where problems are added.

@@ -10,14 +10,13 @@ import logging
 import os
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from sa1bpack.arguments import whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.disk.reading_mode import choose_mode
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import settle
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.chosen_device import ChosenDevice
@@ -25,7 +24,7 @@ from sa1bpack.loading.devices import CudaDevice, Host
 from sa1bpack.loading.iteration import BaseLoader, EpochSampler, sampler_of
 from sa1bpack.loading.located_batch import OPEN_SAMPLES
 from sa1bpack.loading.locator import Locator
-from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
+from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.plans import LoadingPlan, cores, dataset_bytes, io_obstacle, largest_batch
 from sa1bpack.loading.reader_threads import ReaderThreads
@@ -33,6 +32,9 @@ from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.loading.tensors import arranging_bytes, float_bytes, sent_bytes
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.wording import counted
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import LoaderKeywords
 
 # More threads than this are not faster: the memory channels are the limit.
 MOST_THREADS = 12
@@ -44,7 +46,6 @@ DIRECT_THREADS = 4
 PREFETCH = 2
 
 # What `threads` and `prefetch` may be: far beyond what helps, and within what a machine can start.
-MAX_THREADS = MAX_PREFETCH = 1024
 
 # The workspace that cuBLAS takes for the products of relations: this on an H100, 8 MiB on others.
 CUBLAS_BYTES = 32 << 20
@@ -102,16 +103,12 @@ class Loader(BaseLoader):
         torch.Size([3, 1024, 1024, 3]) torch.Size([3, 64, 256, 256]) torch.bool
     """
 
+    @takes_options(LoaderOptions)
     def __init__(
         self,
         ds: Dataset,
         batch_size: WholeNumbers | None = None,
-        *,
-        device: str = "cpu",
-        threads: int | None = None,
-        prefetch: int | None = None,
-        io: str | None = None,
-        **options: Unpack[ReadingKeywords],
+        **options: Unpack["LoaderKeywords"],
     ):
         """
         Args:
@@ -121,27 +118,12 @@ class Loader(BaseLoader):
                 `PiecewiseSchedule`, `LinearSchedule`, `CosineSchedule`, `FunctionSchedule`, a list
                 with one value per epoch, or a function of the epoch. Or None, with
                 the option `global_batch_size`.
-            device: "cpu", "cuda" or "cuda:1". "cuda" is the current device of the thread that
-                makes the Loader; or, where CUDA is not used yet, and in another process that the
-                Loader was sent to, of the one that iterates first.
-            threads: None: one per core available to this process, at most 12, and at least 4 to
-                read past the page cache. At most 1024 can be chosen.
-            prefetch: batches that are ready or in progress while one is used, 1 to 1024. None: 2;
-                past the page cache as many as let each thread read eight samples at once.
-            io: how to read images and masks that are not in the page cache; those that are in it
-                are copied from it. "direct": past it, many samples at once, which is the fastest
-                way for a dataset larger than memory. "cached": into it, where the next epoch finds
-                them. "auto", as None: "cached" if the dataset takes at most half of the memory of
-                this machine or container, else "direct"; `plan()` says which, and why.
-            options: global_batch_size, shuffle, order, mask_layout, max_masks, mask_select,
-                pad_to_max, bucket_by, relations, seed, drop_last, pad_last, rank, world_size,
-                on_error, max_dropped, timeout, on_epoch_end: see ReadingOptions.
 
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.
         """
         ds = as_dataset(ds)
-        chosen = ReadingOptions(**options)
+        chosen = LoaderOptions(**options)
         if ds.options.transform is not None:
             raise OptionError(
                 "the dataset has a transform, which would run Python for every sample: transform "
@@ -150,19 +132,21 @@ class Loader(BaseLoader):
         self._set_up(ds, batch_size, chosen)
         nbytes = dataset_bytes(ds)
         obstacle = partial(io_obstacle, ds)
-        self._mode = choose_mode(io or "auto", nbytes, "the dataset's", obstacle)
+        self._mode = choose_mode(chosen.io or "auto", nbytes, "the dataset's", obstacle)
+        threads = chosen.threads
         if threads is None:
             least = DIRECT_THREADS if self._mode.direct else 1
             threads = max(least, min(cores(), MOST_THREADS))
-        self._threads = whole_number("threads", threads, 1, MAX_THREADS)
+        self._threads = threads
+        prefetch = chosen.prefetch
         if prefetch is None:
             prefetch = PREFETCH
             if self._mode.direct:  # also while one is ready and waits until it is taken; a disk is
                 # faster the more is asked for at once, and smaller parts wait more often
                 together = max(1, self.batches.most_samples // OPEN_SAMPLES)
                 prefetch = max(PREFETCH, -(-self._threads // together))
-        self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
-        self._device = ChosenDevice(device)
+        self._prefetch = prefetch
+        self._device = ChosenDevice(chosen.device)
         on_cuda = self._device.asked.type == "cuda"
         rules = self.batches.current.rules
         self._spec = BatchSpec(

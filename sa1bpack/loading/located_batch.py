@@ -40,7 +40,8 @@ from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.order.epoch import OrderedBatch
 from sa1bpack.loading.stats import Read
-from sa1bpack.masks import check_image_runs, passes
+from sa1bpack.masks.arrays import check_image_runs
+from sa1bpack.masks.select import passes
 from sa1bpack.oserrors import naming
 
 _MOST_SHARDS = 4096

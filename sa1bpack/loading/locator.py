@@ -40,7 +40,7 @@ from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.located_batch import SCORES, LocatedBatch, SampleRows, address, sample_error
 from sa1bpack.loading.order.epoch import OrderedBatch, Position
-from sa1bpack.masks import passes
+from sa1bpack.masks.select import passes
 
 
 class Stored(NamedTuple):

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict
 
 import numpy as np
 
 from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, MAX_WORD
 from sa1bpack.choices import MASK_LAYOUTS
 from sa1bpack.errors import OptionError
-from sa1bpack.keywords import checks_options, keywords_of
+from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
@@ -28,6 +27,9 @@ from sa1bpack.options import Options, option
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.wording import brief
+
+MAX_THREADS = 1024
+MAX_PREFETCH = 1024
 
 ORDERS: dict[str, type[LocalShuffleOrder] | type[NodeShuffleOrder]] = {
     "local": LocalShuffleOrder,
@@ -47,29 +49,6 @@ OF_OTHER_LOADERS: dict[str, str] = {
 }
 
 
-class ReadingKeywords(TypedDict, total=False):
-    """The fields of `ReadingOptions`, as keyword arguments."""
-
-    global_batch_size: WholeNumbers | None
-    shuffle: bool
-    order: str | Order | None
-    mask_layout: str
-    max_masks: WholeNumbers | None
-    mask_select: ScheduledSelect
-    pad_to_max: bool
-    bucket_by: str | np.ndarray | Buckets | None
-    relations: Relate | Sequence[str] | None
-    seed: int | None
-    drop_last: bool
-    pad_last: bool | str
-    rank: int | None
-    world_size: int | None
-    on_error: str
-    max_dropped: float
-    timeout: float
-    on_epoch_end: Callable[[LoadingStats], object] | None
-
-
 @checks_options(**OF_OTHER_LOADERS)
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions(Options):
@@ -85,35 +64,6 @@ class ReadingOptions(Options):
     allows 1 of 3 samples, 1 of 199 and 2 of 200. An epoch that is resumed counts those dropped
     since.
 
-    Attributes:
-        global_batch_size: in place of `batch_size`: samples per batch of all ranks together, a
-            multiple of their number; or a schedule of it. Batches are then the same for any number
-            of ranks.
-        order: in place of `shuffle`: "local" (shuffle within a few shards at a time), "by_node"
-            (shuffle, each node its own shards in every epoch; not with `bucket_by`), or an Order of
-            this dataset.
-        max_masks: keep at most this many masks per sample; None keeps all, 0 none. It may change:
-            `PiecewiseSchedule`, `LinearSchedule`, `CosineSchedule`, `FunctionSchedule`, a list with
-            one value per epoch, or a function of the epoch.
-        mask_select: which masks to keep: "largest", "iou", "stability", "random", "balanced" or a
-            function, as in `Collate`; or an array with one weight per mask of the dataset, in the
-            order of `ds.mask_column`, by which they are drawn. It may change: a
-            `PiecewiseSchedule` of such values, or a list with one per epoch.
-        bucket_by: batches of samples that are alike, so that padding wastes less: "mask_count",
-            "aspect" (the shape of the image), an array with one number per sample, or `Buckets`.
-            None: by the order.
-        relations: names of relations of the masks of a batch, or a `transforms.Relate`: each is one
-            more key.
-        pad_last: what becomes of the samples at the end of an epoch that do not fill a batch.
-            False: a short batch, and an error where it has fewer samples than there are ranks.
-            "ranks": a short batch, in which ranks that would have no sample repeat one, so that it
-            fits any number of samples and ranks: the choice for an exact evaluation. True: a full
-            batch, filled with samples of the epoch that came before. With the last two,
-            `batch["repeated"]`, bool (B,), marks the repeated samples, which an evaluation leaves
-            out.
-        on_epoch_end: a function that is called with the `LoadingStats` of every epoch that was
-            taken to its end: `print`, or one that logs them.
-
     Raises:
         OptionError: a value that cannot be used, or options that do not fit together.
 
@@ -123,24 +73,56 @@ class ReadingOptions(Options):
         (False, 120.0)
     """
 
-    global_batch_size: WholeNumbers | None = None
+    global_batch_size: WholeNumbers | None = option(
+        None,
+        "in place of `batch_size`: samples per batch of all ranks together, a multiple of their "
+        "number; or a schedule of it. Batches are then the same for any number of ranks",
+        none="",
+    )
     shuffle: bool = option(
         False, "shuffle the samples, again in every epoch; without it they are in stored order"
     )
-    order: str | Order | None = None
+    order: str | Order | None = option(
+        None,
+        'in place of `shuffle`: "local" (shuffle within a few shards at a time), "by_node" '
+        "(shuffle, each node its own shards in every epoch; not with `bucket_by`), or an Order of "
+        "this dataset",
+        none="",
+    )
     mask_layout: str = option(
         "padded",
         "padded, concat, padded_bits or concat_bits: how masks lie in a batch, as in `Collate`",
         choices=MASK_LAYOUTS,
     )
-    max_masks: WholeNumbers | None = None
-    mask_select: ScheduledSelect = "largest"
+    max_masks: WholeNumbers | None = option(
+        None,
+        "keep at most this many masks per sample; None keeps all, 0 none. It may change: a "
+        "PiecewiseSchedule, LinearSchedule, CosineSchedule or FunctionSchedule, a list with one "
+        "value per epoch, or a function of the epoch",
+        none="all",
+    )
+    mask_select: ScheduledSelect = option(
+        "largest",
+        'which masks to keep: "largest", "iou", "stability", "random", "balanced" or a function, '
+        "as in `Collate`; or an array with one weight per mask of the dataset, in the order of "
+        "`ds.mask_column`, by which they are drawn. It may change: a PiecewiseSchedule of such "
+        "values, or a list with one per epoch",
+    )
     pad_to_max: bool = option(
         False,
         "padded arrays always have `max_masks` rows per sample: those of the batch's epoch or step",
     )
-    bucket_by: str | np.ndarray | Buckets | None = None
-    relations: Relate | Sequence[str] | None = ()
+    bucket_by: str | np.ndarray | Buckets | None = option(
+        None,
+        'batches of samples that are alike, so that padding wastes less: "mask_count", "aspect" '
+        "(the shape of the image), an array with one number per sample, or `Buckets`",
+        none="by the order",
+    )
+    relations: Relate | Sequence[str] | None = option(
+        (),
+        "names of relations of the masks of a batch, or a `transforms.Relate`: each is one more "
+        "key",
+    )
     seed: int | None = option(
         None,
         "seed of the shuffle and of the random choice of masks",
@@ -151,7 +133,16 @@ class ReadingOptions(Options):
     drop_last: bool = option(
         False, "drop the samples at the end of an epoch that do not fill a batch"
     )
-    pad_last: bool | str = False
+    pad_last: bool | str = option(
+        False,
+        "what becomes of the samples at the end of an epoch that do not fill a batch. False: a "
+        'short batch, and an error where it has fewer samples than there are ranks. "ranks": a '
+        "short batch, in which ranks that would have no sample repeat one, so that it fits any "
+        "number of samples and ranks: the choice for an exact evaluation. True: a full batch, "
+        "filled with samples of the epoch that came before. With the last two, "
+        '`batch["repeated"]`, bool (B,), marks the repeated samples, which an evaluation leaves '
+        "out",
+    )
     rank: int | None = option(None, "number of this process", low=0, none="torch.distributed's")
     world_size: int | None = option(None, "number of processes", low=1, none="torch.distributed's")
     on_error: str = option(
@@ -172,7 +163,12 @@ class ReadingOptions(Options):
         low=LEAST_SECONDS,
         high=MAX_SECONDS,
     )
-    on_epoch_end: Callable[[LoadingStats], object] | None = None
+    on_epoch_end: Callable[[LoadingStats], object] | None = option(
+        None,
+        "a function that is called with the `LoadingStats` of every epoch that was taken to its "
+        "end: `print`, or one that logs them",
+        none="",
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -258,4 +254,37 @@ class ReadingOptions(Options):
         return order
 
 
-keywords_of(ReadingKeywords, ReadingOptions)
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions(ReadingOptions):
+    """The options of `Loader`."""
+
+    device: str = option(
+        "cpu",
+        '"cpu", "cuda" or "cuda:1". "cuda" is the current device of the thread that makes the '
+        "Loader; or, where CUDA is not used yet, and in another process that the Loader was sent "
+        "to, of the one that iterates first",
+    )
+    threads: int | None = option(
+        None,
+        "threads that read",
+        low=1,
+        high=MAX_THREADS,
+        none="one per core available to this process, at most 12, and at least 4 to read past the "
+        "page cache",
+    )
+    prefetch: int | None = option(
+        None,
+        "batches that are ready or in progress while one is used",
+        low=1,
+        high=MAX_PREFETCH,
+        none="2; past the page cache as many as let each thread read eight samples at once",
+    )
+    io: str | None = option(
+        None,
+        "how to read images and masks that are not in the page cache; those that are in it are "
+        'copied from it. "direct": past it, many samples at once, which is the fastest way for a '
+        'dataset larger than memory. "cached": into it, where the next epoch finds them. "auto": '
+        '"cached" if the dataset takes at most half of the memory of this machine or container, '
+        'else "direct"; `plan()` says which, and why',
+        none="auto",
+    )

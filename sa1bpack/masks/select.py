@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +17,6 @@ ORDERS = ("largest", "random", "iou", "stability")
 MAX_MASKS = MAX_AREA = 2**31 - 1
 MAX_SEED = 2**32 - 1
 _FRACTION = "it is not a percentage"
-
-
-class ThresholdKeywords(TypedDict, total=False):
-    """The fields of `Thresholds`, as keyword arguments."""
-
-    min_area: int
-    max_area_frac: float | None
-    min_iou: float | None
-    min_stability: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from datetime import timedelta
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from sa1bpack import interrupts
 from sa1bpack.errors import OutputRefused, SourceError
@@ -21,9 +21,9 @@ from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import AxisLengths, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.ledger import sources_to_pack
-from sa1bpack.packing.options import PRESETS, PackOptions, Request, RunKeywords, checked_request
+from sa1bpack.packing.options import PRESETS, PackOptions, Request, RunOptions, checked_request
 from sa1bpack.packing.pack_folder import existing_parent
 from sa1bpack.packing.progress import Progress, nothing_to_do, unknown_keys_text
 from sa1bpack.packing.publishers import inspect_pack
@@ -32,6 +32,9 @@ from sa1bpack.packing.source_packer import readers_of
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject, why_no_pairs
 from sa1bpack.wording import counted, size_text, span_text
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import RunKeywords
 
 # Enough for a mean; reading that far into a tar in random order takes about a second.
 PROBE_PAIRS = 24
@@ -161,8 +164,9 @@ class Forecast:
 
 
 @checks_options(out="output", select="mask_select")
+@takes_options(PackOptions, RunOptions)
 def estimate(
-    sources: str | Path | Iterable[str | Path], output: str | Path, **options: Unpack[RunKeywords]
+    sources: str | Path | Iterable[str | Path], output: str | Path, **options: Unpack["RunKeywords"]
 ) -> Forecast:
     """Estimate what `pack` with the same arguments would take; writes nothing.
 
@@ -172,8 +176,7 @@ def estimate(
     No md5 is computed or compared.
 
     Args:
-        sources, output, options: as for `pack`: links, downloads, workers, md5sums, md5,
-            max_rejects, ignore_space, and the fields of PackOptions.
+        sources, output: as for `pack`.
 
     Raises:
         Whatever `pack` would raise before it starts to read: for unusable options and sources, a

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,13 +15,16 @@ from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, SourceError
 from sa1bpack.format.layout import FITS, PIXELS, Layout
 from sa1bpack.format.manifest import check_shard_name, folder_to_write
-from sa1bpack.keywords import checks_options, keywords_of
-from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, ThresholdKeywords
+from sa1bpack.keywords import checks_options
+from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule
 from sa1bpack.options import Options, declarations, option
 from sa1bpack.paths import patterns_of
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, find_sources, read_links, read_md5sums
 from sa1bpack.wording import brief
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import RunKeywords
 
 MASKS = ("bits+runs", "bits", "runs")
 RESAMPLES = ("fast", "exact")
@@ -41,36 +44,6 @@ SAMPLES_PER_SHARD = 6144
 NATIVE_SAMPLES_PER_SHARD = 12288
 
 
-class PackKeywords(ThresholdKeywords, total=False):
-    """The fields of `PackOptions`, as keyword arguments."""
-
-    preset: str
-    image_size: int
-    fit: str | None
-    pixels: str | None
-    resample: str
-    masks: str | None
-    mask_size: int
-    mask_sampling: str
-    max_masks: int | None
-    mask_select: str
-    seed: int
-    empty: str
-    samples_per_shard: int | None
-
-
-class RunKeywords(PackKeywords, total=False):
-    """The fields of `RunOptions` and `PackOptions`, as keyword arguments."""
-
-    workers: int | None
-    links: str | Path | None
-    downloads: int | None
-    md5sums: str | Path | None
-    md5: bool
-    max_rejects: int | None
-    ignore_space: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
     """The options of a run that do not decide the bytes of a pack."""
@@ -82,10 +55,11 @@ class RunOptions(Options):
         none="all processors",
         metavar="N",
     )
-    links: Path | None = option(  # noqa: RUF009 - makes a field
+    links: Path | None = option(
         None,
         "pack the tars of this list as well: file name, tab and URL in each line, as the download "
-        "page of SA-1B lists them; no query of a URL is written or shown",
+        "page of SA-1B lists them; no query of a URL, which may be its signature, is written or "
+        "shown",
         none="",
         metavar="FILE",
     )
@@ -96,14 +70,24 @@ class RunOptions(Options):
         none="4, at most one per worker, at least one per 6 workers",
         metavar="N",
     )
-    md5sums: Path | None = option(  # noqa: RUF009
-        None, "check each tar against this list, in the format of md5sum", none="", metavar="FILE"
+    md5sums: Path | None = option(
+        None,
+        "check each tar against this list, in the format of md5sum; a tar that it lacks is an "
+        "error",
+        none="",
+        metavar="FILE",
     )
     md5: bool = option(
-        False, "record the md5 of each tar beside its XXH3-128, without a list to compare it with"
+        False,
+        "record the md5 of each tar beside its XXH3-128, which costs nothing in comparison, "
+        "without a list to compare it with",
     )
     max_rejects: int | None = option(
-        None, "fail if more than N members are rejected", low=0, none="no limit", metavar="N"
+        None,
+        "end the run when more than N members are rejected",
+        low=0,
+        none="no limit",
+        metavar="N",
     )
     ignore_space: bool = option(
         False, "pack although the disk has no room for the pack, as far as that can be estimated"
@@ -234,9 +218,6 @@ class PackOptions(MaskRule):
             raise OptionsDiffer("\n".join(lines))
 
 
-keywords_of(RunKeywords, RunOptions, PackOptions)
-
-
 def differences(one: dict, other: dict) -> list[tuple[str, str, str]]:
     """(name, value in one, value in the other), in words, of the recorded options that differ."""
     return [
@@ -250,7 +231,7 @@ def _worded(name: str, options: dict) -> str:
     if options.get(name) is not None:
         return brief(options[name])
     name = _OPTION_OF.get(name, name)
-    if name not in PackKeywords.__annotations__:
+    if name not in declarations(PackOptions):
         return "none"
     default = PackOptions.__dataclass_fields__[name].default  # a manifest may lack a newer option
     return declarations(PackOptions)[name].none if default is None else brief(default)
@@ -292,7 +273,7 @@ class Request(RunOptions):
 
 
 def checked_request(
-    sources: str | Path | Iterable[str | Path], output: str | Path, given: RunKeywords
+    sources: str | Path | Iterable[str | Path], output: str | Path, given: "RunKeywords"
 ) -> Request:
     """The request that these arguments of `pack` describe; writes nothing.
 
@@ -301,7 +282,7 @@ def checked_request(
     of_pack = {}
     of_run = {}
     for name, value in given.items():
-        (of_pack if name in PackKeywords.__annotations__ else of_run)[name] = value
+        (of_pack if name in declarations(PackOptions) else of_run)[name] = value
     options = PackOptions(**of_pack)
     output = folder_to_write("output", output, "give a new folder, or that of a pack", itself=False)
     request = Request(sources=[], output=output, options=options, **of_run)

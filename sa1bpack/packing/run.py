@@ -5,19 +5,25 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sa1bpack import __version__, interrupts
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, PackError, SourceError
 from sa1bpack.format.files import discard_entry, remove_published
 from sa1bpack.format.manifest import PARTS_NAME, SHARDS_NAME, Manifest, identity_text
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.job import PackJob, note_path, read_jobs, read_source_notes
 from sa1bpack.packing.ledger import sources_to_pack
-from sa1bpack.packing.options import Request, RunKeywords, checked_request, recorded_options
+from sa1bpack.packing.options import (
+    PackOptions,
+    Request,
+    RunOptions,
+    checked_request,
+    recorded_options,
+)
 from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
 from sa1bpack.packing.publishers import Publisher, folder_publisher, part_publisher
 from sa1bpack.packing.records import read_own_manifest
@@ -29,6 +35,9 @@ from sa1bpack.progress import ProgressOption, check_progress, report
 from sa1bpack.source.find import look_at
 from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown
 from sa1bpack.wording import counted
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import RunKeywords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +136,14 @@ class PackResult(Totals):
 
 
 @checks_options(out="output", select="mask_select")
+@takes_options(PackOptions, RunOptions)
 def pack(
     sources: str | Path | Iterable[str | Path],
     output: str | Path,
     *,
     staging: str | Path | None = None,
     progress: ProgressOption = None,
-    **options: Unpack[RunKeywords],
+    **options: Unpack["RunKeywords"],
 ) -> PackResult:
     """Pack SA-1B tars (or extracted folders) into shards under `output`.
 
@@ -155,22 +165,6 @@ def pack(
             continues.
         progress: show a bar on stderr; or a function that is called as function(bytes done, all
             bytes) of the sources, by one thread at a time. Default: a bar if stderr is a terminal.
-        workers: worker processes; 1 does all the work in this process. Default: the available
-            processors.
-        links: a list of tars at URLs, `file name<TAB>URL` in each line, as SA-1B's download page
-            offers it; packed in addition to `sources`, which may be `()`. Nothing that is written
-            or reported has the query of a URL, which may be its signature.
-        downloads: tars that are read at once, if any is at a URL. Default: 4, but no more than
-            there are workers, and at least one for six workers. With one worker it is one.
-        md5sums: list in md5sum's format. A tar with another sum is refused; one missing from the
-            list is an error.
-        md5: compute and record the md5 of every tar, as a list does. Without either, a tar is
-            identified by its XXH3-128, which is recorded in any case and costs nothing in
-            comparison.
-        max_rejects: end the run when more members than this are rejected. Default: no limit.
-        ignore_space: continue although the disk has no room for the pack, as far as that can be
-            estimated.
-        options: fields of PackOptions: image_size, fit, pixels, masks, max_masks and others.
 
     Raises:
         OptionError: a value that cannot be used.
@@ -219,13 +213,14 @@ def pack(
 
 
 @checks_options(out="output", select="mask_select")
+@takes_options(PackOptions, RunOptions)
 def pack_part(
     sources: str | Path | Iterable[str | Path],
     output: str | Path,
     part: tuple[int, int],
     *,
     progress: ProgressOption = None,
-    **options: Unpack[RunKeywords],
+    **options: Unpack["RunKeywords"],
 ) -> PackResult:
     """Pack every N-th of the sources into `output`, which other parts pack into at the same time.
 
@@ -237,15 +232,15 @@ def pack_part(
     The result's totals are those of the sources of the part; one that cannot be read is named in
     `failed`, and recorded for `finalize`.
 
+    The disk must have room for what is left of the whole job; the part ends when more members of
+    its own sources than `max_rejects` are rejected.
+
     Args:
         sources: all sources of the job, the same for every part.
         output: folder of the pack, on a disk that all parts share; created if it does not exist.
         part: (K, N): the K-th of N parts, K from 1 on, packs every N-th source by name, from the
             K-th on.
         progress: as in `pack`.
-        options: links, downloads, workers, md5sums, md5, max_rejects, ignore_space, and the fields
-            of PackOptions, as in `pack`. The disk must have room for what is left of the whole job;
-            the part ends when more members of its own sources than `max_rejects` are rejected.
 
     Raises:
         OutputLocked: another command than a part works there.

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import xxhash
@@ -24,13 +24,16 @@ from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, UnknownName
 from sa1bpack.format.files import remove_all_leftovers, temporary_beside
 from sa1bpack.format.manifest import folder_to_write
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows, Tars, no_pairs, sources_of
+from sa1bpack.raw.decoding import Decoder, PairInfo, RawOptions, Rows, Tars, no_pairs, sources_of
 from sa1bpack.raw.tar_index import open_index
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import counted
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import RawKeywords
 
 # Fractions of the limit of a folder, which 40 processes together keep.
 _UNSEEN = 1 / 400  # a process that has added this much lists the files
@@ -207,6 +210,7 @@ class TarDataset(MapStyle):
         (3, (1024, 1024, 3), 35)
     """
 
+    @takes_options(RawOptions)
     def __init__(
         self,
         tars: Tars,
@@ -217,7 +221,7 @@ class TarDataset(MapStyle):
         cache_size: int | str = 0,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_dir_size: int | str = 0,
-        **samples: Unpack[RawKeywords],
+        **samples: Unpack["RawKeywords"],
     ):
         """
         Args:
@@ -232,10 +236,6 @@ class TarDataset(MapStyle):
             cache_dir, cache_dir_size: keep them in a folder as well, which processes and later runs
                 share, at most this much. Samples of other options lie beside these and count
                 towards the same limit.
-            samples: mask_format, mask_size, mask_sampling, pixels, coordinates, transform,
-                min_area, max_area_frac, min_iou, min_stability: as in `sa1bpack.open`. max_masks:
-                at most this many of the masks that pass the thresholds, the largest, as the
-                Loader's `max_masks`; None: all that `options` keep, which is all masks by default.
 
         Raises:
             OptionError: a value that cannot be used, a folder that cannot be written, or is in a
@@ -244,7 +244,7 @@ class TarDataset(MapStyle):
             MissingPackage: zlib's library, which indexes gzip streams, or PIL is not installed.
         """
         sources = sources_of(tars)
-        self._decoder = decoder = Decoder(options, on_error, samples)
+        self._decoder = decoder = Decoder(options, on_error, RawOptions(**samples))
         self.pack_options = decoder.pack_options
         self.options = decoder.options
         self.layout = decoder.layout

@@ -4,20 +4,25 @@ A pair becomes the sample that a pack of it would give, by the packer's step and
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import whole_number
 from sa1bpack.dataset.rows import offsets_of
-from sa1bpack.dataset.sample import SampleOptions, SampleSpec, convert, delivered, sample_of_rows
-from sa1bpack.display import Sample
+from sa1bpack.dataset.sample import (
+    SampleForm,
+    SampleOptions,
+    SampleSpec,
+    convert,
+    delivered,
+    sample_of_rows,
+)
 from sa1bpack.errors import OptionError, ReadError, SampleError, SourceError
-from sa1bpack.keywords import keywords_of
-from sa1bpack.masks.select import MAX_MASKS, MaskRule, ThresholdKeywords, select_masks
+from sa1bpack.masks.select import MAX_MASKS, MaskRule, select_masks
+from sa1bpack.options import declarations, option
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers, Packed, attempt, require_decoder
 from sa1bpack.paths import patterns_of
@@ -65,19 +70,18 @@ class PairInfo:
     json_bytes: int
 
 
-class RawKeywords(ThresholdKeywords, total=False):
+@dataclass(frozen=True, kw_only=True)
+class RawOptions(SampleForm):
     """Options of the samples of tars: those of `sa1bpack.open` that need no pack, and a cap."""
 
-    mask_format: str
-    mask_size: int | None
-    mask_sampling: str | None
-    pixels: str
-    coordinates: str
-    transform: Callable[[Sample], Any] | None
-    max_masks: int | None
-
-
-keywords_of(RawKeywords, SampleOptions, max_masks=None)
+    max_masks: int | None = option(
+        None,
+        "at most this many of the masks that pass the thresholds, the largest, as the Loader's "
+        "`max_masks`",
+        low=1,
+        high=MAX_MASKS,
+        none="all that the options of packing keep, which is all masks by default",
+    )
 
 
 class Decoder:
@@ -86,30 +90,27 @@ class Decoder:
     Args:
         pack_options: options of a pack of the pairs; None: the defaults of `pack`.
         on_error: as in `sa1bpack.open`.
-        samples: options that the pack would be opened with. max_masks: at most this many of the
-            masks that remain, the largest; None: all.
+        raw_options: options of the samples.
 
     Raises:
         OptionError: such a pack could not be opened with these options.
         MissingPackage: PIL is not installed.
     """
 
-    def __init__(self, pack_options: PackOptions | None, on_error: str, samples: RawKeywords):
+    def __init__(self, pack_options: PackOptions | None, on_error: str, raw_options: RawOptions):
         if pack_options is None:
             pack_options = PackOptions()
         if not isinstance(pack_options, PackOptions):
             raise OptionError(f"options is {brief(pack_options)}: give a sa1bpack.PackOptions")
         require_decoder()
-        of_samples: dict[str, Any] = {**samples}
-        max_masks = of_samples.pop("max_masks", None)
+        of_samples = {name: getattr(raw_options, name) for name in declarations(SampleForm)}
         self.pack_options = pack_options
         self.options = SampleOptions(**of_samples, on_error=on_error)
         self.layout = pack_options.layout
         self.spec = SampleSpec.of(self.layout, pack_options.mask_sampling, self.options)
         self.rule = self.options.rule
-        if max_masks is not None:
-            max_masks = whole_number("max_masks", max_masks, 1, MAX_MASKS)
-            self.rule = replace(self.rule or MaskRule(), max_masks=max_masks)
+        if raw_options.max_masks is not None:
+            self.rule = replace(self.rule or MaskRule(), max_masks=raw_options.max_masks)
 
     def rows(self, source: Source, file_name: str, jpeg: bytes, json: bytes) -> Rows | None:
         """Decode a pair; None if the options of packing drop it, for it has no masks.

@@ -4,7 +4,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
@@ -13,14 +13,17 @@ from torch.utils.data import IterableDataset, get_worker_info
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.order.batches import announced_ranks, process_group
 from sa1bpack.occurrence import Occurrence, loading
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.paths import local_path
-from sa1bpack.raw.decoding import Decoder, RawKeywords, Tars, no_pairs, sources_of, unusable
+from sa1bpack.raw.decoding import Decoder, RawOptions, Tars, no_pairs, sources_of, unusable
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import brief, counted
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import RawKeywords
 
 ON_ERROR = ("drop", "raise")
 _PAIR_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
@@ -77,6 +80,7 @@ class IterableTarDataset(IterableDataset[Any]):
         [5, 6, 2]
     """
 
+    @takes_options(RawOptions)
     def __init__(
         self,
         tars: Tars,
@@ -88,7 +92,7 @@ class IterableTarDataset(IterableDataset[Any]):
         on_error: str = "drop",
         options: PackOptions | None = None,
         spool_folder: str | os.PathLike[str] | None = None,
-        **samples: Unpack[RawKeywords],
+        **samples: Unpack["RawKeywords"],
     ):
         """
         Args:
@@ -104,14 +108,12 @@ class IterableTarDataset(IterableDataset[Any]):
             spool_folder: folder for halves that wait for their other half, beyond 256 MB of them:
                 up to 3 GB per consumer, for a tar of SA-1B. None: the system's folder for temporary
                 files.
-            samples: mask_format, mask_size, mask_sampling, pixels, coordinates, transform,
-                min_area, max_area_frac, min_iou, min_stability and max_masks, as for `TarDataset`.
 
         Raises:
             OptionError, SourceError, MissingPackage: as for `TarDataset`.
         """
         self.sources = sources_of(tars)
-        self._decoder = Decoder(options, "raise", samples)
+        self._decoder = Decoder(options, "raise", RawOptions(**samples))
         self._buffer = whole_number("shuffle_buffer", shuffle_buffer, 0, _MOST_BUFFERED)
         self._seed = whole_number("seed", seed, 0, MAX_WORD)
         self._on_error = choice("on_error", on_error, ON_ERROR)

@@ -18,7 +18,7 @@ class DocstringsAsMarkdown(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **others) -> None:
         if obj.docstring is not None:
             text = obj.docstring.value
-            if obj.is_class and obj.name.endswith("Options"):  # whose declarations complete it
+            if obj.is_class or obj.is_function:  # declared options may complete it
                 text = inspect.getdoc(pydoc.locate(obj.path))
             obj.docstring.value = markdown(text)
 

@@ -6,6 +6,7 @@ import pytest
 
 import sa1bpack
 from sa1bpack import OptionError, keywords
+from sa1bpack.masks import select
 
 TAR = "tests/samples/sa_000000.tar"
 
@@ -19,7 +20,7 @@ def called(name, pack, **options):
     needed |= {"pack": (TAR,) if "out" in options else (TAR, "out")}
     needed["with_options"] = ()
     place = sa1bpack.open(pack) if name == "with_options" else sa1bpack
-    getattr(sa1bpack.masks if name == "MaskRule" else place, name)(*needed.get(name, ()), **options)
+    getattr(select if name == "MaskRule" else place, name)(*needed.get(name, ()), **options)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from mask_oracle import coco_mask, joined, mask_of, number, records, runs_of
 from pycocotools import mask as coco
 
 from sa1bpack.errors import MaskError
-from sa1bpack.masks import encode_counts, mask_area, parse_counts, take_masks
+from sa1bpack.masks import encode_counts, mask_area, parse_counts
+from sa1bpack.masks.rle import take_masks
 
 
 def coco_text(mask: np.ndarray) -> bytes:

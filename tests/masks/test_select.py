@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.masks import MaskRule, ranked, select_masks
+from sa1bpack.masks.select import MaskRule, ranked, select_masks
 
 PIXELS = 1000
 

@@ -11,7 +11,8 @@ from sa1bpack.arguments import MAX_WORD, choice, numbers_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.errors import LoaderError, OptionError, UnknownName
-from sa1bpack.masks import ranked, thirds_of
+from sa1bpack.masks.relations import thirds_of
+from sa1bpack.masks.select import ranked
 from sa1bpack.random_words import repeated_ids, stream_words
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.user_code import call_user
