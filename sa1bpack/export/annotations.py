@@ -133,7 +133,7 @@ def _chosen(
     paths = paths_of("pack", pack)
     sources = list(items_of(sources))
     shards = list(items_of(shards))
-    ids = [whole_number("image_ids", each, -(2**63), 2**63 - 1) for each in items_of(image_ids)]
+    ids = [whole_number("image_ids", value, -(2**63), 2**63 - 1) for value in items_of(image_ids)]
     saved = next(filter(is_selection, paths), None)
     if saved is not None and (len(paths) > 1 or sources or shards or ids):
         raise OptionError(f"{saved} is a selection: export it alone, without naming images")
@@ -145,19 +145,19 @@ def _chosen(
         )
     rows = ds.rows_at(np.arange(len(ds)))
     if sources or shards or ids:
-        wanted = np.isin(ds.column("image_id"), np.array(ids, np.int64))
+        chosen = np.isin(ds.column("image_id"), np.array(ids, np.int64))
         try:
             ds.index_of(np.array(ids, np.int64))
             for some in (ds.from_sources(sources), ds.from_shards(shards)):
-                wanted |= np.isin(rows, some.rows_at(np.arange(len(some))))
+                chosen |= np.isin(rows, some.rows_at(np.arange(len(some))))
         except UnknownName as error:
             raise OptionError(str(error)) from None
-        rows = rows[wanted]
+        rows = rows[chosen]
     return ds.pack, np.unique(rows)
 
 
 def _by_shard(pack: Pack, rows: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
-    """Each shard of rows of a pack, int64 (n,), ascending, and its own of them, int64 (k,)."""
+    """Each shard of rows of a pack, int64 (n,), ascending, and which of its rows, int64 (k,)."""
     edges = np.searchsorted(rows, pack.first_row).tolist()
     for number, (low, high) in enumerate(pairwise(edges)):
         if low < high:
@@ -175,9 +175,10 @@ def _check_files(shard: Shard) -> None:
             continue
         file = shard.folder / spec.chunk_path
         written = listed.get(spec.chunk_path)
-        if (found := file_digest(file)) != written:
+        digest = file_digest(file)
+        if digest != written:
             raise FormatError(
-                f"{file}: XXH3-128 is {found}, but {written} was written; repair it with: "
+                f"{file}: XXH3-128 is {digest}, but {written} was written; repair it with: "
                 f"sa1bpack repair {quote(str(shard.folder.parents[1]))} TARS"
             )
 
@@ -232,13 +233,13 @@ def export_sa1b(
     path = folder_to_write("output", output, "name a new folder, or one of an earlier export")
     result = ExportResult(path, complete=packed.manifest.complete)
     with reporting_steps(progress, "image", len(rows)) as step:
-        for shard, own in _by_shard(packed, rows):
+        for shard, shard_rows in _by_shard(packed, rows):
             _check_files(shard)
             check_shard_name(shard.entry.source, f"{shard.folder}: source")
             folder = path / shard.entry.source
             folder.mkdir(parents=True, exist_ok=True)
             remove_all_leftovers(folder)
-            for row in own.tolist():
+            for row in shard_rows.tolist():
                 image = _image(shard, row)
                 record = {"image": image, "annotations": annotations_of(shard, row)}
                 file = folder / PurePath(image["file_name"]).with_suffix(".json").name
@@ -246,7 +247,7 @@ def export_sa1b(
                 with _writing(file) as write:
                     write(json.dumps(record).encode())
                 step(1)
-            _count_shard(result, shard, own)
+            _count_shard(result, shard, shard_rows)
     result.files = result.images - result.unchanged
     result.seconds = time.perf_counter() - started
     return result
@@ -322,7 +323,8 @@ def _numbers(shard: Shard, row: int, number: MaskNumber, first: int, stop: int) 
     name = number.array
     values = shard[name][first:stop]
     if number.type_bit is None:
-        return values.tolist()
+        ids: list[int] = values.tolist()
+        return ids
     types = shard["number_types"][first:stop].astype(np.int64)
     integer = (types[:, None] >> np.array(number.type_bits) & 1).reshape(values.shape) > 0
     absent = np.isnan(values) & number.optional
@@ -341,7 +343,8 @@ def _numbers(shard: Shard, row: int, number: MaskNumber, first: int, stop: int) 
     numbers[absent] = None
     if number.columns == 2:  # a list of one point
         numbers = numbers[:, None]
-    return numbers.tolist()
+    as_written: list[Any] = numbers.tolist()
+    return as_written
 
 
 # ---------------------------------------------------------------------------------- COCO
@@ -393,47 +396,66 @@ def export_coco(
     packed, rows = _chosen(pack, sources, shards, image_ids)
     result = ExportResult(check_output(output), complete=packed.manifest.complete)
     ids = [np.empty(0, np.int64)]
-    for shard, own in _by_shard(packed, rows):
+    for shard, shard_rows in _by_shard(packed, rows):
         _check_files(shard)
-        wanted = np.isin(np.arange(len(shard)), own)
-        ids.append(shard["annotation_id"][np.repeat(wanted, np.diff(shard["mask_offset"]))])
-        _count_shard(result, shard, own)
-    if (double := _first_double(packed.image_ids(rows))) is not None:
-        raise OptionError(
-            f"image id {double} occurs twice: COCO's tools lose one; export one --source at a time"
-        )
-    double = _first_double(np.concatenate(ids))
-    if not renumber and (double is not None or not np.concatenate(ids).all()):
-        what = "0" if double is None else f"{double}, which occurs twice"
-        raise OptionError(
-            f"an annotation has the id {what}: COCO's tools lose it; use --renumber (renumber=True)"
-        )
+        exported = np.isin(np.arange(len(shard)), shard_rows)
+        ids.append(shard["annotation_id"][np.repeat(exported, np.diff(shard["mask_offset"]))])
+        _count_shard(result, shard, shard_rows)
+    _check_coco_ids(packed.image_ids(rows), np.concatenate(ids), renumber)
     result.unchanged = int(result.path.exists())
     result.files = 1 - result.unchanged
     remove_leftovers(result.path)
-    with (
-        reporting_steps(progress, "image", 2 * result.images) as step,
-        _writing(result.path, durably=True) as write,
-    ):
-        head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
-        write(json.dumps(head)[:-1].encode())
-        write(b', "images": ')
-        images = starmap(_image, _samples(packed, rows, step))
-        _write_list(write, ({"id": image.pop("image_id")} | image for image in images))
-        write(b', "annotations": ')
-        _write_list(write, _annotations(_samples(packed, rows, step), renumber))
-        write(b"}\n")
+    with reporting_steps(progress, "image", 2 * result.images) as step:
+        _write_coco(result.path, packed, rows, renumber, step)
     result.seconds = time.perf_counter() - started
     return result
+
+
+def _write_coco(
+    path: Path, pack: Pack, rows: np.ndarray, renumber: bool, step: Callable[[int], None]
+) -> None:
+    """Write the file, one image and one annotation at a time."""
+    head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
+    with _writing(path, durably=True) as write:
+        write(json.dumps(head)[:-1].encode())
+        write(b', "images": ')
+        images = starmap(_image, _samples(pack, rows, step))
+        _write_list(write, ({"id": image.pop("image_id")} | image for image in images))
+        write(b', "annotations": ')
+        _write_list(write, _coco_annotations(_samples(pack, rows, step), renumber))
+        write(b"}\n")
+
+
+def _check_coco_ids(image_ids: np.ndarray, annotation_ids: np.ndarray, renumber: bool) -> None:
+    """Raise OptionError for ids with which COCO's tools would lose an image or an annotation."""
+    double = _first_double(image_ids)
+    if double is not None:
+        raise OptionError(
+            f"image id {double} occurs twice: COCO's tools lose one; export one --source at a time"
+        )
+    if renumber:
+        return
+    double = _first_double(annotation_ids)
+    lost = None
+    if double is not None:
+        lost = f"{double}, which occurs twice"
+    elif not annotation_ids.all():
+        lost = "0"
+    if lost is not None:
+        raise OptionError(
+            f"an annotation has the id {lost}: COCO's tools lose it; use --renumber (renumber=True)"
+        )
 
 
 def _first_double(ids: np.ndarray) -> int | None:
     ids = np.sort(ids)
     doubles = np.flatnonzero(ids[1:] == ids[:-1])
-    return int(ids[doubles[0]]) if doubles.size else None
+    if not doubles.size:
+        return None
+    return int(ids[doubles[0]])
 
 
-def _write_list(write: Callable[[bytes], object], items: Iterator[dict]) -> None:
+def _write_list(write: Callable[[bytes], object], items: Iterator[dict[str, Any]]) -> None:
     write(b"[")
     for number, item in enumerate(items):
         write((",\n" * (number > 0) + json.dumps(item)).encode())
@@ -444,27 +466,36 @@ def _samples(
     pack: Pack, rows: np.ndarray, step: Callable[[int], None]
 ) -> Iterator[tuple[Shard, int]]:
     """Shard and row in it of each sample; `step` is called after each."""
-    for shard, own in _by_shard(pack, rows):
-        for row in own.tolist():
+    for shard, shard_rows in _by_shard(pack, rows):
+        for row in shard_rows.tolist():
             yield shard, row
             step(1)
 
 
-def _annotations(samples: Iterable[tuple[Shard, int]], renumber: bool) -> Iterator[dict[str, Any]]:
-    number = 0
+def _coco_annotations(
+    samples: Iterable[tuple[Shard, int]], renumber: bool
+) -> Iterator[dict[str, Any]]:
+    """The annotations of samples with COCO's keys, then the other numbers of their masks."""
+    count = 0
     for shard, row in samples:
         height, width = shard["size"][row, :2].tolist()
         runs = _runs(shard, *shard["mask_offset"][row : row + 2].tolist())
         boxes = mask_boxes(*runs, height, width)
         boxes[:, 2:] -= boxes[:, :2]
-        for found, box in zip(annotations_of(shard, row), boxes.tolist(), strict=True):
-            number += 1
-            ids = {"id": number, "sa1b_id": found["id"]} if renumber else {"id": found["id"]}
-            ids |= {"image_id": int(shard["image_id"][row]), "category_id": 1}
-            mask = {"segmentation": found["segmentation"], "area": found["area"], "bbox": box}
-            numbers = [number.json for number in shard.layout.mask_numbers]
-            others = [key for key in numbers if key in found and key not in _COCO_NUMBERS]
-            yield ids | mask | {"iscrowd": 0} | {key: found[key] for key in others}
+        keys = [number.json for number in shard.layout.mask_numbers]
+        keys = [key for key in keys if key not in _COCO_NUMBERS]
+        for annotation, box in zip(annotations_of(shard, row), boxes.tolist(), strict=True):
+            count += 1
+            coco = {"id": annotation["id"]}
+            if renumber:
+                coco = {"id": count, "sa1b_id": annotation["id"]}
+            coco["image_id"] = int(shard["image_id"][row])
+            coco["category_id"] = 1
+            coco["segmentation"] = annotation["segmentation"]
+            coco["area"] = annotation["area"]
+            coco["bbox"] = box
+            coco["iscrowd"] = 0
+            yield coco | {key: annotation[key] for key in keys if key in annotation}
 
 
 # --------------------------------------------------------------------------------- files
@@ -477,9 +508,9 @@ def _writing(path: Path, durably: bool = False) -> Iterator[Callable[[bytes], ob
     An existing file must hold the same bytes. Raises OutputRefused as soon as it does not.
     """
     if path.exists():
-        with path.open("rb") as there:
-            yield lambda data: _require_same(path, there.read(len(data)) == data)
-            _require_same(path, not there.read(1))
+        with path.open("rb") as existing:
+            yield lambda data: _require_same(path, existing.read(len(data)) == data)
+            _require_same(path, not existing.read(1))
         return
     temporary = temporary_beside(path)
     try:

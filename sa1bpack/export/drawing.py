@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +27,12 @@ try:
 except ImportError as error:
     raise missing_pil(error) from error
 
+Picture = Image.Image
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _FILL = 0.45  # opacity of a mask's inside; its outline is opaque
-# of a box; with more masks than this, boxes fade
 _BOX_OPACITY = 0.6
-_CROWD = 50
+_CROWD = 50  # masks; with more, boxes fade
 _POINT = (255, 255, 255)
 _POINT_RIM = (20, 20, 20)
 # A golden-ratio step on the hue circle: each new hue falls into one of the widest gaps.
@@ -41,12 +42,13 @@ _FIRST_HUE = 0.58
 _SHADES = ((0.62, 0.95), (0.52, 0.85), (0.70, 0.90))
 
 
-def fitted(height: int, width: int, box_height: int, box_width: int) -> tuple[int, int]:
-    """(height, width) at which an image fits a box without distortion.
+def fitted(shape: Sequence[int], box_height: int, box_width: int) -> tuple[int, int]:
+    """(height, width) at which an image of shape (h, w, ...) fits a box without distortion.
 
     Pixels are enlarged by whole factors only: each pixel of an image smaller than half the box is
     drawn as a square of screen pixels, so that the stored pixels can be seen.
     """
+    height, width = shape[:2]
     scale = min(box_height / height, box_width / width)
     if scale >= 1:
         scale = int(scale)
@@ -56,8 +58,9 @@ def fitted(height: int, width: int, box_height: int, box_width: int) -> tuple[in
 def plain(subject: Subject, height: int, width: int) -> Image.Image:
     """The image alone at a size in screen pixels."""
     image = Image.fromarray(np.ascontiguousarray(subject.rgb))
-    enlarged = height > subject.rgb.shape[0] or width > subject.rgb.shape[1]
-    method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+    method = Image.Resampling.LANCZOS
+    if height > subject.rgb.shape[0] or width > subject.rgb.shape[1]:  # enlarged
+        method = Image.Resampling.NEAREST
     return image.resize((width, height), method)
 
 
@@ -83,30 +86,32 @@ def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Ima
 
 def by_size(subject: Subject) -> np.ndarray:
     """int64 (m,): the masks by descending area, in stored order if equal."""
-    return ranked(subject.sample["areas"])
+    order: np.ndarray = ranked(subject.sample["areas"])
+    return order
 
 
 def _paint(
     subject: Subject, pixels: np.ndarray, order: np.ndarray, colours: np.ndarray, line: int
 ) -> np.ndarray:
     """uint8 (h, w, 3): masks drawn in the given order on the image."""
-    inside = np.full(pixels.shape[:2], -1)  # (h, w): the place in `order` of the topmost mask
+    inside = np.full(pixels.shape[:2], -1)  # (h, w): the rank in `order` of the topmost mask
     outline = inside.copy()
     # The grid row of each pixel row, and the grid column of each pixel column, by their centres. A
     # cell is 1 / G of the longer side of the source for "pad" and "native", and of each side for
     # "squash" (docs/format.md).
-    grid = subject.sample["masks"].shape[1:] * np.array([1, 8])
-    source = subject.source
-    covered = source if subject.fit == "squash" else (max(source),) * 2
-    rows, columns = (
-        (2 * np.arange(pixels) + 1) * side * cells // (2 * pixels * whole)
-        for pixels, side, cells, whole in zip(inside.shape, source, grid, covered, strict=True)
-    )
-    for place, mask in enumerate(order.tolist()):
+    grid = subject.sample["masks"].shape[1]
+    height, width = subject.source
+    covered_height = height
+    covered_width = width
+    if subject.fit != "squash":
+        covered_height = covered_width = max(height, width)
+    rows = _cells_of(pixels.shape[0], height, grid, covered_height)
+    columns = _cells_of(pixels.shape[1], width, 8 * subject.sample["masks"].shape[2], covered_width)
+    for rank, mask in enumerate(order.tolist()):
         top, left, shape = _on_screen(subject.sample["masks"][mask], rows, columns)
-        here = (slice(top, top + shape.shape[0]), slice(left, left + shape.shape[1]))
-        inside[here][shape] = place
-        outline[here][shape & ~_eroded(shape, line)] = place
+        window = (slice(top, top + shape.shape[0]), slice(left, left + shape.shape[1]))
+        inside[window][shape] = rank
+        outline[window][shape & ~_eroded(shape, line)] = rank
     out = pixels.copy()
     filled = inside >= 0
     under = pixels[filled].astype(np.float32)
@@ -114,6 +119,14 @@ def _paint(
     out[filled] = np.rint(under + _FILL * (over - under))
     out[outline >= 0] = colours[outline[outline >= 0]]
     return out
+
+
+def _cells_of(pixels: int, side: int, cells: int, covered: int) -> np.ndarray:
+    """int64 (pixels,): the cell under the centre of each pixel that one side is drawn with.
+
+    `cells` cover as many source pixels as `covered` says, of which the side has `side`.
+    """
+    return (2 * np.arange(pixels) + 1) * side * cells // (2 * pixels * covered)
 
 
 def _on_screen(
@@ -151,9 +164,9 @@ def _with_boxes_and_points(
     end = (boxes[:, :2] + boxes[:, 2:] + 1) * scale  # w = xmax - xmin
     edges = np.concatenate([first, np.clip(np.ceil(end) - 1, first, limit - 1)], 1)
     known = np.isfinite(boxes).all(1)  # only damage causes other numbers; the table shows them
-    for place, mask in enumerate(order.tolist()):
+    for rank, mask in enumerate(order.tolist()):
         if known[mask]:
-            colour = (*colours[place].tolist(), opacity)
+            colour = (*colours[rank].tolist(), opacity)
             draw.rectangle(edges[mask].astype(int).tolist(), outline=colour)
     radius = 1 + line
     # Far ones are not visible.
@@ -208,14 +221,17 @@ def plain_text(text: str) -> str:
 def shortened(text: str, letters: Font, width: float) -> str:
     """`text`, with the middle replaced by "..." if it is wider than `width` pixels."""
     short = text
-    kept = len(text)
-    while letters.getlength(short) > width and kept:
-        kept -= 1
-        short = f"{text[: (kept + 1) // 2]}...{text[len(text) - kept // 2 :]}"
+    characters = len(text)
+    while letters.getlength(short) > width and characters:
+        characters -= 1
+        end = text[len(text) - characters // 2 :]
+        short = f"{text[: (characters + 1) // 2]}...{end}"
     return short
 
 
-def write_right(draw: ImageDraw.ImageDraw, right: float, top: float, text: str, **options) -> None:
+def write_right(
+    draw: ImageDraw.ImageDraw, right: float, top: float, text: str, **options: Any
+) -> None:
     """Draw text that ends at `right`; options are those of `ImageDraw.text`."""
     draw.text((right - options["font"].getlength(text), top), text, **options)
 
@@ -279,8 +295,9 @@ def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: st
     columns = columns_of(len(subjects))
     width = tile_width(len(subjects))
     tiles = [_tile(subject, width) for subject in subjects]
+    tile_heights = [tile.height for tile in tiles]
     rows = range(0, len(tiles), columns)
-    heights = [max(tile.height for tile in tiles[first : first + columns]) for first in rows]
+    heights = [max(tile_heights[first : first + columns]) for first in rows]
     full_width = 2 * _MARGIN + columns * (width + _GAP) - _GAP
     full_height = _HEADER + sum(heights) + len(rows) * (_CAPTION + _GAP) - _GAP + _MARGIN
     sheet = Image.new("RGB", (full_width, full_height), _PAPER)
@@ -288,11 +305,11 @@ def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: st
     _write_header(draw, sheet.width, title, note)
     top = _HEADER
     for first, height in zip(rows, heights, strict=True):
-        for place in range(first, min(first + columns, len(tiles))):
-            left = _MARGIN + (place - first) * (width + _GAP)
+        for number in range(first, min(first + columns, len(tiles))):
+            left = _MARGIN + (number - first) * (width + _GAP)
             # At the bottom of the row, next to its caption.
-            sheet.paste(tiles[place], (left, top + height - tiles[place].height))
-            _write_caption(draw, subjects[place], left, top + height + 8, width)
+            sheet.paste(tiles[number], (left, top + height - tiles[number].height))
+            _write_caption(draw, subjects[number], left, top + height + 8, width)
         top += height + _CAPTION + _GAP
     return sheet
 
@@ -301,7 +318,7 @@ def _tile(subject: Subject | Unreadable, width: int) -> Image.Image:
     """The picture of a sample; of one that cannot be read, why."""
     height = round(width * _TILE_SHAPE)
     if isinstance(subject, Subject):
-        return drawn(subject, *fitted(*subject.rgb.shape[:2], height, width))
+        return drawn(subject, *fitted(subject.rgb.shape, height, width))
     tile = Image.new("RGB", (width, height), _TILE_PAPER)
     draw = ImageDraw.Draw(tile)
     draw.rectangle((0, 0, width - 1, height - 1), outline=_RIM)
@@ -345,15 +362,17 @@ def shape_text(subject: Subject) -> str:
     """The size in pixels of the source and as stored: `2250x1500 at 1024x683`; once if equal."""
     height, width = subject.rgb.shape[:2]
     stored = f"{width}x{height}"
-    (high, wide) = subject.source
-    return stored if (high, wide) == (height, width) else f"{wide}x{high} at {stored}"
+    if subject.source == (height, width):
+        return stored
+    source_height, source_width = subject.source
+    return f"{source_width}x{source_height} at {stored}"
 
 
 def mask_text(subject: Subject) -> str:
     """The number of masks, and of how many if some were dropped."""
-    if subject.annotation_count == subject.masks:
-        return counted(subject.masks, "mask") if subject.masks else "no masks"
-    return f"{subject.masks:,} of {counted(subject.annotation_count, 'mask')}"
+    if subject.annotation_count != subject.masks:
+        return f"{subject.masks:,} of {counted(subject.annotation_count, 'mask')}"
+    return counted(subject.masks, "mask") if subject.masks else "no masks"
 
 
 def large_picture(subject: Subject, title: str) -> Image.Image:
@@ -361,31 +380,38 @@ def large_picture(subject: Subject, title: str) -> Image.Image:
     shape = subject.rgb.shape[:2]
     sample = subject.sample
     if shape[1] > shape[0]:
-        height, width = fitted(*shape, _PICTURE_HEIGHT, _PICTURE_WIDTH)
+        height, width = fitted(shape, _PICTURE_HEIGHT, _PICTURE_WIDTH)
         left = _MARGIN + width + _BETWEEN  # of the image beside the picture
-        alone = fitted(*shape, _PICTURE_HEIGHT // 2, WIDTH - _MARGIN - left)
-        table = (left, _TOP + alone[0] + _BETWEEN)
+        plain_height, plain_width = fitted(shape, _PICTURE_HEIGHT // 2, WIDTH - _MARGIN - left)
+        table_left = left
+        table_top = _TOP + plain_height + _BETWEEN
     else:  # both fit at the same size, with the table beside them
-        height, width = alone = fitted(*shape, _PICTURE_HEIGHT, _HALF_WIDTH)
+        height, width = fitted(shape, _PICTURE_HEIGHT, _HALF_WIDTH)
+        plain_height = height
+        plain_width = width
         left = _MARGIN + width + _BETWEEN
-        table = (left + width + _BETWEEN, _TOP)
-    rows = max(_LEAST_ROWS, (_TOP + height - table[1]) // _ROW - 1)
-    bottom = max(_TOP + height, table[1] + (1 + min(rows, subject.masks + 1)) * _ROW)
+        table_left = left + width + _BETWEEN
+        table_top = _TOP
+    rows = max(_LEAST_ROWS, (_TOP + height - table_top) // _ROW - 1)
+    bottom = max(_TOP + height, table_top + (1 + min(rows, subject.masks + 1)) * _ROW)
     sheet = Image.new("RGB", (WIDTH, bottom + _MARGIN), _PAPER)
     draw = ImageDraw.Draw(sheet)
     _write_header(draw, WIDTH, sample["file_name"], title)
+    facts = [f"id {sample['image_id']}, row {sample['index']:,}"]
+    if subject.shard:
+        facts.append(f"shard {subject.shard}")
+    facts.append(f"{shape_text(subject)} pixels, fit {subject.fit}")
     grid = sample["masks"].shape[1]
-    how = "drawn from exact runs" if subject.from_runs else f"on a grid of {grid} x {grid} cells"
-    facts = [
-        f"id {sample['image_id']}, row {sample['index']:,}",
-        *([f"shard {subject.shard}"] if subject.shard else []),
-        f"{shape_text(subject)} pixels, fit {subject.fit}",
-        f"{mask_text(subject)} {how}" if subject.masks else "no masks",
-    ]
+    if not subject.masks:
+        facts.append("no masks")
+    elif subject.from_runs:
+        facts.append(f"{mask_text(subject)} drawn from exact runs")
+    else:
+        facts.append(f"{mask_text(subject)} on a grid of {grid} x {grid} cells")
     draw.text((_MARGIN, 54), plain_text(", ".join(facts)), font=font(15), fill=_FAINT)
     sheet.paste(drawn(subject, height, width, line=2), (_MARGIN, _TOP))
-    sheet.paste(plain(subject, *alone), (left, _TOP))
-    _write_table(draw, subject, *table, rows)
+    sheet.paste(plain(subject, plain_height, plain_width), (left, _TOP))
+    _write_table(draw, subject, table_left, table_top, rows)
     return sheet
 
 
@@ -395,8 +421,8 @@ def _column_width(heading: str) -> int:
 
 
 _HEADED = [number for number in MASK_NUMBERS if number.heading]
-_WIDTHS = [_column_width(heading) for heading in (*(n.heading for n in _HEADED), "cells")]
-_TABLE_WIDTH = _SHARE_RIGHT + sum(_WIDTHS)  # at most
+_TABLE_WIDTH = _SHARE_RIGHT + _column_width("cells")  # at most
+_TABLE_WIDTH += sum(_column_width(number.heading) for number in _HEADED)
 _HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _BETWEEN - _TABLE_WIDTH) // 2  # of a picture beside it
 
 
@@ -441,8 +467,8 @@ def _write_table(
     shown = order if len(order) <= rows else order[: rows - 1]
     colours = dict(zip(shown.tolist(), mask_colours(len(shown)).tolist(), strict=True))
     corners: list[tuple[int, int]] = []  # of the squares
-    for place, (mask, depth, parent) in enumerate(as_tree(subject.sample["masks"], shown)):
-        line = top + (1 + place) * _ROW
+    for number, (mask, depth, parent) in enumerate(as_tree(subject.sample["masks"], shown)):
+        line = top + (1 + number) * _ROW
         x = left + _INDENT * min(depth, _DEEPEST)
         y = line + 3
         corners.append((x, y))
@@ -476,9 +502,9 @@ def as_tree(bits: np.ndarray, shown: np.ndarray) -> list[tuple[int, int, int | N
     lines: list[tuple[int, int, int | None]] = []
 
     def add_children(parent: int, depth: int, above: int | None) -> None:
-        for place in np.flatnonzero(parents == parent).tolist():
-            lines.append((int(shown[place]), depth, above))
-            add_children(place, depth + 1, len(lines) - 1)
+        for child in np.flatnonzero(parents == parent).tolist():
+            lines.append((int(shown[child]), depth, above))
+            add_children(child, depth + 1, len(lines) - 1)
 
     add_children(-1, 0, None)
     return lines

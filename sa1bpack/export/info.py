@@ -18,14 +18,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
 from sa1bpack.errors import FormatError
-from sa1bpack.format.arrays import group_bytes
+from sa1bpack.format.arrays import Count, group_bytes
 from sa1bpack.format.files import REMEDY
 from sa1bpack.format.index import find_duplicates
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
     Completeness,
-    Count,
     Manifest,
     completeness_of,
     identity_text,
@@ -69,30 +68,39 @@ class _Attributes(msgspec.Struct):
 
 def text_of(value: Any) -> str:
     """A recorded value: texts and numbers as they are, lists and objects shortened."""
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "yes", False: "no"}[value]
-    return brief(value) if isinstance(value, (list, dict)) else str(value)
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, dict)):
+        return brief(value)
+    return str(value)
 
 
-def template(name: str, filters: dict[str, Callable] | None = None, **options: Any) -> Template:
+def template(
+    name: str, filters: dict[str, Callable[..., str]] | None = None, **options: Any
+) -> Template:
     """A template of this package, with more filters, and options of jinja2's Environment."""
     loader = PackageLoader("sa1bpack.export")
-    found = Environment(loader=loader, undefined=StrictUndefined, **options)
-    found.filters |= {"counted": counted, "size": size_text, "shown": text_of, **(filters or {})}
-    return found.get_template(name)
+    environment = Environment(loader=loader, undefined=StrictUndefined, **options)
+    environment.filters |= {"counted": counted, "size": size_text, "shown": text_of}
+    environment.filters |= filters or {}
+    return environment.get_template(name)
 
 
-def _checked(found: Any, schema: Any, where: str) -> Any:
+def _checked(record: Any, schema: Any, where: str) -> Any:
     """A record as a type. Raises FormatError naming it and the place of the value in it."""
     try:
-        return msgspec.convert(found, schema)
+        return msgspec.convert(record, schema)
     except msgspec.ValidationError as error:
         raise FormatError(f"{where}: {printable(str(error)[:200])}; {REMEDY}") from None
 
 
 def attributes_of(shard: Shard) -> _Attributes:
     """A shard's record of its making. Raises FormatError for what no packer wrote."""
-    return _checked(shard.attributes, _Attributes, f"{shard.folder}: attributes")
+    where = f"{shard.folder}: attributes"
+    attributes: _Attributes = _checked(shard.attributes, _Attributes, where)
+    return attributes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +143,10 @@ class Stored:
 
     def __add__(self, other: "Stored") -> "Stored":
         sizes = ("bytes", "disk_bytes", "files", "folders")
-        made = {tuple(sorted(each.items())) for each in (*self.packed_by, *other.packed_by)}
+        versions = {tuple(sorted(by.items())) for by in (*self.packed_by, *other.packed_by)}
         return Stored(
             **{name: getattr(self, name) + getattr(other, name) for name in sizes},
-            packed_by=[dict(each) for each in sorted(made)],
+            packed_by=[dict(by) for by in sorted(versions)],
             unknown_keys=sorted({*self.unknown_keys, *other.unknown_keys}),
         )
 
@@ -239,7 +247,7 @@ class PackInfo(Stored):
             "unknown_keys": self.unknown_keys,
             "features": self.features,
             "notes": ([] if manifest.complete else [str(self.completeness)]) + self.duplicates,
-            "packs": [each.as_dict() for each in self.packs],
+            "packs": [pack.as_dict() for pack in self.packs],
         }
 
 
@@ -268,14 +276,12 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
         duplicates = find_duplicates(manifest, replace(pack.folders[0].index, image_id=ids))
     counts: Counter[str] = Counter()
     sources: list[Source] = []
-    features: dict[str, str] = {}
-    for root, own in zip(roots, manifests, strict=True):
+    states = []
+    for root, of_root in zip(roots, manifests, strict=True):
         path = root / MANIFEST_NAME
-        sources += _checked(own.sources, list[Source], f"{path}: sources")
-        counts.update(_checked(own.counts, dict[str, Count], f"{path}: counts"))
-        for name, text in _features(root, own):
-            features[name if len(roots) == 1 else f"{root}: {name}"] = text
-    states = [completeness_of(*each) for each in zip(roots, manifests, strict=True)]
+        sources += _checked(of_root.sources, list[Source], f"{path}: sources")
+        counts.update(_checked(of_root.counts, dict[str, Count], f"{path}: counts"))
+        states.append(completeness_of(root, of_root))
     return PackInfo(
         roots=tuple(roots),
         manifest=msgspec.structs.replace(manifest, counts=dict(sorted(counts.items()))),
@@ -283,8 +289,19 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
         mask_counts=mask_counts,
         completeness=next((state for state in states if not state.complete), states[0]),
         duplicates=duplicates,
-        features=features,
+        features=_features_of(roots, manifests),
     )
+
+
+def _features_of(roots: Sequence[Path], manifests: Sequence[Manifest]) -> dict[str, str]:
+    """Name → text of the features of packs; of several, their folders are named."""
+    if len(roots) == 1:
+        return dict(_features(roots[0], manifests[0]))
+    texts = {}
+    for root, manifest in zip(roots, manifests, strict=True):
+        for name, text in _features(root, manifest):
+            texts[f"{root}: {name}"] = text
+    return texts
 
 
 def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -298,13 +315,17 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
         except FormatError as error:
             yield folder.name, str(error)
             continue
-        there = coverage(names, shards)
-        made = [side.spec.arrays(shard.lengths) for shard in shards if shard.feature_shard in names]
-        size = sum(map(group_bytes, made))
+        nbytes = 0
+        for shard in shards:
+            if shard.feature_shard in names:
+                nbytes += group_bytes(side.spec.arrays(shard.lengths))
+        facts = [side.spec.to_text(), size_text(nbytes)]
         function = side.provenance.get("function")
-        by = f", by {brief(function)}" if function is not None else ""
-        state = there if there.missing else "complete"
-        yield folder.name, f"{side.spec.to_text()}, {size_text(size)}{by}, {state}"
+        if function is not None:
+            facts.append(f"by {brief(function)}")
+        covered = coverage(names, shards)
+        facts.append(str(covered) if covered.missing else "complete")
+        yield folder.name, ", ".join(facts)
 
 
 @checks_options
@@ -326,10 +347,10 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
         >>> print(facts.as_text().splitlines()[2])
           images     3 in 1 shard from 1 source
     """
-    packs = [_of_pack(each) for each in paths_of("root", root)]
+    packs = [_of_pack(path) for path in paths_of("root", root)]
     if len(packs) == 1:
         return packs[0]
-    roots = [each.roots[0] for each in packs]
+    roots = [pack.roots[0] for pack in packs]
     folders = open_folders(roots)
     check_same_layout(folders)
     held = read_info(roots, Pack(folders))
@@ -339,18 +360,22 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
 def _of_pack(root: Path) -> PackInfo:
     """The summary of one pack."""
     index = read_manifest(root).index
-    held = read_info([root], None if index is None else Pack(open_folders([root])))
+    pack = None
+    if index is not None:
+        pack = Pack(open_folders([root]))
+    held = read_info([root], pack)
     # Outside its shards, without working files of a packer.
     paths = [
         path
         for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
         if not path.name.startswith(".") and path != root / SIDES_NAME
     ]
-    paths += [] if index is None else (root / index).rglob("*")
+    if index is not None:
+        paths += (root / index).rglob("*")
     files = sum(path.is_file() for path in paths)
     shards = (open_shard(root / SHARDS_NAME / entry.name) for entry in held.manifest.shards)
-    own = Stored(files=files, folders=1 + len(paths) - files)
-    return replace(held, **vars(sum(map(Stored.of, shards), own)))
+    outside = Stored(files=files, folders=1 + len(paths) - files)
+    return replace(held, **vars(sum(map(Stored.of, shards), outside)))
 
 
 # ------------------------------------------------------------------------------------- histograms
@@ -365,28 +390,31 @@ def histogram(
     `logarithmic`, four bins per decade, from that of the smallest to that of the largest. Values
     that are not finite, or not above 0 on a logarithmic axis, are not counted.
     """
-    kept = values[values > 0 if logarithmic else np.isfinite(values)]
-    if not kept.size:
+    on_axis = values[values > 0] if logarithmic else values[np.isfinite(values)]
+    if not on_axis.size:
         return np.zeros(0, np.int64), np.ones(1)
-    low = float(kept.min())
-    high = float(kept.max())
+    low = float(on_axis.min())
+    high = float(on_axis.max())
     if logarithmic:
         first = math.floor(math.log10(low))
         last = math.floor(math.log10(high)) + 1
         edges = np.logspace(first, last, (last - first) * _BINS_A_DECADE + 1)
-        return np.histogram(kept, edges)
+        return np.histogram(on_axis, edges)
     whole = np.issubdtype(values.dtype, np.integer)
     scale = max(1.0, abs(high))
-    span = 1.5 * scale if low == high and not whole else max(high - low, 1e-9 * scale)
+    span = max(high - low, 1e-9 * scale)
+    if low == high and not whole:
+        span = 1.5 * scale
     # The smallest 1, 2 or 5 times a power of ten of which at most `most` cover the span.
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(k * power for k in (1, 2, 5, 10) if k * power * most >= span * (1 - 1e-9))
-    step = max(1.0, step) if whole else step
+    if whole:
+        step = max(1.0, step)
     numbers = range(math.floor(low / step) - 1, math.floor(high / step) + 3)
     # A product has few digits: 0.95 is an edge, not 0.9500000000001.
     edges = np.array([float(f"{number * step:.12g}") for number in numbers])
     first, last = np.searchsorted(edges, (low, high), "right").tolist()
-    return np.histogram(kept, edges[first - 1 : last + 1])
+    return np.histogram(on_axis, edges[first - 1 : last + 1])
 
 
 def bin_text(low: float, high: float, whole: bool) -> str:

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from sa1bpack.errors import OptionError
-from sa1bpack.format.files import naming, temporary_beside
+from sa1bpack.format.files import temporary_beside
 from sa1bpack.format.manifest import refuse_in_pack
+from sa1bpack.oserrors import naming
 from sa1bpack.paths import local_path
 
 
@@ -24,7 +25,8 @@ def check_output(output: str | Path, *suffixes: str) -> Path:
     """
     path = local_path("output", output)
     if suffixes and path.suffix.lower() not in suffixes:
-        raise OptionError(f"{output}: name it {' or '.join(f'*{each}' for each in suffixes)}")
+        patterns = " or ".join(f"*{suffix}" for suffix in suffixes)
+        raise OptionError(f"{output}: name it {patterns}")
     if path.is_dir():
         raise OptionError(f"{output} is a folder; name a file in it")
     if not path.parent.is_dir():

@@ -28,7 +28,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.export.drawing import drawn, file_of, fitted, mask_text, shape_text
-from sa1bpack.export.info import Stored, bin_text, histogram, read_info, template
+from sa1bpack.export.info import PackInfo, Stored, bin_text, histogram, read_info, template
 from sa1bpack.export.output import check_output
 from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_subject
@@ -78,16 +78,16 @@ class Survey:
     stored: Stored = field(default_factory=Stored)
 
 
-def survey(dataset: Dataset, seed: int) -> Survey:
+def survey_of(dataset: Dataset, seed: int) -> Survey:
     """Survey shards of a complete dataset, in random order, until they have 20,000 images.
 
     At most 64 shards are read. Damage does not end the survey: it is named in `unreadable`.
     """
-    found = Survey()
+    survey = Survey()
     stored_arrays = {spec.name for spec in dataset.layout.arrays}
     order = np.random.default_rng(seed).permutation(len(dataset.pack))
     for number in order[:MAX_SHARDS].tolist():
-        if found.images >= MAX_IMAGES:
+        if survey.images >= MAX_IMAGES:
             break
         try:  # all of a shard or, if it is damaged, nothing
             shard = dataset.pack[number]
@@ -95,15 +95,15 @@ def survey(dataset: Dataset, seed: int) -> Survey:
             sizes = shard["size"][:, :2].tolist()
             stored = Stored.of(shard)
         except (FormatError, OSError) as error:
-            found.unreadable.append(reason_of(error))
+            survey.unreadable.append(reason_of(error))
             continue
         for name, values in columns.items():
-            found.columns[name] = np.append(found.columns.get(name, values[:0]), values)
-        found.sizes.update((width, height) for height, width in sizes)
-        found.shards.append(shard.entry.name)
-        found.images += len(shard)
-        found.stored += stored
-    return found
+            survey.columns[name] = np.append(survey.columns.get(name, values[:0]), values)
+        survey.sizes.update((width, height) for height, width in sizes)
+        survey.shards.append(shard.entry.name)
+        survey.images += len(shard)
+        survey.stored += stored
+    return survey
 
 
 # ------------------------------------------------------------------------------------------ charts
@@ -113,7 +113,7 @@ class Bar(NamedTuple):
     """A bin or a name, its count as text, and its share of the largest count, in percent."""
 
     name: str
-    count: str
+    number: str
     share: float
 
 
@@ -134,14 +134,14 @@ class Chart:
     ends: tuple[str, str] | None = None
 
 
-def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[Chart]:
+def charts_of(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[Chart]:
     """Histograms of masks per image, image sizes, areas, predicted IoU and stability."""
     if not mask_counts.size:
         return []
     images = counted(len(mask_counts), "image")
-    found = [_chart(mask_counts, "Masks per image", f"all {images}", ("masks per image", "images"))]
+    of = f"all {images}"
+    charts = [_chart(mask_counts, "Masks per image", of, ("masks per image", "images"))]
     if survey.images:
-        of = f"all {images}"
         if survey.images < manifest.samples:
             shards = counted(len(manifest.shards), "shard")
             of = f"{survey.images:,} of {images}, in {len(survey.shards):,} of {shards}"
@@ -151,20 +151,22 @@ def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[
             sizes["others"] = survey.sizes.total() - sum(sizes.values())
         note = f"Width x height of the source, {counted(len(survey.sizes), 'size')}; {of}."
         bars = _bars(list(sizes), list(sizes.values()))
-        found.append(Chart("Image sizes", note, ("pixels", "images"), bars))
+        charts.append(Chart("Image sizes", note, ("pixels", "images"), bars))
         of = f"{counted(len(survey.columns['area']), 'mask')} of {of}"
         for name, (title, label) in _CHARTS.items():
             values = survey.columns.get(name, mask_counts[:0])
             if len(values):
-                found.append(_chart(values, title, of, (label, "masks")))
-    return found
+                charts.append(_chart(values, title, of, (label, "masks")))
+    return charts
 
 
 def _chart(values: np.ndarray, title: str, of: str, columns: tuple[str, str]) -> Chart:
     counts, edges = map(np.ndarray.tolist, histogram(values, _BINS, "log" in columns[0]))
     whole = np.issubdtype(values.dtype, np.integer)
     form = ",.0f" if whole else ".3f"
-    low, middle, high = (format(float(at), form) for at in np.quantile(values, (0, 0.5, 1)))
+    finite = values[np.isfinite(values)]
+    quantiles = np.quantile(finite if finite.size else values, (0, 0.5, 1)).tolist()
+    low, middle, high = (format(quantile, form) for quantile in quantiles)
     note = f"Smallest {low}, median {middle}, largest {high}; {of}."
     if left_out := values.size - sum(counts):
         note += f" Not shown: {counted(left_out, 'value')} that the axis cannot show."
@@ -253,20 +255,30 @@ def verification(
         how = "quick"
     started = time.monotonic()
     checked = [] if how == "none" else roots
-    options = {"quick": how != "full", "progress": progress, "part": part}
-    found = joined([verify_pack(root, **options) for root in checked])
-    count, images = (found.counts.get(key, 0) for key in ("shards", "samples"))
+    reports = [
+        verify_pack(root, quick=how != "full", progress=progress, part=part) for root in checked
+    ]
+    verified = joined(reports)
+    count = verified.counts.get("shards", 0)
+    images = verified.counts.get("samples", 0)
     size = f"{counted(count, 'shard')} with {counted(images, 'image')}"
-    own = "the pack's own files" if len(roots) == 1 else "the packs' own files"
+    files_of_packs = "the pack's own files" if len(roots) == 1 else "the packs' own files"
     covered = {
         "none": "Nothing was checked for this report.",
         "sample": f"{_LIGHT}, of {count:,} of {counted(shards, 'shard')}, 1 in {parts:,} from a "
         f"random one on (seed {seed}). sa1bpack verify --quick checks all shards.",
-        "quick": f"{_LIGHT}, of {size} and of {own}.",
+        "quick": f"{_LIGHT}, of {size} and of {files_of_packs}.",
         "full": f"Every byte of {size} against the checksums of files and samples.",
     }[how]
     seconds = time.monotonic() - started
-    return Verification(how, covered, found.problems, found.notes, datetime.now(UTC), seconds)
+    return Verification(
+        how=how,
+        covered=covered,
+        problems=verified.problems,
+        notes=verified.notes,
+        finished=datetime.now(UTC),
+        seconds=seconds,
+    )
 
 
 @dataclass(frozen=True)
@@ -344,13 +356,35 @@ def report(
     dataset = None
     if len(roots) > 1 or read_manifest(roots[0]).index is not None:
         dataset = open_pack(roots, duplicates="all")
-    held = read_info(roots, None if dataset is None else dataset.pack)
+    held = read_info(roots, dataset.pack if dataset is not None else None)
     manifest = held.manifest
     if dataset is None and not manifest.complete:  # else sa1bpack.open has logged it
         _log.warning("%s: %s", roots[0].absolute(), held.completeness)
     checked = verification(roots, verify, seed, progress)
-    seen = Survey() if dataset is None else survey(dataset, seed)
-    runs = (run for root in roots for run in read_runs(root))
+    survey = Survey()
+    pictures: list[dict[str, str | int]] = []
+    if dataset is not None:
+        survey = survey_of(dataset, seed)
+        pictures = _pictures(dataset, samples, seed, survey.unreadable)
+    replace_file(path, _page(held, checked, survey, pictures, seed).encode())
+    return ReportResult(
+        path=path,
+        images=manifest.samples,
+        surveyed=survey.images,
+        verification=checked,
+        unreadable=tuple(survey.unreadable),
+        complete=manifest.complete,
+    )
+
+
+def _page(
+    held: PackInfo,
+    checked: Verification,
+    survey: Survey,
+    pictures: list[dict[str, str | int]],
+    seed: int,
+) -> str:
+    """The page as HTML."""
     page = template(
         "report.html",
         {"duration": _duration, "moment": _moment},
@@ -359,30 +393,31 @@ def report(
         finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
         keep_trailing_newline=True,
     )
-    text = page.render(
+    runs = []
+    rejects = []
+    for root in held.roots:
+        runs += read_runs(root)
+        rejects += _first_rejects(root)
+    return page.render(
         held=held,
-        manifest=manifest,
-        layout=manifest.layout.to_json(),
-        seen=seen,
+        manifest=held.manifest,
+        layout=held.manifest.layout.to_json(),
+        seen=survey,
         checked=checked,
         runs=sorted(runs, key=attrgetter("finished")),
-        rejects=[reject for root in roots for reject in _first_rejects(root)][:_SHOWN_REJECTS],
+        rejects=rejects[:_SHOWN_REJECTS],
         reasons=[(reason, f"{count:,}") for reason, count in held.reasons.items()],
-        pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
+        pictures=pictures,
         seed=seed,
         version=__version__,
         features=[f"{name}: {text}" for name, text in held.features.items()],
-        charts=charts(manifest, held.mask_counts, seen),
-    )
-    replace_file(path, text.encode())
-    return ReportResult(
-        path, manifest.samples, seen.images, checked, tuple(seen.unreadable), manifest.complete
+        charts=charts_of(held.manifest, held.mask_counts, survey),
     )
 
 
 def _first_rejects(root: Path) -> list[tuple[Any, ...]]:
     """The first lines of rejects.jsonl; a damaged line is shown as it is."""
-    found = []
+    rejects = []
     with (
         suppress(FileNotFoundError),
         (root / REJECTS_NAME).open(encoding="utf-8", errors="replace") as file,
@@ -393,8 +428,8 @@ def _first_rejects(root: Path) -> list[tuple[Any, ...]]:
             except (ValueError, RecursionError):
                 reject = {"detail": f"not a record: {line.strip()}"}
             keys = ("source", "reason", "member", "detail")
-            found.append(tuple(reject.get(key, "") for key in keys))
-    return found
+            rejects.append(tuple(reject.get(key, "") for key in keys))
+    return rejects
 
 
 def _pictures(
@@ -404,7 +439,7 @@ def _pictures(
 
     One that cannot be read has a title that says why, and no JPEG; its error is added to the list.
     """
-    pictures = []
+    pictures: list[dict[str, str | int]] = []
     for index in random_indices(len(dataset), count, seed):
         subject = read_subject(dataset, index, max(_TILE))
         if isinstance(subject, Unreadable):
@@ -412,7 +447,7 @@ def _pictures(
                 unreadable.append(subject.reason)
             pictures.append({"title": f"Row {index:,}: {subject.reason}", "jpeg": ""})
             continue
-        height, width = fitted(*subject.rgb.shape[:2], *_TILE)
+        height, width = fitted(subject.rgb.shape, *_TILE)
         sample = subject.sample
         jpeg = file_of(drawn(subject, height, width), "JPEG", _QUALITY)
         pictures.append(
@@ -433,6 +468,10 @@ def _moment(moment: datetime) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.2g} s"
     if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:,.1f} h"

@@ -18,7 +18,7 @@ from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
-from sa1bpack.export.drawing import SIDE, Image, contact_sheet, file_of, large_picture, tile_width
+from sa1bpack.export.drawing import SIDE, Picture, contact_sheet, file_of, large_picture, tile_width
 from sa1bpack.export.subject import Subject, Unreadable, image_count, read_subject, subject_of
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
@@ -56,7 +56,7 @@ class Shown:
     """
 
     name: str
-    picture: Image.Image
+    picture: Picture
     unreadable: tuple[Unreadable, ...]
 
 
@@ -69,7 +69,7 @@ def show(
     rows: Sequence[int] | None = None,
     seed: int = 0,
     large: bool = False,
-) -> Image.Image:
+) -> Picture:
     """Draw samples of a pack or of a batch, to see whether masks, boxes and points match.
 
     Of a batch of Loader, make_dataloader, Collate or Pipeline it shows what the model gets: the
@@ -134,54 +134,104 @@ def draw_samples(
         pack, samples, image_ids, rows, seed, large: as in `show`.
         rule: thresholds of masks, as `sa1bpack.open` takes them; not with a dataset.
     """
-    given = [each for each in (samples, image_ids, rows) if each is not None]
-    if len(given) > 1:
+    chosen_by = [samples, image_ids, rows]
+    if len(chosen_by) - chosen_by.count(None) > 1:
         raise OptionError("choose by one of samples, image_ids and rows, not by several")
-    samples = samples if given else 1 if large else DEFAULT_SAMPLES
     if samples is not None:
         samples = checked_count("samples", samples)
-    seed = whole_number("seed", seed, 0, MAX_WORD)
+    choice = _Choice(samples, image_ids, rows, whole_number("seed", seed, 0, MAX_WORD), large)
+    source = None if isinstance(pack, Mapping) else raw_source(pack)
     if isinstance(pack, Mapping):
-        if image_ids is not None or large:
-            raise OptionError("image_ids and large are for packs: of a batch, give samples or rows")
-        count = image_count(pack)
-        subjects = [subject_of(pack, row) for row in _rows(count, samples, rows)]
-        name = ", ".join(
-            ["batch", *(f"{k} {pack[k]}" for k in ("epoch", "batch_idx") if k in pack)]
-        )
-        note = f"{len(subjects)} of {counted(count, 'sample')}"
-    elif (source := raw_source(pack)) is not None:
-        name = str(source.path)
-        if samples is None or seed:
-            raise OptionError(
-                f"image_ids, rows and seed are for packs: of {name} the first samples are shown"
-            )
-        _require_one(samples, large)
-        subjects = first_subjects(source, samples, rule or {})
-        note = "first image" if len(subjects) == 1 else f"first {counted(len(subjects), 'image')}"
+        name, note, subjects = _of_batch(pack, choice)
+    elif source is not None:
+        name, note, subjects = _of_source(source, choice, rule or {})
     else:
-        dataset = _dataset_of(pack, rule or {})
-        name = dataset.pack.name
-        size = len(dataset)
-        if image_ids is not None:
-            try:
-                rows = [dataset.index_of(image_id) for image_id in image_ids]
-            except UnknownName as error:
-                raise OptionError(str(error)) from None
-        at_random = rows is None and samples < size
-        indices = random_indices(size, samples, seed) if at_random else _rows(size, samples, rows)
-        checked_count("the number of samples asked for", len(indices))
-        _require_one(len(indices), large)
-        side = SIDE if large else tile_width(len(indices))
-        subjects = [read_subject(dataset, index, side) for index in indices]
-        note = f"{len(indices):,} of {counted(size, 'image')}"
-        note += f" at random (seed {seed})" if at_random else ""
+        name, note, subjects = _of_dataset(_dataset_of(pack, rule or {}), choice)
     unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
     if not large:
         return Shown(name, contact_sheet(subjects, name, note), unreadable)
-    if unreadable:
-        raise unreadable[0].error
-    return Shown(name, large_picture(subjects[0], f"{name}, {note}"), ())
+    [subject] = subjects
+    if isinstance(subject, Unreadable):
+        raise subject.error
+    return Shown(name, large_picture(subject, f"{name}, {note}"), ())
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The samples to show: at most one of `samples`, `image_ids` and `rows` is not None."""
+
+    samples: int | None
+    image_ids: Sequence[int] | None
+    rows: Sequence[int] | None
+    seed: int
+    large: bool
+
+    @property
+    def count(self) -> int:
+        """The number of samples where none is named."""
+        if self.samples is not None:
+            return self.samples
+        return 1 if self.large else DEFAULT_SAMPLES
+
+    def rows_of(self, size: int) -> list[int]:
+        """`rows`, all below `size`, or the first ones. Raises OptionError."""
+        if self.rows is None:
+            return list(range(min(size, self.count)))
+        return [whole_number("rows", row, 0, size - 1) for row in self.rows]
+
+    def require_one(self, count: int) -> None:
+        """Raise OptionError unless a large picture would show one sample."""
+        if self.large and count != 1:
+            raise OptionError(f"a large picture shows 1 image, not {count}; choose one of them")
+
+
+_Drawn = tuple[str, str, Sequence[Subject | Unreadable]]  # name, note and samples of a picture
+
+
+def _of_batch(batch: Mapping[str, Any], choice: _Choice) -> _Drawn:
+    """What is shown of a batch: its first samples, or some rows."""
+    if choice.image_ids is not None or choice.large:
+        raise OptionError("image_ids and large are for packs: of a batch, give samples or rows")
+    count = image_count(batch)
+    subjects = [subject_of(batch, row) for row in choice.rows_of(count)]
+    numbers = [f"{key} {batch[key]}" for key in ("epoch", "batch_idx") if key in batch]
+    name = ", ".join(["batch", *numbers])
+    return name, f"{len(subjects)} of {counted(count, 'sample')}", subjects
+
+
+def _of_source(source: Source, choice: _Choice, rule: Mapping[str, Any]) -> _Drawn:
+    """What is shown of a tar or folder: its first samples."""
+    name = str(source.path)
+    if choice.image_ids is not None or choice.rows is not None or choice.seed:
+        raise OptionError(
+            f"image_ids, rows and seed are for packs: of {name} the first samples are shown"
+        )
+    choice.require_one(choice.count)
+    subjects = first_subjects(source, choice.count, rule)
+    if len(subjects) == 1:
+        return name, "first image", subjects
+    return name, f"first {counted(len(subjects), 'image')}", subjects
+
+
+def _of_dataset(dataset: Dataset, choice: _Choice) -> _Drawn:
+    """What is shown of a dataset: random samples, or those that are named."""
+    size = len(dataset)
+    note = ""
+    if choice.image_ids is not None:
+        try:
+            indices = [dataset.index_of(image_id) for image_id in choice.image_ids]
+        except UnknownName as error:
+            raise OptionError(str(error)) from None
+    elif choice.rows is None and choice.count < size:
+        indices = random_indices(size, choice.count, choice.seed)
+        note = f" at random (seed {choice.seed})"
+    else:
+        indices = choice.rows_of(size)
+    checked_count("the number of samples asked for", len(indices))
+    choice.require_one(len(indices))
+    side = SIDE if choice.large else tile_width(len(indices))
+    subjects = [read_subject(dataset, index, side) for index in indices]
+    return dataset.pack.name, f"{len(indices):,} of {counted(size, 'image')}{note}", subjects
 
 
 def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:
@@ -195,18 +245,6 @@ def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:
     if not len(dataset):
         raise OptionError(f"{dataset.pack.name}: the dataset has no images to show")
     return dataset
-
-
-def _require_one(count: int, large: bool) -> None:
-    if large and count != 1:
-        raise OptionError(f"a large picture shows 1 image, not {count}; choose one of them")
-
-
-def _rows(size: int, samples: int | None, rows: Sequence[int] | None) -> list[int]:
-    """`rows`, all below `size`, or the first `samples`. Raises OptionError."""
-    if rows is None:
-        return list(range(min(size, samples)))
-    return [whole_number("rows", row, 0, size - 1) for row in rows]
 
 
 def random_indices(size: int, count: int, seed: int) -> list[int]:
@@ -226,22 +264,24 @@ def checked_count(name: str, count: int) -> int:
 def raw_source(path: Any) -> Source | None:
     """The tar or folder that a path names; None if it is not one, but a pack or a selection.
 
-    Raises SourceError for a file that is called a tar and is none.
+    Raises SourceError for a file whose name is that of a tar and whose bytes are not.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         return None
-    found = Path(os.path.expanduser(path))  # noqa: PTH111 - keeps "~" of a user without a home
-    if found.is_file():
+    source = Path(os.path.expanduser(path))  # noqa: PTH111 - keeps "~" of a user without a home
+    if source.is_file():
         try:
-            return None if is_selection(found) else open_source(found)
+            return None if is_selection(source) else open_source(source)
         except SourceError:
-            if found.name.lower().endswith(_TARS):
+            if source.name.lower().endswith(_TARS):
                 raise
             return None
-    if not found.is_dir() or (found / MANIFEST_NAME).exists():
+    if not source.is_dir() or (source / MANIFEST_NAME).exists():
         return None
-    names = (name for _, _, names in os.walk(found) for name in names)
-    return open_source(found) if any(name.lower().endswith(_IMAGES) for name in names) else None
+    for _, _, names in os.walk(source):
+        if any(name.lower().endswith(_IMAGES) for name in names):
+            return open_source(source)
+    return None
 
 
 def first_subjects(
@@ -258,21 +298,24 @@ def first_subjects(
         SourceError: the tar cannot be read.
         OptionError: the tar has no pairs.
     """
-    decoder = Decoder(PackOptions(max_masks=None), "raise", {"coordinates": "source", **rule})
-    found: list[Subject | Unreadable] = []
+    options: Any = {"coordinates": "source", **rule}
+    decoder = Decoder(PackOptions(max_masks=None), "raise", options)
+    subjects: list[Subject | Unreadable] = []
     with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
         for pair in islice(reader, samples):
             try:
                 rows = decoder.rows(source, pair.file_name, pair.jpeg, pair.json)
             except ReadError as error:
-                number = re.search(r"\d+", pair.name)
-                found.append(Unreadable(pair.index, int(number[0]) if number else -1, error))
+                digits = re.search(r"\d+", pair.name)
+                image_id = int(digits[0]) if digits else -1
+                subjects.append(Unreadable(pair.index, image_id, error))
                 continue
+            assert rows is not None  # images without masks are kept
             sample = decoder.sample(rows, pair.index)
-            found.append(Subject(sample, int(rows["annotation_count"][0])))
-    if not found:
+            subjects.append(Subject(sample, int(rows["annotation_count"][0])))
+    if not subjects:
         raise OptionError(str(no_pairs(source, reader.rejects)))
-    return found
+    return subjects
 
 
 # -------------------------------------------------------------------------------- in a notebook

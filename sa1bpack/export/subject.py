@@ -43,12 +43,14 @@ class Subject:
     def rgb(self) -> np.ndarray:
         """uint8 (h, w, 3): the stored pixels without padding."""
         height, width = self.sample["size"][2:].tolist()
-        return self.sample["image"][:height, :width]
+        image: np.ndarray = self.sample["image"]
+        return image[:height, :width]
 
     @property
     def source(self) -> tuple[int, int]:
         """Height and width of the source image in pixels, the coordinates of boxes and points."""
-        return tuple(self.sample["size"][:2].tolist())
+        height, width = self.sample["size"][:2].tolist()
+        return height, width
 
     @property
     def masks(self) -> int:
@@ -87,20 +89,34 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadabl
     Raises IndexError as the dataset does, StoreError if it cannot be fetched.
     """
     layout = dataset.layout
-    grid = None if layout.bits else min(-(-side // 8) * 8, _LARGEST_GRID)
-    wanted = {"mask_format": "bits", "mask_size": grid, "mask_sampling": None, "pixels": "rgb"}
+    grid = None
+    if not layout.bits:
+        grid = min(-(-side // 8) * 8, _LARGEST_GRID)
     as_stored = dataset.with_options(
-        **wanted, coordinates="source", verify_checksums=True, transform=None, features=()
+        mask_format="bits",
+        mask_size=grid,
+        mask_sampling=None,
+        pixels="rgb",
+        coordinates="source",
+        verify_checksums=True,
+        transform=None,
+        features=(),
     )
     try:
         sample = as_stored[index]
-        found = as_stored.metadata(index)
+        metadata = as_stored.metadata(index)
     except (FormatError, OSError) as error:
         if isinstance(error, ReadError) and isinstance(error.__cause__, FormatError | OSError):
             error = error.__cause__  # which names no sample, as every picture does
         row = int(dataset.rows_at(np.array([index]))[0])
         return Unreadable(row, dataset.pack.image_id(row), error)
-    return Subject(sample, found.annotations, found.shard, layout.fit, not layout.bits)
+    return Subject(
+        sample,
+        annotation_count=metadata.annotations,
+        shard=metadata.shard,
+        fit=layout.fit,
+        from_runs=not layout.bits,
+    )
 
 
 # -------------------------------------------------------------------------------------- of a batch
@@ -113,11 +129,13 @@ Batch = Mapping[str, Any]
 def image_count(batch: Batch) -> int:
     """Number of samples of a batch. Raises OptionError for one without images."""
     if "images" not in batch:
-        found = f"has {', '.join(map(str, batch))}, but no images" if batch else "is an empty dict"
+        keys = ", ".join(map(str, batch))
+        content = f"has {keys}, but no images" if keys else "is an empty dict"
         raise OptionError(
-            f"the batch {found}: pass a batch of a Loader, or sa1bpack.show(ds, rows=[0])"
+            f"the batch {content}: pass a batch of a Loader, or sa1bpack.show(ds, rows=[0])"
         )
-    if not (count := len(batch["images"])):
+    count = len(batch["images"])
+    if not count:
         raise OptionError("the batch has no samples to show")
     return count
 
@@ -126,7 +144,9 @@ def _array(value: Any) -> np.ndarray:
     """A tensor, whatever its device and type, or an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        value = (value.float() if value.is_floating_point() else value).numpy()
+        if value.is_floating_point():
+            value = value.float()
+        value = value.numpy()
     return np.asarray(value)
 
 
@@ -137,24 +157,31 @@ def subject_of(batch: Batch, row: int) -> Subject:
     Pipeline, or if its images are normalised by an unknown mean.
     """
     rgb = _pixels(batch, row)
-    count = int(batch["mask_counts"][row]) if "mask_counts" in batch else 0
+    count = 0
+    if "mask_counts" in batch:
+        count = int(batch["mask_counts"][row])
     rows: Any = row, slice(0, count)  # of arrays with one row per mask: padded, or concatenated
     if "mask_offsets" in batch:
         first = int(batch["mask_offsets"][row])
         rows = slice(first, first + count)
     bits = _bits(batch, row, rows, count)
     boxes, points = _boxes_and_points(batch, row, rows, count)
-    valid = _array(batch["valid"][rows]) if "valid" in batch else np.ones(count, bool)
-    sample = {
-        "image_id": int(_array(batch["image_ids"])[row]) if "image_ids" in batch else -1,
-        "file_name": f"{row} of the batch",
-        "image": rgb,
-        "size": np.tile(rgb.shape[:2], 2),
-        "masks": bits[valid],
-        "bboxes": np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[valid],
-        "point_coords": points[valid],
-        "areas": np.bitwise_count(bits).sum((1, 2), dtype=np.int64)[valid],
-    }
+    valid = np.ones(count, bool)
+    if "valid" in batch:
+        valid = _array(batch["valid"][rows])
+    image_id = -1
+    if "image_ids" in batch:
+        image_id = int(_array(batch["image_ids"])[row])
+    sample = Sample(
+        image_id=image_id,
+        file_name=f"{row} of the batch",
+        image=rgb,
+        size=np.tile(rgb.shape[:2], 2),
+        masks=bits[valid],
+        bboxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[valid],
+        point_coords=points[valid],
+        areas=np.bitwise_count(bits).sum((1, 2), dtype=np.int64)[valid],
+    )
     return Subject(sample, count, fit="squash")  # the grid of the masks covers the canvas
 
 
@@ -175,7 +202,8 @@ def _pixels(batch: Batch, row: int) -> np.ndarray:
             f"images are normalised, but without {' and '.join(missing)}: pass a Pipeline's batch"
         )
     mean, std = (_array(batch[name]).reshape(3, 1, 1) for name in ("pixel_mean", "pixel_std"))
-    return np.rint(np.clip(image * std + mean, 0, 255)).astype(np.uint8).transpose(1, 2, 0)
+    rgb: np.ndarray = np.rint(np.clip(image * std + mean, 0, 255)).astype(np.uint8)
+    return rgb.transpose(1, 2, 0)
 
 
 def _bits(batch: Batch, row: int, rows: Any, count: int) -> np.ndarray:
@@ -184,7 +212,7 @@ def _bits(batch: Batch, row: int, rows: Any, count: int) -> np.ndarray:
         masks = _array(batch["masks"][rows])
         if masks.dtype == np.uint8:
             return masks
-        cells = masks > 0.5 if masks.dtype != np.bool_ else masks
+        cells = masks if masks.dtype == np.bool_ else masks > 0.5
         if cells.shape[2] % 8:  # eight cells in place of each, so that a row is whole bytes
             cells = np.repeat(cells, 8, 2)
         return np.packbits(cells, axis=2, bitorder="little")

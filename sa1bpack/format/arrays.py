@@ -48,7 +48,9 @@ class ChunkFile:
         self.outer_rows = max(1, self.inner_chunks * self.inner_rows)
         self.data_bytes = rows * spec.row_bytes
         self.padded_bytes = self.inner_chunks * self.inner_rows * spec.row_bytes
-        self.file_bytes = self.padded_bytes + 16 * self.inner_chunks + 4 if rows else 0
+        self.file_bytes = 0
+        if rows:
+            self.file_bytes = self.padded_bytes + 16 * self.inner_chunks + 4
 
     def tail(self) -> bytes:
         """The rest of the file, after the data: zero rows, the shard index and its crc32c."""
@@ -59,13 +61,14 @@ class ChunkFile:
         entries[:, 0] = np.arange(self.inner_chunks, dtype=np.uint64) * np.uint64(inner_bytes)
         entries[:, 1] = inner_bytes
         index = entries.tobytes()
-        crc = google_crc32c.value(index).to_bytes(4, "little")
-        return bytes(self.padded_bytes - self.data_bytes) + index + crc
+        crc: int = google_crc32c.value(index)
+        zeros = bytes(self.padded_bytes - self.data_bytes)
+        return zeros + index + crc.to_bytes(4, "little")
 
 
 def group_bytes(arrays: Mapping[ArraySpec, int]) -> int:
     """Bytes of the chunk files of arrays, each with its number of rows, including holes."""
-    return sum(ChunkFile(*each).file_bytes for each in arrays.items())
+    return sum(ChunkFile(spec, rows).file_bytes for spec, rows in arrays.items())
 
 
 def array_metadata(spec: ArraySpec, rows: int) -> dict[str, Any]:
@@ -119,12 +122,12 @@ def group_metadata(
 
 def group_files(arrays: Mapping[ArraySpec, int]) -> set[str]:
     """The files of a group of these arrays, by their number of rows, but for a checksum file."""
-    found = {METADATA_NAME}
+    names = {METADATA_NAME}
     for spec, rows in arrays.items():
-        found.add(f"{spec.name}/{METADATA_NAME}")
+        names.add(f"{spec.name}/{METADATA_NAME}")
         if rows:
-            found.add(spec.chunk_path)
-    return found
+            names.add(spec.chunk_path)
+    return names
 
 
 # The zarr.json at the top of every pack.
@@ -214,14 +217,14 @@ def check_group(
         path = folder / spec.chunk_path
         expected = ChunkFile(spec, rows).file_bytes
         try:
-            found = path.stat().st_size
+            nbytes = path.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             if expected:
                 raise missing(path) from None
             continue
-        if found != expected:
-            kind = "cut short" if found < expected else "too long"
-            raise FormatError(f"{path}: {kind}: {found} bytes, but must have {expected}; {REMEDY}")
+        if nbytes != expected:
+            kind = "cut short" if nbytes < expected else "too long"
+            raise FormatError(f"{path}: {kind}: {nbytes} bytes, but must have {expected}; {REMEDY}")
         total += expected
     return total
 
@@ -232,26 +235,28 @@ def check_metadata(path: Path, expected: dict[str, Any]) -> None:
         raise FormatError(f"{path}: {difference}; {REMEDY}")
 
 
-def _first_difference(found: Any, expected: Any, place: str) -> str | None:
+def _first_difference(stored: Any, expected: Any, path: str) -> str | None:
     """The first difference of decoded JSON from `expected`, as `shape[0] is 3, but must be 4`."""
     # Equal parts are not descended into: those of the packer may be of any depth.
-    if found == expected:
+    if stored == expected:
         return None
-    if isinstance(found, dict) and isinstance(expected, dict):
-        for key in sorted(set(expected) | set(found)):
+    if isinstance(stored, dict) and isinstance(expected, dict):
+        for key in sorted(set(expected) | set(stored)):
             name = key if key.isidentifier() and len(key) < 64 else brief(key)
-            inner = f"{place}.{name}" if place else name
-            if key not in found or key not in expected:
-                return f"{inner} is {'missing' if key in expected else 'not a key of the format'}"
-            if difference := _first_difference(found[key], expected[key], inner):
+            inner = f"{path}.{name}".removeprefix(".")
+            if key not in stored:
+                return f"{inner} is missing"
+            if key not in expected:
+                return f"{inner} is not a key of the format"
+            if difference := _first_difference(stored[key], expected[key], inner):
                 return difference
         return None
-    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-            if difference := _first_difference(one, other, f"{place}[{number}]"):
+    if isinstance(stored, list) and isinstance(expected, list) and len(stored) == len(expected):
+        for number, (value, must_be) in enumerate(zip(stored, expected, strict=True)):
+            if difference := _first_difference(value, must_be, f"{path}[{number}]"):
                 return difference
         return None
-    return f"{place or 'the document'} is {brief(found)}, but must be {brief(expected)}"
+    return f"{path or 'the document'} is {brief(stored)}, but must be {brief(expected)}"
 
 
 def map_array(folder: Path, spec: ArraySpec, rows: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from math import prod
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -52,7 +52,8 @@ class AxisLengths:
 
     def along(self, axis: Axis) -> int:
         """The number of rows along one axis."""
-        return getattr(self, f"{axis}s")
+        lengths: dict[str, int] = vars(self)
+        return lengths[f"{axis}s"]
 
 
 class ArraySpec(NamedTuple):
@@ -67,7 +68,6 @@ class ArraySpec(NamedTuple):
         axis: name of axis 0: what its rows count.
         child_axis: the axis that an offset array points into. It has one row more than its own
             axis; row 0 is 0, and rows [k, k + 1] are where the part of row k starts and ends.
-        offsets: it is an offset array.
         chunk_path: path of the only chunk file inside the group's folder: `<name>/c`, `.0` per
             dimension.
     """
@@ -79,8 +79,12 @@ class ArraySpec(NamedTuple):
     dims: tuple[str, ...]
     axis: Axis
     child_axis: Axis | None
-    offsets: bool
     chunk_path: str
+
+    @property
+    def offsets(self) -> bool:
+        """True if it is an offset array."""
+        return self.child_axis is not None
 
     def rows(self, lengths: AxisLengths) -> int:
         """Rows of the array in a group of these lengths."""
@@ -98,15 +102,15 @@ def array_spec(
 
     That of an offset array is `<axis>_edge`.
     """
+    axis: Any = dims[0].removesuffix("_edge")
     return ArraySpec(
         name=name,
         dtype=np.dtype(dtype),
         row_shape=tuple(row_shape),
         row_bytes=np.dtype(dtype).itemsize * prod(row_shape),
         dims=dims,
-        axis=dims[0].removesuffix("_edge"),
+        axis=axis,
         child_axis=child_axis,
-        offsets=child_axis is not None,
         chunk_path=f"{name}/c{'.0' * len(dims)}",
     )
 
@@ -245,10 +249,10 @@ class Layout:
         """
         names = set(cls.__annotations__) - {"numbers"}
         remedy = "the pack is damaged or needs a newer sa1bpack"
+        keys = brief(sorted(data)) if isinstance(data, dict) else type(data).__name__
         if not isinstance(data, dict) or set(data) - {"numbers"} != names:
-            found = brief(sorted(data)) if isinstance(data, dict) else type(data).__name__
             raise FormatError(
-                f"{where}: a layout has the keys {sorted(names)}, found {found}; {remedy}"
+                f"{where}: a layout has the keys {sorted(names)}, found {keys}; {remedy}"
             )
         try:
             return msgspec.convert(data, cls)
@@ -288,12 +292,15 @@ class Plane:
         return np.ndarray(self.shape, np.uint8, image, self.start, strides)
 
 
-def half(side):
-    """Rows or columns of a chroma plane: half of a side (an int or an array), rounded up."""
+_Side = TypeVar("_Side", int, np.ndarray)  # or one of each image
+
+
+def half(side: _Side) -> _Side:
+    """Rows or columns of a chroma plane: half of a side, rounded up."""
     return (side + 1) // 2
 
 
-def image_nbytes(layout: Layout, height, width):
+def image_nbytes(layout: Layout, height: Any, width: Any) -> Any:
     """Number of bytes of an image of stored height x width; ints, or arrays of one shape."""
     if not layout.flat:
         height = width = layout.image_size
@@ -304,7 +311,10 @@ def image_nbytes(layout: Layout, height, width):
 
 def image_planes(layout: Layout, height: int, width: int) -> tuple[Plane, ...]:
     """The planes of an image of stored height x width, in stored order."""
-    rows, columns = (height, width) if layout.flat else (layout.image_size,) * 2
+    rows = height
+    columns = width
+    if not layout.flat:
+        rows = columns = layout.image_size
     if layout.pixels == "rgb":
         return (Plane("rgb", 0, columns * 3, (height, width, 3)),)
     chroma = half(rows) * half(columns)
@@ -324,21 +334,22 @@ def canvas_pieces(
     Each with the number of zeros before it, which are holes on disk; at last, with an empty piece,
     the zeros at the end.
     """
-    done = 0
+    stop = 0
     for plane in image_planes(layout, height, layout.image_size):
+        zeros = plane.start - stop
         stop = plane.start + plane.shape[0] * plane.stride
-        yield plane.start - done, image[plane.start : stop]
-        done = stop
-    yield layout.array("image").row_bytes - done, image[:0]
+        yield zeros, image[plane.start : stop]
+    yield layout.array("image").row_bytes - stop, image[:0]
 
 
 def is_zero_beyond(layout: Layout, image: np.ndarray, height: int, width: int) -> bool:
     """True if a canvas, (n,) uint8, is zero beyond the stored height and width."""
     whole = image_planes(layout, layout.image_size, layout.image_size)
     stored = image_planes(layout, height, width)
-    for plane, kept in zip(whole, stored, strict=True):
+    for plane, stored_plane in zip(whole, stored, strict=True):
         pixels = plane.view(image)
-        if pixels[kept.shape[0] :].any() or pixels[: kept.shape[0], kept.shape[1] :].any():
+        rows, columns = stored_plane.shape[:2]
+        if pixels[rows:].any() or pixels[:rows, columns:].any():
             return False
     return True
 
@@ -360,7 +371,7 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
         if spec.name == "image" and not layout.flat:
             for zeros, piece in canvas_pieces(layout, byte_view(rows["image"]), stored_height):
                 update_zeros(digest, zeros)
-                digest.update(piece)
+                digest.update(piece.data)
         elif spec.name != "checksum":
-            digest.update(rows[spec.name])
+            digest.update(rows[spec.name].data)
     return digest.intdigest()

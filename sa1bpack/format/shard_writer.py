@@ -31,6 +31,7 @@ from sa1bpack.format.layout import (
     rows_checksum,
 )
 from sa1bpack.format.manifest import ShardEntry
+from sa1bpack.oserrors import naming
 
 # Smaller appends are gathered before they are written.
 STAGE_BYTES = 64 * BLOCK
@@ -69,11 +70,11 @@ class AppendFile:
         while self.nbytes < keep:
             piece = self._stage[: min(STAGE_BYTES, keep - self.nbytes)]
             files.read_at(self._fd, piece, self.nbytes, self.path)
-            self._digest.update(piece)
+            self._digest.update(piece.data)
             self._written += piece.size - piece.size % BLOCK
             self._staged = piece.size % BLOCK
         self._stage[: self._staged] = piece[piece.size - self._staged :].copy()
-        with files.naming(self.path):
+        with naming(self.path):
             os.ftruncate(self._fd, keep)
 
     @property
@@ -83,7 +84,7 @@ class AppendFile:
 
     def append(self, data: np.ndarray) -> None:
         """Append (n,) uint8; the array may change once this returns."""
-        self._digest.update(data)
+        self._digest.update(data.data)
         while data.size:
             blocks = data.size - data.size % BLOCK
             if self._staged == 0 and blocks >= STAGE_BYTES and data.ctypes.data % BLOCK == 0:
@@ -97,11 +98,13 @@ class AppendFile:
         written = self._written
         count = self._staged
         if count:  # written again with what comes after it
-            end = count + (-count % BLOCK if self._direct else 0)
+            end = count
+            if self._direct:
+                end += -count % BLOCK
             self._stage[count:end] = 0  # not the rows of another file
             self._write(self._stage[:end])
             self._written = written
-        with files.naming(self.path):
+        with naming(self.path):
             if os.fstat(self._fd).st_size < self.nbytes:  # it ends in a hole
                 os.ftruncate(self._fd, self.nbytes)
 
@@ -121,13 +124,13 @@ class AppendFile:
 
     def _gather(self, data: np.ndarray) -> np.ndarray:
         """Fill the stage, and write it once it is full; returns what there was no room for."""
-        taken = data[: STAGE_BYTES - self._staged]
-        self._stage[self._staged : self._staged + taken.size] = taken
-        self._staged += taken.size
+        fitting = data[: STAGE_BYTES - self._staged]
+        self._stage[self._staged : self._staged + fitting.size] = fitting
+        self._staged += fitting.size
         if self._staged == STAGE_BYTES:
             self._write(self._stage)
             self._staged = 0
-        return data[taken.size :]
+        return data[fitting.size :]
 
     def _write(self, data: np.ndarray) -> None:
         try:
@@ -147,7 +150,7 @@ class AppendFile:
                 self._direct = set_direct(self._fd, False)
             self._write(self._stage[: self._staged])
             self._staged = 0
-        with files.naming(self.path):
+        with naming(self.path):
             os.ftruncate(self._fd, self._written)  # the file may end in a hole
             os.fsync(self._fd)
         return self._digest.hexdigest()
@@ -164,8 +167,10 @@ class AppendFile:
 def set_direct(fd: int, on: bool) -> bool:
     """Turn direct writes on or off; returns whether they are on, which the file system decides."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT
+    if on:
+        flags |= os.O_DIRECT
     try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | (os.O_DIRECT if on else 0))
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     except OSError:
         return False
     return on
@@ -239,9 +244,9 @@ def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
     lengths = sample_lengths(layout, sample)
     rows = {}
     for spec in layout.arrays:
-        if spec.offsets and spec.axis == "sample":
+        if spec.child_axis is not None and spec.axis == "sample":
             rows[spec.name] = np.array([lengths.along(spec.child_axis)], np.int64)
-        elif spec.offsets:
+        elif spec.child_axis is not None:
             rows[spec.name] = np.diff(sample[spec.name])
         elif spec.name != "checksum":
             rows[spec.name] = np.ascontiguousarray(sample[spec.name]).reshape(-1, *spec.row_shape)
@@ -305,7 +310,7 @@ class ShardWriter:
         disk. Raises OSError naming the file if the disk fails; the shard can then not be published.
         """
         for spec, file in self._files.items():
-            if spec.offsets:
+            if spec.child_axis is not None:
                 ends = self.lengths.along(spec.child_axis) + np.cumsum(rows[spec.name])
                 file.append(files.byte_view(ends))
             elif spec.name == "image" and not self.layout.flat:
@@ -337,8 +342,8 @@ class ShardWriter:
         """
         rows = self.layout.array_rows(self.lengths)
         counts = {**asdict(self.lengths), "annotations": self._annotations}
-        own = {"format": list(FORMAT_VERSION), "layout": self.layout.to_json(), **counts}
-        nbytes = complete_group(self.folder, {**attributes, **own}, self._files, rows)
+        of_format = {"format": list(FORMAT_VERSION), "layout": self.layout.to_json(), **counts}
+        nbytes = complete_group(self.folder, {**attributes, **of_format}, self._files, rows)
         self.folder.rename(self._final)
         self.folder = self._final
         files.flush_folder(self._final.parent)
@@ -363,5 +368,5 @@ class ShardWriter:
     def __enter__(self) -> "ShardWriter":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.discard()

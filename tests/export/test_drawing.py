@@ -112,7 +112,7 @@ def test_numbers_that_are_not_finite_draw_nothing():
 @settings(max_examples=50)
 @given(*[st.integers(1, 3000)] * 2, *[st.integers(50, 1000)] * 2)
 def test_a_picture_fits_its_box_and_is_enlarged_by_whole_factors_only(h, w, box_h, box_w):
-    height, width = fitted(h, w, box_h, box_w)
+    height, width = fitted((h, w), box_h, box_w)
     assert 1 <= height <= box_h and 1 <= width <= box_w
     if height > h or width > w:
         assert height % h == width % w == 0 and height // h == width // w

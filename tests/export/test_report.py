@@ -195,7 +195,7 @@ def test_a_part_of_a_large_pack_is_surveyed_and_the_page_says_so(
     assert "all 24 images" in page.text  # masks per image come from the index
     assert re.search(r"about [\d.]+ .B on disk", page.text)
     ds = sa1bpack.open(many_shards)
-    parts = [module.survey(ds, seed) for seed in (0, 0, 1)]
+    parts = [module.survey_of(ds, seed) for seed in (0, 0, 1)]
     assert parts[0].shards == parts[1].shards != parts[2].shards
     assert np.isin(parts[0].columns["area"], ds.mask_column("area")).all()
 

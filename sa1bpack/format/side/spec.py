@@ -88,7 +88,7 @@ class SideSpec:
     covers: Literal["canvas", "photograph"] | None = None
     interpolation: Literal["bilinear", "nearest"] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         choice("dtype", self.dtype, (*SIDE_DTYPES, *LARGEST))
         if self.scaled and not self.row_shape:
             raise OptionError("rows are single numbers: they cannot be stored with scales")
@@ -227,10 +227,10 @@ SIDE_ROOT_METADATA = arrays.group_metadata({"format": list(SIDE_FORMAT_VERSION)}
 def is_side(folder: Path) -> bool:
     """True if a folder has the manifest of a feature. Raises OSError if it cannot be read."""
     try:
-        found = arrays.read_json(Path(folder) / MANIFEST_NAME)
+        manifest = arrays.read_json(Path(folder) / MANIFEST_NAME)
     except FormatError:
         return False
-    return isinstance(found, dict) and found.get("format") == SIDE_FORMAT_NAME
+    return isinstance(manifest, dict) and manifest.get("format") == SIDE_FORMAT_NAME
 
 
 def read_side_manifest(folder: Path) -> SideManifest:
@@ -245,13 +245,13 @@ def read_side_manifest(folder: Path) -> SideManifest:
             f"{folder}: not a feature: it has no {MANIFEST_NAME}; make one with "
             "`sa1bpack derive` or `sa1bpack.attach`"
         )
-    found = arrays.read_json(path, REMAKE)
-    if not isinstance(found, dict) or found.get("format") != SIDE_FORMAT_NAME:
+    keys = arrays.read_json(path, REMAKE)
+    if not isinstance(keys, dict) or keys.get("format") != SIDE_FORMAT_NAME:
         raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a feature')
-    arrays.check_version(path, found.get("version"), SIDE_FORMAT_VERSION, REMAKE)
+    arrays.check_version(path, keys.get("version"), SIDE_FORMAT_VERSION, REMAKE)
     try:
-        provenance = msgspec.convert(found.get("provenance", {}), dict[str, Any])
-        return SideManifest(msgspec.convert(found, SideSpec), provenance)
+        provenance = msgspec.convert(keys.get("provenance", {}), dict[str, Any])
+        return SideManifest(msgspec.convert(keys, SideSpec), provenance)
     except msgspec.ValidationError as error:  # also of an OptionError of the spec
         later = "install the release of sa1bpack that wrote it, if it is a later one; otherwise "
         raise FormatError(f"{path}: {error}; {later}{REMAKE}") from None
@@ -299,25 +299,26 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
             files.discard_entry(staging)
     if not is_side(folder):
         raise OutputRefused(f"{folder}: it exists and is not a feature; choose another folder")
-    found = read_side_manifest(folder)
-    if (difference := first_difference(found, manifest)) is not None:
+    stored = read_side_manifest(folder)
+    if (difference := first_difference(stored, manifest)) is not None:
         raise OutputRefused(
             f"{folder}: it is another feature, {difference}: choose another folder, or remove "
             "this one"
         )
-    return found
+    return stored
 
 
-def first_difference(one: SideManifest, other: SideManifest) -> str | None:
+def first_difference(stored: SideManifest, expected: SideManifest) -> str | None:
     """The difference that forbids rows of two features in one folder; None if there is none."""
-    for key, found in asdict(one.spec).items():
-        if found != (wanted := getattr(other.spec, key)):
-            return f"{key} is {found!r}, not {wanted!r}"
+    expected_keys = asdict(expected.spec)
+    for key, value in asdict(stored.spec).items():
+        if value != expected_keys[key]:
+            return f"{key} is {value!r}, not {expected_keys[key]!r}"
     for key in MADE_WITH:
-        found = one.provenance.get(key)
-        wanted = other.provenance.get(key)
-        if found != wanted:
-            return f"made with {key} {found!r:.400}, not {wanted!r:.400}"
+        value = stored.provenance.get(key)
+        other = expected.provenance.get(key)
+        if value != other:
+            return f"made with {key} {value!r:.400}, not {other!r:.400}"
     return None
 
 
@@ -373,9 +374,10 @@ def scaled_of(rows: np.ndarray, dtype: str) -> np.ndarray:
 
 
 @functools.cache
-def _float8() -> np.dtype:
+def _float8() -> np.dtype[Any]:
     """float8_e4m3fn, whose library is imported with the first feature that has it."""
-    return np.dtype(import_module("ml_dtypes").float8_e4m3fn)
+    dtype: np.dtype[Any] = np.dtype(import_module("ml_dtypes").float8_e4m3fn)
+    return dtype
 
 
 @functools.cache
@@ -530,7 +532,9 @@ class FeatureShard:
     samples: int
 
     @classmethod
-    def open(cls, folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False):
+    def open(
+        cls, folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False
+    ) -> "FeatureShard":
         """Open the feature shard for a shard, with all checks that need none of its data.
 
         Args:
@@ -593,10 +597,10 @@ class FeatureShard:
         rows = read_rows(self.path, self.spec.values, first, stop, out, direct)
         checksums = f"{self.folder}/{CHECKSUM.chunk_path}"
         stored = int(read_rows(checksums, CHECKSUM, sample, sample + 1)[0])
-        found = xxhash.xxh3_64_intdigest(files.byte_view(rows))
-        if found != stored:
+        digest = xxhash.xxh3_64_intdigest(files.byte_view(rows).data)
+        if digest != stored:
             raise FormatError(
-                f"{self.path}: checksum of sample {sample} is {found:016x}, but {stored:016x} was "
+                f"{self.path}: checksum of sample {sample} is {digest:016x}, but {stored:016x} was "
                 f"written; {REMAKE}"
             )
         return rows

@@ -19,6 +19,7 @@ from sa1bpack.format.side.spec import (
     feature_shard_attributes,
     read_side_manifest,
 )
+from sa1bpack.oserrors import naming
 
 # In the working folder of one that may be continued: what its rows are made by.
 _ORIGIN_NAME = "origin"
@@ -69,7 +70,8 @@ class FeatureShardWriter:
         """
         self.spec = spec
         self.shard = shard
-        self.samples = rows = 0
+        self.samples = 0
+        rows = 0
         self._final = Path(folder) / shard.feature_shard
         self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.feature_shard)
         self._lock_path = self._folder.with_name(self._folder.name + files.LOCK_SUFFIX)
@@ -86,33 +88,45 @@ class FeatureShardWriter:
             origin = None
         self._origin = origin
         try:
-            if (there := read_side_manifest(self._final.parent).spec) != spec:
+            stored = read_side_manifest(self._final.parent).spec
+            if stored != spec:
                 raise OutputRefused(
-                    f"{self._final.parent}: rows are {there.to_text()}, not {spec.to_text()}; "
+                    f"{self._final.parent}: rows are {stored.to_text()}, not {spec.to_text()}; "
                     "choose another folder"
                 )
-            left = None
-            with suppress(FileNotFoundError, FormatError):
-                left = files.read_metadata_file(self._folder / _ORIGIN_NAME)
-            if origin is not None and origin == left:
-                found = self._complete(counts)
-                self.samples = found if found == len(counts) else found // step * step
-                rows = int(np.sum(counts[: self.samples]))
-            if not self.samples:  # the working folder is made again, empty
-                files.discard_entry(self._folder)
-                for array in spec.arrays(shard.lengths):
-                    (self._folder / array.name).mkdir(parents=True)
-                if origin is not None:
-                    files.write_durably(self._folder / _ORIGIN_NAME, origin)
-            kept = {spec.values: rows * spec.row_bytes, CHECKSUM: 8 * self.samples}
-            for array, nbytes in kept.items():
-                path = self._folder / array.chunk_path
-                if not nbytes:
-                    path.unlink(missing_ok=True)
-                self._files[array] = AppendFile(path, nbytes)
+            if origin is not None and counts is not None and origin == self._left_origin():
+                self.samples = self._complete(counts)
+                if self.samples < len(counts):
+                    self.samples -= self.samples % step
+                rows = int(counts[: self.samples].sum())
+            if not self.samples:
+                self._make_folder()
+            self._open_file(spec.values, rows * spec.row_bytes)
+            self._open_file(CHECKSUM, self.samples * CHECKSUM.row_bytes)
         except BaseException:
             self.discard()
             raise
+
+    def _left_origin(self) -> bytes | None:
+        """What made the rows that another process has left; None if there are none."""
+        with suppress(FileNotFoundError, FormatError):
+            return files.read_metadata_file(self._folder / _ORIGIN_NAME)
+        return None
+
+    def _make_folder(self) -> None:
+        """Make the working folder again, empty."""
+        files.discard_entry(self._folder)
+        for array in self.spec.arrays(self.shard.lengths):
+            (self._folder / array.name).mkdir(parents=True)
+        if self._origin is not None:
+            files.write_durably(self._folder / _ORIGIN_NAME, self._origin)
+
+    def _open_file(self, array: ArraySpec, nbytes: int) -> None:
+        """Open the file of an array, of which the first bytes are kept."""
+        path = self._folder / array.chunk_path
+        if not nbytes:
+            path.unlink(missing_ok=True)
+        self._files[array] = AppendFile(path, nbytes)
 
     def _complete(self, counts: np.ndarray) -> int:
         """The number of samples, from the first on, whose rows agree with their checksums."""
@@ -130,10 +144,10 @@ class FeatureShardWriter:
                 data = row[: int(counts[sample]) * self.spec.row_bytes]
                 files.read_at(rows_file, data, first, values)
                 files.read_at(checksum_file, files.byte_view(stored), 8 * sample, checksums)
-                if xxhash.xxh3_64_intdigest(data) != int(stored[0]):
+                if xxhash.xxh3_64_intdigest(data.data) != int(stored[0]):
                     break
-                sample = sample + 1
-                first = first + data.size
+                sample += 1
+                first += data.size
         return sample
 
     def append(self, rows: np.ndarray, counts: np.ndarray) -> None:
@@ -151,7 +165,7 @@ class FeatureShardWriter:
         first = 0
         for k, count in enumerate(counts):
             end = first + int(count) * self.spec.row_bytes
-            checksums[k] = xxhash.xxh3_64_intdigest(data[first:end])
+            checksums[k] = xxhash.xxh3_64_intdigest(data[first:end].data)
             first = end
         for file, added in zip(
             self._files.values(), (data, files.byte_view(checksums)), strict=True
@@ -201,7 +215,7 @@ class FeatureShardWriter:
     def __enter__(self) -> "FeatureShardWriter":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.discard()
 
 
@@ -209,7 +223,7 @@ def _locked(path: Path, final: Path) -> int:
     """Lock the lock file of a feature shard, which then exists; returns its descriptor."""
     while True:
         try:
-            with files.naming(path):
+            with naming(path):
                 lock = files.locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputLocked(
@@ -217,7 +231,7 @@ def _locked(path: Path, final: Path) -> int:
                 "process shards of its own (--part K/N)"
             ) from None
         # The owner before may have removed it in between.
-        with suppress(FileNotFoundError), files.naming(path):
+        with suppress(FileNotFoundError), naming(path):
             if os.path.samestat(os.fstat(lock), path.stat()):
                 return lock
         os.close(lock)
