@@ -190,12 +190,12 @@ class Relations(Derived):
     relation of Simple Features (OGC 06-103r4, "touches") on pixels: with `neighbors=8`, pixels that
     share an edge or a corner are neighbours, with 4 those that share an edge (Rosenfeld and Pfaltz,
     "Sequential Operations in Digital Picture Processing", 1966). For masks that overlap or touch,
-    use `(found.intersections > 0) | found.touching`.
+    use `(relations.intersections > 0) | relations.touching`.
 
     Examples:
         >>> left = np.array([[True, True, False, False]])
         >>> relations = sa1bpack.masks.relate_bits(np.stack([left, left[:, ::-1]]))
-        >>> found.touching.tolist()
+        >>> relations.touching.tolist()
         [[False, True], [True, False]]
     """
 
