@@ -18,7 +18,7 @@ from sa1bpack.environment import missing_pil
 from sa1bpack.export.subject import Subject, Unreadable
 from sa1bpack.format.files import replace_file
 from sa1bpack.mask_numbers import MASK_NUMBERS
-from sa1bpack.masks import relate_bits
+from sa1bpack.masks import relate_bits, unpack_bits
 from sa1bpack.masks.select import ranked
 from sa1bpack.wording import counted
 
@@ -137,7 +137,7 @@ def _on_screen(
     if used.size == 0:
         return 0, 0, np.zeros((0, 0), bool)
     top, bottom = np.searchsorted(rows, [used[0], used[-1] + 1]).tolist()
-    cells = np.unpackbits(bits, axis=1, bitorder="little").view(bool)
+    cells = unpack_bits(bits)
     across = np.flatnonzero(cells.any(axis=0))
     left, right = np.searchsorted(columns, [across[0], across[-1] + 1]).tolist()
     return top, left, cells[rows[top:bottom, None], columns[left:right]]
