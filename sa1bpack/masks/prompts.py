@@ -37,7 +37,7 @@ from sa1bpack.random_words import NORMAL_BITS, normal_quantiles, words
 REGIONS = ("inside", "boundary", "outside")
 _FLOATS = "float32 or float64"
 BOX_TYPES = f"int64 or int32 or {_FLOATS}"
-# Kinds of stretches: all of its pixels count, or those at the image's top and bottom.
+# Kinds of stretches: all of their pixels count, or only those at the image's top and bottom.
 _WHOLE = 1
 _RIM = 2
 
