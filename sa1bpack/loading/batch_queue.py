@@ -240,7 +240,9 @@ class QueuedBatch:
 class BatchQueue:
     """The batches of one epoch, in the order in which they were begun.
 
-    All methods are thread-safe, and a signal handler may call `close` at any point.
+    All methods are thread-safe, and a signal handler may call `close` at any point. A late thread
+    may still call those of threads that fill once it is closed: it gets no further task, and the
+    batch that it completes is discarded.
 
     Attributes:
         prefetch: number of batches that may be in progress or ready, besides the one that is taken

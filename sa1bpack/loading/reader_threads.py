@@ -40,11 +40,16 @@ class ReaderThreads:
     The record of a batch, an `OrderedBatch`, is made by the thread that locates it, and is part of
     the batch until the consumer has it.
 
-    Once the epoch has ended, a thread that is still reading has access only to the queue, which is
-    closed; to the buffer and the scratch memory that it writes to, which it then releases to the
-    pool; to the order, of which it may take a batch that nobody gets; and to the caches of open
-    shards and files, which all epochs share. Holds no reference to the Loader, so that the Loader
-    can be collected.
+    Once the epoch has ended, a thread that is still at work may reach only
+
+    - the queue and the statistics of its own epoch: the queue is closed, and discards what comes;
+    - the buffer and the scratch memory that it writes to, which it then releases to the pool;
+    - the order, of which it may take batches that nobody gets: a pure function;
+    - the stream of the device, on which a copy out of its buffer may be queued;
+    - the caches of open shards and files, which all epochs share.
+
+    The place of the run is not among these: the consumer alone notes which batches came out. Nor is
+    the Loader, so that it can be collected.
     """
 
     def __init__(
