@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sa1bpack.arguments import choice
-from sa1bpack.cluster.tasks import Needs, once_unlocked, run_parts
+from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_parts
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.deriving.run import (
@@ -80,7 +80,7 @@ def derive_on_ray(
     maker = FeatureShardMaker(ds, name, fn, pipeline, options, chosen)
     shards = [shard.identity.name for shard in maker.target.shards]
     todo = maker.target.missing(maker.target.shards)
-    died = {}
+    died: dict[str, Died] = {}
     if todo:
         with maker.loader(todo[0]) as loader:
             memory = BASE_BYTES + loader.plan().host_bytes
@@ -105,7 +105,7 @@ def derive_on_ray(
     return FeatureShardMaker(ds, name, fn, pipeline, options, chosen).target.result(todo)
 
 
-def _make(folder: str, fn: str | Function, **call) -> None:
+def _make(folder: str, fn: str | Function, **call: Any) -> None:
     """Make one feature shard: the task."""
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -6,7 +6,7 @@ shard, even while the first attempt still runs. `finalize` makes the shards one 
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -23,15 +23,17 @@ from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.job import PackJob
-from sa1bpack.packing.ledger import sources_to_pack
-from sa1bpack.packing.options import PackOptions, Request, RunOptions, checked_request
+from sa1bpack.packing.ledger import Ledger
+from sa1bpack.packing.options import PackOptions, PackRequest, RunOptions, check_request
 from sa1bpack.packing.progress import Progress, unknown_keys_text
 from sa1bpack.packing.publishers import part_publisher
-from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
-from sa1bpack.packing.run import PackResult, Totals, finalize, run_part
+from sa1bpack.packing.repair import RepairResult, repair
+from sa1bpack.packing.repair_plan import OWN_FILES
+from sa1bpack.packing.run import FinalizeResult, PackResult, Totals, finalize, run_work
+from sa1bpack.packing.work import Work, find_work, list_sources
 from sa1bpack.paths import local_path
 from sa1bpack.progress import ProgressOption, check_progress, report
-from sa1bpack.source.find import Source, look_at
+from sa1bpack.source.find import Source
 from sa1bpack.urls import is_url
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ def pack_on_ray(
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
             alone.
         progress: show a bar on stderr, which advances with each complete source; or a function that
-            is called as function(bytes done, bytes in all). Default: a bar if stderr is a terminal.
+            is called as function(bytes done, all bytes). Default: a bar if stderr is a terminal.
 
     Raises:
         MissingPackage: ray is not installed.
@@ -78,74 +80,114 @@ def pack_on_ray(
     check_progress(progress)
     if options.get("workers") is None:
         options["workers"] = WORKERS
-    request = checked_request(sources, output, options)
-    job = PackJob(len(request.sources), tuple(source.name for source in request.sources))
-    if not request.output.exists():  # if that is refused, it is not made
-        check_room(request, look_at(request.sources, on_wait=report)[0])
-    with part_publisher(request.output, request.options, job, job.sources) as publisher:
-        ledger = publisher.ledger
-        todo, failed = sources_to_pack(ledger, request)
-        new = [source for source in todo if source.name not in ledger.sources]
-        check_room(request, new)
-        packed = len(request.sources) - len(new) - len(failed)
-        again = {source.name for source in todo}  # their tasks return all their rejects
-        rejects = [line for line in ledger.rejects() if line["source"] not in again]
-        total = sum(source.nbytes for source in todo)
-        show = Progress(total, request.max_rejects, rejects, progress)
-        publisher.finish(failed)
+    request = check_request(sources, output, options)
+    run_options = request.run_options
+    with part_publisher(request.output, request.pack_options) as publisher:
+        named = list_sources(request)
+        job = PackJob(parts=len(named), sources=tuple(source.name for source in named))
+        publisher.take_part(job, job.sources)
+        work = find_work(publisher.ledger, named, run_options.records_md5)
+        check_room(request.output, request.pack_options, run_options, work.new)
+        counts = _counts(publisher.ledger, work, run_options, progress)
+        publisher.begin()
+        publisher.finish(work.unreadable)
     try:
-        failed = failed | _run(address, request, job, todo, show)
+        failed = work.unreadable | _pack_sources(address, request, job, work.sources, counts)
     finally:
-        show.close()
+        counts.close()
     # Once the attempts at tasks that Ray has given up have ended, too.
-    found = once_unlocked(lambda: finalize(request.output))
-    for note in found.notes:
-        show.note(note)
-    for source in request.sources:
-        if source.name in found.missing and source.name not in failed:
-            failed[source.name] = SourceError(f"{source.path}: {found.missing[source.name]}")
-    if (text := unknown_keys_text(show.unknown_keys, "this run")) is not None:
-        show.note(text)
+    finalized = once_unlocked(lambda: finalize(request.output))
+    for source in named:
+        if source.name in finalized.missing and source.name not in failed:
+            failed[source.name] = SourceError(f"{source.path}: {finalized.missing[source.name]}")
+    return _result(finalized, work, failed, counts)
+
+
+def _counts(
+    ledger: Ledger, work: Work, run_options: RunOptions, progress: ProgressOption
+) -> Progress:
+    """The counts of the job, which begin with the rejects of what is packed already."""
+    names = {source.name for source in work.sources}
+    rejects = []
+    for line in ledger.rejects():
+        if line["source"] not in names:  # whose tasks return all their rejects
+            rejects.append(line)
+    total = sum(source.nbytes for source in work.sources)
+    return Progress(total, run_options.max_rejects, rejects, progress)
+
+
+def _result(
+    finalized: FinalizeResult, work: Work, failed: dict[str, SourceError], counts: Progress
+) -> PackResult:
+    """The result of the job, of which the user is notified as at the end of `pack`."""
+    for note in finalized.notes:
+        counts.note(note)
+    unknown_keys = unknown_keys_text(counts.unknown_keys, "this run")
+    if unknown_keys is not None:
+        counts.note(unknown_keys)
     return PackResult(
-        **{field.name: getattr(found, field.name) for field in fields(Totals)},
-        sources=len(request.sources),
-        packed_before=packed,
-        new_images=show.images,
+        **{field.name: getattr(finalized, field.name) for field in fields(Totals)},
+        sources=work.named,
+        packed_before=work.packed_before,
+        new_images=counts.images,
         failed=failed,
-        notes=show.notes,
-        seconds=show.seconds,
-        unknown_keys=dict(sorted(show.unknown_keys.items())),
+        notes=counts.notes,
+        seconds=counts.seconds,
+        unknown_keys=dict(sorted(counts.unknown_keys.items())),
     )
 
 
-def _run(
-    address: str | None, request: Request, job: PackJob, todo: list[Source], progress: Progress
+def _pack_sources(
+    address: str | None,
+    request: PackRequest,
+    job: PackJob,
+    sources: Sequence[Source],
+    counts: Progress,
 ) -> dict[str, SourceError]:
     """Run a task for each source; returns name → error of those that were given up."""
-    needs = Needs(request.workers, memory_bytes(request.workers, 1))
-    sources = {source.name: source for source in todo}
-    # The limit of rejects is that of the job, which is counted here.
-    every = replace(request, output=request.output.absolute(), max_rejects=None, ignore_space=True)
+    workers = request.run_options.worker_count
+    # The limit of rejects is that of the job, and they are counted here.
+    run_options = replace(request.run_options, max_rejects=None, ignore_space=True)
+    by_name = {}
     tasks = {}
-    for name, source in sources.items():
-        path = source.path.absolute() if isinstance(source.path, Path) else source.path
-        one = replace(every, sources=[replace(source, path=path)])
-        tasks[name] = {"request": one, "job": job, "progress": False}
+    for source in sources:
+        if isinstance(source.path, Path):
+            source = replace(source, path=source.path.absolute())
+        by_name[source.name] = source
+        tasks[source.name] = {
+            "output": request.output.absolute(),
+            "pack_options": request.pack_options,
+            "run_options": run_options,
+            "source": source,
+            "job": job,
+        }
+    needs = Needs(workers, memory_bytes(workers, 1))
     failed: dict[str, SourceError] = {}
-    for name, packed in run_tasks(address, run_part, tasks, needs, progress.note):
-        source = sources[name]
-        progress.advance(source, source.nbytes)
-        if isinstance(packed, Died):
-            failed[name] = SourceError(f"{source.path}: {packed}; perhaps use fewer workers")
+    for name, outcome in run_tasks(address, pack_source, tasks, needs, counts.note):
+        source = by_name[name]
+        counts.advance(source, source.nbytes)
+        if isinstance(outcome, Died):
+            failed[name] = SourceError(f"{source.path}: {outcome}; perhaps use fewer workers")
             continue
-        result, rejects = packed
+        result, rejects = outcome
         for note in result.notes:
-            progress.note(f"{name}: {note}")
-        progress.images += result.new_images
-        progress.add_unknown_keys(result.unknown_keys)
-        progress.add_rejects(rejects)
+            counts.note(f"{name}: {note}")
+        counts.images += result.new_images
+        counts.add_unknown_keys(result.unknown_keys)
+        counts.add_rejects(rejects)
         failed |= result.failed
     return failed
+
+
+def pack_source(
+    output: Path, pack_options: PackOptions, run_options: RunOptions, source: Source, job: PackJob
+) -> tuple[PackResult, list[dict[str, str]]]:
+    """Pack one source of a job: the task. Returns also the lines of all its rejects."""
+    with part_publisher(output, pack_options) as publisher:
+        publisher.take_part(job, [source.name])
+        work = find_work(publisher.ledger, [source], run_options.records_md5)
+        result = run_work(publisher, run_options, work, need_room=[], progress=False)
+        return result, publisher.ledger.rejects()
 
 
 # A task reads one shard after the other, and needs no more than this (docs/cluster.md).
@@ -186,9 +228,11 @@ def verify_on_ray(
     names = _names_to_check(root)
     call = {"root": root, "quick": quick, "io": io, "progress": False}
     reports, died = run_parts(address, verify, names, call, VERIFY_NEEDS, progress)
-    for name, why in died.items():
-        shard = name if len(names) > 1 else None
-        reports[name] = Report((Problem(f"not checked: {why}", shard=shard, denied=True),))
+    for name, death in died.items():
+        shard = None
+        if len(names) > 1:
+            shard = name
+        reports[name] = Report((Problem(f"not checked: {death}", shard=shard, denied=True),))
     return joined([reports[name] for name in names])
 
 
@@ -200,9 +244,13 @@ def _names_to_check(root: Path) -> list[str]:
         names = [shard.name for shard in read_manifest(root).shards]
     except FormatError:
         return [root.name]  # reported, or raised, by its only part
-    sides = [len(feature_shard_names(folder)) for folder in side_folders(root) if is_side(folder)]
-    more = range(len(names), max(sides, default=0))
-    return [*names, *(f"feature shards, {number}" for number in more)] or [root.name]
+    most_feature_shards = 0
+    for folder in side_folders(root):
+        if is_side(folder):
+            most_feature_shards = max(most_feature_shards, len(feature_shard_names(folder)))
+    for number in range(len(names), most_feature_shards):
+        names.append(f"feature shards, {number}")
+    return names or [root.name]
 
 
 @checks_options
@@ -238,43 +286,72 @@ def repair_on_ray(
     """
     check_progress(progress)
     root = local_path("pack", pack)
-    workers = 1 if workers is None else whole_number("workers", workers, 1)
-    given = [sources] if isinstance(sources, str | Path) else list(items_of(sources))
-    given = [each if is_url(each) else os.path.abspath(each) for each in given]  # noqa: PTH100
-    links = None if links is None else local_path("links", links).absolute()
-    options = {"quick": quick, "links": links}
+    workers_per_task = 1
+    if workers is not None:
+        workers_per_task = whole_number("workers", workers, 1)
+    patterns = _absolute(sources)
+    if links is not None:
+        links = local_path("links", links).absolute()
     names = sources_in_pack(root)
     if names is None:
         report(f"{root}: no part can repair it without its manifest: it is repaired here")
-        return repair(root, given, **options, progress=progress)
+        return repair(root, patterns, quick=quick, links=links, progress=progress)
+    call = {
+        "pack": root.absolute(),
+        "sources": patterns,
+        "quick": quick,
+        "links": links,
+        "workers": workers_per_task,
+        "progress": False,
+    }
     names = names or [root.name]
-    call = {"pack": root.absolute(), "sources": given, "workers": workers, "progress": False}
-    needs = Needs(workers, memory_bytes(workers, 1))
-    found, died = run_parts(address, repair, names, call | options, needs, progress)
-    parts = [found[name] for name in names if name in found]
-    result = RepairResult(
-        root,
-        tuple(dict.fromkeys(problem for part in parts for problem in part.problems)),
-        [name for part in parts for name in part.repaired],
-        left={name: reason for part in parts for name, reason in part.left.items()},
-        extra=tuple(dict.fromkeys(problem for part in parts for problem in part.extra)),
-        plan=[line for part in parts for line in part.plan],
-        notes=[note for part in parts for note in part.notes],
-        complete=all(part.complete for part in parts),
-        seconds=max((part.seconds for part in parts), default=0.0),
-    )
+    needs = Needs(workers_per_task, memory_bytes(workers_per_task, 1))
+    repaired, died = run_parts(address, repair, names, call, needs, progress)
+    result = _joined_repairs(root, [repaired[name] for name in names if name in repaired])
     if result.left:  # repaired here, or named again
         shards = [name for name in result.left if name != OWN_FILES]
         last = once_unlocked(
-            lambda: repair(root, given, quick=True, shards=shards, links=links, progress=progress)
+            lambda: repair(
+                root, patterns, quick=True, shards=shards, links=links, progress=progress
+            )
         )
         result.repaired += last.repaired
         result.notes += last.notes
         result.rewritten = last.rewritten
         result.left = last.left
         result.complete = last.complete
-    for name, why in died.items():
-        reason = f"not checked: {why}; repeat the command"
+    for name, death in died.items():
+        reason = f"not checked: {death}; repeat the command"
         result.left[name] = reason
         result.problems += (Problem(f"source {name}: {reason}", denied=True),)
+    return result
+
+
+def _absolute(sources: str | Path | Iterable[str | Path] | None) -> list[str]:
+    """Sources as every node finds them: URLs, and absolute paths and patterns."""
+    if isinstance(sources, str | Path):
+        sources = [sources]
+    patterns = []
+    for source in items_of(sources):
+        if is_url(source):
+            patterns.append(str(source))
+        else:
+            patterns.append(os.path.abspath(source))  # noqa: PTH100 - a Path drops a closing slash
+    return patterns
+
+
+def _joined_repairs(root: Path, parts: Sequence[RepairResult]) -> RepairResult:
+    """One result of those of the parts of a repair, the first part first."""
+    result = RepairResult(root, complete=True)
+    for part in parts:
+        result.problems += part.problems
+        result.repaired += part.repaired
+        result.left |= part.left
+        result.extra += part.extra
+        result.plan += part.plan
+        result.notes += part.notes
+        result.complete = result.complete and part.complete
+        result.seconds = max(result.seconds, part.seconds)
+    result.problems = tuple(dict.fromkeys(result.problems))
+    result.extra = tuple(dict.fromkeys(result.extra))
     return result

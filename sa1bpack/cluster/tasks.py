@@ -107,17 +107,27 @@ def _connected(address: str | None) -> Iterator[None]:
 
 def _shortage(needs: Needs) -> str | None:
     """A message if no node can take such a task now."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    have = [[node.get(name, 0) for name in ("CPU", "memory", "GPU")] for node in nodes]
-    if any(c >= needs.cores and m >= needs.memory and g >= needs.gpus for c, m, g in have):
-        return None
-    largest = Needs(*map(max, zip(*have, strict=True))) if have else Needs(0, 0)
+    largest = Needs(cores=0, memory=0)
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        resources = node["Resources"]
+        cores = resources.get("CPU", 0)
+        memory = resources.get("memory", 0)
+        gpus = resources.get("GPU", 0)
+        if cores >= needs.cores and memory >= needs.memory and gpus >= needs.gpus:
+            return None
+        largest = Needs(
+            cores=max(largest.cores, cores),
+            memory=max(largest.memory, memory),
+            gpus=max(largest.gpus, gpus),
+        )
     return f"no node has {needs} for a task now (the largest have {largest}): waiting for one"
 
 
 def run_tasks(
     address: str | None,
-    function: Callable,
+    function: Callable[..., Any],
     tasks: Mapping[str, Mapping[str, Any]],
     needs: Needs,
     say: Callable[[str], object] = report,
@@ -143,14 +153,20 @@ def run_tasks(
         Whatever a task raises.
     """
     with _connected(address):
-        if tasks and (shortage := _shortage(needs)):
+        shortage = _shortage(needs)
+        if tasks and shortage is not None:
             say(shortage)
         task = ray.remote(function)
-        options = {"num_cpus": needs.cores, "memory": needs.memory, "num_gpus": needs.gpus}
-        options["max_retries"] = RETRIES
         running = {}
         for name, call in tasks.items():
-            running[task.options(name=f"sa1bpack {name}", **options).remote(**call)] = name
+            named = task.options(
+                name=f"sa1bpack {name}",
+                num_cpus=needs.cores,
+                memory=needs.memory,
+                num_gpus=needs.gpus,
+                max_retries=RETRIES,
+            )
+            running[named.remote(**call)] = name
         while running:
             interrupts.check()
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
@@ -167,7 +183,7 @@ def run_tasks(
 
 def run_parts(
     address: str | None,
-    function: Callable,
+    function: Callable[..., Any],
     names: Sequence[str],
     call: Mapping[str, Any],
     needs: Needs,
@@ -188,16 +204,22 @@ def run_parts(
     Returns:
         name → what its task returned, and name → why it returned nothing.
     """
-    sizes = dict.fromkeys(names, 1) if sizes is None else sizes
-    parts = {name: {**call, "part": (k, len(names))} for k, name in enumerate(names, 1)}
-    found: dict[str, Any] = {}
+    if sizes is None:
+        sizes = dict.fromkeys(names, 1)
+    tasks = {}
+    for number, name in enumerate(names, start=1):
+        if name in sizes:
+            tasks[name] = {**call, "part": (number, len(names))}
+    results: dict[str, Any] = {}
     died: dict[str, Died] = {}
-    tasks = {name: parts[name] for name in sizes}
     with reporting_steps(progress, unit, sum(sizes.values())) as step:
-        for name, result in run_tasks(address, function, tasks, needs):
-            (died if isinstance(result, Died) else found)[name] = result
+        for name, outcome in run_tasks(address, function, tasks, needs):
+            if isinstance(outcome, Died):
+                died[name] = outcome
+            else:
+                results[name] = outcome
             step(sizes[name])
-    return found, died
+    return results, died
 
 
 def once_unlocked(call: Callable[[], _Result]) -> _Result:

@@ -1,36 +1,44 @@
 """`--dry-run`: what packing would take, extrapolated from the first pairs of the sources."""
 
+import errno
 import os
 import shutil
 import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import islice
-from operator import attrgetter
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from sa1bpack import interrupts
-from sa1bpack.errors import OutputRefused, SourceError
+from sa1bpack.errors import OptionError, OutputRefused, SourceError
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import TEMPORARY_PREFIX
-from sa1bpack.format.layout import AxisLengths, Layout, image_nbytes, image_planes
+from sa1bpack.format.layout import PIXELS, AxisLengths, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.keywords import checks_options, takes_options
-from sa1bpack.packing.ledger import sources_to_pack
-from sa1bpack.packing.options import PRESETS, PackOptions, Request, RunOptions, checked_request
+from sa1bpack.packing.options import MASKS, PRESETS, PackOptions, RunOptions, check_request
 from sa1bpack.packing.pack_folder import existing_parent
 from sa1bpack.packing.progress import Progress, nothing_to_do, unknown_keys_text
 from sa1bpack.packing.publishers import inspect_pack
-from sa1bpack.packing.sample import Buffers, Packed, attempt, most_image_bytes, warm_up
+from sa1bpack.packing.sample import (
+    Buffers,
+    Outcome,
+    attempt,
+    most_image_bytes,
+    require_decoder,
+    warm_up,
+)
 from sa1bpack.packing.source_packer import readers_of
+from sa1bpack.packing.work import find_work, list_sources
 from sa1bpack.source.find import Source
-from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject, why_no_pairs
+from sa1bpack.source.pairs import SPOOL_MEMORY, Pair, PairReader, Reject, why_no_pairs
+from sa1bpack.source.tar import BLOCK
 from sa1bpack.wording import counted, size_text, span_text
 
 if TYPE_CHECKING:
@@ -41,8 +49,6 @@ PROBE_PAIRS = 24
 
 # Writing, hashing and messages, relative to decoding (measured, docs/performance.md).
 _OVERHEAD = 1.15
-
-_REMEDY = "use fewer tars or another disk, or continue with --ignore-space"
 
 # Rejects that the forecast names.
 _REJECTS_NAMED = 10
@@ -85,6 +91,8 @@ class Forecast:
             made.
         compact_bytes: disk space that packing would take with the preset "compact", and otherwise
             these options.
+        fitting: of a pack that does not fit, the layouts that would, as options of the command
+            line, with the disk space of each; the largest first.
         shards: expected number of shards.
         workers, seconds: number of processes, and their wall time on this machine.
         probed, rejected: samples tried, and how many of them would be rejected.
@@ -114,6 +122,7 @@ class Forecast:
     unreadable: dict[str, SourceError] = field(default_factory=dict)
     rejects: dict[str, str] = field(default_factory=dict)
     no_pairs: str = ""
+    fitting: tuple[str, ...] = ()
     unknown_keys: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -126,11 +135,21 @@ class Forecast:
         """True if the pack fits into the free space."""
         return self.needed_bytes <= self.free_bytes
 
+    @property
+    def remedy(self) -> str:
+        """The layouts that would fit, in words, and what else helps."""
+        remedy = "use fewer tars or another disk, or continue with --ignore-space"
+        if self.fitting:
+            return f"what would fit: {'; '.join(self.fitting)}. Or {remedy}"
+        return f"no layout would fit: {remedy}"
+
     def as_text(self) -> str:
         """The forecast in a few lines."""
         if self.sources == 0 and not self.unreadable:
             return nothing_to_do(self.packed)
-        verdict = "it fits" if self.fits else f"it DOES NOT FIT; {_REMEDY}"
+        verdict = "it fits"
+        if not self.fits:
+            verdict = f"it DOES NOT FIT; {self.remedy}"
         lines = [
             f"sources   {self.sources:,} with {size_text(self.source_bytes)}",
             f"images    about {self.images:,}, with {self.masks:,} masks stored",
@@ -188,79 +207,108 @@ def estimate(
         >>> forecast.images, forecast.masks, forecast.disk_bytes
         (3, 203, 11822090)
     """
-    request = checked_request(sources, output, options)
-    ledger = inspect_pack(request.output, request.options)
-    todo, unreadable = sources_to_pack(ledger, request)
-    todo = [source for source in todo if source.name not in ledger.sources]
-    # Raises if there are too many.
-    Progress(0, request.max_rejects, ledger.rejects(), progress=False)
-    warm_up(request.options)
-    probe = _Probe(todo[0] if todo else None, request.options)
-    return replace(
-        _forecast(request, todo, probe),
-        packed=len(request.sources) - len(todo) - len(unreadable),
-        unreadable=unreadable,
-    )
+    require_decoder()
+    request = check_request(sources, output, options)
+    run_options = request.run_options
+    ledger = inspect_pack(request.output, request.pack_options)
+    _check_writable(request.output)
+    work = find_work(ledger, list_sources(request), run_options.records_md5)
+    Progress(0, run_options.max_rejects, ledger.rejects(), progress=False)  # raises as a run would
+    warm_up(request.pack_options)
+    probe = _Probe(work.new[0] if work.new else None, request.pack_options)
+    forecast = _forecast(request.output, run_options, work.new, probe)
+    return replace(forecast, packed=work.packed_before, unreadable=work.unreadable)
 
 
-def check_room(request: Request, sources: list[Source], shards: int | None = None) -> None:
+def _check_writable(output: Path) -> None:
+    """Raise PermissionError if the run could not write into the folder of the pack."""
+    for folder in (existing_parent(output), existing_parent(output / SHARDS_NAME)):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
+def check_room(
+    output: Path,
+    pack_options: PackOptions,
+    run_options: RunOptions,
+    sources: Sequence[Source],
+    shards_at_once: int | None = None,
+) -> None:
     """Raise OutputRefused if the disk has no room for what is left of these sources to pack.
 
     The first images of one source are decoded, unless the disk has room for whatever tars of that
     size can hold. A source that cannot be read is left to the run.
 
     Args:
-        request: the run's request.
+        output: folder of the pack.
+        pack_options, run_options: the options of the run.
         sources: sources that are not complete in the pack; for a job in parts, those of all parts.
-        shards: number of shards that are on the disk at once, if they go to an object store; None:
-            all.
+        shards_at_once: number of shards that are on the disk at once, if they go to an object
+            store; None: all.
     """
-    if request.ignore_space or not sources:
-        return
-    options = request.options
-    free = _free_bytes(request.output)
-    row_bytes = options.layout.array("mask_bits").row_bytes if options.layout.bits else 0
-    nbytes = sum(map(attrgetter("nbytes"), sources))
-    most = nbytes // _LEAST_PAIR * most_image_bytes(options.layout)
-    if most + nbytes // _LEAST_MASK * row_bytes + 64 * nbytes <= free:
+    if run_options.ignore_space or _certainly_fits(output, pack_options.layout, sources):
         return
     for source in sources:
         with suppress(SourceError):
-            forecast = _forecast(request, sources, _Probe(source, options))
-            needed = forecast.needed_bytes
-            remedy = _REMEDY
-            takes = f"packing takes about {size_text(needed)} more"
-            if shards is not None:
-                needed = int(min(1.0, shards / max(forecast.shards, 1)) * needed)
-                takes = f"staging takes about {size_text(needed)}, {shards} shards"
-                remedy = f"make shards smaller (--samples-per-shard), {_REMEDY}"
-            elif forecast.compact_bytes < needed:
-                takes += f" ({size_text(forecast.compact_bytes)} with --preset compact)"
-            if needed > forecast.free_bytes:
-                raise OutputRefused(
-                    f"{request.output}: {takes}, and {size_text(forecast.free_bytes)} are free "
-                    f"there; {remedy}"
-                )
+            probe = _Probe(source, pack_options)
+            forecast = _forecast(output, run_options, sources, probe)
+            _refuse_if_too_large(output, forecast, shards_at_once)
             return
 
 
-def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forecast:
+def _certainly_fits(output: Path, layout: Layout, sources: Sequence[Source]) -> bool:
+    """True if the disk has room for whatever tars of this size can hold."""
+    nbytes = sum(source.nbytes for source in sources)
+    mask_bytes = 0
+    if layout.bits:
+        mask_bytes = layout.array("mask_bits").row_bytes
+    images = nbytes // _LEAST_PAIR * most_image_bytes(layout)
+    masks = nbytes // _LEAST_MASK * mask_bytes
+    return images + masks + 64 * nbytes <= _free_bytes(output)
+
+
+def _refuse_if_too_large(output: Path, forecast: Forecast, shards_at_once: int | None) -> None:
+    """Raise OutputRefused if a pack, or what is staged of it at once, does not fit."""
+    needed = forecast.needed_bytes
+    remedy = forecast.remedy
+    text = f"packing takes about {size_text(needed)} more"
+    if shards_at_once is not None:
+        needed = int(min(1.0, shards_at_once / max(forecast.shards, 1)) * needed)
+        text = f"staging takes about {size_text(needed)}, {shards_at_once} shards"
+        remedy = (
+            "make shards smaller (--samples-per-shard), use another disk, or continue with "
+            "--ignore-space"
+        )
+    elif forecast.compact_bytes < needed:
+        text += f" ({size_text(forecast.compact_bytes)} with --preset compact)"
+    if needed > forecast.free_bytes:
+        raise OutputRefused(
+            f"{output}: {text}, and {size_text(forecast.free_bytes)} are free there; {remedy}"
+        )
+
+
+def _forecast(
+    output: Path, run_options: RunOptions, sources: Sequence[Source], probe: "_Probe"
+) -> Forecast:
     """The forecast for what these sources have that no published shard holds yet."""
-    options = request.options
-    published = Counter(folder.name.rpartition("-")[0] for folder in shard_folders(request.output))
-    per_shard = options.samples_per_shard
-    shards = images = 0
-    for source in sources if probe.sizes else ():
-        pairs = max(1, round(source.nbytes * probe.pairs / probe.tar_bytes))
-        whole = max(1, round(pairs * len(probe.sizes) / probe.pairs))
-        left = max(0, whole - published[source.name] * per_shard)
-        images = images + left
-        shards = shards + -(-left // per_shard)
+    options = probe.options
+    published = Counter(folder.name.rpartition("-")[0] for folder in shard_folders(output))
+    shards = 0
+    images = 0
+    for source in sources:
+        missing = probe.images_of(source) - published[source.name] * options.pairs_per_shard
+        if missing > 0:
+            images += missing
+            shards += -(-missing // options.pairs_per_shard)
     disk_bytes, hole_bytes = probe.disk_bytes(options.layout, images)
-    compact, holes = probe.disk_bytes(replace(options, **PRESETS["compact"]).layout, images)
-    # Halves of pairs wait on the disk, in tars whose members are in any order.
-    waiting = sorted(source.nbytes // 4 for source in sources if source.kind != "folder")
-    spool_bytes = sum(max(0, each - SPOOL_MEMORY) for each in waiting[-readers_of(request) :])
+    compact = replace(options, **PRESETS["compact"])
+    compact_bytes, compact_holes = probe.disk_bytes(compact.layout, images)
+    spool_bytes = _spool_bytes(sources, readers_of(run_options, sources))
+    free_bytes = _free_bytes(output)
+    fitting: list[str] = []
+    if disk_bytes - hole_bytes + spool_bytes > free_bytes:
+        fitting = _fitting_layouts(probe, images, spool_bytes, free_bytes)
+    seconds_per_image = probe.seconds / max(1, probe.pairs)
     return Forecast(
         sources=len(sources),
         source_bytes=sum(source.nbytes for source in sources),
@@ -270,17 +318,45 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         disk_bytes=disk_bytes,
         hole_bytes=hole_bytes,
         spool_bytes=spool_bytes,
-        free_bytes=_free_bytes(request.output),
+        free_bytes=free_bytes,
         shards=shards,
-        workers=request.workers,
-        seconds=images * probe.seconds / max(1, probe.pairs) * _OVERHEAD / request.workers,
+        workers=run_options.worker_count,
+        seconds=images * seconds_per_image * _OVERHEAD / run_options.worker_count,
         probed=probe.pairs,
         rejected=probe.rejected,
-        compact_bytes=compact - holes + spool_bytes,
+        compact_bytes=compact_bytes - compact_holes + spool_bytes,
         rejects=probe.rejects,
         no_pairs=probe.no_pairs,
+        fitting=tuple(fitting),
         unknown_keys=dict(sorted(probe.unknown_keys.items())),
     )
+
+
+def _spool_bytes(sources: Sequence[Source], readers: int) -> int:
+    """The most that halves of pairs take on the disk, in tars whose members are in any order."""
+    waiting = sorted(source.nbytes // 4 for source in sources if source.kind != "folder")
+    return sum(max(0, nbytes - SPOOL_MEMORY) for nbytes in waiting[-readers:])
+
+
+def _fitting_layouts(probe: "_Probe", images: int, spool_bytes: int, free_bytes: int) -> list[str]:
+    """The layouts that would fit, as options of the command line, the largest first."""
+    options = probe.options
+    fitting = []
+    for fit, pixels, masks in product({options.fit: 0, "native": 0}, PIXELS, MASKS):
+        try:
+            layout = replace(options, fit=fit, pixels=pixels, masks=masks).layout
+        except OptionError:  # such as planes on a canvas of an odd size
+            continue
+        nbytes, hole_bytes = probe.disk_bytes(layout, images)
+        needed = nbytes - hole_bytes + spool_bytes
+        if needed <= free_bytes:
+            flags = ""
+            for name, value in (("fit", fit), ("pixels", pixels), ("masks", masks)):
+                if value != getattr(options, name):
+                    flags += f"--{name} {value} "
+            fitting.append((needed, f"{flags}({size_text(needed)})"))
+    fitting.sort(reverse=True)
+    return [text for _, text in fitting]
 
 
 def _free_bytes(output: Path) -> int:
@@ -299,6 +375,7 @@ class _Probe:
     """The space and time that the first pairs of a source take.
 
     Attributes:
+        options: options of the pack.
         pairs, rejected: number of pairs that were tried, and of those that are rejected.
         rejects: member → why it is rejected, of these and of other members that were met.
         no_pairs: why the source has no pair; empty if it has some.
@@ -310,36 +387,33 @@ class _Probe:
 
     def __init__(self, source: Source | None, options: PackOptions):
         """Decode the first pairs, if there is a source. Raises SourceError if it cannot be read."""
-        self.pairs = self.rejected = self.tar_bytes = 0
+        self.options = options
+        self.pairs = 0
+        self.rejected = 0
+        self.tar_bytes = 0
         self.seconds = 0.0
         self.lengths = AxisLengths()
         self.sizes: list[tuple[int, int]] = []
         self.rejects: dict[str, str] = {}
         self.no_pairs = ""
         self.unknown_keys: Counter[str] = Counter()
-        if source is None:
-            return
-        if not options.layout.runs:  # for the compact layout
+        if source is not None:
+            self._decode_first_pairs(source)
+
+    def _decode_first_pairs(self, source: Source) -> None:
+        options = self.options
+        if not options.layout.runs:  # which other layouts would store
             options = replace(options, masks="bits+runs")
         buffers = Buffers(options)
         with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
             for pair in islice(reader, PROBE_PAIRS):
                 interrupts.check()
                 self.pairs += 1
-                json = zlib.compress(pair.json, 1) if source.kind == "gzip-tar" else pair.json
-                self.tar_bytes += len(pair.jpeg) + len(json)
-                self.tar_bytes += 4 * 512 if source.kind == "tar" else 0
+                self.tar_bytes += _bytes_in_source(source, pair)
                 started = time.perf_counter()
                 outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
                 self.seconds += time.perf_counter() - started
-                if isinstance(outcome, Reject):
-                    self.rejected += 1
-                    self.rejects[outcome.member] = f"{outcome.code}: {outcome.detail}"
-                if isinstance(outcome, Packed):
-                    self.unknown_keys.update(outcome.unknown_keys)
-                    self.lengths += outcome.lengths
-                    self.sizes.append(tuple(map(int, outcome.rows["size"][0, 2:])))
-
+                self._count(outcome)
             for reject in reader.rejects:
                 member = reject.member.removeprefix("./")
                 self.rejects[member] = f"{reject.code}: {reject.detail}"
@@ -347,18 +421,56 @@ class _Probe:
                 codes = {reject.code for reject in reader.rejects}
                 self.no_pairs = why_no_pairs(reader.ignored_names, codes)
 
+    def _count(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Reject):
+            self.rejected += 1
+            self.rejects[outcome.member] = f"{outcome.code}: {outcome.detail}"
+        elif outcome is not None:
+            self.unknown_keys.update(outcome.unknown_keys)
+            self.lengths += outcome.lengths
+            _, _, height, width = outcome.rows["size"][0].tolist()
+            self.sizes.append((height, width))
+
+    def images_of(self, source: Source) -> int:
+        """Number of images that a source makes, as those that were tried suggest."""
+        if not self.sizes:
+            return 0
+        pairs = max(1, round(source.nbytes * self.pairs / self.tar_bytes))
+        return max(1, round(pairs * len(self.sizes) / self.pairs))
+
     def scaled(self, images: int, layout: Layout) -> AxisLengths:
         """The lengths of this number of samples in a layout, as those that were tried suggest."""
         factor = images / max(1, len(self.sizes))
-        runs = self.lengths.runs if layout.runs else 0
-        nbytes = sum(image_nbytes(layout, *size) for size in self.sizes) if layout.flat else 0
-        return AxisLengths(images, *(round(factor * n) for n in (self.lengths.masks, runs, nbytes)))
+        runs = 0
+        if layout.runs:
+            runs = self.lengths.runs
+        image_bytes = 0
+        if layout.flat:
+            image_bytes = sum(image_nbytes(layout, *size) for size in self.sizes)
+        return AxisLengths(
+            samples=images,
+            masks=round(factor * self.lengths.masks),
+            runs=round(factor * runs),
+            image_bytes=round(factor * image_bytes),
+        )
 
     def disk_bytes(self, layout: Layout, images: int) -> tuple[int, int]:
         """Bytes of the files of this number of samples, and how many of them are never written."""
-        holes = 0
-        for height, _ in () if layout.flat else self.sizes:
-            planes = image_planes(layout, height, layout.image_size)
-            holes += image_nbytes(layout, 0, 0) - sum(p.shape[0] * p.stride for p in planes)
-        holes = round(holes * images / max(1, len(self.sizes)))
-        return group_bytes(layout.array_rows(self.scaled(images, layout))), holes
+        hole_bytes = 0
+        if not layout.flat:
+            for height, _ in self.sizes:
+                hole_bytes += image_nbytes(layout, 0, 0)
+                for plane in image_planes(layout, height, layout.image_size):
+                    hole_bytes -= plane.shape[0] * plane.stride
+        hole_bytes = round(hole_bytes * images / max(1, len(self.sizes)))
+        return group_bytes(layout.array_rows(self.scaled(images, layout))), hole_bytes
+
+
+def _bytes_in_source(source: Source, pair: Pair) -> int:
+    """The bytes that a pair takes in its source, with its headers in a tar."""
+    nbytes = len(pair.jpeg) + len(pair.json)
+    if source.kind == "gzip-tar":
+        nbytes = len(pair.jpeg) + len(zlib.compress(pair.json, 1))
+    if source.kind == "tar":
+        nbytes += 4 * BLOCK
+    return nbytes

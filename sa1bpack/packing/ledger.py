@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from sa1bpack.errors import OutputRefused, SourceError
 from sa1bpack.format.accounts import Shortfall, source_shortfall
 from sa1bpack.format.index import find_duplicates, open_manifest_and_index
 from sa1bpack.format.manifest import (
@@ -26,7 +25,7 @@ from sa1bpack.format.manifest import (
     shard_folders,
 )
 from sa1bpack.packing.job import note_path, read_source_notes
-from sa1bpack.packing.options import PackOptions, Request
+from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.records import (
     EmptyShard,
     PublishedShard,
@@ -38,10 +37,7 @@ from sa1bpack.packing.records import (
     read_own_manifest,
     source_record,
 )
-from sa1bpack.progress import report
-from sa1bpack.source.find import Source, look_at
 from sa1bpack.source.pairs import why_no_pairs
-from sa1bpack.wording import brief
 
 _SOURCES_NAMED = 5  # in one line
 _AFTER_SHARDS = 1 << 62  # as a number: sorts the record of a source after those of its shards
@@ -117,7 +113,7 @@ class Ledger:
             pairs.setdefault(source, {})[number] = shard.attributes["pairs"]
         for name, record in list(self.sources.items()):
             shortfall = source_shortfall(
-                record, pairs.get(name, {}), self.options.samples_per_shard, by_pairs=True
+                record, pairs.get(name, {}), self.options.pairs_per_shard, by_pairs=True
             )
             if shortfall is not None:
                 self.shortfalls[name] = shortfall
@@ -137,7 +133,7 @@ class Ledger:
             if name == read.name:
                 empty[number] = shard
         shards = self.shards_of(read.name)
-        self.sources[read.name] = source_record(read, shards, empty, self.options.samples_per_shard)
+        self.sources[read.name] = source_record(read, shards, empty, self.options.pairs_per_shard)
 
     def withdraw(self, source: str) -> list[PublishedShard]:
         """Take out a source with all its shards; returns these."""
@@ -224,46 +220,3 @@ class Ledger:
                 f"{', '.join(names[:_SOURCES_NAMED])}{more}: {reason}"
             )
         return lines
-
-
-def sources_to_pack(
-    ledger: Ledger, request: Request
-) -> tuple[list[Source], dict[str, SourceError]]:
-    """The sources that the run must read; and name → error of those at URLs that cannot be.
-
-    Those are left out that are complete in the pack, unless an md5 is to be recorded that it lacks:
-    they are then read once more, and not decoded. Raises OutputRefused for another source of the
-    same name, and what `look_at` raises.
-    """
-    todo = []
-    for source in request.sources:
-        record = ledger.sources.get(source.name)
-        if record is None:
-            todo.append(source)
-            continue
-        listed_md5 = request.sums.get(source.name)
-        _check_same_source(source, record, listed_md5)
-        if record["md5"] is None:
-            if request.md5 and source.kind != "folder":
-                todo.append(source)
-        elif listed_md5 is not None:
-            ledger.sources[source.name] = record | {"md5_checked": True}
-    return look_at(todo, on_wait=report)
-
-
-def _check_same_source(source: Source, record: dict[str, Any], listed_md5: str | None) -> None:
-    """Raise OutputRefused if a source is another than the one of its name in the pack."""
-    if source.kind != "remote" and record["nbytes"] != source.nbytes:
-        difference = f"has {source.nbytes} bytes"
-    elif record["md5"] is not None and listed_md5 not in (None, record["md5"]):
-        difference = f"should have the md5 {listed_md5}"
-    else:
-        return
-    digest = ""
-    if record["md5"] is not None:
-        digest = f" and the md5 {record['md5']}"
-    raise OutputRefused(
-        f"{source.path} {difference}, but the pack holds a source {brief(source.name)} of "
-        f"{record['nbytes']} bytes{digest}; rename one of them if they have other images "
-        "(the same ones are packed already), or use another output folder"
-    )

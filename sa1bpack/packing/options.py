@@ -3,24 +3,22 @@
 Those of a pack determine its bytes: all runs into one folder must agree on them.
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from sa1bpack.environment import available_cpus
-from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, SourceError
+from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
 from sa1bpack.format.layout import FITS, PIXELS, Layout
-from sa1bpack.format.manifest import check_shard_name, folder_to_write
+from sa1bpack.format.manifest import folder_to_write
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule
 from sa1bpack.options import Options, declarations, option
 from sa1bpack.paths import patterns_of
-from sa1bpack.progress import report
-from sa1bpack.source.find import Source, find_sources, read_links, read_md5sums
 from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ MASKS = ("bits+runs", "bits", "runs")
 RESAMPLES = ("fast", "exact")
 EMPTY = ("keep", "drop")
 # The two layouts that people choose between.
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     "plain": {"fit": "pad", "pixels": "rgb", "masks": "bits+runs"},
     "compact": {"fit": "native", "pixels": "yuv420", "masks": "runs"},
 }
@@ -92,6 +90,16 @@ class RunOptions(Options):
     ignore_space: bool = option(
         False, "pack although the disk has no room for the pack, as far as that can be estimated"
     )
+
+    @property
+    def worker_count(self) -> int:
+        """Number of worker processes."""
+        return self.workers or available_cpus()
+
+    @property
+    def records_md5(self) -> bool:
+        """True if the md5 of tars is computed and recorded."""
+        return self.md5 or self.md5sums is not None
 
 
 @checks_options(select="mask_select")
@@ -171,32 +179,38 @@ class PackOptions(MaskRule):
         metavar="N",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "preset", "plain")  # which changes nothing any more
         if self.samples_per_shard is None:
-            native = self.fit == "native"
-            count = NATIVE_SAMPLES_PER_SHARD if native else SAMPLES_PER_SHARD
+            count = SAMPLES_PER_SHARD
+            if self.fit == "native":
+                count = NATIVE_SAMPLES_PER_SHARD
             object.__setattr__(self, "samples_per_shard", count)
         _ = self.layout  # checks what goes with what
 
     @cached_property
     def layout(self) -> Layout:
         """The arrays that follow from these options."""
-        kinds = self.masks.split("+")
+        kinds = str(self.masks).split("+")
         return Layout(
             image_size=self.image_size,
             mask_size=self.mask_size,
-            fit=self.fit,
-            pixels=self.pixels,
+            fit=cast(Any, self.fit),  # one of FITS, as a preset has set it
+            pixels=cast(Any, self.pixels),
             bits="bits" in kinds,
             runs="runs" in kinds,
         )
 
-    def to_json(self) -> dict:
+    @property
+    def pairs_per_shard(self) -> int:
+        """`samples_per_shard`, which is a number once the options are checked."""
+        return self.samples_per_shard or SAMPLES_PER_SHARD
+
+    def to_json(self) -> dict[str, Any]:
         """The options as the manifest records them."""
         chosen = asdict(self)
         del chosen["preset"]
@@ -204,11 +218,11 @@ class PackOptions(MaskRule):
         return chosen
 
     @classmethod
-    def from_json(cls, recorded: dict) -> "PackOptions":
+    def from_json(cls, recorded: dict[str, Any]) -> "PackOptions":
         """The options that a manifest records. Raises OptionError if one cannot be used."""
         return cls(**{_OPTION_OF.get(name, name): value for name, value in recorded.items()})
 
-    def check_same(self, recorded: dict, where: str) -> None:
+    def check_same(self, recorded: dict[str, Any], where: str) -> None:
         """Raise OptionsDiffer, naming every difference from what a pack recorded."""
         lines = [f"{where} holds a pack made with other options:"]
         for name, theirs, ours in differences(recorded, self.to_json()):
@@ -218,16 +232,17 @@ class PackOptions(MaskRule):
             raise OptionsDiffer("\n".join(lines))
 
 
-def differences(one: dict, other: dict) -> list[tuple[str, str, str]]:
-    """(name, value in one, value in the other), in words, of the recorded options that differ."""
-    return [
-        (brief(_OPTION_OF.get(name, name))[1:-1], _worded(name, one), _worded(name, other))
-        for name in sorted(one.keys() | other.keys())
-        if one.get(name) != other.get(name)
-    ]
+def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, value in the first, in the second), in words, of recorded options that differ."""
+    differing = []
+    for name in sorted(first.keys() | second.keys()):
+        if first.get(name) != second.get(name):
+            shown_name = brief(_OPTION_OF.get(name, name))[1:-1]
+            differing.append((shown_name, _worded(name, first), _worded(name, second)))
+    return differing
 
 
-def _worded(name: str, options: dict) -> str:
+def _worded(name: str, options: dict[str, Any]) -> str:
     if options.get(name) is not None:
         return brief(options[name])
     name = _OPTION_OF.get(name, name)
@@ -237,7 +252,7 @@ def _worded(name: str, options: dict) -> str:
     return declarations(PackOptions)[name].none if default is None else brief(default)
 
 
-def recorded_options(recorded: dict, root: Path) -> PackOptions:
+def recorded_options(recorded: dict[str, Any], root: Path) -> PackOptions:
     """The options that a manifest records. Raises FormatError if they cannot be used."""
     try:
         return PackOptions.from_json(msgspec.convert(recorded, dict[str, Any]))
@@ -248,63 +263,38 @@ def recorded_options(recorded: dict, root: Path) -> PackOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(RunOptions):
-    """A run that can start, as far as is known without looking into its folder.
-
-    `workers` is always a number, and `md5` is true if there is a list.
+class PackRequest:
+    """What a call asks for, checked as far as that is possible without opening a file.
 
     Attributes:
-        sources: sources to be packed, sorted by name.
+        patterns: paths, glob patterns and URLs of sources.
         output: folder of the pack.
-        options: the options that determine the bytes.
-        sums: name of a source → md5 that it must have; empty without a list.
+        pack_options: the options that determine its bytes.
+        run_options: the others.
     """
 
-    sources: list[Source]
+    patterns: Sequence[str | Path]
     output: Path
-    options: PackOptions
-    sums: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.workers is None:
-            object.__setattr__(self, "workers", available_cpus())
-        object.__setattr__(self, "md5", self.md5 or self.md5sums is not None)
+    pack_options: PackOptions
+    run_options: RunOptions
 
 
-def checked_request(
-    sources: str | Path | Iterable[str | Path], output: str | Path, given: "RunKeywords"
-) -> Request:
-    """The request that these arguments of `pack` describe; writes nothing.
-
-    Raises OptionError, SourceError and PackError as `pack` does.
-    """
-    of_pack = {}
-    of_run = {}
-    for name, value in given.items():
-        (of_pack if name in declarations(PackOptions) else of_run)[name] = value
-    options = PackOptions(**of_pack)
-    output = folder_to_write("output", output, "give a new folder, or that of a pack", itself=False)
-    request = Request(sources=[], output=output, options=options, **of_run)
-    listed = [] if request.links is None else read_links(request.links)
-    found = find_sources(patterns_of("sources", sources), links=listed, on_wait=report)
-    if not found:
-        raise OptionError("no source is given; give at least one tar or folder, or a list of links")
-    for source in found:
-        try:
-            check_shard_name(f"{source.name}-000", str(source.path))
-        except FormatError as error:
-            raise SourceError(f"{error}; shards are named after their source: rename it") from None
-        if source.kind == "folder" and output.resolve().is_relative_to(source.path.resolve()):
-            raise OptionError(f"{output} lies within the source {source.path}; choose one outside")
-    sums: dict[str, str] = {}
-    if request.md5sums is not None:
-        known = read_md5sums(request.md5sums)
-        for source in found:
-            if source.kind != "folder":
-                if source.path.name not in known:
-                    raise SourceError(
-                        f"{request.md5sums} lacks {source.path.name}; complete it, or pack without"
-                    )
-                sums[source.name] = known[source.path.name]
-    return replace(request, sources=found, sums=sums)
+def check_request(
+    sources: str | Path | Iterable[str | Path], output: str | Path, options: "RunKeywords"
+) -> PackRequest:
+    """The request that these arguments of `pack` make. Raises OptionError."""
+    of_pack: dict[str, Any] = {}
+    of_run: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in declarations(PackOptions):
+            of_pack[name] = value
+        else:
+            of_run[name] = value
+    return PackRequest(
+        patterns=patterns_of("sources", sources),
+        output=folder_to_write(
+            "output", output, "give a new folder, or that of a pack", itself=False
+        ),
+        pack_options=PackOptions(**of_pack),
+        run_options=RunOptions(**of_run),
+    )

@@ -52,6 +52,27 @@ def existing_parent(path: Path) -> Path:
 
 
 @contextmanager
+def pack_folder(root: Path) -> Iterator[None]:
+    """Make a folder for a pack, if there is none; checks that nothing else is in it.
+
+    One that was made is removed again if the block raises and has left nothing but locks in it.
+
+    Raises OutputRefused if it holds something else.
+    """
+    is_new = not root.exists()
+    files.make_folder(root)
+    check_can_hold_pack(root)
+    try:
+        yield
+    except OutputLocked:  # another process came meanwhile
+        raise
+    except BaseException:
+        if is_new and {path.name for path in root.iterdir()} <= {LOCK_NAME}:
+            files.discard_entry(root)
+        raise
+
+
+@contextmanager
 def locked_folder(
     root: Path, *, shared: bool = False, of_part: bool = False, create: bool = True
 ) -> Iterator[None]:

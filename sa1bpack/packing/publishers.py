@@ -10,11 +10,11 @@ Each keeps a `Ledger` of what it has published.
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -38,6 +38,7 @@ from sa1bpack.packing.pack_folder import (
     check_can_hold_pack,
     check_locks,
     locked_folder,
+    pack_folder,
     working_folder,
 )
 from sa1bpack.packing.records import PublishedShard, SourceRead, published_shard
@@ -87,6 +88,9 @@ class Publisher(ShardSink, Protocol):
 
     shards_at_once: int | None
 
+    def begin(self) -> None:
+        """Make the folder a pack, or leave it one, before anything is added to it."""
+
     def publish(self) -> Manifest:
         """Make durable what is entered so far, as a pack that is not complete.
 
@@ -108,31 +112,29 @@ class Publisher(ShardSink, Protocol):
 def folder_publisher(root: Path, options: PackOptions) -> Iterator["FolderPublisher"]:
     """The publisher of a folder, which is created if it does not exist, and locked in the block.
 
+    If the block raises before the folder is a pack, and it was created here, it is removed.
+
     Raises:
         OutputLocked: another process has locked the folder.
         OptionsDiffer: the folder was packed with other options.
         OutputRefused: the folder holds something else.
         FormatError: the pack is damaged.
     """
-    files.make_folder(root)
-    check_can_hold_pack(root)
-    with locked_folder(root):
+    with pack_folder(root), locked_folder(root):
         ledger = Ledger.load(root, options)
         remove_stale(root)
         yield FolderPublisher(root, ledger)
 
 
 @contextmanager
-def part_publisher(
-    root: Path, options: PackOptions, job: PackJob, sources: Sequence[str]
-) -> Iterator["PartPublisher"]:
+def part_publisher(root: Path, options: PackOptions) -> Iterator["PartPublisher"]:
     """The publisher of a part of a job, in a folder that is created if it does not exist.
+
+    If the block raises before the folder is a pack, and it was created here, it is removed.
 
     Args:
         root: folder of the pack.
         options: options of the pack.
-        job: the one that the part belongs to.
-        sources: names of the sources of the part.
 
     Raises:
         OutputLocked: `pack` without a part, `finalize`, `repair` or `merge` works on the folder.
@@ -140,15 +142,11 @@ def part_publisher(
         Whatever else `folder_publisher` raises.
     """
     check_locks(root, of_part=True)  # before anything is made
-    files.make_folder(root)
-    check_can_hold_pack(root)
-    with locked_folder(root, of_part=True):
-        with alone_among_parts(root):
-            make_pack(root, options)
-        ledger = Ledger.load(root, options, only=frozenset(sources))
-        job.write(root)
-        with working_folder(root, of_part=True) as shards_dir:
-            yield PartPublisher(root, ledger, shards_dir)
+    with pack_folder(root), locked_folder(root, of_part=True):
+        # Raises if the options differ; which sources are its own, the part finds out later.
+        ledger = Ledger.load(root, options, only=frozenset())
+        with ExitStack() as working:
+            yield PartPublisher(root, ledger, working)
 
 
 def inspect_pack(root: Path, options: PackOptions) -> Ledger:
@@ -230,6 +228,10 @@ class FolderPublisher:
         """See `ShardSink`."""
         return removal_command(self.root, names)
 
+    def begin(self) -> None:
+        """See `Publisher`."""
+        self.publish()
+
     def finish(self, failed: Mapping[str, SourceError]) -> Manifest:
         """See `Publisher`."""
         return self.publish(complete=not failed)
@@ -272,18 +274,39 @@ class PartPublisher:
 
     shards_at_once: int | None = None
 
-    def __init__(self, root: Path, ledger: Ledger, shards_dir: Path):
+    def __init__(self, root: Path, ledger: Ledger, working: ExitStack):
         """
         Args:
             root: folder of the pack; the caller holds a part's lock of it.
-            ledger: what is published there of the sources of the part.
-            shards_dir: the working folder.
+            ledger: a ledger without entries.
+            working: a stack, on which the working folder is put.
         """
         self.root = root
-        self.shards_dir = shards_dir
+        self.shards_dir = root / SHARDS_NAME
         self.ledger = ledger
-        self._noted_records = dict(ledger.sources)
+        self._working = working
+        self._job: PackJob | None = None
+        self._noted_records: dict[str, dict[str, Any]] = {}
         self._reopened = False
+
+    def take_part(self, job: PackJob, sources: Iterable[str]) -> None:
+        """Load what is published of the sources of a part. Writes nothing.
+
+        Args:
+            job: the one that the part belongs to.
+            sources: names of the sources of the part.
+        """
+        self._job = job
+        self.ledger = Ledger.load(self.root, self.ledger.options, only=frozenset(sources))
+        self._noted_records = dict(self.ledger.sources)
+
+    def begin(self) -> None:
+        """Make the folder a pack, and leave the job in it, unless another part has."""
+        with alone_among_parts(self.root):
+            make_pack(self.root, self.ledger.options)
+        if self._job is not None:
+            self._job.write(self.root)
+        self.shards_dir = self._working.enter_context(working_folder(self.root, of_part=True))
 
     def add_shard(self, shard: PublishedShard) -> None:
         """Give a complete shard of the working folder its final name, and enter it.
@@ -374,4 +397,4 @@ class PartPublisher:
         note = read_source_note(self.root, source)
         if note is None or not note.holds(self.root):
             return False
-        return note.accounts_for_all(self.ledger.options.samples_per_shard)
+        return note.accounts_for_all(self.ledger.options.pairs_per_shard)

@@ -39,7 +39,7 @@ from sa1bpack.packing.damage import (
     recorded_attributes,
 )
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import Request
+from sa1bpack.packing.options import RunOptions
 from sa1bpack.packing.pack_folder import (
     alone_among_parts,
     check_locks,
@@ -57,9 +57,10 @@ from sa1bpack.packing.repair_plan import (
     plan_repair,
     whole_repair,
 )
-from sa1bpack.packing.run import pack_into, say_findings, versions_in_force, versions_text
-from sa1bpack.packing.sample import warm_up
-from sa1bpack.packing.source_packer import PackRun, pack_sources
+from sa1bpack.packing.run import run_work
+from sa1bpack.packing.sample import versions_text, warm_up
+from sa1bpack.packing.source_packer import pack_sources
+from sa1bpack.packing.work import find_work
 from sa1bpack.parts import ALL, Share, part_of_job
 from sa1bpack.paths import local_path, patterns_of
 from sa1bpack.progress import ProgressOption, report, reporting
@@ -452,17 +453,16 @@ class _Repair:
         rebuilds = [action for action in self._plan if isinstance(action, Rebuild)]
         if not rebuilds:
             return []
-        packed_by = versions_in_force()
         numbers = {action.source.name: set(action.shards) for action in rebuilds}
         shards_dir = held.enter_context(working_folder(self._root, of_part=self._of_part))
         sink = _WorkingFolder(self._root, shards_dir, self._sound_ledger(numbers))
-        request = self._pack_request([action.source for action in rebuilds])
+        sources = [action.source for action in rebuilds]
+        run_options = self._run_options(sources)
         warm_up(damage.options)
-        total = sum(source.nbytes for source in request.sources)
+        total = sum(source.nbytes for source in sources)
         progress = Progress(total, progress=self._call.progress)
         try:
-            run = PackRun(sink, request, progress, packed_by)
-            failed = pack_sources(run, request.sources, numbers)
+            failed = pack_sources(sink, sources, run_options, progress, missing_shards=numbers)
         finally:
             progress.close()
         self.result.notes += progress.notes
@@ -504,18 +504,12 @@ class _Repair:
                     self.result.left[name] = str(refusal)
         return rebuilt
 
-    def _pack_request(self, sources: list[Source]) -> Request:
-        """The request to pack these sources again."""
+    def _run_options(self, sources: list[Source]) -> RunOptions:
+        """The options to pack these sources again."""
         records = [self._records[source.name] for source in sources if source.name in self._records]
-        return Request(
-            sources=sources,
-            output=self._root,
-            options=self._damage.options,
-            workers=self._call.workers,
-            # Packs of earlier releases know their sources by the md5 alone.
-            md5=any(record.get("xxh128") is None for record in records),
-            ignore_space=True,
-        )
+        # Packs of earlier releases know their sources by the md5 alone.
+        md5 = any(record.get("xxh128") is None for record in records)
+        return RunOptions(workers=self._call.workers, md5=md5, ignore_space=True)
 
     def _sound_ledger(self, sources: Container[str]) -> Ledger:
         """The ledger of the shards of these sources that the check has found sound.
@@ -611,9 +605,12 @@ class _Repair:
         result = self.result
         spoilt = {self._damage.shards[name][0] for name in result.left}
         sources = [source for name, source in self._sources.items() if name not in spoilt]
-        packed = pack_into(publisher, self._pack_request(sources), self._call.progress)
-        say_findings(publisher, packed.notes)
+        run_options = self._run_options(sources)
+        work = find_work(publisher.ledger, sources, run_options.records_md5)
+        packed = run_work(publisher, run_options, work, [], self._call.progress)
         result.notes += packed.notes
+        for finding in publisher.ledger.findings(self._root):
+            self._note(finding)
         for name, error in packed.failed.items():
             result.left[name] = str(error)
         finished = publisher.ledger.sources.keys()

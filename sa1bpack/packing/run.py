@@ -1,40 +1,38 @@
 """`pack`, `pack_part` and `finalize`: complete runs, from the arguments to what is published."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from sa1bpack import __version__, interrupts
-from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, PackError, SourceError
-from sa1bpack.format.files import discard_entry, remove_published
-from sa1bpack.format.manifest import PARTS_NAME, SHARDS_NAME, Manifest, identity_text
+from sa1bpack import interrupts
+from sa1bpack.errors import OptionError, PackError, SourceError
+from sa1bpack.format.files import remove_published
+from sa1bpack.format.manifest import PARTS_NAME, Manifest, identity_text
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
-from sa1bpack.packing.job import PackJob, note_path, read_jobs, read_source_notes
-from sa1bpack.packing.ledger import sources_to_pack
-from sa1bpack.packing.options import (
-    PackOptions,
-    Request,
-    RunOptions,
-    checked_request,
-    recorded_options,
-)
+from sa1bpack.packing.job import PackJob, SourceNote, note_path, read_jobs, read_source_notes
+from sa1bpack.packing.ledger import Ledger
+from sa1bpack.packing.options import PackOptions, RunOptions, check_request, recorded_options
 from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
-from sa1bpack.packing.publishers import Publisher, folder_publisher, part_publisher
+from sa1bpack.packing.publishers import (
+    FolderPublisher,
+    Publisher,
+    folder_publisher,
+    part_publisher,
+)
 from sa1bpack.packing.records import read_own_manifest
-from sa1bpack.packing.sample import require_decoder, warm_up
-from sa1bpack.packing.source_packer import PackRun, pack_sources
-from sa1bpack.parts import part_of_job, share_of
+from sa1bpack.packing.sample import require_decoder, versions_in_force, versions_text, warm_up
+from sa1bpack.packing.source_packer import pack_sources
+from sa1bpack.packing.work import Work, find_work, list_sources
+from sa1bpack.parts import Share, part_of_job, share_of
 from sa1bpack.paths import local_path
 from sa1bpack.progress import ProgressOption, check_progress, report
-from sa1bpack.source.find import look_at
+from sa1bpack.source.find import Source
 from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown
-from sa1bpack.wording import counted
+from sa1bpack.wording import counted, span_text
 
 if TYPE_CHECKING:
     from sa1bpack.option_keywords import RunKeywords
@@ -182,34 +180,34 @@ def pack(
         (3, 203)
     """
     check_progress(progress)
-    url = output if is_url(output) and is_pack_url(output) else None  # of an object store
+    require_decoder()
+    url: str | None = None  # of an object store
+    if isinstance(output, str) and is_url(output) and is_pack_url(output):
+        url = output
     if (url is None) != (staging is None):
-        given = shown(url) if url else str(output)
+        shown_output = str(output) if url is None else shown(url)
         raise OptionError(
-            f"output is {given!r}: name a folder as `staging` if the pack is to be uploaded to the "
-            "URL of an object store, and only then"
+            f"output is {shown_output!r}: name a folder as `staging` if the pack is to be uploaded "
+            "to the URL of an object store, and only then"
         )
-    request = checked_request(sources, output if url is None else staging, options)
-    warm_up(request.options)
-    interrupts.check()
-    is_new = not request.output.exists()
-    try:
-        if url is None:
-            opened = folder_publisher(request.output, request.options)
-        else:
-            opened = scheme_of(url).bucket_publisher(url, request.output, request.options)
-        with opened as publisher:
-            result = pack_into(publisher, request, progress)
-            say_findings(publisher, result.notes)
-            _say_unknown_keys(result)
-            if url is not None:
-                result = replace(result, url=shown(url), root=request.output)
-            return result
-    except OutputRefused as error:
-        locked = isinstance(error, OutputLocked)  # another process came meanwhile
-        if is_new and not locked and not any(request.output.rglob(f"{SHARDS_NAME}/[!.]*/")):
-            discard_entry(request.output)
-        raise
+    request = check_request(sources, output if staging is None else staging, options)
+    if url is None:
+        opened = folder_publisher(request.output, request.pack_options)
+    else:
+        opened = scheme_of(url).bucket_publisher(url, request.output, request.pack_options)
+    run_options = request.run_options
+    with opened as publisher:
+        named = list_sources(request)
+        work = find_work(publisher.ledger, named, run_options.records_md5)
+        result = run_work(publisher, run_options, work, work.new, progress)
+        notes = publisher.ledger.findings(publisher.root)
+    for note in notes:
+        report(note)
+    result.notes.extend(notes)
+    _report_unknown_keys(result)
+    if url is not None:
+        result = replace(result, url=shown(url), root=request.output)
+    return result
 
 
 @checks_options(out="output", select="mask_select")
@@ -254,27 +252,26 @@ def pack_part(
     """
     check_progress(progress)
     share = part_of_job(part)
-    request = checked_request(sources, output, options)
-    check_room(request, request.sources)
-    job = PackJob(share[1], tuple(source.name for source in request.sources))
-    mine = share_of(request.sources, share)
-    if any(source.kind == "remote" for source in mine):  # whose sizes are not known yet
-        mine, failed = look_at(mine, on_wait=report)
-        check_room(request, mine)
-        mine += [source for source in request.sources if source.name in failed]
-    result, _ = run_part(replace(request, sources=mine, ignore_space=True), job, progress)
-    _say_unknown_keys(result)
+    require_decoder()
+    request = check_request(sources, output, options)
+    run_options = request.run_options
+    with part_publisher(request.output, request.pack_options) as publisher:
+        named = list_sources(request)
+        job = PackJob(parts=share[1], sources=tuple(source.name for source in named))
+        publisher.take_part(job, share_of(job.sources, share))
+        mine = share_of(named, share)
+        work = find_work(publisher.ledger, mine, run_options.records_md5)
+        # The disk must have room for the other parts, too, as far as sizes are known.
+        need_room = list(work.new)
+        for source in named:
+            if source not in mine and source.kind != "remote":
+                need_room.append(source)
+        result = run_work(publisher, run_options, work, need_room, progress)
+    _report_unknown_keys(result)
     return result
 
 
-def say_findings(publisher: Publisher, notes: list[str]) -> None:
-    """Tell the user what was found in a pack that is published, and add it to the notes."""
-    for line in publisher.ledger.findings(publisher.root):
-        report(line)
-        notes.append(line)
-
-
-def _say_unknown_keys(result: PackResult) -> None:
+def _report_unknown_keys(result: PackResult) -> None:
     """Tell the user which keys of the records are not stored, if there are any."""
     text = unknown_keys_text(result.unknown_keys, "this run")
     if text is not None:
@@ -282,44 +279,38 @@ def _say_unknown_keys(result: PackResult) -> None:
         result.notes.append(text)
 
 
-def run_part(
-    request: Request, job: PackJob, progress: ProgressOption
-) -> tuple[PackResult, list[dict[str, str]]]:
-    """Pack the sources of a request as a part of a job; also returns the lines of their rejects."""
-    warm_up(request.options)
-    interrupts.check()
-    names = [source.name for source in request.sources]
-    with part_publisher(request.output, request.options, job, names) as publisher:
-        return pack_into(publisher, request, progress), publisher.ledger.rejects()
+def run_work(
+    publisher: Publisher,
+    options: RunOptions,
+    work: Work,
+    need_room: Sequence[Source],
+    progress: ProgressOption,
+) -> PackResult:
+    """Pack what there is to do, and publish it.
 
+    Args:
+        publisher: the publisher of the pack.
+        options: the options of the run.
+        work: what there is to do.
+        need_room: the sources that the disk must have room for, unless the options say otherwise.
+        progress: as in `pack`.
 
-def pack_into(publisher: Publisher, request: Request, show_progress: ProgressOption) -> PackResult:
-    """Pack those sources of a request that a pack does not have."""
+    Raises:
+        What `pack` raises.
+    """
     ledger = publisher.ledger
-    todo, unreadable = sources_to_pack(ledger, request)
-    new = []
-    total = 0
-    for source in todo:
-        total += source.nbytes
-        if source.name not in ledger.sources:
-            new.append(source)
-    check_room(request, new, publisher.shards_at_once)
-    progress = Progress(total, request.max_rejects, ledger.rejects(), show_progress)
-    packed_by = versions_in_force()
-    others = set()
-    for shard in ledger.shards.values():
-        if shard.attributes["packed_by"] != packed_by:
-            others.add(versions_text(shard.attributes["packed_by"]))
-    for shortfall in ledger.shortfalls.values():
-        progress.note(f"{shortfall}; what is missing is packed again from the tar, if it is given")
-    for other in sorted(others):
-        progress.note(f"part of this pack was made with {other}; pixels may differ by rounding")
-    publisher.publish()  # only now: a refused run leaves a pack as it was
+    if work.sources:
+        warm_up(ledger.options)
+    check_room(publisher.root, ledger.options, options, need_room, publisher.shards_at_once)
+    total = sum(source.nbytes for source in work.sources)
+    counts = Progress(total, options.max_rejects, ledger.rejects(), progress)
+    _note_state(ledger, counts)
+    publisher.begin()  # only now: a refused run leaves a pack as it was
     outcome = "finished"
     try:
-        run = PackRun(publisher, request, progress, packed_by)
-        failed = unreadable | pack_sources(run, todo)
-        for source in todo:
+        interrupts.check()
+        failed = work.unreadable | pack_sources(publisher, work.sources, options, counts)
+        for source in work.sources:
             if source.name not in failed and source.name not in ledger.sources:
                 raise PackError(f"{source.path}: not recorded as packed; repeat the command")
     except BaseException as error:
@@ -330,35 +321,33 @@ def pack_into(publisher: Publisher, request: Request, show_progress: ProgressOpt
             error.add_note(f"the manifest could not be written either: {second}")
         raise
     finally:
-        progress.close()
-        log_run(publisher.root, progress, request.workers, outcome)
+        counts.close()
+        log_run(publisher.root, counts, options.worker_count, outcome)
     interrupts.check()
     manifest = publisher.finish(failed)
     return PackResult(
         **totals_of(publisher.root, manifest),
-        sources=len(request.sources),
-        packed_before=len(request.sources) - len(new) - len(unreadable),
-        new_images=progress.images,
+        sources=work.named,
+        packed_before=work.packed_before,
+        new_images=counts.images,
         failed=failed,
-        notes=progress.notes,
-        seconds=progress.seconds,
-        unknown_keys=dict(sorted(progress.unknown_keys.items())),
+        notes=counts.notes,
+        seconds=counts.seconds,
+        unknown_keys=dict(sorted(counts.unknown_keys.items())),
     )
 
 
-def versions_in_force() -> dict[str, str]:
-    """The versions that determine pixels and masks besides the options; every shard records them.
-
-    Raises MissingPackage as `require_decoder` does.
-    """
-    require_decoder()
-    pil = pil_in_force()
-    return {"sa1bpack": __version__, pil.package: pil.version, "simplejpeg": version("simplejpeg")}
-
-
-def versions_text(packed_by: dict[str, str]) -> str:
-    """The versions that made a shard, in words."""
-    return ", ".join(f"{key} {value}" for key, value in packed_by.items())
+def _note_state(ledger: Ledger, counts: Progress) -> None:
+    """Tell the user what a pack lacks, and whether other versions made part of it."""
+    for shortfall in ledger.shortfalls.values():
+        counts.note(f"{shortfall}; what is missing is packed again from the tar, if it is given")
+    packed_by = versions_in_force()
+    others = set()
+    for shard in ledger.shards.values():
+        if shard.attributes["packed_by"] != packed_by:
+            others.add(versions_text(shard.attributes["packed_by"]))
+    for other in sorted(others):
+        counts.note(f"part of this pack was made with {other}; pixels may differ by rounding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,47 +412,72 @@ def finalize(pack: str | Path) -> FinalizeResult:
     """
     root = local_path("pack", pack)
     manifest = read_own_manifest(root)
+    parts_folder = root / PARTS_NAME
     with folder_publisher(root, recorded_options(manifest.options, root)) as publisher:
         ledger = publisher.ledger
         jobs = read_jobs(root)
-        noted = read_source_notes(root)
-        failed = {name: note for name, note in noted.items() if note.record is None}
-        if manifest.says_complete and (root / PARTS_NAME).is_dir():
+        source_notes = read_source_notes(root)
+        if manifest.says_complete and parts_folder.is_dir():
             publisher.publish()  # a complete one must match its checksums all the time
-        notes = []
-        for name, note in failed.items():
-            if note.corrupt and name not in ledger.sources and ledger.shards_of(name):
-                count = counted(publisher.withdraw(name), "shard")
-                notes.append(f"{name}: its bytes are wrong; {count} withdrawn")
-        expected = {name for job in jobs for name in job.sources}
-        expected |= {source for source, _ in ledger.shards} | noted.keys()
-        expected |= ledger.shortfalls.keys()
+        notes = _withdraw_corrupt(publisher, source_notes)
+        expected = {source for source, _ in ledger.shards}
+        expected |= source_notes.keys() | ledger.shortfalls.keys()
+        for job in jobs:
+            expected.update(job.sources)
         missing = {}
         for name in sorted(expected - ledger.sources.keys()):
-            if name in failed:
-                missing[name] = f"given up: {failed[name].error}"
-            elif name in ledger.shortfalls:
-                missing[name] = f"{ledger.shortfalls[name]}; pack it again, as before"
-            elif shards := ledger.shards_of(name):
-                missing[name] = f"packed in part, {counted(len(shards), 'shard')}"
-            else:
-                missing[name] = "no shard is published"
+            missing[name] = _why_missing(ledger, name, source_notes.get(name))
         known = bool(jobs) or manifest.says_complete
-        done = known and not missing
-        published = publisher.publish(complete=done)
-        if done and (root / PARTS_NAME).is_dir():
-            remove_published(root / PARTS_NAME)
+        complete = known and not missing
+        published = publisher.publish(complete=complete)
+        if complete and parts_folder.is_dir():
+            remove_published(parts_folder)
         for name in ledger.sources:  # what names the missing ones stays
             note_path(root, name).unlink(missing_ok=True)
-        parts = set()
-        for job in jobs[-1:]:
-            rows = [row for row, name in enumerate(job.sources) if name in missing]
-            parts = {(row % job.parts + 1, job.parts) for row in rows}
         return FinalizeResult(
             **totals_of(root, published),
             sources=len(ledger.sources),
             missing=missing,
-            parts=tuple(sorted(parts)),
+            parts=_parts_to_repeat(jobs, missing),
             known=known,
             notes=notes + ledger.findings(root),
         )
+
+
+def _withdraw_corrupt(
+    publisher: FolderPublisher, source_notes: Mapping[str, SourceNote]
+) -> list[str]:
+    """Withdraw the shards of sources whose bytes are wrong; returns lines for the user."""
+    lines = []
+    for name, note in source_notes.items():
+        is_packed = name in publisher.ledger.sources
+        if note.corrupt and not is_packed and publisher.ledger.shards_of(name):
+            count = counted(publisher.withdraw(name), "shard")
+            lines.append(f"{name}: its bytes are wrong; {count} withdrawn")
+    return lines
+
+
+def _why_missing(ledger: Ledger, name: str, note: SourceNote | None) -> str:
+    """Why a source is not packed to its end, in words."""
+    if note is not None and note.record is None:
+        return f"given up: {note.error}"
+    if name in ledger.shortfalls:
+        return f"{ledger.shortfalls[name]}; pack it again, as before"
+    shards = {shard.entry.name for shard in ledger.shards_of(name).values()}
+    listed = {shard for shard in ledger.listed if shard.rpartition("-")[0] == name}
+    gone = sorted(listed - shards)
+    if gone:
+        return f"{span_text(gone)}, which the pack had, is gone; pack it again, as before"
+    if shards:
+        return f"packed in part, {counted(len(shards), 'shard')}"
+    return "no shard is published"
+
+
+def _parts_to_repeat(jobs: Sequence[PackJob], missing: Container[str]) -> tuple[Share, ...]:
+    """The parts of the job begun last that have missing sources."""
+    parts = set()
+    for job in jobs[-1:]:
+        for row, name in enumerate(job.sources):
+            if name in missing:
+                parts.add((row % job.parts + 1, job.parts))
+    return tuple(sorted(parts))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from importlib.metadata import version
 from math import prod
 from pathlib import PurePath
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from sa1bpack import pixels
+from sa1bpack import __version__, pixels
 from sa1bpack.disk.direct import HUGE_PAGE, aligned
+from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import AnnotationError, MaskError, SampleError
 from sa1bpack.format.layout import (
     FILE_NAME_BYTES,
@@ -27,7 +29,7 @@ from sa1bpack.masks.rle import parse_counts, take_masks
 from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.header import stored_size
-from sa1bpack.source.annotations import parse_annotations
+from sa1bpack.source.annotations import Annotations, parse_annotations
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import brief, size_text
 
@@ -51,10 +53,13 @@ class Packed:
         unknown_keys: keys of the record that are not in the schema; they are not stored.
     """
 
-    rows: dict
+    rows: dict[str, np.ndarray]
     lengths: AxisLengths
-    unknown_keys: frozenset
+    unknown_keys: frozenset[str]
 
+
+# What a source's bytes are, in this process or in shared memory.
+Bytes = bytes | memoryview
 
 # None: no masks of the sample remained, and the options drop such images.
 Outcome = Packed | Reject | None
@@ -70,9 +75,13 @@ class Buffers:
         self, options: PackOptions, image: np.ndarray | None = None, bits: np.ndarray | None = None
     ):
         """Use this memory, (n,) uint8, for the image and for the bits, or allocate it."""
-        self._image = aligned(most_image_bytes(options.layout)) if image is None else image
-        self._row_shape = (options.mask_size, options.mask_size // 8)
-        self._bits = aligned(0) if bits is None else bits
+        if image is None:
+            image = aligned(most_image_bytes(options.layout))
+        if bits is None:
+            bits = aligned(0)
+        self._image = image
+        self._bits = bits
+        self._row_shape = options.mask_size, options.mask_size // 8
 
     def image(self, nbytes: int) -> np.ndarray:
         """(nbytes,) uint8, with whatever the last sample left in it."""
@@ -80,7 +89,7 @@ class Buffers:
 
     def bits(self, masks: int) -> np.ndarray:
         """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it."""
-        nbytes = masks * prod(self._row_shape)
+        nbytes: int = masks * prod(self._row_shape)
         if self._bits.size < nbytes:
             self._bits = aligned(max(nbytes + min(nbytes, 8 << 20), HUGE_PAGE))
         return self._bits[:nbytes].reshape(masks, *self._row_shape)
@@ -88,11 +97,12 @@ class Buffers:
 
 def most_image_bytes(layout: Layout) -> int:
     """The bytes that an image of the layout takes at most."""
-    return image_nbytes(layout, layout.image_size, layout.image_size)
+    nbytes: int = image_nbytes(layout, layout.image_size, layout.image_size)
+    return nbytes
 
 
 def make_sample(
-    file_name: str, jpeg, record, options: PackOptions, buffers: Buffers
+    file_name: str, jpeg: Bytes, json: Bytes, options: PackOptions, buffers: Buffers
 ) -> Packed | None:
     """Decode one sample.
 
@@ -101,7 +111,7 @@ def make_sample(
 
     Args:
         file_name: name of the JPEG without its folders, such as "sa_5.jpg".
-        jpeg, record: bytes of the image and of its JSON.
+        jpeg, json: bytes of the image and of its record.
         options: options of the pack.
         buffers: memory for the large rows.
 
@@ -111,65 +121,33 @@ def make_sample(
     Raises:
         SampleError: AnnotationError, MaskError or ImageError: the sample must be rejected.
     """
-    record = parse_annotations(record, options.layout.mask_numbers)
+    record = parse_annotations(json, options.layout.mask_numbers)
     if record.file_name != file_name:
         raise AnnotationError(
             f"image.file_name is {brief(record.file_name)}, but the record lies beside "
-            f"{brief(file_name)}; "
-            "it belongs to another image, or a file was renamed",
+            f"{brief(file_name)}; it belongs to another image, or a file was renamed",
             code="name-mismatch",
         )
-    image_pixels = record.height * record.width
-    kept = select_masks(
+    masks = select_masks(
         options,
         record.numbers["area"],
         record.numbers["predicted_iou"],
         record.numbers["stability_score"],
-        image_pixels,
+        record.height * record.width,
         record.image_id,
     )
-    layout = options.layout
-    side = options.mask_size
-    nbytes = len(kept) * side * side // 8 if layout.bits else 0
-    if nbytes > MAX_BITS:
-        raise AnnotationError(
-            f"image {record.image_id} has {len(kept):,} masks, whose bits on a grid of "
-            f"{side} x {side} take {size_text(nbytes)}, and the limit is {size_text(MAX_BITS)}; "
-            "use a smaller --mask-size, a cap (--max-masks) or --masks runs",
-            code="too-many-masks",
-        )
-    try:
-        run_ends, run_offset, noncanonical = parse_counts(
-            record.counts_text, record.counts_offset, image_pixels
-        )
-    except MaskError as error:  # kernels know the index of a mask only
-        if (mask := getattr(error, "mask", None)) is None:
-            raise
-        named = f"annotation id {record.numbers['annotation_id'][mask]}: {error}"
-        raise MaskError(named, error.code) from error
-    if len(kept) < len(noncanonical):
-        run_ends, run_offset = take_masks(run_ends, run_offset, kept)
-    if options.empty == "drop" and len(kept) == 0:
+    _check_bits(record, len(masks), options)
+    run_ends, run_offset, noncanonical = _runs_of(record)
+    if len(masks) == 0 and options.empty == "drop":
         return None
-    size = stored_size(record.height, record.width, options.image_size, options.fit)
-    image = buffers.image(image_nbytes(layout, *size))
-    whole = size if layout.flat else (options.image_size,) * 2
-    planes = tuple(plane.view(image) for plane in image_planes(layout, *whole))
-    pixels.decode_into(jpeg, (record.height, record.width), size, planes, options.resample)
-    number_types = record.number_types[kept]
-    number_types[noncanonical[kept]] |= np.uint16(1 << NONCANONICAL_BIT)
-    rows = {
-        "image": image if layout.flat else image.reshape(layout.array("image").row_shape),
-        "image_id": np.array([record.image_id], np.int64),
-        "file_name": np.frombuffer(file_name.encode().ljust(FILE_NAME_BYTES, b"\0"), np.uint8),
-        "size": np.array([[record.height, record.width, *size]], np.int32),
-        "annotation_count": np.array([len(record)], np.int32),
-        **{name: values[kept] for name, values in record.numbers.items()},
-        "number_types": number_types,
-    }
+    if len(masks) < len(record):
+        run_ends, run_offset = take_masks(run_ends, run_offset, masks)
+    layout = options.layout
+    rows = _image_rows(file_name, jpeg, record, options, buffers)
+    rows |= _annotation_rows(record, masks, noncanonical)
     if layout.bits:
-        axes = fit_axes(record.height, record.width, side, options.fit)
-        bits = buffers.bits(len(kept))
+        axes = fit_axes(record.height, record.width, options.mask_size, layout.fit)
+        bits = buffers.bits(len(masks))
         rows["mask_bits"] = draw_grid(run_ends, run_offset, *axes, options.mask_sampling, bits)
     if layout.runs:
         rows["run_offset"] = run_offset
@@ -178,9 +156,94 @@ def make_sample(
     return Packed(rows, sample_lengths(layout, rows), record.unknown_keys)
 
 
+def _check_bits(record: Annotations, masks: int, options: PackOptions) -> None:
+    """Raise AnnotationError if the bits of so many masks are more than a sample may have."""
+    if not options.layout.bits:
+        return
+    side = options.mask_size
+    nbytes = masks * side * side // 8
+    if nbytes > MAX_BITS:
+        raise AnnotationError(
+            f"image {record.image_id} has {masks:,} masks, whose bits on a grid of {side} x {side} "
+            f"take {size_text(nbytes)}, and the limit is {size_text(MAX_BITS)}; use a smaller "
+            "--mask-size, a cap (--max-masks) or --masks runs",
+            code="too-many-masks",
+        )
+
+
+def _runs_of(record: Annotations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The runs of all masks of a record.
+
+    Returns `run_ends`, int32 (r,), `run_offset`, int64 (n + 1,), and bool (n,): the text of a mask
+    differs from what COCO's own encoder writes for its runs.
+
+    Raises MaskError, which names the mask by its annotation id.
+    """
+    pixel_count = record.height * record.width
+    try:
+        return parse_counts(record.counts_text, record.counts_offset, pixel_count)
+    except MaskError as error:  # kernels know the index of a mask only
+        mask = getattr(error, "mask", None)
+        if mask is None:
+            raise
+        text = f"annotation id {record.numbers['annotation_id'][mask]}: {error}"
+        raise MaskError(text, error.code) from error
+
+
+def _image_rows(
+    file_name: str, jpeg: Bytes, record: Annotations, options: PackOptions, buffers: Buffers
+) -> dict[str, np.ndarray]:
+    """The rows of the image, decoded into the buffers."""
+    layout = options.layout
+    source_size = record.height, record.width
+    size = stored_size(*source_size, layout.image_size, layout.fit)
+    image = buffers.image(image_nbytes(layout, *size))
+    image_row = image
+    canvas = size
+    if not layout.flat:
+        canvas = layout.image_size, layout.image_size
+        image_row = image.reshape(layout.array("image").row_shape)
+    planes = tuple(plane.view(image) for plane in image_planes(layout, *canvas))
+    pixels.decode_into(jpeg, source_size, size, planes, options.resample)
+    return {
+        "image": image_row,
+        "image_id": np.array([record.image_id], np.int64),
+        "file_name": np.frombuffer(file_name.encode().ljust(FILE_NAME_BYTES, b"\0"), np.uint8),
+        "size": np.array([[*source_size, *size]], np.int32),
+        "annotation_count": np.array([len(record)], np.int32),
+    }
+
+
+def _annotation_rows(
+    record: Annotations, masks: np.ndarray, noncanonical: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The numbers of these masks of a record."""
+    number_types = record.number_types[masks]
+    number_types[noncanonical[masks]] |= np.uint16(1 << NONCANONICAL_BIT)
+    rows = {name: values[masks] for name, values in record.numbers.items()}
+    rows["number_types"] = number_types
+    return rows
+
+
 def require_decoder() -> None:
     """Raise MissingPackage, which names the remedy, if PIL is missing, broken or too old."""
     _ = pixels.decode_into  # imported on first use
+
+
+def versions_in_force() -> dict[str, str]:
+    """The versions that determine pixels and masks besides the options; every shard records them.
+
+    Raises MissingPackage as `require_decoder` does.
+    """
+    require_decoder()
+    pil = pil_in_force()
+    assert pil is not None
+    return {"sa1bpack": __version__, pil.package: pil.version, "simplejpeg": version("simplejpeg")}
+
+
+def versions_text(packed_by: dict[str, str]) -> str:
+    """The versions that made a shard, in words."""
+    return ", ".join(f"{package} {number}" for package, number in packed_by.items())
 
 
 @interrupts_held()
@@ -208,7 +271,9 @@ def warm_up(options: PackOptions) -> None:
     make_sample("sa_1.jpg", jpeg, json.dumps(record).encode(), options, Buffers(options))
 
 
-def attempt(file_name: str, jpeg, json, options: PackOptions, buffers: Buffers) -> Outcome:
+def attempt(
+    file_name: str, jpeg: Bytes, json: Bytes, options: PackOptions, buffers: Buffers
+) -> Outcome:
     """Make a sample; what goes wrong with it becomes a Reject.
 
     An exception that no code of ours raises on purpose is filed as "unexpected" with its type: one

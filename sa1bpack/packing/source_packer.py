@@ -3,34 +3,35 @@
 A source is read by one thread, which has its pairs decoded and hands what becomes of them, as
 futures in the order of the tar, to the thread of their shard. That waits for each, writes it and
 publishes the shard, while other samples are decoded. What threads have done is entered into the
-ledger of the pack by the thread of the run, in `settle`.
+ledger of the pack by the thread of the run, in `Background.settle`.
 """
 
 import resource
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import BoundedSemaphore, Event
 from typing import Any
 
 import xxhash
 
-from sa1bpack import interrupts
 from sa1bpack.errors import PackError, Sa1bpackError, SourceCorrupt, SourceError
 from sa1bpack.format.manifest import DIGEST_NAMES, shard_name
 from sa1bpack.format.shard_writer import ShardWriter
-from sa1bpack.packing.options import Request
+from sa1bpack.packing.background import Background
+from sa1bpack.packing.decoder import Decoded, Decoder, InlineDecoder
+from sa1bpack.packing.options import RunOptions
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.publishers import ShardSink
 from sa1bpack.packing.records import EmptyShard, PublishedShard, SourceRead
-from sa1bpack.packing.sample import Buffers, Outcome, Packed, attempt
+from sa1bpack.packing.sample import Outcome, versions_in_force
 from sa1bpack.packing.workers import Workers
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy
-from sa1bpack.source.pairs import Pair, PairReader, Reject
+from sa1bpack.source.pairs import PairReader, Reject
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Address
 from sa1bpack.wording import counted
@@ -45,136 +46,67 @@ WORKERS_PER_READER_THREAD = 6
 # Tars at URLs that are read at once by default: a stream is often slower than a thread inflates.
 DOWNLOADS = 4
 
-# Samples in memory of a run without workers: one being decoded, one being written, one waiting.
-SAMPLES_IN_MEMORY = 3
-
 # Files that a run may have open, where the system lets it: more than any needs.
 _OPEN_FILES = 1 << 16
 
-# Threads that a run may have: more than it ever needs, see MAX_IN_PUBLICATION.
-_MOST_THREADS = 10_000
-_POLL_SECONDS = 0.05  # the longest wait without a look at what else has happened
+# The longest wait without a look at what else has happened.
+_POLL_SECONDS = 0.05
 
 
 class PackRun:
-    """The objects that the packers of one run share.
+    """What the packers of one run share.
 
     Attributes:
-        sink: what takes the shards.
-        ledger: what it has.
-        request: the run's request; among others, whether md5s are computed, and what they must be.
-        progress: the counter of pairs.
+        sink: takes shards and records of sources.
+        options: the options of the run; among others, whether md5s are computed.
+        progress: counts pairs and bytes.
         packed_by: package → version, recorded in every shard.
-        stopping: set once no further pair is wanted.
-        threads: executor that writes shards, and serves workers.
+        background: the threads that write shards.
+        decoder: makes samples of pairs.
         open_shards: released when a shard has been entered, or discarded.
+        stopping: set once no further pair is wanted.
         unfinished: number of packers that are not finished.
     """
 
-    def __init__(
-        self, sink: ShardSink, request: Request, progress: Progress, packed_by: dict[str, str]
-    ):
+    def __init__(self, sink: ShardSink, options: RunOptions, progress: Progress, readers: int):
+        """
+        Args:
+            readers: number of threads that read sources.
+        """
         self.sink = sink
-        self.ledger = sink.ledger
-        self.request = request
+        self.options = options
         self.progress = progress
-        self.packed_by = packed_by
+        self.packed_by = versions_in_force()
+        self.background = Background()
+        self.open_shards = BoundedSemaphore(MAX_IN_PUBLICATION + readers)
         self.stopping = Event()
         self.unfinished = 0
-        self.threads = ThreadPool(_MOST_THREADS, "sa1bpack-packing")
-        self._then: dict[Future, Callable[[Any], object]] = {}  # of the work not settled yet
-        self._done: SimpleQueue[Future] = SimpleQueue()  # wakes `settle`
-        self.open_shards = BoundedSemaphore(MAX_IN_PUBLICATION + readers_of(request))
+        pack_options = sink.ledger.options
+        workers = options.worker_count
+        self.decoder: Decoder
+        if workers == 1:
+            self.decoder = InlineDecoder(pack_options, progress, self.background.call)
+        else:
+            self.decoder = Workers(pack_options, workers, readers, progress)
 
-    def start(
-        self,
-        work: Callable[[], object],
-        then: Callable[[Any], object],
-        threads: ThreadPool | None = None,
-    ) -> Future:
-        """Do some work in a thread, and have its result passed to `then` by `settle`."""
-        future = (threads or self.threads).submit(work)
-        self._then[future] = then
-        future.add_done_callback(self._done.put)
-        return future
-
-    def fail(self, error: BaseException) -> None:
-        """End the run with an error of a thread."""
-        failed: Future = Future()
-        failed.set_exception(error)
-        self._then[failed] = report
-        self._done.put(failed)
-
-    def settle(self, seconds: float = 0.0) -> None:
-        """Take over what threads have done, waiting for something; raise what one has raised."""
-        interrupts.check()
-        waits = seconds > 0
-        with suppress(Empty):
-            while True:
-                self._take_over(self._done.get(seconds > 0, seconds))
-                seconds = 0.0
-        if waits:  # a thread may have run out of memory between its work and the queue
-            for future in list(self._then):
-                if future.done():
-                    self._take_over(future)
-
-    def _take_over(self, future: Future) -> None:
-        """Pass on the result of some work that is done, unless it has been already."""
-        then = self._then.pop(future, None)
-        if then is not None:
-            then(future.result())
-
-    def stop(self, packers: "list[SourcePacker]", decoder: "InlineDecoder | Workers") -> None:
+    def stop(self, packers: Sequence["SourcePacker"]) -> None:
         """End every wait of the threads."""
         self.stopping.set()
-        for packer in packers if self.unfinished else ():
-            if packer.reader is not None:
-                packer.reader.cancel()
-        decoder.stop()
+        if self.unfinished:
+            for packer in packers:
+                if packer.reader is not None:
+                    packer.reader.cancel()
+        self.decoder.stop()
 
-    def open_shard(self) -> None:
-        """Wait until one more shard may be open, or the run is stopping. In a thread that reads."""
-        while not self.open_shards.acquire(timeout=_POLL_SECONDS) and not self.stopping.is_set():
-            if self.request.workers == 1:  # this is the thread of the run
-                self.settle()
+    def open_shard(self) -> bool:
+        """Wait until one more shard may be open; False if the run is stopping.
 
-
-# An outcome, and what to call, in any thread, when its rows are no longer needed.
-Made = tuple[Outcome, Callable[[], object]]
-
-
-class InlineDecoder:
-    """A decoder in the thread of the run; `workers.Workers` decodes in other processes."""
-
-    def __init__(self, run: PackRun):
-        self._run = run
-        self._free: SimpleQueue[Buffers] = SimpleQueue()
-        for _ in range(SAMPLES_IN_MEMORY):
-            self._free.put(Buffers(run.ledger.options))
-
-    def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future[Made]:
-        """The outcome of a pair, as a future. Waits for memory; here, the pair is decoded at once.
-
-        Args:
-            source: source of the pair.
-            pair: the pair to decode.
-            bytes_read: bytes of the source that were read so far.
+        For threads that read.
         """
-        buffers = None
-        while buffers is None:
-            self._run.settle()
-            with suppress(Empty):
-                buffers = self._free.get(timeout=_POLL_SECONDS)
-        outcome = attempt(pair.file_name, pair.jpeg, pair.json, self._run.ledger.options, buffers)
-        self._run.progress.done(source, outcome, bytes_read)
-        made: Future[Made] = Future()
-        made.set_result((outcome, partial(self._free.put, buffers)))
-        return made
-
-    def stop(self) -> None:
-        """End every wait in `decode`, and cancel what is not made: the run is stopping."""
-
-    close = stop  # no rows are needed any more: free their memory
+        while not self.open_shards.acquire(timeout=_POLL_SECONDS):
+            if self.stopping.is_set():
+                return False
+        return True
 
 
 # What was made of the pairs of a shard: it is published, or has no samples.
@@ -189,7 +121,7 @@ class ShardBuilder:
     in the main thread alone, so nothing is created that the thread does not know of.
 
     Attributes:
-        found: number of pairs of the shard, and the digest of their digests, once all were read.
+        source, number: the shard is the one of this number within this source.
         discarded: the shard is not published, unless it has been already.
         shard: future of what was made of it; its result is None if it was discarded.
     """
@@ -199,61 +131,79 @@ class ShardBuilder:
         self.number = number
         self.discarded = False
         self.shard: Future[BuiltShard | None] | None = None
-        self.rejects: list[dict[str, str]] = []
-        self.dropped = 0
-        self.made: SimpleQueue[Future[Made] | None] = SimpleQueue()  # of its pairs; None: no more
-        self.found = (0, "")
         self._run = run
+        self._decoded: SimpleQueue[Future[Decoded] | None] = SimpleQueue()  # None: no more
+        self._pairs = 0
+        self._pairs_digest = ""
+        self._rejects: list[dict[str, str]] = []
+        self._dropped = 0
+        self._unknown_keys: set[str] = set()
+        self._writer: ShardWriter | None = None
+
+    def add_pair(self, decoded: Future[Decoded]) -> None:
+        """Add the next pair, by the future of what becomes of it."""
+        self._decoded.put(decoded)
+
+    def complete(self, pairs: int, pairs_digest: str) -> None:
+        """Say that there are no more pairs: their number, and the digest of their digests."""
+        self._pairs = pairs
+        self._pairs_digest = pairs_digest
+        self._decoded.put(None)
 
     def discard(self) -> None:
-        """Give the shard up; its thread ends once the pairs that it was given are made."""
+        """Give the shard up; its thread ends once the pairs that it was given are decoded."""
         self.discarded = True
-        self.made.put(None)
+        self._decoded.put(None)
 
     def build(self) -> BuiltShard | None:
         """Write and publish the shard; None if it was discarded. In its thread."""
-        sink = self._run.sink
-        options = sink.ledger.options
-        writer = None
-        unknown = set()
         try:
-            while (made := self.made.get()) is not None:
-                outcome, release = made.result()
+            while (future := self._decoded.get()) is not None:
+                decoded = future.result()
                 try:
-                    if self.discarded:
-                        continue
-                    if isinstance(outcome, Packed):
-                        if writer is None:
-                            name = shard_name(self.source.name, self.number)
-                            writer = ShardWriter(sink.shards_dir, name, options.layout)
-                        unknown |= outcome.unknown_keys
-                        writer.append(outcome.rows)
-                    elif isinstance(outcome, Reject):
-                        self.rejects.append(outcome.as_json())
-                    else:
-                        self.dropped += 1
+                    if not self.discarded:
+                        self._take(decoded.outcome)
                 finally:
-                    release()
+                    decoded.release()
             if self.discarded:
                 return None
-            if writer is None:
-                return EmptyShard(self.found[0], self.rejects, self.dropped)
-            attributes = {
-                "source": self.source.name,
-                "part": self.number,
-                "first_pair": self.number * options.samples_per_shard,
-                "pairs": self.found[0],
-                "pairs_digest": self.found[1],
-                "dropped": self.dropped,
-                "rejects": self.rejects,
-                "unknown_keys": sorted(unknown),
-                "packed_by": self._run.packed_by,
-                "options": options.to_json(),
-            }
-            return PublishedShard(writer.publish(attributes), attributes)
+            if self._writer is None:
+                return EmptyShard(self._pairs, self._rejects, self._dropped)
+            attributes = self._attributes()
+            return PublishedShard(self._writer.publish(attributes), attributes)
         finally:
-            if writer is not None:
-                writer.discard()
+            if self._writer is not None:
+                self._writer.discard()
+
+    def _take(self, outcome: Outcome) -> None:
+        """Write a sample, or note why there is none."""
+        if outcome is None:
+            self._dropped += 1
+        elif isinstance(outcome, Reject):
+            self._rejects.append(outcome.as_json())
+        else:
+            if self._writer is None:
+                sink = self._run.sink
+                name = shard_name(self.source.name, self.number)
+                self._writer = ShardWriter(sink.shards_dir, name, sink.ledger.options.layout)
+            self._unknown_keys |= outcome.unknown_keys
+            self._writer.append(outcome.rows)
+
+    def _attributes(self) -> dict[str, Any]:
+        """The record of the shard."""
+        options = self._run.sink.ledger.options
+        return {
+            "source": self.source.name,
+            "part": self.number,
+            "first_pair": self.number * options.pairs_per_shard,
+            "pairs": self._pairs,
+            "pairs_digest": self._pairs_digest,
+            "dropped": self._dropped,
+            "rejects": self._rejects,
+            "unknown_keys": sorted(self._unknown_keys),
+            "packed_by": self._run.packed_by,
+            "options": options.to_json(),
+        }
 
 
 class SourcePacker:
@@ -261,101 +211,121 @@ class SourcePacker:
 
     One thread calls `read`. The thread of the run calls `enter` and `finish`, which change the
     ledger of the pack. In the end every shard of the source is entered there, and its record, which
-    the ledger makes of them, or it was given up with `error`.
+    is made of them, or it was given up with `error`.
+
+    Attributes:
+        source: the tar or folder.
+        error: why it was given up; None if it was not.
+        reader: reads its pairs; None before that.
     """
 
-    def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
+    def __init__(self, run: PackRun, source: Source, missing_shards: Set[int] | None):
         """
         Args:
             run: what all packers of the run share.
             source: the tar or folder.
-            wanted: numbers of the shards to pack; None: all that are not published.
+            missing_shards: numbers of the shards to pack; None: all that are not published.
         """
         self.source = source
         self.error: SourceError | None = None
-        self.builders: dict[int, ShardBuilder] = {}  # of shards that are not entered yet
         self.reader: PairReader | None = None
         self._run = run
-        self._sink = run.sink
-        self._ledger = run.ledger
-        self._wanted = wanted
-        self._published = run.ledger.shards_of(source.name)
+        self._ledger = run.sink.ledger
+        self._missing_shards = missing_shards
+        self._published = self._ledger.shards_of(source.name)
+        self._builders: dict[int, ShardBuilder] = {}  # of shards that are not entered yet
         self._compared: set[int] = set()  # published shards whose pairs are those of the source
         self._is_other_file = False  # the pairs of some published shard are not those of the source
         # Of the shard that is being read, -1 for none: its builder, if it is packed, and its pairs.
         self._number = -1
-        self._builder = None
+        self._builder: ShardBuilder | None = None
         self._pairs = 0
         self._digest = xxhash.xxh3_64()
         self._source_read: SourceRead | None = None  # once it was read to its end and is sound
         self._was_read = False
 
-    def read(self, decoder: InlineDecoder | Workers) -> None:
+    def read(self) -> None:
         """Read the source to its end, unless the run is stopping; a SourceError ends up in `error`.
 
         Shards of which all pairs were read are still completed after an error, so that what stays
         does not depend on how far the workers were; they are withdrawn if the bytes are wrong.
         """
         run = self._run
-        source = self.source
-        pairs = 0
         try:
             with PairReader(
-                source, spool_dir=run.sink.root, md5=run.request.md5, on_wait=report
+                self.source, spool_dir=run.sink.root, md5=run.options.records_md5, on_wait=report
             ) as reader:
                 self.reader = reader
-                for pair in reader:
-                    if run.stopping.is_set():
-                        return
-                    pairs += 1
-                    digest = xxhash.xxh3_64(pair.file_name.encode() + b"\0")
-                    digest.update(pair.jpeg)
-                    digest.update(pair.json)
-                    self._take(pair.index, digest.digest())
-                    if self._builder is None:
-                        run.progress.advance(source, reader.bytes_read)
-                    else:
-                        self._builder.made.put(decoder.decode(source, pair, reader.bytes_read))
+                pairs = self._read_pairs(reader)
+                if run.stopping.is_set():
+                    return
                 self._end_shard()
-                self._check_whole(pairs)
+                self._check_whole(reader, pairs)
         except SourceError as error:
             self.error = error
         finally:
             if self._builder is not None:  # of which not all pairs were read
                 self._builder.discard()
-        run.progress.advance(source, source.nbytes)
+        run.progress.advance(self.source, self.source.nbytes)
+
+    def _read_pairs(self, reader: PairReader) -> int:
+        """Have every pair decoded that needs it; returns the number of all that were read."""
+        run = self._run
+        pairs = 0
+        for pair in reader:
+            if run.stopping.is_set():
+                break
+            pairs += 1
+            digest = xxhash.xxh3_64(pair.file_name.encode() + b"\0")
+            digest.update(pair.jpeg)
+            digest.update(pair.json)
+            self._take(pair.index, digest.digest())
+            if self._builder is None:
+                run.progress.advance(self.source, reader.bytes_read)
+            else:
+                decoded = run.decoder.decode(self.source, pair, reader.bytes_read)
+                self._builder.add_pair(decoded)
+        return pairs
 
     def _take(self, index: int, digest: bytes) -> None:
         """Take the next pair: after it, `_builder` is the one that needs its outcome.
 
-        It is None if the shard is published, or not wanted, or if a published one before it was
-        packed from other pairs: then the source is only read to its end, to name all of these.
+        It is None if the shard is published, or not missing, or if a published one before it was
+        packed from other pairs: then the source is only read to its end, to name all of these. Or
+        if the run is stopping.
         """
-        number = index // self._ledger.options.samples_per_shard
+        number = index // self._ledger.options.pairs_per_shard
         if number != self._number:
             self._end_shard()
             self._number = number
-            done = number in self._published if self._wanted is None else number not in self._wanted
-            if not done and not self._is_other_file:
-                self._run.open_shard()
-                builder = self._builder = ShardBuilder(self._run, self.source, number)
-                self.builders[number] = builder
-                builder.shard = self._run.start(builder.build, partial(self.enter, builder))
+            is_needed = self._is_missing(number) and not self._is_other_file
+            if is_needed and self._run.open_shard():
+                builder = ShardBuilder(self._run, self.source, number)
+                self._builders[number] = builder
+                builder.shard = self._run.background.start(
+                    builder.build, then=partial(self.enter, builder)
+                )
+                self._builder = builder
         self._digest.update(digest)
         self._pairs += 1
+
+    def _is_missing(self, number: int) -> bool:
+        """True if the shard of this number is to be packed."""
+        if self._missing_shards is None:
+            return number not in self._published
+        return number in self._missing_shards
 
     def _end_shard(self) -> None:
         """Close the shard that was read, all of whose pairs are known now.
 
         If it is published, its pairs are compared with those that it was packed from.
         """
-        found = self._pairs, self._digest.hexdigest()
+        pairs_digest = self._digest.hexdigest()
         if self._builder is not None:
-            self._builder.found = found
-            self._builder.made.put(None)
+            self._builder.complete(self._pairs, pairs_digest)
         elif self._number in self._published:
             recorded = self._published[self._number].attributes
-            if found == (recorded["pairs"], recorded["pairs_digest"]):
+            if (self._pairs, pairs_digest) == (recorded["pairs"], recorded["pairs_digest"]):
                 self._compared.add(self._number)
             else:
                 self._is_other_file = True
@@ -363,43 +333,20 @@ class SourcePacker:
         self._pairs = 0
         self._digest.reset()
 
-    def _other_pairs(self, numbers: Sequence[int]) -> SourceError:
-        """The error for published shards that were packed from other pairs than the source has."""
-        names = [self._published[number].entry.name for number in numbers]
-        message = (
-            f"{self.source.path}: it is not the file that {', '.join(names)} "
-            f"{'were' if len(names) > 1 else 'was'} packed from: its pairs are others, or in "
-            "another order; restore that file"
-        )
-        if self.source.name not in self._ledger.sources:
-            message += (
-                ". Or, if that was a truncated copy, "
-                f"{self._sink.how_to_remove(names)} and repeat the pack command"
-            )
-        return SourceError(message)
-
-    def _check_whole(self, pairs: int) -> None:
+    def _check_whole(self, reader: PairReader, pairs: int) -> None:
         """Note what was found in the source, which was read to its end, `pairs` pairs in all.
 
         Raises SourceError unless it is the source that was packed, and that a list demands.
         """
-        path = self.source.path
-        reader = self.reader
-        if different := sorted(self._published.keys() - self._compared):
+        different = sorted(self._published.keys() - self._compared)
+        if different:
             raise self._other_pairs(different)
-        found = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
-        if (packed := self._ledger.sources.get(self.source.name)) is not None:
-            # Packs of earlier releases have the md5 alone.
-            for key in ("md5" if packed.get("xxh128") is None else "xxh128", "pairs"):
-                if found[key] != packed[key]:
-                    raise SourceError(
-                        f"{path}: {DIGEST_NAMES.get(key, key)} is {found[key]}, but the pack was "
-                        f"made from a source with {packed[key]}; restore the original file"
-                    )
-        expected = self._run.request.sums.get(self.source.name)
-        if None not in (expected, reader.md5) and reader.md5 != expected:
+        self._check_record(reader, pairs)
+        expected_md5 = self.source.expected_md5
+        if None not in (expected_md5, reader.md5) and reader.md5 != expected_md5:
             raise SourceCorrupt(
-                f"{path}: its md5 is {reader.md5}, but the list says {expected}; {remedy(path)}"
+                f"{self.source.path}: its md5 is {reader.md5}, but the list says {expected_md5}; "
+                f"{remedy(self.source.path)}"
             )
         unpaired = []
         for reject in reader.rejects:
@@ -411,23 +358,54 @@ class SourcePacker:
             nbytes=self.source.nbytes,
             xxh128=reader.xxh128,
             md5=reader.md5,
-            md5_checked=expected is not None,
+            md5_checked=expected_md5 is not None,
             pairs=pairs,
             ignored=dict(sorted(reader.ignored.items())),
             ignored_names=reader.ignored_names,
             unpaired=unpaired,
         )
 
+    def _other_pairs(self, numbers: Sequence[int]) -> SourceError:
+        """The error for published shards that were packed from other pairs than the source has."""
+        names = [self._published[number].entry.name for number in numbers]
+        were = "was" if len(names) == 1 else "were"
+        message = (
+            f"{self.source.path}: it is not the file that {', '.join(names)} {were} packed from: "
+            "its pairs are others, or in another order; restore that file"
+        )
+        if self.source.name not in self._ledger.sources:
+            message += (
+                ". Or, if that was a truncated copy, "
+                f"{self._run.sink.how_to_remove(names)} and repeat the pack command"
+            )
+        return SourceError(message)
+
+    def _check_record(self, reader: PairReader, pairs: int) -> None:
+        """Raise SourceError if the pack was made from another file, as its record says."""
+        record = self._ledger.sources.get(self.source.name)
+        if record is None:
+            return
+        digest_name = "xxh128"
+        if record.get("xxh128") is None:  # packs of earlier releases have the md5 alone
+            digest_name = "md5"
+        now = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
+        for key in (digest_name, "pairs"):
+            if now[key] != record[key]:
+                raise SourceError(
+                    f"{self.source.path}: {DIGEST_NAMES.get(key, key)} is {now[key]}, but the pack "
+                    f"was made from a source with {record[key]}; restore the original file"
+                )
+
     def enter(self, builder: ShardBuilder, shard: BuiltShard | None) -> None:
         """Enter a shard whose thread has ended; None if it was discarded.
 
-        If the sink cannot take it, the builder stays among `builders`: the shard is not entered.
+        If the sink cannot take it, the builder stays among `_builders`: the shard is not entered.
         """
         if isinstance(shard, EmptyShard):
             self._ledger.empty[self.source.name, builder.number] = shard
         elif shard is not None:
-            self._sink.add_shard(shard)
-        del self.builders[builder.number]
+            self._run.sink.add_shard(shard)
+        del self._builders[builder.number]
         self._run.open_shards.release()
         if self._was_read:
             self.finish()
@@ -437,7 +415,7 @@ class SourcePacker:
 
         Errors of that are added to it as notes.
         """
-        for builder in list(self.builders.values()):
+        for builder in list(self._builders.values()):
             if builder.shard is None or builder.shard.exception() is not None:
                 continue
             try:
@@ -449,46 +427,53 @@ class SourcePacker:
     def finish(self, _: object = None) -> None:
         """Enter the record of the source, read to its end or given up, after its last shard."""
         self._was_read = True
-        if self.builders:
+        if self._builders:
             return
         if self.error is None:
             if self._source_read is None:
                 raise PackError(f"{self.source.path}: not read to its end; repeat the command")
             at_once = isinstance(self.source.path, Address)
-            self._sink.finish_source(self._source_read, at_once=at_once)
-        # One that was packed to its end before keeps its shards: they came from sound bytes.
-        elif (
-            isinstance(self.error, SourceCorrupt)
-            and self.source.name not in self._ledger.sources
-            and (withdrawn := self._sink.withdraw(self.source.name))
-        ):
-            self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
+            self._run.sink.finish_source(self._source_read, at_once=at_once)
+        elif isinstance(self.error, SourceCorrupt) and self.source.name not in self._ledger.sources:
+            # One that was packed to its end before keeps its shards: they came from sound bytes.
+            withdrawn = self._run.sink.withdraw(self.source.name)
+            if withdrawn:
+                self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
         self._run.unfinished -= 1
 
 
-def readers_of(request: Request) -> int:
+def readers_of(options: RunOptions, sources: Sequence[Source]) -> int:
     """The number of sources that are read at once, if there are as many.
 
-    Of sources at URLs, as many as the request says; by default DOWNLOADS, but no more than there
-    are workers, and at least as many as of files.
+    Of sources at URLs, as many as the options say; by default DOWNLOADS, but no more than there are
+    workers, and at least as many as of files.
     """
-    readers = -(-request.workers // WORKERS_PER_READER_THREAD)
-    if request.workers > 1 and any(isinstance(each.path, Address) for each in request.sources):
-        readers = request.downloads or max(readers, min(DOWNLOADS, request.workers))
-    return readers
+    workers = options.worker_count
+    readers = -(-workers // WORKERS_PER_READER_THREAD)
+    if workers > 1 and any(isinstance(source.path, Address) for source in sources):
+        readers = options.downloads or max(readers, min(DOWNLOADS, workers))
+    return min(readers, max(1, len(sources)))
 
 
 def pack_sources(
-    run: PackRun, todo: list[Source], wanted: Mapping[str, Set[int]] | None = None
+    sink: ShardSink,
+    sources: Sequence[Source],
+    options: RunOptions,
+    progress: Progress,
+    missing_shards: Mapping[str, Set[int]] | None = None,
 ) -> dict[str, SourceError]:
-    """Publish the shards of these sources.
+    """Pack the shards of these sources.
 
-    After an error, shards that are complete are published, others are discarded, and no thread and
-    no process is left.
+    After an error, shards that are complete are entered, others are discarded, and no thread and no
+    process is left.
 
     Args:
-        todo: sources to pack.
-        wanted: name of a source → numbers of shards to pack. Default: all that are not published.
+        sink: takes shards and records of sources.
+        sources: the sources to pack.
+        options: the options of the run.
+        progress: counts pairs and bytes.
+        missing_shards: name of a source → numbers of shards to pack. Default: all that are not
+            published.
 
     Returns:
         name → error, of the sources that were given up.
@@ -496,50 +481,66 @@ def pack_sources(
     Raises:
         Whatever else ends the run.
     """
-    packers = []
-    for source in todo:
-        packers.append(SourcePacker(run, source, wanted and wanted[source.name]))
-    if not packers:
+    if not sources:
         return {}
-    # A shard that is built has some twenty files open, and the soft limit is usually 1024.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-    run.unfinished = len(packers)
-    inline = run.request.workers == 1
-    readers = min(len(packers), readers_of(run.request))
-    decoder = InlineDecoder(run) if inline else Workers(run, readers)
-    try:
-        with (
-            closing(decoder),
-            run.threads,
-            ThreadPool(readers, "sa1bpack-reader") as reading,
-        ):
-            try:
-                for _ in range(0 if inline else run.request.workers):
-                    run.threads.submit(decoder.serve)
-                for packer in packers:
-                    if inline:
-                        packer.read(decoder)
-                        packer.finish()
-                    else:
-                        run.start(partial(packer.read, decoder), packer.finish, reading)
-                while run.unfinished:
-                    run.settle(_POLL_SECONDS)
-            finally:
-                reading.shutdown(wait=False, cancel_futures=True)
-                try:
-                    run.stop(packers, decoder)
-                finally:  # all of it: Ctrl-C may come meanwhile, and a thread that waits would stay
-                    run.stop(packers, decoder)
-    except BaseException as error:
-        for packer in packers:
-            packer.enter_what_is_built(error)
-        raise
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with _many_open_files():
+        readers = readers_of(options, sources)
+        run = PackRun(sink, options, progress, readers)
+        packers = []
+        for source in sources:
+            missing = None
+            if missing_shards is not None:
+                missing = missing_shards[source.name]
+            packers.append(SourcePacker(run, source, missing))
+        run.unfinished = len(packers)
+        try:
+            _run_packers(run, packers, readers)
+        except BaseException as error:
+            for packer in packers:
+                packer.enter_what_is_built(error)
+            raise
     failed = {}
     for packer in packers:
         if packer.error is not None:
             failed[packer.source.name] = packer.error
     return failed
+
+
+def _run_packers(run: PackRun, packers: Sequence[SourcePacker], readers: int) -> None:
+    """Run packers to their end; whatever happens, no thread and no process is left."""
+    with (
+        closing(run.decoder),
+        run.background.pool,
+        ThreadPool(readers, "sa1bpack-reader") as reader_pool,
+    ):
+        try:
+            for serve in run.decoder.services:
+                run.background.start(serve, then=_ignore)
+            for packer in packers:
+                run.background.start(packer.read, then=packer.finish, pool=reader_pool)
+            while run.unfinished:
+                run.background.settle(_POLL_SECONDS)
+        finally:
+            reader_pool.shutdown(wait=False, cancel_futures=True)
+            try:
+                run.stop(packers)
+            finally:  # all of it: Ctrl-C may come meanwhile, and a thread that waits would stay
+                run.stop(packers)
+
+
+def _ignore(_: object) -> None:
+    """Take over a result that says nothing."""
+
+
+@contextmanager
+def _many_open_files() -> Iterator[None]:
+    """Raise the soft limit of open files, usually 1024: a shard that is built has some twenty."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

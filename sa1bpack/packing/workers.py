@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,16 +31,17 @@ from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import PackError
-from sa1bpack.format.files import naming
 from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.interrupts import SIGNALS
+from sa1bpack.oserrors import naming
+from sa1bpack.packing.decoder import Decoded, Promises
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.sample import (
     MAX_BITS,
     Buffers,
@@ -53,9 +55,6 @@ from sa1bpack.source.annotations import MAX_ANNOTATIONS
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, Pair, Reject
 from sa1bpack.threads import naming_refusal
-
-if TYPE_CHECKING:
-    from sa1bpack.packing.source_packer import Made, PackRun
 
 # Memory is allocated a page at a time, when it is first written. What a slot holds beyond this
 # (more than any pair of SA-1B needs) is returned.
@@ -100,18 +99,18 @@ class SharedSlots:
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._lengths = [(0, 0)] * count
 
-    def put(self, slot: int, jpeg, json) -> None:
+    def put(self, slot: int, jpeg: bytes, json: bytes) -> None:
         """Copy a pair into a slot."""
         self._lengths[slot] = len(jpeg), len(json)
-        targets = self.pair(slot, len(jpeg), len(json))
-        for target, data in zip(targets, (jpeg, json), strict=True):
-            target[:] = data
+        jpeg_area, json_area = self.pair(slot, len(jpeg), len(json))
+        jpeg_area[:] = jpeg
+        json_area[:] = json
 
     def pair(self, slot: int, jpeg_bytes: int, json_bytes: int) -> tuple[memoryview, memoryview]:
         """The JPEG and the JSON in a slot, without a copy."""
         start = slot * self._slot_bytes
-        both = memoryview(self._bytes[start : start + jpeg_bytes + json_bytes])
-        return both[:jpeg_bytes], both[jpeg_bytes:]
+        pair = self._bytes[start : start + jpeg_bytes + json_bytes].data
+        return pair[:jpeg_bytes], pair[jpeg_bytes:]
 
     def buffers(self, slot: int) -> Buffers:
         """Memory for the large rows that are made of the pair in a slot."""
@@ -128,13 +127,12 @@ class SharedSlots:
     def rows(self, slot: int, lengths: AxisLengths) -> dict[str, np.ndarray]:
         """The rows in a slot of a sample of these lengths, without a copy."""
         area = self._row_area(slot)
-        (offsets, _) = _row_offsets(self._layout, lengths)
-        return {
-            spec.name: np.ndarray(
-                (lengths.along(spec.axis), *spec.row_shape), spec.dtype, area, offsets[spec.name]
-            )
-            for spec in self._layout.arrays
-        }
+        offsets, _ = _row_offsets(self._layout, lengths)
+        rows = {}
+        for spec in self._layout.arrays:
+            shape = (lengths.along(spec.axis), *spec.row_shape)
+            rows[spec.name] = np.ndarray(shape, spec.dtype, area, offsets[spec.name])
+        return rows
 
     def _row_area(self, slot: int) -> np.ndarray:
         start = slot * self._slot_bytes + PAIR_BYTES
@@ -155,12 +153,13 @@ class SharedSlots:
         Memory of each beyond KEPT_BYTES is returned to the system.
         """
         jpeg_bytes, json_bytes = self._lengths[slot]
-        pair = slot * self._slot_bytes
-        rows = slot * self._slot_bytes + PAIR_BYTES
-        most = {pair: jpeg_bytes + json_bytes, rows: self._most_row_bytes(json_bytes)}
-        for start, used in most.items():
-            if used > KEPT_BYTES:
-                self._map.madvise(mmap.MADV_REMOVE, start + KEPT_BYTES, _pages(used - KEPT_BYTES))
+        start = slot * self._slot_bytes
+        self._return_memory(start, jpeg_bytes + json_bytes)
+        self._return_memory(start + PAIR_BYTES, self._most_row_bytes(json_bytes))
+
+    def _return_memory(self, start: int, nbytes: int) -> None:
+        if nbytes > KEPT_BYTES:
+            self._map.madvise(mmap.MADV_REMOVE, start + KEPT_BYTES, _pages(nbytes - KEPT_BYTES))
 
     def close(self) -> None:
         """Unmap the memory and close the file."""
@@ -190,160 +189,182 @@ def _pages(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Job:
-    """A pair that lies in a slot."""
+    """A pair that lies in a slot.
+
+    Attributes:
+        source: source of the pair.
+        bytes_read: bytes of its source that were read so far.
+        slot: number of its slot.
+        jpeg_bytes, json_bytes: sizes of its halves.
+        file_name: name of its JPEG.
+        future: of what becomes of it.
+    """
 
     source: Source
-    message: tuple[int, int, int, str]  # to the worker: slot, bytes of JPEG and JSON, file name
-    bytes_read: int  # of its source, when it was read
-    made: "Future[Made]"
+    bytes_read: int
+    slot: int
+    jpeg_bytes: int
+    json_bytes: int
+    file_name: str
+    future: Future[Decoded]
+
+    @property
+    def message(self) -> tuple[int, int, int, str]:
+        """The job as it is sent to a worker."""
+        return self.slot, self.jpeg_bytes, self.json_bytes, self.file_name
 
 
 class Workers:
-    """Worker processes that decode samples.
+    """Worker processes that decode pairs; see `Decoder`.
 
-    Each process is served by a thread here, which sends it jobs and takes what it makes of them,
-    and starts another one in place of a process that ends.
+    Each process is served by a thread of this one, in `serve`, which sends it jobs, takes what it
+    makes of them, and starts another process in place of one that ends.
     """
 
-    def __init__(self, run: "PackRun", readers: int):
+    def __init__(self, options: PackOptions, count: int, readers: int, progress: Progress):
         """
         Args:
-            run: what all packers of the run share.
+            options: options of the pack.
+            count: number of processes.
             readers: number of threads that call `decode`.
+            progress: counts the outcomes.
         """
-        self._run = run
-        count = run.request.workers
+        self._options = options
+        self._count = count
+        self._progress = progress
         slots = count * (JOBS_PER_WORKER + SLOTS_AHEAD) + readers * READ_AHEAD
-        self._slots = SharedSlots(slots, run.ledger.options)
+        self._slots = SharedSlots(slots, options)
         self._free_slots: SimpleQueue[int] = SimpleQueue()
         for slot in range(slots):
             self._free_slots.put(slot)
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._processes: list[subprocess.Popen] = []
-        self._lock = Lock()  # for stopping
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None: there are no more
+        self._promises = Promises()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._starting = Lock()  # held while a process is started
+        self._stopped = False
+        self.services: Sequence[Callable[[], None]] = [self.serve] * count
 
-    def decode(self, source: Source, pair: Pair, bytes_read: int) -> "Future[Made]":
-        """See `InlineDecoder`; a worker decodes the pair, later."""
+    def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future[Decoded]:
+        """See `Decoder`; a worker decodes the pair, later."""
         slot = self._free_slots.get()
-        made = Future()
         self._slots.put(slot, pair.jpeg, pair.json)
-        message = slot, len(pair.jpeg), len(pair.json), pair.file_name
-        with self._lock:
-            if self._run.stopping.is_set():
-                made.cancel()
-            else:
-                self._jobs.put(_Job(source, message, bytes_read, made))
-        return made
+        job = _Job(
+            source=source,
+            bytes_read=bytes_read,
+            slot=slot,
+            jpeg_bytes=len(pair.jpeg),
+            json_bytes=len(pair.json),
+            file_name=pair.file_name,
+            future=self._promises.new(),
+        )
+        self._jobs.put(job)
+        return job.future
 
-    def _free(self, slot: int) -> None:
+    def _release(self, slot: int) -> None:
         """Free a slot, and let a thread that waits for one have it. For any thread."""
         self._slots.free(slot)
         self._free_slots.put(slot)
 
     def stop(self) -> None:
-        """See `InlineDecoder`; no process is left."""
-        with self._lock:  # after this, no job is added and no process started
-            self._run.stopping.set()
+        """See `Decoder`; no process is left."""
+        with self._starting:
+            self._stopped = True
         for process in self._processes:
             process.kill()
             process.wait()
+        self._promises.cancel()
         for slot in range(self._slots.count):  # a thread may wait for one
             self._free_slots.put(slot)
-        for _ in range(self._run.request.workers):
+        for _ in range(self._count):
             self._jobs.put(None)
 
     def close(self) -> None:
-        """See `InlineDecoder`."""
+        """See `Decoder`."""
         self._slots.close()
 
     def serve(self) -> None:
-        """Serve worker processes, one after the other, until `stop`.
+        """Have pairs decoded by a worker, and by another one if it ends, until `stop`.
 
         It runs in a thread of its own, one for each process of the run. The thread blocks SIGNALS,
         and so do the processes that it starts.
+
+        A pair on which MAX_DEATHS workers ended in a row is rejected. If the last of them was
+        killed by SIGKILL, which is how the kernel ends processes when memory runs out, that is a
+        MemoryError: the pair is not at fault, and must not be missing.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        held: deque[_Job] = deque()
-        try:
-            self._have_done(held)
-        except BaseException as error:  # whatever it is, the run must end with it
-            self._run.fail(error)
-            while (job := self._jobs.get()) is not None:
-                job.made.cancel()
-        finally:
-            for job in held:  # which the run has not waited for
-                job.made.cancel()
-
-    def _have_done(self, held: deque[_Job]) -> None:
-        """Have jobs done by a worker until there are no more; `held` are those that it was sent.
-
-        The first of them may have ended it: a sample to which that happens MAX_DEATHS times is
-        rejected. If the last of these workers was killed by SIGKILL, which is how the kernel ends
-        processes when memory runs out, the run ends with MemoryError instead.
-        """
-        worker = self._started()
+        sent: deque[_Job] = deque()
         deaths = 0
+        worker = self._start_worker()
         try:
-            while True:
-                while len(held) < JOBS_PER_WORKER:
-                    try:
-                        job = self._jobs.get(block=not held)
-                    except Empty:
-                        break
-                    if job is None:
-                        return
-                    held.append(job)
-                    worker.send(job.message)
-                job = held[0]
-                name = held[0].message[-1]
+            while self._send_jobs(worker, sent):
+                job = sent[0]
                 try:
                     outcome = worker.connection.recv()
-                except (EOFError, OSError):  # ended; perhaps in the middle of a message
+                except (EOFError, OSError):  # it ended, perhaps in the middle of a message
+                    deaths += 1
                     how, killed = worker.exit_text()
-                    worker = self._started()
-                    deaths = deaths + 1
-                    text = f"a worker {how} while it decoded {name}"
-                    self._run.progress.note(f"{text}; another one replaces it")
+                    worker = self._start_worker()
+                    self._progress.note(
+                        f"a worker {how} while it decoded {job.file_name}; another one replaces it"
+                    )
                     if deaths == MAX_DEATHS:
                         text = f"{deaths} workers ended while they decoded it; the last one {how}"
-                        # From outside: the sample is not at fault, and must not be missing.
                         if killed:
-                            raise MemoryError(f"{job.source.path}: {name}: {text}") from None
-                        self._resolve(held.popleft(), Reject(name, "worker-died", text))
+                            name = f"{job.source.path}: {job.file_name}"
+                            raise MemoryError(f"{name}: {text}") from None
+                        self._keep(sent.popleft(), Reject(job.file_name, "worker-died", text))
                         deaths = 0
-                    for each in held:
-                        worker.send(each.message)
+                    for unfinished in sent:
+                        worker.send(unfinished.message)
                     continue
                 if isinstance(outcome, BaseException):
                     raise outcome
-                self._resolve(held.popleft(), outcome)
+                self._keep(sent.popleft(), outcome)
                 deaths = 0
         finally:
             worker.connection.close()
 
-    def _resolve(self, job: _Job, outcome: Outcome) -> None:
-        if isinstance(outcome, Packed):
-            outcome = replace(outcome, rows=self._slots.rows(job.message[0], outcome.lengths))
-        job.made.set_result((outcome, partial(self._free, job.message[0])))
-        self._run.progress.done(job.source, outcome, job.bytes_read)
+    def _send_jobs(self, worker: "_Worker", sent: deque[_Job]) -> bool:
+        """Send a worker as many jobs as it holds, waiting for the first; False if there are none.
 
-    def _started(self) -> "_Worker":
-        """A worker that takes jobs."""
-        with self._lock:
-            if self._run.stopping.is_set():
+        They are added to `sent`.
+        """
+        while len(sent) < JOBS_PER_WORKER:
+            try:
+                job = self._jobs.get(block=not sent)
+            except Empty:
+                break
+            if job is None:
+                return False
+            sent.append(job)
+            worker.send(job.message)
+        return True
+
+    def _keep(self, job: _Job, outcome: Outcome) -> None:
+        """Pass on the outcome of a job, with the rows that lie in its slot."""
+        self._progress.done(job.source, outcome, job.bytes_read)  # first: it may end the run
+        if isinstance(outcome, Packed):
+            outcome = replace(outcome, rows=self._slots.rows(job.slot, outcome.lengths))
+        self._promises.keep(job.future, Decoded(outcome, partial(self._release, job.slot)))
+
+    def _start_worker(self) -> "_Worker":
+        """Start a worker, and wait until it takes jobs."""
+        with self._starting:
+            if self._stopped:
                 raise PackError("the run ends")
-            worker = _Worker(self._run.ledger.options, self._slots)
+            worker = _Worker(self._options, self._slots)
             self._processes.append(worker.process)
         try:
             worker.connection.recv()
         except (EOFError, OSError):
             how, killed = worker.exit_text()
-            error = MemoryError if killed else PackError
-            raise error(
-                f"a worker process {how} before it took work; see its message above"
-            ) from None
+            text = f"a worker process {how} before it took work; see its message above"
+            if killed:
+                raise MemoryError(text) from None
+            raise PackError(text) from None
         return worker
 
 
@@ -401,6 +422,7 @@ def main(descriptor: int, slots_descriptor: int, count: int) -> None:
         while True:
             slot, jpeg_bytes, json_bytes, file_name = parent.recv()
             pair = slots.pair(slot, jpeg_bytes, json_bytes)
+            outcome: Outcome | BaseException
             try:
                 outcome = attempt(file_name, *pair, options, slots.buffers(slot))
                 if isinstance(outcome, Packed):

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from sa1bpack.errors import OptionError, OutputRefused, SourceError
+from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile, canonical_json, read_json
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
@@ -83,7 +83,7 @@ def bucket_publisher(url: str, staging: Path, options: PackOptions) -> Iterator[
     if not bucket.prefix:
         raise OptionError(f"output is {bucket.url!r}: name a bucket and a folder in it")
     root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
-    with folder_publisher(root, options) as folder:
+    with _staging_folder(staging), folder_publisher(root, options) as folder:
         make_pack(root, options)
         (root / _MARKS).mkdir(exist_ok=True)
         is_new = not (folder.ledger.shards or folder.ledger.sources)
@@ -95,6 +95,20 @@ def bucket_publisher(url: str, staging: Path, options: PackOptions) -> Iterator[
             yield publisher
         finally:
             publisher.close()
+
+
+@contextmanager
+def _staging_folder(staging: Path) -> Iterator[None]:
+    """Remove a staging folder that the block has made if it raises and no shard is in it."""
+    is_new = not staging.exists()
+    try:
+        yield
+    except OutputLocked:  # another process came meanwhile
+        raise
+    except BaseException:
+        if is_new and not any(staging.rglob(f"{SHARDS_NAME}/[!.]*/")):
+            discard_entry(staging)
+        raise
 
 
 class BucketPublisher:
@@ -153,6 +167,10 @@ class BucketPublisher:
         """What to remove from the bucket, in words for a message."""
         folders = ", ".join(f"{SHARDS_NAME}/{name}/" for name in names)
         return f"remove {folders} from {self._bucket.url}"
+
+    def begin(self) -> None:
+        """See `Publisher`."""
+        self._folder.begin()
 
     def publish(self) -> Manifest:
         """Publish in the working folder; the bucket gets index and manifest from `finish`."""

@@ -291,8 +291,12 @@ def _unknown_keys(data: bytes | bytearray | memoryview, schema: _Schema) -> froz
 
 def _strange(fields: dict[str, Any], known: tuple[str, ...], prefix: str) -> set[str]:
     """The keys that are not known, safe to print on a terminal."""
-    keys = fields.keys() - set(known)
-    return {prefix + (key if key.isprintable() and len(key) < 64 else brief(key)) for key in keys}
+    strange = set()
+    for key in fields.keys() - set(known):
+        if not key.isprintable() or len(key) >= 64:
+            key = brief(key)
+        strange.add(prefix + key)
+    return strange
 
 
 def _number_arrays(
@@ -311,10 +315,13 @@ def _number_arrays(
     names: list[str] = []
     bits: list[int] = []
     for number in in_bit_order:
-        values = [getattr(mask, number.json) for mask in masks]
+        of_masks = [getattr(mask, number.json) for mask in masks]
         if number.columns == 2:
-            values = [points[0] for points in values]
-        columns += [values] if number.columns == 1 else zip(*values, strict=True)
+            of_masks = [points[0] for points in of_masks]
+        if number.columns == 1:
+            columns.append(of_masks)
+        else:
+            columns.extend(zip(*of_masks, strict=True))
         names += _column_names(number)
         bits += number.type_bits
     table, integer = _float_table([*zip(*columns, strict=True)], names, masks)
@@ -323,13 +330,13 @@ def _number_arrays(
     not_whole: dict[int, str] = {}
     for number in numbers:
         if number.type_bit is None:
-            ids = [getattr(mask, number.json) for mask in masks]
-            arrays[number.array] = np.array(ids, np.int64)
+            ids = np.array([getattr(mask, number.json) for mask in masks], np.int64)
+            arrays[number.array] = ids
             continue
         first = bits.index(number.type_bit)
-        values = (
-            table[:, first] if number.columns == 1 else table[:, first : first + number.columns]
-        )
+        values = table[:, first : first + number.columns]
+        if number.columns == 1:
+            values = values[:, 0]
         if number.dtype == "<i8":
             whole = (values >= 0) & (values <= MAX_EXACT) & (values == np.floor(values))
             for index in np.flatnonzero(~whole).tolist():
@@ -345,8 +352,10 @@ def _column_names(number: MaskNumber) -> list[str]:
     """The columns of a number as messages name them, such as "bbox[0]"."""
     if number.columns == 1:
         return [number.json]
-    place = number.json if number.columns == 4 else f"{number.json}[0]"
-    return [f"{place}[{column}]" for column in range(number.columns)]
+    name = number.json
+    if number.columns != 4:
+        name += "[0]"
+    return [f"{name}[{column}]" for column in range(number.columns)]
 
 
 def _float_table(
@@ -381,8 +390,7 @@ def _other_layout(data: bytes | bytearray | memoryview) -> str | None:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     if isinstance(value, list):
-        first = value[0] if value else None
-        if isinstance(first, dict) and "segmentation" in first:
+        if value and isinstance(value[0], dict) and "segmentation" in value[0]:
             return (
                 f"a list of {len(value)} masks, as SamAutomaticMaskGenerator returns them "
                 f"(output_mode='coco_rle'); {_LAYOUT}, each mask with an \"id\""
@@ -397,34 +405,41 @@ _NOTHING = object()
 
 
 def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
-    """msgspec's message, with the value found, and the annotation's id.
+    """msgspec's message, with the value that was there, and the annotation's id.
 
-    The message names the place as `$.annotations[3].bbox[0]`.
+    The message names the path of the value as `$.annotations[3].bbox[0]`.
     """
-    reason, _, place = message.partition(" - at `$.")
-    place = place.rstrip("`")
+    reason, _, path = message.partition(" - at `$.")
+    path = path.rstrip("`")
     try:
         record = _decode_untyped(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         record = None  # also broken further on
-    value = _look_up(record, place)
-    if inner := re.fullmatch(r"annotations\[(\d+)\]\.?(.*)", place):
-        mask_id = _look_up(record, f"annotations[{inner[1]}].id")
-        where = "" if mask_id is _NOTHING else f" (id {brief(mask_id)})"
-        place = f"annotation {inner[1]}{where}: {inner[2]}".removesuffix(": ")
-    found = "" if value is _NOTHING else f", found {brief(value)}"
-    if isinstance(value, list) and place.endswith("segmentation.counts"):
-        found += "; this is an uncompressed run-length mask: compress it with pycocotools"
-    if isinstance(value, list) and place.endswith("segmentation"):
-        found += "; these are polygons: make masks of them with pycocotools (frPyObjects, merge)"
-    return f"{place}: {reason}{found}" if place else f"{reason}{found}"
+    value = _look_up(record, path)
+    text = reason
+    if value is not _NOTHING:
+        text += f", found {brief(value)}"
+    if isinstance(value, list) and path.endswith("segmentation.counts"):
+        text += "; this is an uncompressed run-length mask: compress it with pycocotools"
+    if isinstance(value, list) and path.endswith("segmentation"):
+        text += "; these are polygons: make masks of them with pycocotools (frPyObjects, merge)"
+    of_annotation = re.fullmatch(r"annotations\[(\d+)\]\.?(.*)", path)
+    if of_annotation is not None:
+        mask_id = _look_up(record, f"annotations[{of_annotation[1]}].id")
+        annotation = f"annotation {of_annotation[1]}"
+        if mask_id is not _NOTHING:
+            annotation += f" (id {brief(mask_id)})"
+        path = f"{annotation}: {of_annotation[2]}".removesuffix(": ")
+    if not path:
+        return text
+    return f"{path}: {text}"
 
 
-def _look_up(record: Any, place: str) -> Any:
+def _look_up(record: Any, path: str) -> Any:
     """The value at `annotations[3].bbox[0]`, or _NOTHING."""
-    for step in re.findall(r"[^.\[\]]+", place):
+    for step in re.findall(r"[^.\[\]]+", path):
         try:
-            record = record[int(step) if isinstance(record, list) else step]
+            record = record[int(step)] if isinstance(record, list) else record[step]
         except (KeyError, IndexError, TypeError, ValueError):
             return _NOTHING
     return record

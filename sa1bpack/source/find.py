@@ -34,7 +34,7 @@ from sa1bpack.signatures import (
     tar_to_be_made_of,
 )
 from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
-from sa1bpack.source.tar import BLOCK, Member, decode_name, parse_header, split_name
+from sa1bpack.source.tar import BLOCK, Member, MemberKind, decode_name, parse_header, split_name
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Address, Patience, Stream, is_url, parse_address, scheme_of
 from sa1bpack.wording import brief, counted
@@ -64,13 +64,15 @@ class Source:
     `name` is the stem that shards are called after: `sa_000000` for `sa_000000.tar`, the last
     part of the path for a folder. `nbytes` is the size of the file, for a folder the sum of the
     sizes of its JPEG and JSON files. `kind` is "remote", and `nbytes` 0, for a tar at a URL that
-    has not been asked for yet; `look_at` finds both.
+    has not been asked for yet; `look_at` finds both. `expected_md5` is the md5 that a list says it
+    has; None if there is no list.
     """
 
     name: str
     path: Path | Address
     kind: Kind
     nbytes: int
+    expected_md5: str | None = None
 
     @property
     def local_path(self) -> Path:
@@ -83,6 +85,7 @@ def find_sources(
     patterns: Iterable[str | Path],
     *,
     links: Iterable[Address] | None = None,
+    leave_out: Path | None = None,
     on_wait: OnWait = None,
 ) -> list[Source]:
     """Find the sources that paths and globs stand for, sorted by name.
@@ -96,6 +99,7 @@ def find_sources(
     Args:
         links: tars at these addresses as well; patterns may then be URLs too (of an object store
             also with `*`, `?` and `[...]`). None: URLs are refused.
+        leave_out: a path that no glob stands for: the folder of the pack, beside its tars.
         on_wait: called with a line for the user when an object store does not answer.
 
     Raises:
@@ -109,7 +113,7 @@ def find_sources(
         scheme_of(address.url).find_files(address)  # raises if it cannot be read
         paths.setdefault(address.url, address)
     for pattern in patterns:
-        if links is not None and is_url(pattern):
+        if links is not None and isinstance(pattern, str) and is_url(pattern):
             asked = parse_address("source", pattern)
             for address in scheme_of(pattern).find_files(asked, on_wait):
                 paths.setdefault(address.url, address)
@@ -118,18 +122,19 @@ def find_sources(
             raise OptionError(
                 f"source is {pattern!r}: give a URL as text; a Path joins its slashes"
             )
-        for path in _expand(pattern):
+        for path in _expand(pattern, leave_out):
             paths.setdefault(os.path.realpath(path), path)  # of a loop of links, too
     sources: dict[str, Source] = {}
-    for path in paths.values():
-        remote = isinstance(path, Address)
-        source = Source(_stem(path), path, "remote", 0) if remote else open_source(path)
+    for found_path in paths.values():
+        if isinstance(found_path, Address):
+            source = Source(_stem(found_path), found_path, "remote", 0)
+        else:
+            source = open_source(found_path)
         other = sources.setdefault(source.name, source)
         if other is not source:
             raise SourceError(
                 f"{source.path} and {other.path} are both called {brief(source.name)}, and shards "
-                "are "
-                "named after their source: rename one, or pack them into two outputs"
+                "are named after their source: rename one, or pack them into two outputs"
             )
     return sorted(sources.values(), key=attrgetter("name"))
 
@@ -196,30 +201,38 @@ def _in_place_of_images(folder: Path) -> str:
     return "name tars, or the folder that holds them"
 
 
-def _expand(pattern: str | Path) -> list[Path]:
+def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
     """The paths that a pattern stands for, with the tars in folders of tars in their place.
+
+    A path that is left out may be named, but no glob stands for it.
 
     Raises SourceError for a folder that has tars and images.
     """
     refuse_url("source", os.fspath(pattern))
     refuse_windows_path("source", os.fspath(pattern))
     text = os.path.expanduser(os.fspath(pattern))  # noqa: PTH111 - a Path drops a closing slash
-    found = [text]  # a literal path first: it may hold * or [
+    matches = [Path(text)]  # a literal path first: it may hold * or [
     try:
         os.lstat(text)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL is the last
-        found = sorted(glob.glob(text, recursive=True))
+        matches = [Path(name) for name in sorted(glob.glob(text, recursive=True))]
+        if leave_out is not None:
+            matches = [path for path in matches if path.resolve() != leave_out.resolve()]
     except OSError as error:
         raise SourceError(f"{text}: cannot be read: {error.strerror}") from error
-    if not found:
-        what = "nothing matches this pattern" if glob.has_magic(text) else "no such file or folder"
-        raise SourceError(f"{pattern}: {what}; check the path")
+    if not matches:
+        reason = "no such file or folder"
+        if glob.has_magic(text):
+            reason = "nothing matches this pattern"
+        raise SourceError(f"{pattern}: {reason}; check the path")
     paths = []
-    for path in map(Path, found):
-        tars = []
+    for path in matches:
+        tars: list[Path] = []
         with suppress(OSError):  # said when it is opened
-            tars = _tars_in(path) if path.is_dir() else []
-        if tars and (files := list_folder(path)):
+            if path.is_dir():
+                tars = _tars_in(path)
+        files = list_folder(path) if tars else []
+        if files:
             raise SourceError(
                 f"{path}: has {counted(len(tars), 'tar')}, such as {tars[0].name}, and "
                 f"{counted(len(files), 'file')} of images, such as {files[0][1].name}: to pack "
@@ -295,8 +308,8 @@ def look_at(
     files: dict[int, Stream] = {}
     patience_of_host: defaultdict[tuple[str, str], Patience] = defaultdict(Patience)
     for number, source in enumerate(sources):
-        if source.kind == "remote":
-            address = source.path
+        address = source.path
+        if source.kind == "remote" and isinstance(address, Address):
             files[number] = scheme_of(address.url).open_stream(
                 address,
                 stop=BLOCK,
@@ -314,7 +327,8 @@ def look_at(
                     data = result_of(head, float("inf"))
                     address = files[number].address
                     kind = kind_of(data, address)
-                    known[number] = replace(source, path=address, kind=kind, nbytes=address.nbytes)
+                    nbytes = address.nbytes or 0  # the server has said it
+                    known[number] = replace(source, path=address, kind=kind, nbytes=nbytes)
                 except SourceError as error:
                     failed[source.name] = error
         except BaseException:
@@ -356,7 +370,7 @@ def list_folder(folder: Path) -> list[tuple[str, Member]]:
             path = os.path.join(parent, name)  # noqa: PTH118 - avoids an object per file
             member, problem = decode_name(os.fsencode(os.path.relpath(path, folder)))
             size = 0
-            kind = "special"
+            kind: MemberKind = "special"
             with suppress(OSError):  # a dangling link is reported as a member that is not a file
                 status = os.stat(path)  # noqa: PTH116 - the same
                 if stat.S_ISREG(status.st_mode):  # opening a pipe would hang
@@ -366,7 +380,7 @@ def list_folder(folder: Path) -> list[tuple[str, Member]]:
     return sorted(files, key=lambda file: _pack_order(file[1].name))
 
 
-def _pack_order(name: str) -> tuple:
+def _pack_order(name: str) -> tuple[int, str, int, str]:
     """A key that sorts sa_5 before sa_10 in any folders; names without a number come last."""
     stem, _ = split_name(name)
     numbered = _NUMBERED.match(stem)
@@ -378,23 +392,32 @@ def _pack_order(name: str) -> tuple:
 # ------------------------------------------------------------------------------------------ lists
 
 
-def _lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
+def _lines(path: Path, contents: str) -> Iterator[tuple[str, str]]:
     """Place and text of each line of a list, without empty ones and those that begin with #.
 
-    Raises SourceError if the list cannot be read, or has more than `MAX_LIST_BYTES`.
+    Args:
+        path: the list.
+        contents: what it lists, for messages.
+
+    Raises:
+        SourceError: the list cannot be read, or has more than `MAX_LIST_BYTES`.
     """
     try:
         with Path(path).open("rb") as file:  # it may be a pipe, which has no size
             data = file.read(MAX_LIST_BYTES + 1)
         if len(data) > MAX_LIST_BYTES:
-            raise SourceError(f"{path}: more than {MAX_LIST_BYTES} bytes: not a list of {what}")
+            raise SourceError(f"{path}: more than {MAX_LIST_BYTES} bytes: not a list of {contents}")
         lines = data.decode("utf-8-sig").splitlines()
     except OSError as error:
-        raise SourceError(f"{path}: the list of {what} cannot be read: {error.strerror}") from None
+        raise SourceError(
+            f"{path}: the list of {contents} cannot be read: {error.strerror}"
+        ) from None
     except UnicodeDecodeError:
+        reason = "it is not UTF-8"
         known = format_of(data[:BLOCK])
-        found = "it is not UTF-8" if known is None else f"it is {known.name}"
-        raise SourceError(f"{path}: the list of {what} cannot be read: {found}") from None
+        if known is not None:
+            reason = f"it is {known.name}"
+        raise SourceError(f"{path}: the list of {contents} cannot be read: {reason}") from None
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             yield f"{path}, line {number}", line
@@ -409,7 +432,7 @@ def read_links(path: Path) -> list[Address]:
     Raises SourceError for a list that cannot be read or names no link, a line in any other format,
     a name with two different links, and what cannot be a name of a file. No message shows a link.
     """
-    found: dict[str, Address] = {}
+    links: dict[str, Address] = {}
     for count, (where, line) in enumerate(_lines(path, "links")):
         name, _, url = (text.strip() for text in line.strip().partition("\t"))
         if count == 0 and url and "://" not in line:
@@ -425,11 +448,11 @@ def read_links(path: Path) -> list[Address]:
             address = parse_address(where, url, name)
         except OptionError as error:
             raise SourceError(str(error)) from None
-        if found.setdefault(name, address).url != address.url:
+        if links.setdefault(name, address).url != address.url:
             raise SourceError(f"{where}: a second, different link for {brief(name)}")
-    if not found:
+    if not links:
         raise SourceError(f"{path}: the list names no link")
-    return list(found.values())
+    return list(links.values())
 
 
 def read_md5sums(path: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from zlib_ng import zlib_ng
@@ -38,7 +39,9 @@ OnWait = Callable[[str], object] | None
 
 def remedy(path: str | Path | Address) -> str:
     """The remedy for a tar whose bytes are wrong, by its path or Address."""
-    by_name = name_remedy(Path(path) if isinstance(path, str) else path)
+    if isinstance(path, str):
+        path = Path(path)
+    by_name = name_remedy(path)
     if by_name is not None:
         return by_name
     if isinstance(path, Address):
@@ -70,10 +73,13 @@ class ByteStream:
         Raises SourceError if the file of a path cannot be opened.
         """
         self.path = path
-        self.position = self.bytes_read = 0
+        self.position = 0
+        self.bytes_read = 0
         self.chunk = memoryview(b"")
         self._xxh128 = xxhash.xxh3_128()
-        self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
+        self._md5 = None
+        if md5:
+            self._md5 = hashlib.md5(usedforsecurity=False)
         self._pool: ThreadPool | None = ThreadPool(1, "sa1bpack-md5")
         self._pending: deque[Future[None]] = deque()
         self._remote: Stream | None = None
@@ -94,7 +100,7 @@ class ByteStream:
         data = bytes(self.chunk[:count])
         self.chunk = self.chunk[count:]
         if len(data) < count:
-            pieces = [data]
+            pieces: list[bytes | memoryview] = [data]
             left = count - len(data)
             while left and (chunk := self._next_chunk()):
                 self.chunk = memoryview(chunk)
@@ -121,7 +127,10 @@ class ByteStream:
 
     def where(self) -> str:
         """The current place, for messages."""
-        size = self._remote.nbytes if self._remote else self.nbytes
+        if self._remote is None:
+            size: int | None = self.nbytes
+        else:
+            size = self._remote.nbytes
         return (
             f"at byte {self.position} of the tar ({self.bytes_read} of {size} bytes of the file "
             "read)"
@@ -147,7 +156,7 @@ class ByteStream:
             ) from error
         self.bytes_read += len(chunk)
         self._xxh128.update(chunk)
-        if self._md5 is not None:
+        if self._md5 is not None and self._pool is not None:
             if len(self._pending) >= _MD5_BACKLOG:
                 self._pending.popleft().result()
             self._pending.append(self._pool.submit(self._md5.update, chunk))
@@ -155,7 +164,7 @@ class ByteStream:
 
     def leave_out(self, count: int) -> None:
         """Resume `count` bytes further in a file, without reading them; digests then lack them."""
-        with naming(self.path):
+        with naming(str(self.path)):
             self._file.seek(count, os.SEEK_CUR)
         self.bytes_read += count
         self.position += count
@@ -163,13 +172,16 @@ class ByteStream:
     @property
     def nbytes(self) -> int:
         """Size in bytes of a file of this machine."""
-        with naming(self.path):
+        with naming(str(self.path)):
             return os.fstat(self._file.fileno()).st_size
 
     def digests(self) -> tuple[str, str | None]:
         """Hex XXH3-128 and md5 of the bytes read so far; without md5 unless it was asked for."""
         wait(self._pending)
-        return self._xxh128.hexdigest(), self._md5 and self._md5.hexdigest()
+        md5 = None
+        if self._md5 is not None:
+            md5 = self._md5.hexdigest()
+        return self._xxh128.hexdigest(), md5
 
     def cancel(self) -> None:
         """End a wait for the network in another thread, which then raises SourceError."""
@@ -196,7 +208,7 @@ class GzipStream(ByteStream):
 
     _input = memoryview(b"")
     _feed = _FIRST_FEED
-    _inflater = None  # between members
+    _inflater: Any = None  # between members
 
     def _next_chunk(self) -> bytes:
         """At most `INFLATE_BYTES` of output, b"" after the last member.
@@ -237,7 +249,7 @@ class GzipStream(ByteStream):
         self._feed = _FIRST_FEED
         return True
 
-    def begin_inflating(self):
+    def begin_inflating(self) -> Any:
         """An inflater of the member that begins with the bytes which are read next."""
         return zlib_ng.decompressobj(_GZIP_WBITS)
 
@@ -246,19 +258,26 @@ class GzipStream(ByteStream):
         piece = self._input[: self._feed]
         self._feed = min(8 * self._feed, READ_BYTES)
         try:
-            data = inflater.decompress(piece, INFLATE_BYTES)
-        except zlib_ng.error as error:
+            data: bytes = inflater.decompress(piece, INFLATE_BYTES)
+        except zlib_ng.error as error:  # type: ignore[misc]  # the stub has it as a value
             raise SourceCorrupt(
                 f"{self.path}: the gzip stream is damaged ({error}) {self.where()}; "
                 f"{remedy(self.path)}"
             ) from error
-        left = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+        left = inflater.unconsumed_tail
+        if inflater.eof:
+            left = inflater.unused_data
         self._input = self._input[len(piece) - len(left) :]
         if inflater.eof:
             self._inflater = None
         return data
 
 
-def open_stream(path: Path | Address, *, gzip: bool, **options) -> ByteStream:
-    """Open a tar for one sequential pass; `options` as for a ByteStream. The caller closes it."""
-    return (GzipStream if gzip else ByteStream)(path, **options)
+def open_stream(
+    path: Path | Address, *, gzip: bool, md5: bool = False, on_wait: OnWait = None
+) -> ByteStream:
+    """Open a tar for one sequential pass; options as for a ByteStream. The caller closes it."""
+    stream = ByteStream
+    if gzip:
+        stream = GzipStream
+    return stream(path, md5=md5, on_wait=on_wait)

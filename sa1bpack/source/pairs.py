@@ -9,14 +9,15 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import IO
 
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.oserrors import naming
 from sa1bpack.source.find import Source, list_folder
-from sa1bpack.source.inflate import open_stream, remedy
+from sa1bpack.source.inflate import OnWait, open_stream, remedy
 from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, split_name
 from sa1bpack.wording import brief
 
@@ -97,8 +98,10 @@ def why_no_pairs(names: Sequence[str], codes: Collection[str]) -> str:
         )
     if set(codes) == {"missing-jpeg"}:
         return "it has records alone, without images: put sa_<id>.jpg beside each sa_<id>.json"
-    found = f"it has other files, such as {names[0]}" if names else "no member can be used"
-    return f"{found}; if it should hold images of SA-1B, download it again"
+    contents = "no member can be used"
+    if names:
+        contents = f"it has other files, such as {names[0]}"
+    return f"{contents}; if it should hold images of SA-1B, download it again"
 
 
 def first_other_names(source: Source) -> list[str]:
@@ -116,6 +119,8 @@ def first_other_names(source: Source) -> list[str]:
                 break
     return names
 
+
+_OTHER_HALF: dict[Half, Half] = {"jpeg": "json", "json": "jpeg"}
 
 # What stands for an item in a Spool: itself, or its blocks in the file and its size.
 Ticket = bytes | tuple[list[int], int]
@@ -137,7 +142,7 @@ class Spool:
         self.memory_used = 0
         self.spilled = 0  # bytes now in the file
         self.file_bytes = 0  # size of the file, which is its peak
-        self._file = None
+        self._file: IO[bytes] | None = None
         self._free: list[int] = []  # block numbers
 
     def put(self, data: bytes) -> Ticket:
@@ -165,7 +170,7 @@ class Spool:
                 while piece:
                     written = os.pwrite(self._file.fileno(), piece, offset)
                     piece = piece[written:]
-                    offset = offset + written
+                    offset += written
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -180,14 +185,15 @@ class Spool:
         if isinstance(ticket, bytes):
             self.memory_used -= len(ticket)
             return ticket
+        assert self._file is not None  # `put` has written blocks
         blocks, size = ticket
         pieces = []
         left = size
         for block in blocks:
-            at = block * BLOCK_BYTES
             with naming(self.folder):
-                pieces.append(os.pread(self._file.fileno(), min(left, BLOCK_BYTES), at))
-            left -= len(pieces[-1])
+                piece = os.pread(self._file.fileno(), min(left, BLOCK_BYTES), block * BLOCK_BYTES)
+            pieces.append(piece)
+            left -= len(piece)
         if left:
             read = f"only {size - left} of {size} bytes of the spool file"
             raise OSError(errno.EIO, f"{read} were read back", str(self.folder))
@@ -248,11 +254,14 @@ class FolderStream:
         """Do nothing: nothing is held open between files."""
 
 
-def _open_members(source: Source, **options) -> TarStream | FolderStream:
-    """The members of a source; `options` as for a ByteStream. The caller closes their stream."""
-    if source.kind == "folder":
+def _open_members(
+    source: Source, *, md5: bool = False, on_wait: OnWait = None
+) -> TarStream | FolderStream:
+    """The members of a source; options as for a ByteStream. The caller closes their stream."""
+    if isinstance(source.path, Path) and source.kind == "folder":
         return FolderStream(source.path)
-    return TarStream(open_stream(source.path, gzip=source.kind == "gzip-tar", **options))
+    gzip = source.kind == "gzip-tar"
+    return TarStream(open_stream(source.path, gzip=gzip, md5=md5, on_wait=on_wait))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +273,7 @@ class _Waiting:
     ticket: Ticket
 
 
-class PairReader(AbstractContextManager):
+class PairReader:
     """The pairs of a source, to be iterated once, in one sequential pass.
 
     ::
@@ -306,15 +315,15 @@ class PairReader(AbstractContextManager):
         spool_dir: Path,
         spool_memory: int = SPOOL_MEMORY,
         members: TarStream | FolderStream | None = None,
-        **options,
+        md5: bool = False,
+        on_wait: OnWait = None,
     ):
         """
         Args:
             source: the tar or folder.
             spool_dir: folder for halves that do not fit into memory.
             spool_memory: bytes of halves that are kept in memory.
-            members: members of the source; None: opened with these `options`, `md5` and `on_wait`
-                of a ByteStream.
+            members: members of the source; None: opened with `md5` and `on_wait`, as a ByteStream.
         """
         self.source = source
         self.rejects: list[Reject] = []
@@ -329,9 +338,12 @@ class PairReader(AbstractContextManager):
         self._found = 0  # pairs
         self._other_images: dict[str, str] = {}  # stem → ending of images that are no JPEGs
         if members is None:
-            members = _open_members(source, **options)
+            members = _open_members(source, md5=md5, on_wait=on_wait)
         self._members = members
         self._stream = members.stream
+
+    def __enter__(self) -> "PairReader":
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the source and free the spool."""
@@ -359,7 +371,10 @@ class PairReader(AbstractContextManager):
                 continue
             stem, half = split_name(member.name)
             if half is None:
-                self.ignored["foreign" if member.kind == "file" else member.kind] += 1
+                kind = "foreign"
+                if member.kind != "file":
+                    kind = member.kind
+                self.ignored[kind] += 1
                 if len(self.ignored_names) < _NAMES_KEPT:
                     self.ignored_names.append(member.name)
                 ending = PurePath(member.name).suffix
@@ -368,7 +383,7 @@ class PairReader(AbstractContextManager):
             elif self._admit(member, stem, half) and (pair := self._match(member, stem, half)):
                 yield pair
         for stem, waiting in self._waiting.items():
-            missing = "json" if waiting.half == "jpeg" else "jpeg"
+            missing = _OTHER_HALF[waiting.half]
             detail = f"the source has no {missing} for {stem!r}"
             if missing == "jpeg" and stem in self._other_images:
                 detail += f", but {stem}{self._other_images[stem]}: convert that to JPEG"
@@ -386,20 +401,25 @@ class PairReader(AbstractContextManager):
             self._reject(member, "duplicate", f"it follows {waiting.member!r}")
             return False
         # .jpg is the shortest extension that the JPEG of a JSON record may have.
-        file_name = member.name.rsplit("/", 1)[-1] if half == "jpeg" else stem + ".jpg"
+        file_name = stem + ".jpg"
+        limit = MAX_JSON_BYTES
+        if half == "jpeg":
+            file_name = member.name.rsplit("/", 1)[-1]
+            limit = MAX_JPEG_BYTES
         length = len(file_name.encode())
-        limit = MAX_JPEG_BYTES if half == "jpeg" else MAX_JSON_BYTES
         if member.problem:
-            fault = "bad-name", f"{member.problem}; rename it"
+            self._reject(member, "bad-name", f"{member.problem}; rename it")
         elif member.kind != "file":
-            fault = "not-a-file", f"it is a {member.kind} member; replace it with the file itself"
+            detail = f"it is a {member.kind} member; replace it with the file itself"
+            self._reject(member, "not-a-file", detail)
         elif length > MAX_NAME_BYTES:
-            fault = "name-too-long", f"{length} bytes, the limit is {MAX_NAME_BYTES}; shorten it"
+            detail = f"{length} bytes, the limit is {MAX_NAME_BYTES}; shorten it"
+            self._reject(member, "name-too-long", detail)
         elif member.size > limit:  # this text tells it from a pair: docs/format.md, "Accounts"
-            fault = "too-large", f"{member.size} bytes, the limit for a {half} member is {limit}"
+            detail = f"{member.size} bytes, the limit for a {half} member is {limit}"
+            self._reject(member, "too-large", detail)
         else:
             return True
-        self._reject(member, *fault)
         self._settled[stem] = False
         if waiting is not None:
             self._spool.take(self._waiting.pop(stem).ticket)

@@ -52,6 +52,8 @@ _KINDS: dict[bytes, MemberKind] = {
 _WITHOUT_DATA = frozenset(b"123456")
 _PAX_LOCAL = (b"x", b"X")
 _PAX_GLOBAL = b"g"  # for all members that follow
+# The records for all members that are used; others are not kept, however many a tar has.
+_PAX_FOR_ALL = {b"path", b"size"}
 _GNU_LONG_NAME = b"L"
 _GNU_LONG_LINK = b"K"
 _GNU_SPARSE = b"S"
@@ -103,11 +105,13 @@ def decode_name(raw: bytes) -> tuple[str, str]:
         return _escaped(name), "the name contains a control character"
     if name.startswith("/"):
         return name, "the name is an absolute path"
-    return name, "the name contains '..'" if ".." in name.split("/") else ""
+    if ".." in name.split("/"):
+        return name, "the name contains '..'"
+    return name, ""
 
 
 def _escaped(name: str) -> str:
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", name)
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", name)
 
 
 class TarStream:
@@ -124,7 +128,7 @@ class TarStream:
         self._path = stream.path
         self._unread = 0  # data and padding of the current member
         self._data_size = 0
-        self._global_name: bytes | None = None
+        self._global_records: dict[bytes, bytes] = {}  # of pax, for all members that follow
 
     def __iter__(self) -> Iterator[Member]:
         self._check_beginning()
@@ -181,7 +185,8 @@ class TarStream:
                 long_name = self._extended(size).rstrip(b"\0")
             elif kind_byte == _PAX_GLOBAL:
                 records = parse_pax(self._extended(size))
-                self._global_name = records.get(b"path", self._global_name)
+                for key in _PAX_FOR_ALL & records.keys():
+                    self._global_records[key] = records[key]
             elif kind_byte == _GNU_LONG_LINK:
                 self._extended(size)
             else:
@@ -191,8 +196,11 @@ class TarStream:
                 raise self._truncated("after an extended header whose member is missing")
         if kind_byte == _GNU_SPARSE:
             self._pass_sparse_map(header)
-        raw_name = pax.get(b"path", long_name or self._global_name or raw_name)
-        if text := pax.get(b"size"):
+        for stored_name in (self._global_records.get(b"path"), long_name, pax.get(b"path")):
+            if stored_name:
+                raw_name = stored_name
+        text = pax.get(b"size", self._global_records.get(b"size"))
+        if text:
             if not text.isdigit() or len(text) > 20:
                 raise ValueError(f"a pax header has size {brief(text[:40])}, which is not a number")
             size = int(text)
@@ -250,9 +258,9 @@ class TarStream:
             raise self._truncated("within an extended header")
         return data[:size]
 
-    def _truncated(self, place: str) -> SourceTruncated:
+    def _truncated(self, where: str) -> SourceTruncated:
         return SourceTruncated(
-            f"{self._path}: the tar ends {place}, {self.stream.where()}; {remedy(self._path)}"
+            f"{self._path}: the tar ends {where}, {self.stream.where()}; {remedy(self._path)}"
         )
 
 
@@ -301,7 +309,7 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
     return records
 
 
-def _number(field: bytes, what: str) -> int:
+def _number(field: bytes, name: str) -> int:
     """An octal number padded with spaces or NULs, or GNU's base-256 for large ones."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
@@ -311,4 +319,4 @@ def _number(field: bytes, what: str) -> int:
             return int(digits or b"0", 8)
         except ValueError:  # 8 or 9
             pass
-    raise ValueError(f"a tar header has {what} {brief(field)}, which is not an octal number")
+    raise ValueError(f"a tar header has {name} {brief(field)}, which is not an octal number")

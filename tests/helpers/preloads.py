@@ -84,19 +84,19 @@ module.ExecutionEngine.set_object_cache = wrapped
 """,
     ),
     "between two samples": (
-        "sa1bpack.packing.source_packer",
+        "sa1bpack.packing.decoder",
         """
-take, calls = module.SourcePacker._take, []
+new, calls = module.Promises.new, []
 
 
-def taken(*arguments):
-    take(*arguments)
+def promised(promises):
     calls.append(1)
     if len(calls) == 2:
         send()
+    return new(promises)
 
 
-module.SourcePacker._take = taken
+module.Promises.new = promised
 """,
     ),
 }

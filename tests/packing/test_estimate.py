@@ -47,7 +47,7 @@ OPTIONS = {**SMALL, "image_size": 256, "samples_per_shard": 16, "workers": 1}
 
 
 def test_a_pack_that_does_not_fit_is_refused_before_anything_is_written(tar, tmp_path, free):
-    """With both numbers, what the compact layout takes, and the option to go on."""
+    """With both numbers, the layouts that would fit, and the option to go on."""
     root = tmp_path / "pack"
     forecast = sa1bpack.estimate(tar, root, **OPTIONS)
     free(forecast.needed_bytes - 1)
@@ -55,6 +55,7 @@ def test_a_pack_that_does_not_fit_is_refused_before_anything_is_written(tar, tmp
         sa1bpack.pack(tar, root, **OPTIONS)
     text = str(caught.value)
     assert "--ignore-space" in text
+    assert "what would fit: " in text and "; --fit native --pixels yuv420 --masks runs (" in text
     takes, compact, has = re.search(
         r"about (\S+ \SB) more \((\S+ \SB) with --preset compact\).* and (\S+ \SB) are free", text
     ).groups()
@@ -65,6 +66,10 @@ def test_a_pack_that_does_not_fit_is_refused_before_anything_is_written(tar, tmp
     assert not root.exists()
     again = sa1bpack.estimate(tar, root, **OPTIONS)
     assert not again.fits and "DOES NOT FIT" in again.as_text()
+    assert again.fitting and again.remedy in again.as_text() and again.remedy in text
+    free(1)
+    assert "no layout would fit" in sa1bpack.estimate(tar, root, **OPTIONS).as_text()
+    free(forecast.needed_bytes - 1)
     result = sa1bpack.pack(tar, root, **OPTIONS, ignore_space=True)
     assert result.complete and sa1bpack.verify(root).ok
 
