@@ -38,7 +38,9 @@ def whole_number(name: str, value: Any, low: int, high: int | None = None) -> in
         if not isinstance(value, bool | np.bool_):  # numpy before 2.1 takes its own for numbers
             number = operator.index(value)
     if number is None or number < low or (high is not None and number > high):
-        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        limits = f"from {low} to {high}"
+        if high is None:
+            limits = f"of at least {low}"
         raise OptionError(f"{name} is {brief(value)}: choose a whole number {limits}")
     return number
 
@@ -78,9 +80,9 @@ def number(
     Raises:
         OptionError: the number is not finite, or not low <= number <= high.
     """
-    least = -inf if low is None else low
-    most = inf if high is None else high
-    if is_number(value) and least <= value <= most:
+    too_low = low is not None and is_number(value) and value < low
+    too_high = high is not None and is_number(value) and value > high
+    if is_number(value) and not too_low and not too_high:
         return float(value)
     limits = ""
     if low is not None:

@@ -2,10 +2,10 @@
 
 import inspect
 import logging
-from collections.abc import ItemsView, Iterator, ValuesView
+from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,8 +27,10 @@ class Pictured:
     """
 
     def _repr_html_(self) -> str | None:
+        drawing: Any = import_module(PICTURES)
         try:
-            return import_module(PICTURES).html_of(self)
+            html: str | None = drawing.html_of(self)
+            return html
         except Exception as error:  # PIL is missing, or a sample cannot be read: text will do
             _log.debug("no picture: %s", error)
             return None
@@ -44,8 +46,8 @@ def call_text(value: Any, **shown: Any) -> str:
         shown: values of arguments that have no attribute, or whose attribute differs.
     """
     names = inspect.signature(type(value)).parameters
-    found = {name: getattr(value, name) for name in names if hasattr(value, name)} | shown
-    text = ", ".join(f"{name}={_value_text(found[name])}" for name in names if name in found)
+    values = {name: getattr(value, name) for name in names if hasattr(value, name)} | shown
+    text = ", ".join(f"{name}={_value_text(values[name])}" for name in names if name in values)
     return f"{type(value).__name__}({text})"
 
 
@@ -63,36 +65,40 @@ class _Arrays(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         """Raise KeyError, with the keys that are nearest, or all of them."""
         names = [*map(str, self)]
+        kind = type(self).__name__.lower()
         if key == "masks" and (runs := _RUNS_KEYS.intersection(names)):
             raise KeyError(
-                f"a {type(self).__name__.lower()} has no 'masks': they are runs here, in "
+                f"a {kind} has no 'masks': they are runs here, in "
                 f"{' and '.join(sorted(runs))}. A transforms.Pipeline of the dataset draws them; "
                 "so does the dataset with a grid, ds.with_options(mask_format='bool', "
                 "mask_size=256), or 'bits'"
             )
-        kind = type(self).__name__.lower()
         if key == "spec" and isinstance(self, Batch):
             raise KeyError(
                 "a batch has no 'spec': the spec of its samples is an attribute, batch.spec, "
                 "because a batch holds only what libraries can move, cut and join"
             )
-        near = get_close_matches(str(key), names, 3, 0.6)
-        meant = f"is {' or '.join(near)} meant?" if near else f"it has {', '.join(names)}"
-        raise KeyError(f"a {kind} has no {brief(key)}: {meant}")
+        hint = f"it has {', '.join(names)}"
+        if near := get_close_matches(str(key), names, n=3, cutoff=0.6):
+            hint = f"is {' or '.join(near)} meant?"
+        raise KeyError(f"a {kind} has no {brief(key)}: {hint}")
 
     def __repr__(self) -> str:
         width = max(map(len, map(str, self)), default=0)
         lines = [f"  {key!s:{width}}  {_array_text(value)}" for key, value in dict.items(self)]
         return "\n".join([f"{type(self).__name__} of {len(self)} keys", *lines])
 
-    def copy(self):
+    def copy(self) -> Self:
         return type(self)(self)
 
-    def __reduce__(self):  # in one piece: torch.load does not fill dicts of a kind of their own
+    # In one piece: torch.load does not fill dicts of a kind of their own.
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self),), vars(self) or None
 
-    def __or__(self, other):
-        return type(self)({**self, **other}) if isinstance(other, dict) else NotImplemented
+    def __or__(self, other: Any) -> Any:
+        if not isinstance(other, dict):
+            return NotImplemented
+        return type(self)({**self, **other})
 
 
 class Sample(_Arrays):
@@ -135,15 +141,15 @@ class Sample(_Arrays):
         self._take_all()
         return super().popitem()
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> Any:
         self._take_all()
         return super().items()
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> Any:
         self._take_all()
         return super().values()
 
-    def copy(self) -> "Sample":
+    def copy(self) -> Self:
         return type(self)(self.stored())
 
     def __or__(self, other: Any) -> Any:
@@ -152,7 +158,7 @@ class Sample(_Arrays):
         added = other.stored() if isinstance(other, Sample) else other
         return type(self)({**self.stored(), **added})
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.stored(),), vars(self) or None
 
     def _take_all(self) -> None:
@@ -190,13 +196,13 @@ class Batch(Pictured, _Arrays):
 
         Lightning and Accelerate call this; otherwise they would move one tensor after the other.
         """
-        items = self.unseen()
-        there = {
-            key: value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
-            for key, value in items.items()
-        }
-        moved = any(there[key] is not value for key, value in items.items())
-        return type(self)(there) if moved else self
+        moved = self.unseen()
+        is_moved = False
+        for key, value in self.unseen().items():
+            if hasattr(value, "to"):
+                moved[key] = value.to(device, non_blocking=non_blocking)
+                is_moved |= moved[key] is not value
+        return type(self)(moved) if is_moved else self
 
     def forget_numbers(self) -> None:
         """Forget what the host knows of small tensors."""
@@ -246,11 +252,13 @@ def _array_text(value: Any) -> str:
     """Type, shape and device of an array; anything else as it is, if it is short."""
     shape = getattr(value, "shape", None)
     dtype = getattr(value, "dtype", None)
-    if isinstance(value, list | tuple) and any(hasattr(each, "shape") for each in value):
+    if isinstance(value, list | tuple) and any(hasattr(part, "shape") for part in value):
         return f"{type(value).__name__} of {len(value)}, the first {_array_text(value[0])}"
     if shape is None or dtype is None:
         text = " ".join(repr(value).split())
-        return text if len(text) <= _LONGEST else f"{type(value).__name__} {text[:_LONGEST]}…"
+        if len(text) > _LONGEST:
+            text = f"{type(value).__name__} {text[:_LONGEST]}…"
+        return text
     device = str(getattr(value, "device", "cpu"))
     text = f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
     return text if device == "cpu" else f"{text} {device}"

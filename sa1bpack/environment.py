@@ -54,16 +54,19 @@ def memory_bytes() -> int:
     The limits of all groups that a group is in hold, too: a job of SLURM is one within others. A
     container may see its own group alone, whatever its path is outside.
     """
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    groups = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
-    for _, controllers, path in (line.split(":", 2) for line in groups):
-        if controllers in ("", "memory"):
-            own = GROUPS / controllers / path.lstrip("/")
-            for folder in (own, *own.parents):
-                for name in _LIMITS:
-                    with suppress(OSError, ValueError):  # no such limit: "max", for one
-                        found = min(found, int((folder / name).read_text()))
-    return found
+    least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if not OWN_GROUPS.exists():
+        return least
+    for line in OWN_GROUPS.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        group = GROUPS / controllers / path.lstrip("/")
+        for folder in (group, *group.parents):
+            for name in _LIMITS:
+                with suppress(OSError, ValueError):  # no such limit: "max", for one
+                    least = min(least, int((folder / name).read_text()))
+    return least
 
 
 def pil_in_force() -> Pil | None:
@@ -73,8 +76,8 @@ def pil_in_force() -> Pil | None:
     for folder in (spec and spec.submodule_search_locations) or ():
         for core in Path(folder).glob("_imaging.*so"):
             # Read, not imported: set-up asks again after replacing the package.
-            written = core.with_name("_version.py").read_text()
-            release = re.search(r'__version__ = "([^"]+)"', written)[1]
+            source = core.with_name("_version.py").read_text()
+            release = source.partition('__version__ = "')[2].partition('"')[0]
             package = "pillow-simd" if ".post" in release else "pillow"  # only simd has those
             return Pil(package, release, hashlib.sha256(core.read_bytes()).hexdigest())
     return None
@@ -110,5 +113,5 @@ def write_pil_record(record: Pil) -> None:
 def cpu_flags() -> set[str]:
     """Instruction-set flags of the CPU as named in /proc/cpuinfo."""
     text = Path("/proc/cpuinfo").read_text()
-    found = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
-    return set(found[1].split()) if found else set()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
+    return set(match[1].split()) if match else set()

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("sa1bpack")
 
 
-class _Reference(weakref.ref):
+class _Reference(weakref.ref[Any]):
     """A weak reference to the object whose end is waited for."""
 
     __slots__ = ("ending",)
@@ -92,7 +92,7 @@ class Ending:
     def owner(self) -> Any:
         """The object; None if it is gone, or the work was done or cancelled."""
         reference = self.reference
-        return None if reference is None else reference()
+        return reference() if reference is not None else None
 
     def _forget(self) -> None:
         """Keep nothing alive. Without its reference nothing is called."""
@@ -202,10 +202,10 @@ def _after_fork() -> None:
         if not ending.in_thread:
             continue
         owner = ending.owner()
-        if owner is None:
-            _gone.put(ending.reference)
-        else:
+        if owner is not None:
             ending.watch(owner, _gone.put)
+        elif ending.reference is not None:
+            _gone.put(ending.reference)
 
 
 os.register_at_fork(after_in_child=_after_fork)

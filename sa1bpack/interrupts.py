@@ -53,7 +53,7 @@ def check() -> None:
         signal.raise_signal(_recorded[0])
 
 
-def result_of(future: Future, seconds: float) -> Any:
+def result_of(future: Future[Any], seconds: float) -> Any:
     """`future.result(seconds)`, with a `check` every second if this is the main thread."""
     limit = monotonic() + seconds
     while True:

@@ -118,7 +118,7 @@ def _checked(
         owner = call.__name__
         if is_method:
             cls = args[0] if isinstance(args[0], type) else type(args[0])
-            owner = cls.__name__ if owner == "__init__" else f"{cls.__name__}.{owner}"
+            owner = f"{cls.__name__}.{owner}".removesuffix(".__init__")
         if len(args) > most_positional:
             raise OptionError(
                 f"{owner} has no place for {brief(args[int(most_positional)])}: give options by "
@@ -139,5 +139,6 @@ def _hint(unknown: str, known: set[str], elsewhere: Mapping[str, str]) -> str:
     if unknown in _CALL_WITH:
         return f": it is an option of {_CALL_WITH[unknown]}"
     valid = f"valid options: {', '.join(sorted(known)) or 'none'}"
-    near = get_close_matches(unknown, known, 1)
-    return f": is {near[0]} meant? {valid}" if near else f"; {valid}"
+    for near in get_close_matches(unknown, known, 1):
+        return f": is {near} meant? {valid}"
+    return f"; {valid}"

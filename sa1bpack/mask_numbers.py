@@ -46,7 +46,7 @@ class MaskNumber:
     title: str = ""
     heading: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.optional and (self.dtype != "<f8" or self.columns != 1):
             raise ValueError(f"{self.array} is optional: it must be one float64, which may be NaN")
 

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from sa1bpack.arguments import choice, flag, number, whole_number
 from sa1bpack.errors import OptionError
@@ -60,19 +60,25 @@ class Declaration:
     @property
     def text(self) -> str:
         """The help, with the bounds and the default, if that need be said."""
-        shown = self.none if self.default is None else self.default
+        shown = self.default
+        if shown is None:
+            shown = self.none
         if shown is False or shown in ("", ()):
             return self.help
-        within = f"{self.bounds}, " if self.bounds else ""
-        return f"{self.help} ({within}default: {shown})"
+        within = ", ".join(filter(None, [self.bounds, f"default: {shown}"]))
+        return f"{self.help} ({within})"
 
     @property
     def bounds(self) -> str:
         """The bounds in words; none where only files set the upper one."""
         if self.choices or self.high is None or self.high >= 1 << 24:
             return ""
-        limits = f"at most {self.high}" if self.low is None else f"{self.low} to {self.high}"
-        return f"a multiple of {self.multiple}, {limits}" if self.multiple > 1 else limits
+        limits = f"{self.low} to {self.high}"
+        if self.low is None:
+            limits = f"at most {self.high}"
+        if self.multiple > 1:
+            limits = f"a multiple of {self.multiple}, {limits}"
+        return limits
 
     def checked(self, name: str, value: Any) -> Any:
         """The value, a number as Python's, whatever its type. Raises OptionError."""
@@ -110,6 +116,11 @@ class Options:
         fields = {**vars(cls), **cls.__dataclass_fields__}
         texts = {name: _declaration_of(field) for name, field in fields.items()}
         cls.__doc__ = inspect.cleandoc(cls.__doc__ or "") + "\n\n" + section_of(texts)
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> Self:
+        """The group of the keyword arguments of a call, which may be other types than it stores."""
+        return cls(**keywords)
 
     def __post_init__(self) -> None:
         """Check every option, and store numbers as Python's, whatever their type."""
@@ -152,7 +163,8 @@ def _declarations(cls: Any) -> Mapping[str, Declaration]:
             kind = types[0] if len(types) == 1 else None
             if kind is Path:
                 accepts = str | os.PathLike[str]
-                accepts = accepts | None if optional else accepts
+                if optional:
+                    accepts |= None
             declared[name] = dataclasses.replace(
                 declaration, kind=kind, optional=optional, accepts=accepts
             )

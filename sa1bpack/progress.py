@@ -23,7 +23,7 @@ ProgressOption = bool | Callable[[int, int], object] | None
 class Advance(Protocol):
     """A function to call with how much is done, and how much there is to do."""
 
-    def __call__(self, done: int, total: int, label: str = "") -> None:
+    def __call__(self, finished: int, total: int, label: str = "") -> None:
         """`label` names what is done next, on a bar that has room for it."""
 
 
@@ -90,10 +90,10 @@ def reporting(progress: ProgressOption, unit: str) -> Iterator[Advance]:
     scaled = unit == "byte"
     with Bar(progress, unit="B" if scaled else f" {unit}s", unit_scale=scaled, leave=False) as bar:
 
-        def advance(done: int, total: int, label: str = "") -> None:
+        def advance(finished: int, total: int, label: str = "") -> None:
             bar.total = total
             bar.set_description_str(label, refresh=False)
-            bar.update(done - bar.n)
+            bar.update(finished - bar.n)
 
         yield advance
 
@@ -101,8 +101,10 @@ def reporting(progress: ProgressOption, unit: str) -> Iterator[Advance]:
 def telling(function: Callable[[int, int], object], unit: str) -> Advance:
     """What calls a function of the user's, and names what is done if that fails."""
 
-    def advance(done: int, total: int, label: str = "") -> None:
-        call_user(function, done, total, role="progress", subject=f"{unit} {done} of {total}")
+    def advance(finished: int, total: int, label: str = "") -> None:
+        call_user(
+            function, finished, total, role="progress", subject=f"{unit} {finished} of {total}"
+        )
 
     return advance
 
@@ -112,12 +114,12 @@ def reporting_steps(
     progress: ProgressOption, unit: str, total: int
 ) -> Iterator[Callable[[int], None]]:
     """As `reporting`, of a known total: yields the function to call with how many more are done."""
-    done = 0
+    finished = 0
     with reporting(progress, unit) as advance:
 
         def step(count: int) -> None:
-            nonlocal done
-            done += count
-            advance(done, total)
+            nonlocal finished
+            finished += count
+            advance(finished, total)
 
         yield step

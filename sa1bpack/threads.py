@@ -22,7 +22,7 @@ _LIMIT_OF_GROUP = Path("/sys/fs/cgroup/pids.max")
 class ThreadPool(ThreadPoolExecutor):
     """A pool of threads. `submit` and `map` raise ThreadRefused if one cannot be started."""
 
-    def submit(self, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future:
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         """See ThreadPoolExecutor, which starts a thread here if all others are busy."""
         with naming_refusal():
             return super().submit(work, *arguments, **options)
@@ -60,7 +60,7 @@ def naming_refusal(started: str = "another thread") -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.ENOMEM) or error.filename is not None:
             raise
-        raise _refused(started, error.strerror) from error
+        raise _refused(started, str(error.strerror)) from error
 
 
 def _refused(started: str, reason: str) -> ThreadRefused:

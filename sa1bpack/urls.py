@@ -246,7 +246,7 @@ def folder_url(name: str, text: str) -> str:
             "are for single files)"
         )
     key = "/".join(filter(None, key.split("/")))
-    return f"{text.partition('://')[0].lower()}://{host}" + (f"/{key}" if key else "")
+    return f"{text.partition('://')[0].lower()}://{host}/{key}".removesuffix("/")
 
 
 def _host_and_path(name: str, text: str) -> tuple[str, str]:
@@ -256,10 +256,10 @@ def _host_and_path(name: str, text: str) -> tuple[str, str]:
     """
     scheme, _, rest = text.partition("://")
     host, _, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    what = "bucket" if scheme.lower() in STORE_SCHEMES else "host"
+    kind = "bucket" if scheme.lower() in STORE_SCHEMES else "host"
     if "@" in host:
         raise OptionError(
-            f"{name} is {shown(text)!r}, with a user name before the {what}: leave it out "
+            f"{name} is {shown(text)!r}, with a user name before the {kind}: leave it out "
             "(credentials of object stores are found as the tools of the cloud find them)"
         )
     try:
@@ -267,7 +267,7 @@ def _host_and_path(name: str, text: str) -> tuple[str, str]:
     except ValueError:
         host = ""
     if not host:
-        raise OptionError(f"{name} is {shown(text)!r}: the URL names no {what}")
+        raise OptionError(f"{name} is {shown(text)!r}: the URL names no {kind}")
     return host, path
 
 
@@ -332,10 +332,11 @@ def parse_address(name: str, text: str, file_name: str | None = None) -> Address
     _, path = _host_and_path(name, text)
     in_store = text.partition("://")[0].lower() in STORE_SCHEMES
     last = path.rpartition("/")[2]
-    found = file_name or (last if in_store else unquote(last))
-    if not found or "/" in found:
+    file_name_in_url = last if in_store else unquote(last)
+    tar_name = file_name or file_name_in_url
+    if not tar_name or "/" in tar_name:
         pattern = ", or a pattern such as sa_*.tar" if in_store else ""
         raise OptionError(
             f"{name} is {shown(text)!r}: the URL names no file; give that of a tar{pattern}"
         )
-    return Address(text, found, file_name is not None)
+    return Address(text, tar_name, file_name is not None)

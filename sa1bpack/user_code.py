@@ -75,4 +75,6 @@ def error_text(error: BaseException) -> str:
     """Type and message in one line, even if the message cannot be made."""
     lines = traceback.format_exception_only(type(error), error)
     text = " ".join("".join(lines).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}…"
+    return text

@@ -20,8 +20,9 @@ def counted(number: int, noun: str) -> str:
 
     A noun in "ch" ends in "es": "2 batches".
     """
-    ending = "es" if noun.endswith("ch") else "s"
-    return f"{number:,} {noun}{'' if number == 1 else ending}"
+    if number != 1:
+        noun += "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}"
 
 
 def span_text(names: Collection[str]) -> str:
@@ -33,11 +34,13 @@ def span_text(names: Collection[str]) -> str:
 
 def size_text(nbytes: float) -> str:
     """Bytes in the largest unit in which the number is at least 1: `3.67 GB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if nbytes < 999.5 or unit == "PB":
-            break
+    if nbytes < 999.5:
+        return f"{nbytes:,.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
         nbytes /= 1000
-    return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.3g} {unit}"
+        if nbytes < 999.5:
+            return f"{nbytes:,.3g} {unit}"
+    return f"{nbytes / 1000:,.3g} PB"
 
 
 def printable(text: object) -> str:
@@ -45,6 +48,10 @@ def printable(text: object) -> str:
 
     For file names and text from files. Newlines are kept.
     """
-    return "".join(
-        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in str(text)
-    )
+    return "".join(map(_printable_character, str(text)))
+
+
+def _printable_character(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    return ascii(character)[1:-1]

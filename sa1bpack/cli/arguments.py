@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -122,7 +122,7 @@ def _run(function: Callable[..., int], values: Mapping[str, Any]) -> int:
     """Call a command with what was parsed; raises OptionError for declared options, too."""
     parameters = {}
     for name, kind in get_type_hints(function).items():
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             fields = {field.name: values[field.name] for field in dataclasses.fields(kind)}
             parameters[name] = kind(**fields)
         elif name in values:
@@ -133,7 +133,7 @@ def _run(function: Callable[..., int], values: Mapping[str, Any]) -> int:
 # ------------------------------------------------------------------------------ types of arguments
 
 
-def one_or_several(paths: list[str]) -> str | list[str]:
+def one_or_several(paths: Sequence[str]) -> str | list[str]:
     """The argument of `sa1bpack.open`: one path alone, which may be a selection, or a list.
 
     Raises OptionError for a URL, which Python's call takes if there is a cache.
@@ -142,7 +142,7 @@ def one_or_several(paths: list[str]) -> str | list[str]:
 
     for path in paths:
         refuse_url("pack", path)
-    return paths[0] if len(paths) == 1 else paths
+    return paths[0] if len(paths) == 1 else list(paths)
 
 
 ENGINES = ("local", "ray")
@@ -234,8 +234,10 @@ class Parser(argparse.ArgumentParser):
             words = action.option_strings or [str(action.metavar)]
             shown[action.dest] = words[-1]
         plurals = {f"{name}s": word for name, word in shown.items()}
-        packs = dict.fromkeys(_NAMES_OF_PACKS, "PACK") if "PACK" in shown.values() else {}
-        return {**_OTHER_NAMES, **plurals, **packs, **shown}
+        names = {**_OTHER_NAMES, **plurals}
+        if "PACK" in shown.values():
+            names |= dict.fromkeys(_NAMES_OF_PACKS, "PACK")
+        return names | shown
 
     def refuse_unknown(self, words: list[str]) -> None:
         """Leave with exits.USAGE if one of the words is an option that there is not.
@@ -255,8 +257,8 @@ class Parser(argparse.ArgumentParser):
         """Leave with exits.USAGE; `--help` has the usage."""
         if message.endswith(f"required: {_OUTPUT}"):
             message += ", which names what is written"
-        see = " See" if message.endswith("?") else "; see"
-        self.exit(exits.USAGE, f"sa1bpack: {message}{see} `{self.prog} --help`\n")
+        message += " See" if message.endswith("?") else "; see"
+        self.exit(exits.USAGE, f"sa1bpack: {message} `{self.prog} --help`\n")
 
     def _meant(self, name: str) -> str:
         """The options nearest to an unknown one; also the arguments, which have no flag."""
@@ -303,7 +305,7 @@ def _main_parser() -> Parser:
 
 def command_parser(name: str) -> Parser:
     """The parser of one command, a key of COMMANDS."""
-    from sa1bpack.options import Declaration, declarations
+    from sa1bpack.options import Declaration, Options, declarations
 
     function = _function(name)
     documentation = inspect.getdoc(function) or ""
@@ -317,7 +319,7 @@ def command_parser(name: str) -> Parser:
     for parameter in inspect.signature(function).parameters.values():
         kind, *extras = get_args(hints[parameter.name])
         help = extras[0]
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and issubclass(kind, Options):
             group = parser.add_argument_group(help.text)
             for option, declaration in declarations(kind).items():
                 _add(group, option, declaration, is_option=True)

@@ -92,8 +92,10 @@ def advising(advice: str, otherwise: str | None = None) -> Iterator[None]:
         yield
     except (OSError, MemoryError, KeyboardInterrupt, Terminated) as error:
         lasting = isinstance(error, OSError) and error.errno in _LASTING
-        if found := otherwise if lasting else advice:
-            error.add_note(found)
+        if lasting and otherwise:
+            error.add_note(otherwise)
+        elif advice and not lasting:
+            error.add_note(advice)
         raise
 
 
@@ -110,5 +112,6 @@ def refusing_damage() -> Iterator[None]:
 
 def remedy(error: BaseException) -> str | None:
     """The remedy for an error of the disk or the machine, if known."""
-    code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
-    return _REMEDIES.get(code)
+    if isinstance(error, MemoryError):
+        return _REMEDIES[errno.ENOMEM]
+    return _REMEDIES.get(getattr(error, "errno", None) or 0)

@@ -26,14 +26,16 @@ def describe_packages() -> dict[str, str]:
     """Versions, the image decoder and the PIL in force: label → text, in the order to print."""
     now = pil_in_force()
     record = read_pil_record()
-    same = now is not None and record is not None and now.core_sha256 == record.core_sha256
     resizer = "none: neither pillow-simd nor Pillow is installed; run `make setup`"
     if now is not None:
-        simd = f", compiled for {record.simd}" if same and record.simd else ""
-        resizer = f"{_NAMES[now.package]} {now.version}{simd}"
+        resizer = f"{_NAMES[now.package]} {now.version}"
     state = "not by `make setup`, which installs the faster one that works here"
-    if same:
-        state = f"unchanged since `make setup`{record.reason and f' ({record.reason})'}"
+    if record is not None and now is not None and now.core_sha256 == record.core_sha256:
+        state = "unchanged since `make setup`"
+        if record.simd:
+            resizer += f", compiled for {record.simd}"
+        if record.reason:
+            state += f" ({record.reason})"
     elif record is not None:
         was = f"{_NAMES[record.package]} {record.version}"
         state = f"CHANGED: set-up installed {was}; `make setup` restores it"
@@ -70,21 +72,23 @@ def _version(package: str) -> str:
 def _said(*command: str) -> list[str]:
     """The lines that a command of the system prints; none if it is missing or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        output = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)
     except (OSError, subprocess.CalledProcessError):
         return []
-    return done.stdout.splitlines()
+    return output.splitlines()
 
 
 def cuda_devices() -> str:
     """The devices that the NVIDIA driver names, with their memory; torch is not loaded."""
-    found = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
-    return "; ".join(found) or "none: nvidia-smi is missing, or names no device"
+    devices = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    return "; ".join(devices) or "none: nvidia-smi is missing, or names no device"
 
 
 def _limits() -> str:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    opened = "no limit on open files" if files < 0 else counted(files, "open file")
+    opened = counted(files, "open file")
+    if files < 0:
+        opened = "no limit on open files"
     try:
         used, most = (int(path.read_text()) for path in _AIO)
         requests = f"{used:,} of {most:,} AIO requests in use"

@@ -14,6 +14,8 @@ from sa1bpack.cli.arguments import in_flags, parse
 from sa1bpack.cli.output import discard_output, warn
 from sa1bpack.errors import OptionError, PackError, UserCodeError
 
+_ENDED_BY = {KeyboardInterrupt: "interrupted", exits.Terminated: "terminated"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
@@ -25,21 +27,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.reconfigure(errors="backslashreplace")
         with interrupts.interrupts_held():  # while modules load, which may catch anything
             options = parse(list(sys.argv[1:] if arguments is None else arguments))
-        code = options.run()
+        code: int = options.run()
         interrupts.check()
         return code
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         discard_output()
         return exits.FAILED
     except exits.ERRORS as error:
-        what = {KeyboardInterrupt: "interrupted", exits.Terminated: "terminated"}.get(type(error))
+        text = _ENDED_BY.get(type(error), str(error))
         if isinstance(error, UserCodeError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)  # of the user's function, to correct it
         if isinstance(error, OptionError | PackError):
-            what = in_flags(str(error), options.shown_names)
-        remedy = [] if (found := exits.remedy(error)) is None else [found]
-        for line in (what or error, *remedy, *getattr(error, "__notes__", ())):
-            warn(line)
+            text = in_flags(text, options.shown_names)
+        warn(text)
+        if remedy := exits.remedy(error):
+            warn(remedy)
+        for note in getattr(error, "__notes__", ()):
+            warn(note)
         return exits.code_of(error)
 
 
@@ -64,9 +68,11 @@ def _handle_signals() -> None:
             signal.signal(number, _on_signal)
 
 
-def _on_signal(number, frame):
+def _on_signal(number: int, frame: object) -> None:
     interrupts.record(number)
-    raise KeyboardInterrupt if number == signal.SIGINT else exits.Terminated
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise exits.Terminated
 
 
 def _show_unless_recorded(lost: "sys.UnraisableHookArgs") -> None:

@@ -21,9 +21,9 @@ def say(text: object) -> None:
         raise
 
 
-def say_json(found: dict[str, object]) -> None:
+def say_json(record: dict[str, object]) -> None:
     """Print an object on one line, in ASCII."""
-    say(json.dumps(found))
+    say(json.dumps(record))
 
 
 def warn(text: object) -> None:

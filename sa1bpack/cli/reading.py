@@ -3,10 +3,10 @@
 import json as json_text
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import sa1bpack
 from sa1bpack import interrupts
@@ -47,14 +47,17 @@ def info(
     if packs:
         result = sa1bpack.info(one_or_several(packs))
         text = result.as_text()
-        found = result.as_dict()
+        facts = result.as_dict()
     else:
         from sa1bpack.cli.machine import describe_machine, describe_packages
 
         machine = describe_packages() | describe_machine(Path.cwd())
         text = "\n".join(f"{key:<16} {value}" for key, value in machine.items())
-        found = {"pack": None, "machine": machine}
-    say_json(found) if json else say(text)
+        facts = {"pack": None, "machine": machine}
+    if json:
+        say_json(facts)
+    else:
+        say(text)
     return exits.OK
 
 
@@ -123,14 +126,24 @@ def show(
     from sa1bpack.export.show import draw_samples
 
     path = check_output(output, *PICTURES)
-    options = {"seed": seed, "large": large, "rule": asdict(rule)}
-    shown = draw_samples(one_or_several(packs), samples, image_id, row, **options)
+    shown = draw_samples(
+        one_or_several(packs),
+        samples,
+        image_id,
+        row,
+        seed=seed,
+        large=large,
+        rule=asdict(rule),
+    )
     write_picture(shown.picture, path)
+    text = f"{path}: {shown.picture.width} x {shown.picture.height} pixels"
+    if not shown.unreadable:
+        say(text)
+        return exits.OK
     for sample in shown.unreadable:
         warn(sample)
-    missing = f", {len(shown.unreadable):,} NOT DRAWN" if shown.unreadable else ""
-    say(f"{path}: {shown.picture.width} x {shown.picture.height} pixels{missing}")
-    return exits.FAILED if shown.unreadable else exits.OK
+    say(f"{text}, {len(shown.unreadable):,} NOT DRAWN")
+    return exits.FAILED
 
 
 def report(
@@ -173,17 +186,16 @@ def report(
     from sa1bpack.cli.packs import advice
 
     result = sa1bpack.report(packs, output, verify=verify, samples=samples, seed=seed)
-    found = result.verification.problems
-    for line in (
-        *found,
-        *result.unreadable,
-        *advice(packs[0] if len(packs) == 1 else "PACK", found),
-    ):
+    problems = result.verification.problems
+    pack = packs[0] if len(packs) == 1 else "PACK"
+    for line in (*problems, *result.unreadable, *advice(pack, problems)):
         warn(line)
-    unread = f", {counted(len(result.unreadable), 'part')} NOT READ" if result.unreadable else ""
-    state = "" if result.complete else ", NOT COMPLETE"
-    images = counted(result.images, "image")
-    say(f"{result.path}: {images}, {result.verification.verdict}{unread}{state}")
+    text = f"{result.path}: {counted(result.images, 'image')}, {result.verification.verdict}"
+    if result.unreadable:
+        text += f", {counted(len(result.unreadable), 'part')} NOT READ"
+    if not result.complete:
+        text += ", NOT COMPLETE"
+    say(text)
     return exits.OK if result.ok else exits.FAILED
 
 
@@ -231,7 +243,10 @@ def bench(
         duration=seconds,
         sweep=sweep,
     )
-    say_json(result.as_dict()) if json else say(result.as_text())
+    if json:
+        say_json(result.as_dict())
+    else:
+        say(result.as_text())
     return exits.OK
 
 
@@ -358,7 +373,7 @@ def export(
       sa1bpack export '/data/packs/*' -o /data/json
       sa1bpack export many.sel -o /data/json    # what `sa1bpack subset` saved
     """
-    chosen = {"sources": source, "shards": shard, "image_ids": image_id}
+    chosen: dict[str, Any] = {"sources": source, "shards": shard, "image_ids": image_id}
     paths = one_or_several(packs)
     if format == "coco":
         result = sa1bpack.export_coco(paths, output, renumber=renumber, **chosen)
@@ -366,12 +381,13 @@ def export(
         raise OptionError("--renumber is for --format coco; SA-1B's files keep their ids")
     else:
         result = sa1bpack.export_sa1b(paths, output, **chosen)
-    already = f", {result.unchanged:,} existed already" if result.unchanged else ""
-    state = "" if result.complete else ", NOT COMPLETE"
-    say(
-        f"{result.path}: {counted(result.images, 'image')}, {counted(result.masks, 'mask')}; "
-        f"{counted(result.files, 'file')} written{already}{state}"
-    )
+    written = f"{counted(result.files, 'file')} written"
+    if result.unchanged:
+        written += f", {result.unchanged:,} existed already"
+    if not result.complete:
+        written += ", NOT COMPLETE"
+    images = counted(result.images, "image")
+    say(f"{result.path}: {images}, {counted(result.masks, 'mask')}; {written}")
     if result.left_out:
         masks = counted(result.left_out, "mask")
         say(f"not in the pack: {masks} of these images, dropped by filters or the cap")
@@ -458,30 +474,32 @@ def derive(
     folder are found.
     """
     machines = Machines(part, engine, address)
-    options = dict(map(_option, option))
-    ray = machines.on_ray()
-    part = machines.share
+    arguments: dict[str, Any] = asdict(rows)
+    arguments["options"] = dict(map(_option, option))
+    on_ray = machines.on_ray()
+    share = machines.share
+    call: Callable[..., sa1bpack.DeriveResult]
     with interrupts.interrupts_held():
         from sa1bpack.deriving.run import function_of
 
-        if ray:
-            from sa1bpack.cluster.derive import derive_on_ray as call
+        if on_ray:
+            from sa1bpack.cluster.derive import derive_on_ray
 
-            where = {"address": machines.address}
+            call = derive_on_ray
+            arguments["address"] = machines.address
         else:
             call = sa1bpack.derive
-            where = {"part": part}
+            arguments["part"] = share
 
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     function = function_of(fn)
     # A feature shard has a row for every sample of its shard.
     ds = sa1bpack.open(one_or_several([pack]), mask_format=mask_format, duplicates="all")
-    made = function_of(pipeline, "pipeline")(ds) if pipeline else None
+    if pipeline:
+        arguments["pipeline"] = function_of(pipeline, "pipeline")(ds)
     outside = None if rows.output else "keep the array outside the pack: --output FOLDER"
-    more = {"pipeline": made, "options": options, **asdict(rows), **where}
     with exits.advising("repeat the command: it resumes after the last complete batch", outside):
-        result = call(ds, name, function, **more)
-    say(result)
+        say(call(ds, name, function, **arguments))
     return exits.OK
 
 

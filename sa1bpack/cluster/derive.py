@@ -73,7 +73,7 @@ def derive_on_ray(
         Whatever else `derive` raises.
     """
     check_progress(progress)
-    chosen = DeriveOptions(**call)
+    chosen = DeriveOptions.of(call)
     choice("device", chosen.device, ("cpu", "cuda"))
     output = None if chosen.output is None else chosen.output.absolute()
     chosen = replace(chosen, threads=chosen.threads or THREADS, output=output)

@@ -85,7 +85,7 @@ def open(
         >>> ds[0]["run_ends"].dtype, ds.spec_text
         (dtype('int32'), 'pad 1024 rgb, runs 256 area, stored coordinates')
     """
-    given = SampleOptions(**options)
+    given = SampleOptions.of(options)
     choice("duplicates", duplicates, DUPLICATES)
     limit = None if cache_size is None else bytes_of("cache_size", cache_size)
     folder = None if cache_dir is None else folder_to_write("cache_dir", cache_dir)

@@ -101,7 +101,7 @@ def derive(
         ((), dtype('float32'))
     """
     check_progress(progress)
-    maker = FeatureShardMaker(ds, name, fn, pipeline, options, DeriveOptions(**call))
+    maker = FeatureShardMaker(ds, name, fn, pipeline, options, DeriveOptions.of(call))
     todo = maker.target.missing(share(maker.target.shards, part))
     total = sum(shard.identity.lengths.samples for shard in todo)
     with reporting_steps(progress, "image", total) as step:
@@ -388,7 +388,7 @@ def attach(
     """
     check_progress(progress)
     dataset = as_dataset(ds)
-    rows = RowOptions(**options)
+    rows = RowOptions.of(options)
     target = Target(dataset, name, {"function": "sa1bpack:attach", "options": {}}, rows)
     padded = dataset.layout.fit != "squash"
     if padded and rows.spatial and rows.covers is None:
