@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from sa1bpack.adapters.collate import Collate, readable
+from sa1bpack.adapters.collate import Collate
 from sa1bpack.adapters.workers import SHARED_MEMORY, WatchedWorkers, made_to_send
 from sa1bpack.arguments import choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
@@ -29,7 +29,7 @@ from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.finalizers import Living
 from sa1bpack.keywords import checks_options, takes_options
-from sa1bpack.loading.batch.mask_choice import MaskSchedule
+from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BaseLoader, LoadedBatch, sampler_of
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingOptions
@@ -94,14 +94,11 @@ class _SendingCollate(Collate):
         self.repeats = repeats
 
     def __call__(self, samples: Sequence[Sample | ReadError]) -> Batch:
-        errors = [sample for sample in samples if isinstance(sample, ReadError)]
-        remaining, repetitions = readable(samples)
-        if repetitions is None and self.repeats:
-            repetitions = np.zeros(len(remaining), np.int64)
         if isinstance(samples, OrderedIndices):
-            return self._sent(samples, remaining, errors, repetitions)
-        if errors:
-            raise errors[0]
+            return self._sent(samples)
+        for sample in samples:
+            if isinstance(sample, ReadError):
+                raise sample
         epoch = getattr(samples, "epoch", self.epoch)
         step = getattr(samples, "step", None)
         if step is None and any(schedule.by == "step" for _, schedule in self.masks.schedules):
@@ -109,31 +106,41 @@ class _SendingCollate(Collate):
                 f"{self.masks.schedules} change by step, but the library that takes these batches "
                 "does not pass on which step they are: choose schedules by epoch"
             )
-        batch = self._batch(remaining, self.masks.at(epoch, step), epoch, repetitions)
-        batch["epoch"] = _per_sample(epoch, len(remaining))
+        repetitions = getattr(samples, "repetitions", None)
+        batch = self._repeating(samples, self.masks.at(epoch, step), epoch, repetitions)
+        batch["epoch"] = _per_sample(epoch, len(samples))
         if step is not None:
-            batch["global_step"] = _per_sample(step, len(remaining))
+            batch["global_step"] = _per_sample(step, len(samples))
         return batch
 
-    def _sent(
-        self,
-        samples: "OrderedIndices",
-        remaining: list[Sample],
-        errors: list[ReadError],
-        repetitions: np.ndarray | None,
-    ) -> _SentBatch:
+    def _sent(self, samples: "OrderedIndices") -> _SentBatch:
         """The batch for the loader itself."""
-        is_read = [not isinstance(sample, ReadError) for sample in samples]
-        ordered = samples.ordered.take(np.array(is_read))
+        errors = [sample for sample in samples if isinstance(sample, ReadError)]
+        remaining = [sample for sample in samples if not isinstance(sample, ReadError)]
+        ordered = samples.ordered
+        if errors:
+            ordered = ordered.take(np.array([not isinstance(s, ReadError) for s in samples]))
         sent = _SentBatch()
         sent.ordered = ordered
         sent.errors = errors
         if remaining:
             choice = self.masks.at(ordered.epoch, ordered.step)
-            sent |= self._batch(remaining, choice, ordered.epoch, repetitions)
+            sent |= self._repeating(remaining, choice, ordered.epoch, ordered.repetitions)
             if ordered.repeated is not None:
                 sent["repeated"] = torch.from_numpy(ordered.repeated)
         return sent
+
+    def _repeating(
+        self,
+        samples: Sequence[Any],
+        choice: MaskChoice,
+        epoch: int,
+        repetitions: np.ndarray | None,
+    ) -> Batch:
+        """The batch, which says that all repetitions are 0 where another batch has some."""
+        if repetitions is None and self.repeats:
+            repetitions = np.zeros(len(samples), np.int64)
+        return self._batch(samples, choice, epoch, repetitions)
 
 
 def _per_sample(number: int, samples: int) -> torch.Tensor:
@@ -537,7 +544,8 @@ class DealtBatches:
         current = self.batches.current
         batches = EpochBatches(current.rules, current.epoch)
         last = len(batches) - 1
-        return last * current.rules.world_size + len(_parts(batches, batches.of_all_ranks(last)))
+        parts = -(-batches.samples_of_all_ranks(last) // batches.size_per_rank(last))
+        return last * current.rules.world_size + parts
 
     def __iter__(self) -> Iterator[BatchIndices]:
         if self.of_loader is not None:

@@ -576,6 +576,11 @@ class EpochBatches:
         """Samples that a rank's share of a batch has, if that is full, by the batch's number."""
         return self.rules.cut.size(self.epoch, number) // self.rules.world_size
 
+    def samples_of_all_ranks(self, number: int) -> int:
+        """Samples of a batch of all ranks, by its number; asks the order for none of them."""
+        begin, end = self._span(number)
+        return end - begin
+
     # ---------------------------------------------------------------------- states to resume from
 
     def after(self, k: int) -> "EpochBatches":
