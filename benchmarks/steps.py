@@ -16,8 +16,8 @@ from sa1bpack import transforms
 from sa1bpack.display import Batch
 from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import SAM_MEAN, SAM_STD, AxisMaps, RunBatch, draw_runs, host
-from sa1bpack.transforms.geometry import scaling
 from sa1bpack.transforms.images.pixels import normalize
+from sa1bpack.transforms.maps import scaling
 from sa1bpack.transforms.prompts import interior_cells
 
 SOURCE = (1500, 2250)  # height and width of a typical photograph of SA-1B

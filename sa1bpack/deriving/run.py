@@ -27,7 +27,7 @@ from sa1bpack.loading.batch.mask_choice import CHOICES
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
 from sa1bpack.progress import ProgressOption, check_progress, reporting_steps
-from sa1bpack.transforms.geometry import GeometricStep
+from sa1bpack.transforms.geometric_steps import GeometricStep
 from sa1bpack.transforms.pipeline import Pipeline
 from sa1bpack.transforms.seeding import Seeded
 from sa1bpack.user_code import call_user

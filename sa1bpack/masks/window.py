@@ -329,7 +329,7 @@ def draw_map(
     across, down, origin = affine.T
     first = origin + (across + down) * (0.5 / (1 << level))
     steps = np.stack([across / (1 << level), down / (1 << level), first], 1)
-    # As `transforms.geometry.fixed_steps`: what lies beyond is in no image.
+    # As `transforms.maps.fixed_steps`: what lies beyond is in no image.
     steps = np.rint(steps.clip(-REACH, REACH) * STEPS).astype(np.int64)
     _draw_affine(run_ends, run_offset, height, steps, level, columns, out)
     return out

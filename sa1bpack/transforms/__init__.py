@@ -8,7 +8,8 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
 Modules:
     pipeline: all of these in the right order; checks: of its arguments and batches.
     host: what the host knows of a batch on a device, and small arrays sent there.
-    geometry: maps, the place of an image on the canvas, the steps that move it, and its boxes.
+    frame: the place of an image on the canvas, and of its boxes and points; maps: from the canvas
+        to where it comes from; geometric_steps: what moves it.
     images/: images under these maps, pixels, steps that change pixels.
     masks/: masks under these maps, from runs or a grid; relations; prompts from runs.
     prompts: a prompt for each mask of what a pipeline made, and clicks that correct a prediction.

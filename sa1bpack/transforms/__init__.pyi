@@ -2,16 +2,14 @@
 
 from sa1bpack.transforms.backends import KernelWarning as KernelWarning
 from sa1bpack.transforms.backends import describe_kernels as describe_kernels
-from sa1bpack.transforms.geometry import AffineMaps as AffineMaps
-from sa1bpack.transforms.geometry import AxisMaps as AxisMaps
-from sa1bpack.transforms.geometry import CenterCrop as CenterCrop
-from sa1bpack.transforms.geometry import Frame as Frame
-from sa1bpack.transforms.geometry import GeometricStep as GeometricStep
-from sa1bpack.transforms.geometry import RandomAffine as RandomAffine
-from sa1bpack.transforms.geometry import RandomHorizontalFlip as RandomHorizontalFlip
-from sa1bpack.transforms.geometry import RandomResizedCrop as RandomResizedCrop
-from sa1bpack.transforms.geometry import ScaleJitter as ScaleJitter
-from sa1bpack.transforms.geometry import image_region as image_region
+from sa1bpack.transforms.frame import Frame as Frame
+from sa1bpack.transforms.frame import image_region as image_region
+from sa1bpack.transforms.geometric_steps import CenterCrop as CenterCrop
+from sa1bpack.transforms.geometric_steps import GeometricStep as GeometricStep
+from sa1bpack.transforms.geometric_steps import RandomAffine as RandomAffine
+from sa1bpack.transforms.geometric_steps import RandomHorizontalFlip as RandomHorizontalFlip
+from sa1bpack.transforms.geometric_steps import RandomResizedCrop as RandomResizedCrop
+from sa1bpack.transforms.geometric_steps import ScaleJitter as ScaleJitter
 from sa1bpack.transforms.host import forget_sent as forget_sent
 from sa1bpack.transforms.images.pixels import SAM_MEAN as SAM_MEAN
 from sa1bpack.transforms.images.pixels import SAM_STD as SAM_STD
@@ -19,6 +17,8 @@ from sa1bpack.transforms.images.pixels import yuv420_to_rgb as yuv420_to_rgb
 from sa1bpack.transforms.images.steps import ColorJitter as ColorJitter
 from sa1bpack.transforms.images.steps import CutMix as CutMix
 from sa1bpack.transforms.images.steps import Mixup as Mixup
+from sa1bpack.transforms.maps import AffineMaps as AffineMaps
+from sa1bpack.transforms.maps import AxisMaps as AxisMaps
 from sa1bpack.transforms.masks.cells import unpack_bits as unpack_bits
 from sa1bpack.transforms.masks.make import draw_runs as draw_runs
 from sa1bpack.transforms.masks.prompts import draw_points as draw_points

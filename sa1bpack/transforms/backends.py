@@ -1,4 +1,4 @@
-"""The makers of the large arrays of a batch on a device.
+"""What makes the large arrays of a batch on each type of device.
 
     compiled kernels   on a CPU
     Triton kernels     on CUDA, where Triton can be imported
@@ -51,12 +51,14 @@ def _without_triton(device: torch.device) -> str | None:
         return ""
     if os.environ.get(VARIABLE) == "0":
         return f" ({VARIABLE}=0)"
-    return " (Triton is not installed)" if find_spec("triton") is None else None
+    if find_spec("triton") is None:
+        return " (Triton is not installed)"
+    return None
 
 
 @checks_options
 def describe_kernels(device: torch.device | str) -> str:
-    """The makers of the large arrays on a device, and why if it is not obvious, as text.
+    """What makes the large arrays of a batch on a device, and why if it is not obvious, as text.
 
     Examples:
         >>> T.describe_kernels("cpu")
@@ -67,8 +69,10 @@ def describe_kernels(device: torch.device | str) -> str:
         return "compiled kernels"
     if (reason := _without_triton(device)) is not None:
         return f"torch operations{reason}"
-    without = ", ".join(f"{kernel}: {reason}" for kernel, reason in failed.items())
-    return f"Triton kernels, but torch operations for {without}" if without else "Triton kernels"
+    if not failed:
+        return "Triton kernels"
+    reasons = ", ".join(f"{kernel}: {reason}" for kernel, reason in failed.items())
+    return f"Triton kernels, but torch operations for {reasons}"
 
 
 def launch(device: torch.device, kernel: str, *arguments: Any) -> Any:
@@ -87,12 +91,14 @@ def launch(device: torch.device, kernel: str, *arguments: Any) -> Any:
     """
     if kernel in failed or _without_triton(device) is not None:
         return None
-    module, _, function = kernel.partition(".")
-    on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    module_name, _, function = kernel.partition(".")
+    on_device: AbstractContextManager[None] = nullcontext()
+    if device.type == "cuda":
+        on_device = torch.cuda.device(device)
     try:
         with on_device:
-            found = import_module(f"sa1bpack.transforms.triton.{module}")
-            return getattr(found, function)(*arguments)
+            module = import_module(f"sa1bpack.transforms.triton.{module_name}")
+            return getattr(module, function)(*arguments)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of Triton, its compiler, the C compiler, the file system
@@ -123,11 +129,12 @@ def run_jobs(jobs: Iterable[Job]) -> None:
             job()
         return
     with ThreadPool(threads) as pool:
-        for done in [pool.submit(job) for job in jobs]:
-            done.result()
+        futures = [pool.submit(job) for job in jobs]
+        for future in futures:
+            future.result()
 
 
-def full_precision(device: torch.device) -> AbstractContextManager:
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """A context without autocast.
 
     Autocast would round images to a 16-bit type, and counts of cells to one that does not hold

@@ -1,21 +1,24 @@
-"""Checks of arguments of steps and pipelines before any work: numbers, sizes, schedules, batches.
+"""Checks of the arguments of steps and pipelines before any work: numbers, sizes, batches.
 
 The contents of tensors are checked only on a CPU, through numpy: nothing waits for a device.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from sa1bpack.arguments import MAX_WORD, is_number, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.select import MAX_MASK_SIZE
 from sa1bpack.masks.window import check_size
-from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.subsets import torch_subset
+from sa1bpack.transforms.batch import Items, Tensors
 from sa1bpack.wording import brief
+
+Sides = tuple[int, int]  # height and width
 
 LEAST = 1e-6  # of numbers that must be above 0
 MAX_CANVAS = 16384  # pixels along one side, as for the images of a pack
@@ -24,10 +27,12 @@ MAX_CANVAS = 16384  # pixels along one side, as for the images of a pack
 def as_numbers(value: Any) -> tuple[float, ...]:
     """The items of a sequence of finite numbers; empty for anything else."""
     try:
-        given = tuple(value)
+        numbers = tuple(value)
     except TypeError:
         return ()
-    return given if all(map(is_number, given)) else ()
+    if not all(map(is_number, numbers)):
+        return ()
+    return numbers
 
 
 def as_range(
@@ -37,50 +42,28 @@ def as_range(
 
     Raises OptionError, with the option's name, unless it is within `low` and `high`.
     """
-    most = -1 if around is None else high - around
-    if is_number(value) and 0 <= value <= most:
-        return max(low, around - value), around + value
-    given = as_numbers(value)
-    if len(given) != 2 or not low <= given[0] <= given[1] <= high:
-        alone = "" if around is None else f"a number from 0 to {most:g}, or "
+    spread = ""
+    if around is not None:
+        if is_number(value) and 0 <= value <= high - around:
+            return max(low, around - value), around + value
+        spread = f"a number from 0 to {high - around:g}, or "
+    limits = as_numbers(value)
+    if len(limits) != 2 or not low <= limits[0] <= limits[1] <= high:
         raise OptionError(
-            f"{name} is {brief(value)}: choose {alone}(low, high) of {low:g} to {high:g}"
+            f"{name} is {brief(value)}: choose {spread}(low, high) of {low:g} to {high:g}"
         )
-    return given
+    return limits[0], limits[1]
 
 
-def check_sides(name: str, size: Any, most: int) -> tuple[int, int]:
+def check_sides(name: str, size: Any, most: int) -> Sides:
     """Check an option that is one side, for both, or a pair, and return (height, width).
 
     Raises OptionError, with the option's name, unless the sides are whole numbers from 1 to `most`.
     """
     if isinstance(size, Iterable):
-        return check_size(size, name, most)
-    return (whole_number(name, size, 1, most),) * 2
-
-
-Sides = tuple[int, int]
-# A side, or (height, width), or a schedule of either. A list is a schedule.
-Size = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
-
-
-def size_schedules(size: Size, mask_size: Size, side: int, cells: int) -> tuple[Schedule, Schedule]:
-    """The schedules of the canvas and of the mask grid, (height, width) each, of a pipeline.
-
-    Args:
-        size, mask_size: as for `Pipeline`.
-        side, cells: sides of the images and of the grids of masks of a batch.
-
-    Raises:
-        OptionError: a value that cannot be used.
-    """
-    canvas = as_schedule("size", side if size is None else size)
-    canvas = canvas.map(lambda each: check_sides("size", each, MAX_CANVAS))
-    if mask_size is None:
-        grid = canvas.map(lambda each: [max(1, length * cells // side) for length in each])
-    else:
-        grid = as_schedule("mask_size", mask_size)
-    return canvas, grid.map(lambda each: check_sides("mask_size", each, MAX_MASK_SIZE))
+        return check_size(cast(Sides, size), name, most)
+    side = whole_number(name, size, 1, most)
+    return side, side
 
 
 # ----------------------------------------------------------------------------------------- batches
@@ -88,40 +71,73 @@ def size_schedules(size: Size, mask_size: Size, side: int, cells: int) -> tuple[
 _REMEDY = "pass a batch as Loader, DataLoader and Collate make it"
 
 
-def check_dataset(ds: Any) -> Any:
-    """The dataset that describes the numbers of a batch: `ds`, or that of a torch Subset.
+@dataclass(frozen=True)
+class StoredBatches:
+    """What a dataset says of the batches that come from it.
 
-    Raises OptionError if it does not describe them.
+    Attributes:
+        image_size: S, side of the images in pixels.
+        cells: side of the masks in cells.
+        fit: fit of the pack.
+        sampling: sampling of masks that are drawn from runs.
+        coordinates: coordinates of boxes and points, "source" or "stored".
+        spec: spec of the samples as text; None if it is not known.
+        features: specs of the features, by name.
     """
-    ds, _ = torch_subset(ds)
-    if not all(hasattr(ds, name) for name in ("layout", "options", "mask_size", "mask_sampling")):
-        raise OptionError(f"ds is a {_kind(ds)}: pass the dataset that the batches come from")
-    return ds
+
+    image_size: int
+    cells: int
+    fit: str
+    sampling: str
+    coordinates: str
+    spec: str | None
+    features: Items
+
+    @classmethod
+    def of(cls, ds: Any) -> "StoredBatches":
+        """Those of a dataset, or of a torch Subset of it.
+
+        Raises OptionError if it does not describe them, or has a spatial feature that does not say
+        what it covers: releases that did not know took all for the canvas.
+        """
+        ds, _ = torch_subset(ds)
+        attributes = ("layout", "options", "mask_size", "mask_sampling")
+        if not all(hasattr(ds, name) for name in attributes):
+            raise OptionError(f"ds is a {_kind(ds)}: pass the dataset that the batches come from")
+        fit = ds.layout.fit
+        features = getattr(getattr(ds, "spec", None), "features", ())
+        for feature in features:
+            if feature.spatial and feature.covers is None and fit != "squash":
+                raise OptionError(
+                    f"feature {feature.name}: rows are {feature.row_shape}, and it is not recorded "
+                    "whether they cover the canvas or the photograph: make it again with "
+                    "covers='photograph' or covers='canvas'"
+                )
+        return cls(
+            image_size=ds.layout.image_size,
+            cells=ds.mask_size,
+            fit=fit,
+            sampling=ds.mask_sampling,
+            coordinates=ds.options.coordinates,
+            spec=getattr(ds, "spec_text", None),
+            features={feature.name: feature for feature in features},
+        )
+
+    @property
+    def spatial(self) -> dict[str, Any]:
+        """Specs of the spatial features, with rows (C, h, w), by name."""
+        return {name: feature for name, feature in self.features.items() if feature.spatial}
 
 
-def check_relations(names: Collection[str], features: Iterable[Any]) -> None:
+def check_relations(names: Iterable[str], features: Iterable[Any]) -> None:
     """Raise OptionError for a relation with the name of one of the features of the dataset."""
-    if taken := sorted(set(names) & {feature.name for feature in features}):
+    if shared := sorted(set(names) & {feature.name for feature in features}):
         raise OptionError(
-            f"relations has {brief(taken[0])}, also a feature of the dataset: leave one out"
+            f"relations has {brief(shared[0])}, also a feature of the dataset: leave one out"
         )
 
 
-def check_spatial(features: Iterable[Any], fit: str) -> None:
-    """Raise OptionError for a spatial feature of a pack with this fit that does not say its place.
-
-    Releases that did not know what rows cover took all for the canvas.
-    """
-    for feature in features:
-        if feature.covers is None and fit != "squash":
-            raise OptionError(
-                f"feature {feature.name}: rows are {feature.row_shape}, and it is not recorded "
-                "whether they cover the canvas or the photograph: make it again with "
-                "covers='photograph' or covers='canvas'"
-            )
-
-
-def check_made(batch: Mapping, needed: Collection[str]) -> None:
+def check_made(batch: Items, needed: Collection[str]) -> None:
     """Raise OptionError unless a batch has keys that a pipeline's has."""
     if missing := sorted(set(needed) - batch.keys()):
         raise OptionError(f"the batch has no {', '.join(missing)}: give what a Pipeline made")
@@ -139,10 +155,12 @@ def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]
     if not batch.keys().isdisjoint(("runs", *of_masks)):
         needed = (*needed, "mask_counts")
     if missing := [key for key in needed if key not in batch]:
-        found = "is a single sample" if "image" in batch else f"has {', '.join(batch) or 'no keys'}"
-        raise OptionError(f"the batch {found}, without {' and '.join(missing)}: {_REMEDY}")
+        contents = f"has {', '.join(batch) or 'no keys'}"
+        if "image" in batch:
+            contents = "is a single sample"
+        raise OptionError(f"the batch {contents}, without {' and '.join(missing)}: {_REMEDY}")
     for key in {*needed, *of_masks} & batch.keys():
-        if not isinstance(batch[key], torch.Tensor):
+        if not isinstance(batch[key], Tensor):
             raise OptionError(f"{key} is a {_kind(batch[key])}: pass a tensor (torch.from_numpy)")
 
 
@@ -156,36 +174,39 @@ def check_spec(batch: Any, spec: str | None) -> None:
         )
 
 
-def check_arrays(batch: Mapping, side: int, cells: int, spatial: Mapping[str, Any]) -> None:
+def check_arrays(batch: Items, stored: StoredBatches) -> None:
     """Raise OptionError unless the arrays of a batch are those of the pipeline's dataset.
 
-    Args:
-        side: side of the images, uint8 (B, S, S, 3), or of planes (B, S * 3 / 2, S).
-        cells: side of the masks, bool or bits in uint8, if there are no runs.
-        spatial: name → spec of the spatial features, with rows (C, h, w).
+    Images are RGB, uint8 (B, S, S, 3), or planes (B, S * 3 / 2, S); masks are checked if there are
+    no runs.
     """
+    side = stored.image_size
     images = batch["images"]
     rgb = (side, side, 3)
     planes = (side * 3 // 2, side)
     if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
         _refuse("images", images, f"torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}")
     if "masks" in batch and "runs" not in batch:
-        width = {torch.bool: cells, torch.uint8: cells // 8}.get(batch["masks"].dtype)
-        if batch["masks"].shape[-2:] != (cells, width):
-            wanted = f"{cells} x {cells} cells, torch.bool or bits in torch.uint8"
-            _refuse("masks", batch["masks"], wanted)
-    for name in spatial.keys() & batch.keys():
-        shape = len(images), *spatial[name].row_shape
-        if not isinstance(batch[name], torch.Tensor) or batch[name].shape != shape:
+        masks = batch["masks"]
+        cells = stored.cells
+        width = {torch.bool: cells, torch.uint8: cells // 8}.get(masks.dtype)
+        if masks.shape[-2:] != (cells, width):
+            _refuse("masks", masks, f"{cells} x {cells} cells, torch.bool or bits in torch.uint8")
+    for name, feature in stored.spatial.items():
+        shape = (len(images), *feature.row_shape)
+        if name in batch and (not torch.is_tensor(batch[name]) or batch[name].shape != shape):
             _refuse(name, batch[name], f"a tensor {shape}")
 
 
-def _refuse(name: str, value: Any, wanted: str) -> None:
-    shown = f"{value.dtype} {tuple(value.shape)}" if torch.is_tensor(value) else _kind(value)
-    raise OptionError(f"{name} are {shown}: batches of this pipeline's dataset have {wanted}")
+def _refuse(name: str, value: Any, described: str) -> None:
+    """Raise OptionError for a value that is not as described."""
+    shown = _kind(value)
+    if torch.is_tensor(value):
+        shown = f"{value.dtype} {tuple(value.shape)}"
+    raise OptionError(f"{name} are {shown}: batches of this pipeline's dataset have {described}")
 
 
-def number_of_batch(batch: Mapping, key: str) -> Any:
+def number_of_batch(batch: Items, key: str) -> Any:
     """A number of a batch, such as its epoch; None if it has none.
 
     In batches that another library takes, as those of make_dataloader with Accelerate, it is int64
@@ -193,38 +214,39 @@ def number_of_batch(batch: Mapping, key: str) -> Any:
     epoch by samples of the first.
     """
     value = batch.get(key)
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         return value
     return int(value.max()) % 2**64
 
 
-def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
+def check_epoch(batch: Items, epoch: Any, needed: bool) -> int | None:
     """The epoch of a batch, or `epoch` for a batch without one.
 
     Raises OptionError if there is neither and one is needed, if both are given and differ, or for a
     value that is not a whole number from 0 to 2**64 - 1.
     """
-    name = "batch['epoch']"
-    found = number_of_batch(batch, "epoch")
-    if found is None:
-        name = "epoch"
-        found = epoch
-    if found is None and needed:
+    of_batch = number_of_batch(batch, "epoch")
+    if of_batch is not None:
+        if epoch not in (None, of_batch):
+            raise OptionError(
+                f"epoch is {epoch}, but the batch is from epoch {of_batch}: call pipeline(batch) "
+                "alone"
+            )
+        return whole_number("batch['epoch']", of_batch, 0, MAX_WORD)
+    if epoch is not None:
+        return whole_number("epoch", epoch, 0, MAX_WORD)
+    if needed:
         raise OptionError(
             "the batch has no 'epoch', but steps or sizes need it: pipeline(batch, epoch=...)"
         )
-    if epoch not in (None, found):
-        raise OptionError(
-            f"epoch is {epoch}, but the batch is from epoch {found}: call pipeline(batch) alone"
-        )
-    return None if found is None else whole_number(name, found, 0, MAX_WORD)
+    return None
 
 
 def _kind(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
+def check_sizes(sizes: Tensor, samples: int, stored: StoredBatches) -> None:
     """Raise OptionError if these are not the sizes (B, 4) of `samples`.
 
     On a CPU also if a stored image does not fit the dataset's canvas by its fit.
@@ -235,16 +257,23 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
         )
     if sizes.device.type != "cpu":
         return
-    stored = sizes[:, 2:]
-    wrong = (stored != side) if fit == "squash" else (stored > side)
-    for sample in ((sizes < 1).any(1) | wrong.any(1)).nonzero()[:1, 0].tolist():
+    side = stored.image_size
+    least = 1
+    limits = f"1 to {side}"
+    if stored.fit == "squash":
+        least = side
+        limits = str(side)
+    sides = sizes[:, 2:]
+    wrong = (sizes < 1).any(1) | ((sides < least) | (sides > side)).any(1)
+    if wrong.any():
+        sample = int(wrong.nonzero()[0])
         raise OptionError(
             f"sizes of sample {sample} of the batch are {sizes[sample].tolist()}, but its dataset "
-            f"has fit {brief(fit)}, and sides of {side if fit == 'squash' else f'1 to {side}'}"
+            f"has fit {brief(stored.fit)}, and sides of {limits}"
         )
 
 
-def check_runs(runs: Any, small: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> None:
+def check_runs(runs: Any, small: Tensors, shape: tuple[int, ...]) -> None:
     """Raise OptionError if the runs do not belong to the masks of a batch.
 
     Args:
@@ -253,17 +282,17 @@ def check_runs(runs: Any, small: Mapping[str, torch.Tensor], shape: tuple[int, .
             the runs may include padding or not.
     """
     counts = small["mask_counts"]
-    found = small["mask_offset"].diff()
+    in_runs = small["mask_offset"].diff()
     rows = prod(shape)
     padded = len(shape) == 2
-    fits = len(found) == len(counts) and (runs.masks == rows or (padded and runs.masks < rows))
-    on_host = counts.device.type == "cpu"
-    each = ""
-    if fits and on_host:
-        fits = torch.equal(found, counts) or (padded and bool((found == shape[1]).all()))
-        each = f", {brief(counts.tolist())} by sample, not {brief(found.tolist())}"
+    fits = len(in_runs) == len(counts) and (runs.masks == rows or (padded and runs.masks < rows))
+    by_sample = ""
+    if fits and counts.device.type == "cpu":
+        fits = torch.equal(in_runs, counts) or (padded and bool((in_runs == shape[1]).all()))
+        by_sample = f", {brief(counts.tolist())} by sample, not {brief(in_runs.tolist())}"
     if not fits:
         raise OptionError(
-            f"the runs have {runs.masks} masks of {len(found)} samples, but the batch has {rows} "
-            f"rows of {len(counts)}{each}: a transform that drops masks must drop their runs, too"
+            f"the runs have {runs.masks} masks of {len(in_runs)} samples, but the batch has {rows} "
+            f"rows of {len(counts)}{by_sample}: a transform that drops masks must drop their runs, "
+            "too"
         )

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sa1bpack.finalizers import settle, when_gone
 
@@ -53,13 +54,13 @@ class Memory:
     Without a lock: a deque is safe between threads, and in a forked child.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._free: deque[np.ndarray] = deque(maxlen=KEPT)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[()]]:
         return Memory, ()  # a copy starts without memory
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor with undefined contents."""
         count = int(np.prod(shape)) * dtype.itemsize
         if count < LEAST:
@@ -90,17 +91,16 @@ class Table:
             values: array of any dtype and shape; not to be changed afterwards.
         """
         self.values = values
-        self._copies: dict[torch.device, torch.Tensor] = {}
+        self._copies: dict[torch.device, Tensor] = {}
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[np.ndarray]]:
         return Table, (self.values,)  # a copy starts without tensors
 
-    def on(self, device: torch.device) -> torch.Tensor:
+    def on(self, device: torch.device) -> Tensor:
         """The array as a tensor on a device, not to be changed."""
-        found = self._copies.get(device)
-        if found is None:
-            # A tensor that inference mode made could not take part in training later.
-            with torch.inference_mode(False):
-                copied = torch.tensor(self.values, device=device)
-            found = self._copies.setdefault(device, copied)
-        return found
+        if device in self._copies:
+            return self._copies[device]
+        # A tensor that inference mode made could not take part in training later.
+        with torch.inference_mode(False):
+            copied = torch.tensor(self.values, device=device)
+        return self._copies.setdefault(device, copied)

@@ -1,30 +1,35 @@
 """The pipeline from a batch of a loader to training input, on the batch's device."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sa1bpack.arguments import MAX_WORD, items_of, number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks.prompts import prompt_draw
-from sa1bpack.transforms import checks, geometry
+from sa1bpack.masks.select import MAX_MASK_SIZE
+from sa1bpack.schedules import Schedule, as_schedule
+from sa1bpack.transforms import checks
 from sa1bpack.transforms.backends import describe_kernels, full_precision
-from sa1bpack.transforms.batch import Batch
-from sa1bpack.transforms.checks import Sides, Size, as_numbers
-from sa1bpack.transforms.geometry import Frame, GeometricStep
+from sa1bpack.transforms.batch import Batch, Items, Tensors
+from sa1bpack.transforms.checks import MAX_CANVAS, Sides, StoredBatches, as_numbers, check_sides
+from sa1bpack.transforms.frame import Frame, fit_frame, place_annotations, stored_to_source
+from sa1bpack.transforms.geometric_steps import GeometricStep, Step
 from sa1bpack.transforms.host import all_on_host, numbers_of, sent, unseen
-from sa1bpack.transforms.images.make import ImageMaker
+from sa1bpack.transforms.images.make import ImageMaker, Recoloring
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.spatial import SpatialRows, move_spatial
 from sa1bpack.transforms.images.steps import ColorJitter, MixStep
 from sa1bpack.transforms.masks.cells import ranks, uncovered
-from sa1bpack.transforms.masks.make import MaskMaker, Rows
+from sa1bpack.transforms.masks.make import MaskMaker, MaskRows
 from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import repeated_ids, uniform
@@ -37,7 +42,78 @@ _SMALL = ("image_ids", "repetitions", "sizes", "mask_counts", *_PLACED)
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
 MASK_KEYS = (*(number.key for number in MASK_NUMBERS if number.batched), "masks")
 
-Step = GeometricStep | ColorJitter | MixStep
+# A side, or (height, width), or a schedule of either. A list is a schedule.
+Size: TypeAlias = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
+
+
+@dataclass(frozen=True)
+class SizeSchedules:
+    """The sizes of a pipeline's results, (height, width) each, by epoch or step.
+
+    Attributes:
+        canvas: in pixels.
+        grid: that of the masks, in cells.
+        in_proportion: the grid follows the canvas.
+    """
+
+    canvas: Schedule
+    grid: Schedule
+    in_proportion: bool
+
+    @classmethod
+    def of(cls, size: Size, mask_size: Size, side: int, cells: int) -> "SizeSchedules":
+        """Those of the options of a `Pipeline`.
+
+        Args:
+            size, mask_size: the options.
+            side, cells: sides of the images and of the grids of masks of a batch.
+
+        Raises:
+            OptionError: a value that cannot be used.
+        """
+        canvas = as_schedule("size", side if size is None else size)
+        canvas = canvas.map(lambda value: check_sides("size", value, MAX_CANVAS))
+        if mask_size is None:
+            grid = canvas.map(lambda sides: [max(1, length * cells // side) for length in sides])
+        else:
+            grid = as_schedule("mask_size", mask_size)
+        grid = grid.map(lambda value: check_sides("mask_size", value, MAX_MASK_SIZE))
+        return cls(canvas, grid, mask_size is None)
+
+    def __str__(self) -> str:
+        grid = _schedule_text(self.grid)
+        if self.in_proportion and not self.grid.constant:
+            grid = "in proportion"
+        return f"size={_schedule_text(self.canvas)}, mask_size={grid}"
+
+    def at(self, epoch: int | None, step: int | None) -> tuple[Sides, Sides]:
+        """The canvas and the grid of a batch."""
+        return self.canvas.at(epoch, step), self.grid.at(epoch, step)
+
+    def change_by(self, unit: str) -> bool:
+        """True if a size changes by "epoch", or by "step"."""
+        schedules = self.canvas, self.grid
+        return any(schedule.by == unit and not schedule.constant for schedule in schedules)
+
+
+def _schedule_text(schedule: Schedule) -> str:
+    if schedule.constant:
+        return str(schedule.values[0])
+    return repr(schedule)
+
+
+class Moves(NamedTuple):
+    """What the steps do to the images of a batch.
+
+    Attributes:
+        frame: where the images are.
+        recoloring: how their colours change; None: they do not.
+        mix: a function of the images that returns what mixing changes in the batch; None: nothing.
+    """
+
+    frame: Frame
+    recoloring: Recoloring | None
+    mix: Callable[[Tensor], dict[str, Tensor]] | None
 
 
 @checks_options(mask_dtype="batch['masks'].to(dtype), of masks in bool")
@@ -65,7 +141,7 @@ class Pipeline:
     pixel_std        float32  (3,): of R, G, B in 0 to 255, what images were normalised with
     masks            bool     (..., h, w), over the canvas
     boxes_xyxy       float32  (..., 4) x0, y0, x1, y1: edges, clipped to the image, in place of
-                              `bboxes`. Of a rotated box, the upright box around it
+                              `bboxes`. For a rotated box, the upright box around it
     point_coords     float32  (..., 2) x, y
     point_inside     bool     (...): the point is still inside the image
     valid            bool     (...): the mask still has `min_area` cells and is not padding, nor
@@ -76,7 +152,7 @@ class Pipeline:
     input_sizes      float64  (B, 2): height and width of the part of the canvas, from its top left
                               corner, that the image is in: its size before padding
     source_window    float64  (B, 4), if a step may rotate: x0, y0, x1, y1 in source pixels. Within
-                              that part, the image is what comes from here, see `image_region`
+                              `input_sizes`, the image is what shows this window, see `image_region`
     mix_lambda       float32  (B,) and
     mix_partner      int64    (B,) with `Mixup` or `CutMix`, see there
     mix_box          int64    (B, 4) with `CutMix`
@@ -155,8 +231,8 @@ class Pipeline:
             dtype: type of the images, a floating-point type.
             mean, std: mean and std of R, G, B in 0 to 255; by default those of SAM.
             min_area: cells that a mask must still have to be valid.
-            max_cover: fraction of a valid mask's cells, 0 to 1, that larger ones which are left may
-                cover together; 0.8 is EdgeSAM's `mask_nms_thresh`. 1: any.
+            max_cover: fraction of a valid mask's cells, 0 to 1, that larger valid masks may cover
+                together; 0.8 is EdgeSAM's `mask_nms_thresh`. 1: any.
             max_valid: at most this many masks of each image are valid, drawn from the valid ones by
                 (seed, epoch, annotation id). None: all.
             relations: names of relations of the resulting masks, or a `Relate`. Batches must have
@@ -166,46 +242,37 @@ class Pipeline:
         Raises:
             OptionError: an invalid value.
         """
-        ds = checks.check_dataset(ds)
-        # sides in the batch
-        self.image_size = ds.layout.image_size
-        self.cells = ds.mask_size
-        self.fit = ds.layout.fit
-        self.coordinates = ds.options.coordinates
-        self.spec = getattr(ds, "spec_text", None)
-        features = getattr(getattr(ds, "spec", None), "features", ())
-        self._spatial = {feature.name: feature for feature in features if feature.spatial}
-        checks.check_spatial(self._spatial.values(), self.fit)
-        given = size, mask_size, self.image_size, self.cells
-        self._schedules = checks.size_schedules(*given)
-        self._in_proportion = mask_size is None
-        self.canvas, self.grid = (each.at(0, 0) for each in self._schedules)  # of the beginning
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise OptionError(
-                f"dtype is {brief(dtype)}: choose a floating type, such as torch.half"
-            )
-        self.dtype = dtype
-        self._normal = Table(_checked_normal(mean, std))
+        self.stored = StoredBatches.of(ds)
+        side = self.stored.image_size
+        self._sizes = SizeSchedules.of(size, mask_size, side, self.stored.cells)
+        self.canvas, self.grid = self._sizes.at(0, 0)  # of the beginning
+        self.dtype = _checked_dtype(dtype)
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.max_cover = number("max_cover", max_cover, 0, 1)
-        self.max_valid = None if max_valid is None else whole_number("max_valid", max_valid, 1)
+        self.max_valid = max_valid
+        if max_valid is not None:
+            self.max_valid = whole_number("max_valid", max_valid, 1)
         self._relate = Relate.of(relations)
         if self._relate is not None:
-            checks.check_relations(self._relate.names, features)
+            checks.check_relations(self._relate.names, self.stored.features.values())
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self.steps = _checked_steps(items_of(steps))
         moving = [step for step in self.steps if isinstance(step, GeometricStep)]
-        self._moves = bool(moving)
-        shrinks = prod(step.shrinks for step in moving)
-        self._images = ImageMaker(dtype, self._normal, self.image_size, self._moves, shrinks)
-        mixing = (step.table for step in self.steps if isinstance(step, MixStep))
-        self._tables = (*self._images.tables, *mixing)
-        self._masks = MaskMaker(self.cells, self.fit, ds.mask_sampling, self._moves)
+        self._images = ImageMaker(
+            dtype=dtype,
+            normal=Table(_checked_normal(mean, std)),
+            side=side,
+            geometric=bool(moving),
+            shrinks=prod(step.shrinks for step in moving),
+        )
+        self._masks = MaskMaker(
+            self.stored.cells, self.stored.fit, self.stored.sampling, bool(moving)
+        )
 
     def __str__(self) -> str:
         """Everything that decides the result: steps, sizes, types and numbers."""
         steps = ", ".join(map(repr, self.steps))
-        mean, std = np.round(self._normal.values.astype(float), 4).tolist()
+        mean, std = np.round(self._images.normal.values.astype(float), 4).tolist()
         others = f"dtype={str(self.dtype)[6:]}, mean={mean}, std={std}, min_area={self.min_area}"
         if self.max_cover < 1:
             others += f", max_cover={self.max_cover}"
@@ -213,20 +280,15 @@ class Pipeline:
             others += f", max_valid={self.max_valid}"
         if self._relate is not None:
             others += f", relations={self._relate.names}"
-        canvas, grid = (
-            str(each.values[0]) if each.constant else repr(each) for each in self._schedules
-        )
-        if self._in_proportion and not self._schedules[1].constant:
-            grid = "in proportion"
-        sizes = f"size={canvas}, mask_size={grid}"
-        return f"Pipeline([{steps}], {sizes}, {others}, seed={self.seed})"
+        return f"Pipeline([{steps}], {self._sizes}, {others}, seed={self.seed})"
 
     def __repr__(self) -> str:
         """The text of `str`, and what makes images and masks."""
-        on_cpu, on_cuda = (describe_kernels(device) for device in ("cpu", "cuda"))
+        on_cpu = describe_kernels("cpu")
+        on_cuda = describe_kernels("cuda")
         return f"{self}, on a CPU: {on_cpu}, on CUDA: {on_cuda}"
 
-    def __call__(self, batch: Mapping[str, Any], epoch: int | None = None) -> Batch:
+    def __call__(self, batch: Items, epoch: int | None = None) -> Batch:
         """Make training input from a batch.
 
         Args:
@@ -242,29 +304,85 @@ class Pipeline:
                 the host knows them, as those of a Loader's batches: nothing waits for a device.
             MaskError: runs on the CPU are damaged.
         """
-        checks.check_spec(batch, self.spec)
+        checks.check_spec(batch, self.stored.spec)
         items = unseen(batch)
         small = self._checked(items, numbers_of(batch))
-        changing = {each.by for each in self._schedules if not each.constant}
         draws = bool(self.steps) or self.max_valid is not None
-        epoch = checks.check_epoch(items, epoch, needed=draws or "epoch" in changing)
+        needed = draws or self._sizes.change_by("epoch")
+        epoch = checks.check_epoch(items, epoch, needed)
         step = checks.number_of_batch(items, "global_step")
-        if "step" in changing and step is None:
+        if step is None and self._sizes.change_by("step"):
             raise OptionError(
                 "sizes change by step, but the batch has no 'global_step': take it from a Loader"
             )
-        sizes = (each.at(epoch, step) for each in self._schedules)
+        canvas, grid = self._sizes.at(epoch, step)
         device = items["images"].device
-        for table in self._tables:
+        for table in self._tables():
             table.on(device)  # a graph that is captured later may read it there alone
         with full_precision(device):
-            made = self._made(items, small, epoch, *sizes)
+            moves = self._run_steps(small, epoch, canvas)
+            result = self._transform(items, small, epoch, moves, grid)
         if isinstance(batch, Batch):
-            made.numbers = batch.numbers  # it has the same small tensors
-        return made
+            result.numbers = batch.numbers  # it has the same small tensors
+        return result
 
-    def _made(
-        self, batch: Mapping, small: Mapping, epoch: int | None, canvas: Sides, grid: Sides
+    def _tables(self) -> list[Table]:
+        """The constants that are read on the device of a batch."""
+        mixing = [step.table for step in self.steps if isinstance(step, MixStep)]
+        return [*self._images.tables, *mixing]
+
+    def _checked(self, batch: Items, known: Tensors) -> dict[str, Tensor]:
+        """Check a batch, of which the host knows some numbers.
+
+        Returns its numbers per image and mask, on the host if they are known there: those of
+        `_SMALL`, and of runs `mask_offset` and `source_sizes`.
+        """
+        needed = ["images", "sizes"]
+        if self.steps:
+            needed.append("image_ids")
+        if self.max_valid is not None:
+            needed.append("annotation_ids")
+        checks.check_tensors(batch, needed, MASK_KEYS)
+        checks.check_arrays(batch, self.stored)
+        small = {key: batch[key] for key in _SMALL if key in batch}
+        if "runs" in batch:
+            runs = batch["runs"]
+            small |= {"mask_offset": runs.mask_offset, "source_sizes": runs.sizes}
+        small = all_on_host(small, known)
+        checks.check_sizes(small["sizes"], len(batch["images"]), self.stored)
+        if self._relate is not None and not {"masks", "runs"} & batch.keys():
+            raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
+        return small
+
+    def _run_steps(self, small: Tensors, epoch: int | None, canvas: Sides) -> Moves:
+        """Run the steps of a batch, by the numbers that `_checked` returned."""
+        frame = fit_frame(small["sizes"], canvas)
+        if not self.steps:
+            return Moves(frame, None, None)
+        recoloring = None
+        mix: partial[dict[str, Tensor]] | None = None
+        assert epoch is not None, "a batch without an epoch is refused where numbers are drawn"
+        image_ids = repeated_ids(small["image_ids"], small.get("repetitions"))
+        for k, step in enumerate(self.steps):
+            drawn = partial(uniform, self.seed, epoch, image_ids, k)
+            if isinstance(step, ColorJitter):
+                recoloring = Recoloring(step, step.factors(drawn))
+            elif isinstance(step, MixStep):
+                mix = partial(step, uniform=drawn)
+            elif isinstance(step, GeometricStep) and is_of_user(step):
+                subject = f"a batch of {len(image_ids)} images in epoch {epoch}"
+                frame = call_user(step, frame, drawn, role=f"step {step!r}", subject=subject)
+            elif isinstance(step, GeometricStep):
+                frame = step(frame, drawn)
+        return Moves(frame, recoloring, mix)
+
+    def _transform(
+        self,
+        batch: Items,
+        small: Tensors,
+        epoch: int | None,
+        moves: Moves,
+        grid: Sides,
     ) -> Batch:
         """The result for a checked batch.
 
@@ -272,35 +390,41 @@ class Pipeline:
             small: numbers per image and mask of the batch, all on the host if possible: what is
                 made of them is sent to the device of the batch.
             epoch: as in a call.
-            canvas, grid: (height, width) of the images in pixels, and of the masks in cells.
+            moves: what the steps do.
+            grid: (height, width) of the masks in cells.
         """
-        frame = geometry.fit_frame(small["sizes"], canvas)
-        colors = None
-        mix = None
-        repetitions = small.get("repetitions")
-        image_ids = None
-        if self.steps:
-            image_ids = repeated_ids(small["image_ids"], repetitions)
-        for k, step in enumerate(self.steps):
-            drawn = partial(uniform, self.seed, epoch, image_ids, k)
-            if isinstance(step, GeometricStep) and is_of_user(step):
-                subject = f"a batch of {len(batch['images'])} images in epoch {epoch}"
-                frame = call_user(step, frame, drawn, role=f"step {step!r}", subject=subject)
-            elif isinstance(step, GeometricStep):
-                frame = step(frame, drawn)
-            elif isinstance(step, ColorJitter):
-                colors = step, drawn
-            else:
-                mix = step, drawn
-        done = Batch(batch)  # without its spec, which does not describe the images of the result
-        if "epoch" in done:
-            done["epoch"] = epoch
-        done.pop("bboxes", None)
-        done["images"] = self._images(batch["images"], small["sizes"], frame, colors)
-        mean, std = self._normal.on(small["sizes"].device)
-        to_source = geometry.stored_to_source(small["sizes"])
+        frame = moves.frame
+        result = Batch(batch)  # without its spec, which does not describe the images of the result
+        if "epoch" in result:
+            result["epoch"] = epoch
+        result.pop("bboxes", None)
+        result["images"] = self._images(batch["images"], small["sizes"], frame, moves.recoloring)
+        placed = self._frame_numbers(small["sizes"], frame)
+        rows = _mask_rows(batch, small)
+        usable = None
+        if rows is not None:
+            placed |= self._annotations(small, rows, frame)
+            usable = self._add_masks(result, batch, small, rows, frame, grid)
+        sent_values = sent([*placed.values()], batch["images"].device)
+        result |= dict(zip(placed, sent_values, strict=True))
+        if usable is not None:
+            result["valid"] &= usable.view(result["valid"].shape)
+        if rows is not None and self.max_valid is not None:
+            rank = self._random_ranks(result, small, rows, epoch)
+            result["valid"] &= rank < self.max_valid
+        for name, feature in self.stored.spatial.items():
+            if name in batch:
+                result[name] = self._move_feature(batch[name], feature, small["sizes"], frame)
+        if moves.mix is not None:
+            result |= moves.mix(result["images"])
+        return result
+
+    def _frame_numbers(self, sizes: Tensor, frame: Frame) -> dict[str, Tensor]:
+        """What a result says of its images: maps, sizes, and what they are normalised with."""
+        mean, std = self._images.normal.on(sizes.device)
+        to_source = stored_to_source(sizes)
         maps = to_source.after(frame.maps)
-        placed = {
+        numbers = {
             "pixel_mean": mean.clone(),
             "pixel_std": std.clone(),
             "input_to_source": maps.matrix(),
@@ -308,70 +432,32 @@ class Pipeline:
             "input_sizes": frame.extent.flip(1),
         }
         if frame.window is not None:
-            placed["source_window"] = frame.window * to_source.scale.repeat(1, 2)
-        leading = [batch[key].shape for key in MASK_KEYS if key in batch]
-        used = None
-        if leading:
-            rows = Rows.of(small["mask_counts"], leading[0], "mask_offsets" not in batch)
-            annotations = geometry.place_annotations(small, rows.owner, frame, self.coordinates)
-            valid = rows.valid
-            if (boxes := annotations.get("boxes_xyxy")) is not None:
-                valid = valid & (boxes[:, 2:] > boxes[:, :2]).all(1)
-            for name, value in {**annotations, "valid": valid}.items():
-                value = value.float() if value.is_floating_point() else value
-                placed[name] = value.view(*rows.shape, *value.shape[1:])
-            used = self._put_masks(done, batch, small, rows, frame, grid)
-        done |= dict(zip(placed, sent([*placed.values()], batch["images"].device), strict=True))
-        if used is not None:
-            done["valid"] &= used.view(rows.shape)
-        if leading and self.max_valid is not None:
-            valid = done["valid"].flatten()
-            [owner] = sent([rows.owner], valid.device)
-            ids = batch["annotation_ids"].flatten()
-            if repetitions is not None:
-                [repetitions] = sent([repetitions], valid.device)
-                ids = repeated_ids(ids, repetitions[owner])
-            drawn = uniform(self.seed, epoch, ids, prompt_draw("valid", 0), 1)[:, 0]
-            places = ranks(drawn.where(valid, 1.0), owner, len(batch["images"]))
-            done["valid"] &= (places < self.max_valid).view(rows.shape)
-        for name in self._spatial.keys() & batch.keys():
-            spec = self._spatial[name]
-            # With the fit "squash", the photograph fills the canvas.
-            photograph = spec.covers == "photograph" and self.fit != "squash"
-            stored = small["sizes"][:, 2:] if photograph else None
-            rows = SpatialRows(batch[name], self.image_size, stored, spec.interpolation)
-            done[name] = move_spatial(rows, frame, self._moves, self._images.most(frame))
-        if mix is not None:
-            step, drawn = mix
-            done |= step(done["images"], drawn)
-        return done
+            numbers["source_window"] = frame.window * to_source.scale.repeat(1, 2)
+        return numbers
 
-    def _checked(
-        self, batch: Mapping, known: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Check a batch, of which the host knows some numbers.
+    def _annotations(self, small: Tensors, rows: MaskRows, frame: Frame) -> dict[str, Tensor]:
+        """Boxes and points on the canvas, and `valid` as far as boxes and padding decide it."""
+        annotations = place_annotations(small, rows.owner, frame, self.stored.coordinates)
+        valid = rows.valid
+        if "boxes_xyxy" in annotations:
+            boxes = annotations["boxes_xyxy"]
+            valid = valid & (boxes[:, 2:] > boxes[:, :2]).all(1)
+        annotations["valid"] = valid
+        for name, value in annotations.items():
+            if value.is_floating_point():
+                value = value.float()
+            annotations[name] = value.view(*rows.shape, *value.shape[1:])
+        return annotations
 
-        Returns its numbers per image and mask, on the host if they are known there: those of
-        `_SMALL`, and of runs `mask_offset` and `source_sizes`.
-        """
-        needed = ("images", "sizes", "image_ids") if self.steps else ("images", "sizes")
-        if self.max_valid is not None:
-            needed += ("annotation_ids",)
-        checks.check_tensors(batch, needed, MASK_KEYS)
-        checks.check_arrays(batch, self.image_size, self.cells, self._spatial)
-        small = {key: batch[key] for key in _SMALL if key in batch}
-        if "runs" in batch:
-            runs = batch["runs"]
-            small |= {"mask_offset": runs.mask_offset, "source_sizes": runs.sizes}
-        small = all_on_host(small, known)
-        checks.check_sizes(small["sizes"], len(batch["images"]), self.image_size, self.fit)
-        if self._relate is not None and not {"masks", "runs"} & batch.keys():
-            raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
-        return small
-
-    def _put_masks(
-        self, done: Batch, batch: Mapping, small: Mapping, rows: Rows, frame: Frame, grid: Sides
-    ) -> torch.Tensor | None:
+    def _add_masks(
+        self,
+        result: Batch,
+        batch: Items,
+        small: Tensors,
+        rows: MaskRows,
+        frame: Frame,
+        grid: Sides,
+    ) -> Tensor | None:
         """Move masks and relate them.
 
         Returns bool (T,), which of them are large enough and not covered; None without masks.
@@ -381,19 +467,54 @@ class Pipeline:
         if "runs" in batch:
             checks.check_runs(batch["runs"], small, rows.shape)
         masks, areas = self._masks(batch, small, rows, frame, grid)
-        done["masks"] = masks.view(*rows.shape, *grid)
+        result["masks"] = masks.view(*rows.shape, *grid)
+        usable = areas >= self.min_area
+        if self._relate is None and self.max_cover == 1:
+            return usable
         counts = batch["mask_counts"]
-        used = areas >= self.min_area
-        padded = "mask_offsets" not in batch
-        most = None
-        if self._relate is not None or self.max_cover < 1:
-            most = rows.shape[1] if padded else fullest(small["mask_counts"])
+        most = rows.shape[1] if rows.padded else fullest(small["mask_counts"])
         if self._relate is not None:
-            done |= self._relate.of_masks(done["masks"], counts, padded, most)
+            result |= self._relate.of_masks(result["masks"], counts, rows.padded, most)
         if self.max_cover < 1:
             [owner] = sent([rows.owner], masks.device)
-            used &= uncovered(masks, areas, owner, len(counts), most, self.max_cover)
-        return used
+            usable &= uncovered(masks, areas, owner, len(counts), most, self.max_cover)
+        return usable
+
+    def _random_ranks(
+        self,
+        result: Batch,
+        small: Tensors,
+        rows: MaskRows,
+        epoch: int | None,
+    ) -> Tensor:
+        """int64 (...): ranks of the masks of each image in a random order, the valid ones first."""
+        assert epoch is not None, "a batch without an epoch is refused where numbers are drawn"
+        valid = result["valid"].flatten()
+        [owner] = sent([rows.owner], valid.device)
+        ids = result["annotation_ids"].flatten()
+        if "repetitions" in small:
+            [repetitions] = sent([small["repetitions"]], valid.device)
+            ids = repeated_ids(ids, repetitions[owner])
+        drawn = uniform(self.seed, epoch, ids, prompt_draw("valid", 0), 1)[:, 0]
+        return ranks(drawn.where(valid, 1.0), owner, len(result["images"])).view(rows.shape)
+
+    def _move_feature(self, values: Tensor, feature: Any, sizes: Tensor, frame: Frame) -> Tensor:
+        """Rows of a spatial feature under the maps of their images."""
+        stored = None
+        # With the fit "squash", the photograph fills the canvas.
+        if feature.covers == "photograph" and self.stored.fit != "squash":
+            stored = sizes[:, 2:]
+        rows = SpatialRows(values, self.stored.image_size, stored, feature.interpolation)
+        return move_spatial(rows, frame, self._images.geometric, self._images.most(frame))
+
+
+def _mask_rows(batch: Items, small: Tensors) -> MaskRows | None:
+    """The rows of the arrays of a batch that have one for each mask; None if it has none."""
+    for key in MASK_KEYS:
+        if key in batch:
+            padded = "mask_offsets" not in batch
+            return MaskRows.of(small["mask_counts"], batch[key].shape, padded)
+    return None
 
 
 def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -401,15 +522,22 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     kinds = (GeometricStep, ColorJitter, MixStep)
     if not isinstance(steps, Iterable):
         raise OptionError(f"steps is {brief(steps)}: pass a list of steps")
-    given = tuple(steps)
-    order = [k for step in given for k, kind in enumerate(kinds) if isinstance(step, kind)]
+    steps = tuple(steps)
+    order = [k for step in steps for k, kind in enumerate(kinds) if isinstance(step, kind)]
     fits = order == sorted(order) and order.count(1) <= 1 and order.count(2) <= 1
-    if len(order) < len(given) or not fits:
+    if len(order) < len(steps) or not fits:
         raise OptionError(
-            f"steps are {[*given]}: pass geometric ones (GeometricStep) first, then at most one "
+            f"steps are {[*steps]}: pass geometric ones (GeometricStep) first, then at most one "
             "ColorJitter, then at most one Mixup or CutMix"
         )
-    return given
+    return steps
+
+
+def _checked_dtype(dtype: Any) -> torch.dtype:
+    """A type of floating-point numbers. Raises OptionError for anything else."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise OptionError(f"dtype is {brief(dtype)}: choose a floating type, such as torch.half")
+    return dtype
 
 
 def _checked_normal(mean: Any, std: Any) -> np.ndarray:

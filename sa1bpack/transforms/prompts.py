@@ -1,6 +1,6 @@
 """Prompts for the masks of a batch as a model sees them, after crop and flip.
 
-They are made as in SAM's training; clicks correct a prediction.
+They are drawn as in SAM's training; clicks correct a prediction.
 
 Points are pixel centres in pixels of the canvas, continuous, with pixel edges at whole numbers, as
 everywhere in `transforms`; SAM's prompt encoder adds 1/2 itself, so subtract it there. Labels are
@@ -11,9 +11,9 @@ alone. `draw_points` draws from the exact runs instead, before any step.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from sa1bpack.arguments import MAX_WORD, choice, number, whole_number
 from sa1bpack.display import call_text
@@ -23,10 +23,10 @@ from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.cells import squared_distances
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms.backends import launch, uses_compiled
-from sa1bpack.transforms.batch import Batch
-from sa1bpack.transforms.checks import LEAST, check_made
-from sa1bpack.transforms.geometry import pair
+from sa1bpack.transforms.batch import Batch, Items
+from sa1bpack.transforms.checks import LEAST, Sides, check_made
 from sa1bpack.transforms.host import unseen
+from sa1bpack.transforms.maps import pair
 from sa1bpack.transforms.masks.cells import count_along
 from sa1bpack.transforms.masks.prompts import jitter_boxes
 from sa1bpack.transforms.random import repeated_ids, uniform
@@ -55,9 +55,9 @@ class Prompts:
     key             type     shape and content
     ==============  =======  ==================================================================
     prompt_kinds    int64    (...): 0 point, 1 box, 2 mask; -1 for a mask that is not `valid`
-    prompt_points   float32  (..., k, 2): x and y of pixel centres on the canvas, inside the mask
-                             that is left of it there; 0 where the label is -1
-    prompt_labels   int64    (..., k), SAM's: 1, or -1 (padding) where the prompt is no point
+    prompt_points   float32  (..., k, 2): x and y of pixel centres on the canvas, inside what is
+                             left of the mask there; 0 where the label is -1
+    prompt_labels   int64    (..., k), SAM's: 1, or -1 (padding) where the prompt is not a point
     prompt_boxes    float32  (..., 4): the boxes with noise, where the prompt is a box; else 0
     prompt_masks    float32  (..., h, w), if masks are among the kinds: logits of -10 and 10
                              where the prompt is a mask, else 0
@@ -105,16 +105,16 @@ class Prompts:
         Raises:
             OptionError: an invalid value.
         """
-        given = {kinds: 1.0} if isinstance(kinds, str) else kinds
-        if not isinstance(given, Mapping):
+        shares = {kinds: 1.0} if isinstance(kinds, str) else kinds
+        if not isinstance(shares, Mapping):
             raise OptionError(
                 f"kinds is {brief(kinds)}: choose one of {', '.join(KINDS)}, or several with their "
                 'probabilities, such as {"point": 0.5, "box": 0.5}'
             )
-        for kind, share in given.items():
+        for kind, share in shares.items():
             number(f"kinds[{choice('kinds', kind, KINDS)!r}]", share, 0, 1e9)
-        total = number("the sum of kinds", sum(given.values()), LEAST, 1e10)
-        self.kinds = {kind: given.get(kind, 0.0) / total for kind in KINDS}
+        total = number("the sum of kinds", sum(shares.values()), LEAST, 1e10)
+        self.kinds = {kind: shares.get(kind, 0.0) / total for kind in KINDS}
         self.points = whole_number("points", points, 1, 2**31 - 1)
         self.where = choice("where", where, WHERE)
         self.box_noise = bool(box_noise)
@@ -124,7 +124,7 @@ class Prompts:
     def __repr__(self) -> str:
         return call_text(self, kinds={kind: share for kind, share in self.kinds.items() if share})
 
-    def __call__(self, batch: Mapping[str, Any], draw: int = 0) -> Batch:
+    def __call__(self, batch: Items, draw: int = 0) -> Batch:
         """Make the prompts of a batch.
 
         Args:
@@ -143,19 +143,19 @@ class Prompts:
         kinds = torch.where(valid, self._chosen(batch, draw), -1)
         points = boxes.new_zeros((*valid.shape, self.points, 2))
         labels = torch.full(points.shape[:-1], PADDING, device=points.device)
-        # What no prompt can be is not made.
+        # A kind without a share is not computed.
         if self.kinds["point"]:
-            points, found = self._points(batch, draw)
-            labels = torch.where(((kinds == 0) & found)[..., None], 1, labels)
+            points, has_cells = self._points(batch, draw)
+            labels = torch.where(((kinds == 0) & has_cells)[..., None], 1, labels)
             points = torch.where((labels >= 0)[..., None], points, 0.0)
         if self.kinds["box"] and self.box_noise:
             height, width = batch["images"].shape[-2:]
             extent = pair(width, height, boxes.device).to(boxes.dtype)
             key = {"seed": self.seed, "epoch": batch["epoch"], "draw": draw}
             boxes = jitter_boxes(boxes, extent, _mask_ids(batch), **key)
-        done = Batch(batch)
-        done.numbers = numbers
-        done |= {
+        prompted = Batch(batch)
+        prompted.numbers = numbers
+        prompted |= {
             "prompt_kinds": kinds,
             "prompt_points": points,
             "prompt_labels": labels,
@@ -163,10 +163,10 @@ class Prompts:
         }
         if self.kinds["mask"]:
             logits = torch.where(batch["masks"] > 0, MASK_LOGIT, -MASK_LOGIT)
-            done["prompt_masks"] = torch.where((kinds == 2)[..., None, None], logits, 0.0)
-        return done
+            prompted["prompt_masks"] = torch.where((kinds == 2)[..., None, None], logits, 0.0)
+        return prompted
 
-    def _chosen(self, batch: Mapping, draw: int) -> torch.Tensor:
+    def _chosen(self, batch: Items, draw: int) -> Tensor:
         """int64 (...): a kind for each mask."""
         ids = _mask_ids(batch)
         if self.per == "image":
@@ -176,41 +176,52 @@ class Prompts:
         point = self.kinds["point"]
         box = self.kinds["point"] + self.kinds["box"]
         kinds = (drawn >= point).long() + (drawn >= box).long()
-        if self.per == "mask":
-            return kinds
-        return _of_masks(batch, kinds)
+        if self.per == "image":
+            kinds = _of_masks(batch, kinds)
+        return kinds
 
-    def _points(self, batch: Mapping, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _points(self, batch: Items, draw: int) -> tuple[Tensor, Tensor]:
         """float32 (..., k, 2) and bool (...): points, and whether the mask has any cell."""
-        leading = batch["masks"].shape[:-2]
-        grid = batch["masks"].shape[-2:]
-        masks = batch["masks"].reshape(-1, *grid)
+        *leading, height, width = batch["masks"].shape
+        grid = height, width
         size = batch["images"].shape[-2:]
+        masks = batch["masks"].reshape(-1, height, width)
         if masks.dtype != torch.bool:
             masks = masks > 0
         if self.where == "interior":
             cells, depth = interior_cells(masks)
             cells = cells[:, None].expand(-1, self.points, -1)
-            found = depth > 0
+            has_cells = depth > 0
         else:
             ids = _mask_ids(batch).reshape(-1)
             key = prompt_draw("points", draw)
             drawn = uniform(self.seed, batch["epoch"], ids, key, self.points)
-            cells, found = uniform_cells(masks, drawn)
-        points = cell_points(cells, found, grid, size)
+            cells, has_cells = uniform_cells(masks, drawn)
+        points = cell_points(cells, has_cells, grid, size)
         if self.where == "stored":
             stored = batch["point_coords"].reshape(-1, 2)
-            scale = pair(grid[1] / size[1], grid[0] / size[0], stored.device)
-            cell = (stored * scale).floor().long()
-            x, y = cell.unbind(1)
-            there = (x >= 0) & (x < grid[1]) & (y >= 0) & (y < grid[0])
-            place = torch.where(there, y * grid[1] + x, 0)
-            inside = masks.flatten(1).gather(1, place[:, None]) & there[:, None]
+            inside = _lie_inside(stored, masks, size)
             points = torch.where(inside[..., None], stored[:, None], points)
-        return points.view(*leading, self.points, 2), found.view(leading)
+        return points.view(*leading, self.points, 2), has_cells.view(leading)
 
 
-def _of_masks(batch: Mapping, of_images: torch.Tensor) -> torch.Tensor:
+def _lie_inside(points: Tensor, masks: Tensor, size: Sides) -> Tensor:
+    """bool (T, 1): the mask has the cell that the point lies in.
+
+    Args:
+        points: float32 (T, 2), x and y in pixels of the canvas.
+        masks: bool (T, h, w).
+        size: (height, width) of the canvas.
+    """
+    height, width = masks.shape[1:]
+    scale = pair(width / size[1], height / size[0], points.device)
+    x, y = (points * scale).floor().long().unbind(1)
+    on_grid = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    cell = torch.where(on_grid, y * width + x, 0)
+    return masks.flatten(1).gather(1, cell[:, None]) & on_grid[:, None]
+
+
+def _of_masks(batch: Items, of_images: Tensor) -> Tensor:
     """(...): for each mask of a batch the value of its image, of (B,)."""
     leading = batch["annotation_ids"].shape
     if "mask_offsets" in batch:
@@ -218,24 +229,24 @@ def _of_masks(batch: Mapping, of_images: torch.Tensor) -> torch.Tensor:
     return of_images[:, None].expand(leading)
 
 
-def _mask_ids(batch: Mapping) -> torch.Tensor:
+def _mask_ids(batch: Items) -> Tensor:
     """int64 (...): what the random numbers of each mask depend on: its id, and the repetition."""
-    ids = batch["annotation_ids"]
+    ids: Tensor = batch["annotation_ids"]
     if "repetitions" not in batch:
         return ids
     return repeated_ids(ids, _of_masks(batch, batch["repetitions"]))
 
 
 @checks_options
-def sam_points(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and boxes of the prompts of a batch as points alone, as SAM 2's prompt encoder takes.
+def sam_points(batch: Items) -> tuple[Tensor, Tensor]:
+    """Points and boxes of the prompts of a batch, all as points: the input of SAM 2's encoder.
 
     Args:
         batch: a batch that `Prompts` returned.
 
     Returns:
-        points: float32 (..., k + 2, 2), less the 1/2 that the encoder adds: the corners of the box
-            come last.
+        points: float32 (..., k + 2, 2), x and y less the 1/2 that the encoder adds; the corners of
+            the box come last.
         labels: int64 (..., k + 2): 1 a point, 2 and 3 the top left and bottom right corner of a
             box, -1 padding.
 
@@ -250,24 +261,25 @@ def sam_points(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     boxes = batch["prompt_boxes"]
     is_box = batch["prompt_kinds"] == 1
     corners = torch.stack([torch.where(is_box, label, PADDING) for label in (2, 3)], -1)
-    points = torch.cat([batch["prompt_points"], boxes.unflatten(-1, (2, 2))], -2) - 0.5
+    box_corners = torch.unflatten(boxes, -1, (2, 2))
+    points = torch.cat([batch["prompt_points"], box_corners], -2) - 0.5
     labels = torch.cat([batch["prompt_labels"], corners], -1)
     return torch.where((labels >= 0)[..., None], points, 0.0), labels
 
 
 @checks_options
 def correction_clicks(
-    predicted: torch.Tensor,
-    masks: torch.Tensor,
-    ids: torch.Tensor,
+    predicted: Tensor,
+    masks: Tensor,
+    ids: Tensor,
     clicks: int = 1,
     where: str = "random",
     *,
     seed: int,
     epoch: int,
     draw: int = 0,
-    size: tuple[int, int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    size: Sides | None = None,
+) -> tuple[Tensor, Tensor]:
     """Points where a predicted mask is wrong, with the label that corrects it.
 
     Args:
@@ -303,11 +315,10 @@ def correction_clicks(
     """
     choice("where", where, WHERE[:2])
     clicks = whole_number("clicks", clicks, 1, 2**31 - 1)
-    check_array("masks", masks, "bool", ("...", "h", "w"), kind=torch.Tensor)
-    check_array("predicted", predicted, "bool", tuple(masks.shape), kind=torch.Tensor)
-    leading = masks.shape[:-2]
-    (height, width) = masks.shape[-2:]
-    check_array("ids", ids, "int64", tuple(leading), ", one per mask", torch.Tensor)
+    check_array("masks", masks, "bool", ("...", "h", "w"), kind=Tensor)
+    check_array("predicted", predicted, "bool", tuple(masks.shape), kind=Tensor)
+    *leading, height, width = masks.shape
+    check_array("ids", ids, "int64", tuple(leading), ", one per mask", Tensor)
     truth = masks.reshape(-1, height, width)
     wrong = predicted.reshape(-1, height, width) ^ truth
     if where == "random":
@@ -325,7 +336,7 @@ def correction_clicks(
     return points.view(*leading, clicks, 2), labels.view(*leading, clicks)
 
 
-def uniform_cells(masks: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def uniform_cells(masks: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Cells of masks, drawn uniformly with replacement.
 
     Args:
@@ -347,8 +358,8 @@ def uniform_cells(masks: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Ten
     return torch.where(valid[:, None, None], torch.stack([column, row], 2), 0), valid
 
 
-def interior_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cell of each mask that is farthest from a cell outside; beyond the border all is outside.
+def interior_cells(masks: Tensor) -> tuple[Tensor, Tensor]:
+    """The cell of each mask that is farthest from a cell outside; all beyond the border is outside.
 
     Args:
         masks: bool (T, h, w).
@@ -358,19 +369,19 @@ def interior_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         squared distance in cells, 0 for an empty mask.
     """
     width = masks.shape[2]
-    if not uses_compiled(masks.device):
-        made = launch(masks.device, "prompts.farthest_cells", masks)
-        if made is not None:
-            return made
     if uses_compiled(masks.device):
         far = torch.from_numpy(squared_distances(masks.numpy()))
     else:
+        farthest: tuple[Tensor, Tensor] | None
+        farthest = launch(masks.device, "prompts.farthest_cells", masks)
+        if farthest is not None:
+            return farthest
         far = _squared_distances(masks)
-    best, place = far.flatten(1).max(1)  # the first of several
-    return torch.stack([place % width, place // width], 1), best.long()
+    best, cell = far.flatten(1).max(1)  # the first of several
+    return torch.stack([cell % width, cell // width], 1), best.long()
 
 
-def _squared_distances(masks: torch.Tensor) -> torch.Tensor:
+def _squared_distances(masks: Tensor) -> Tensor:
     """`masks.cells.squared_distances` by torch operations: int32 (T, h, w).
 
     For each step along the rows they read and write 32 bytes per cell.
@@ -383,8 +394,8 @@ def _squared_distances(masks: torch.Tensor) -> torch.Tensor:
     below = height + 1 - rows - below
     # To the nearest cell outside in the same column, squared; then the same along the rows.
     column = torch.minimum(above, below).square()
-    places = torch.arange(1, width + 1, dtype=torch.int32, device=masks.device)
-    far = torch.minimum(column, torch.minimum(places, width + 1 - places).square())
+    columns = torch.arange(1, width + 1, dtype=torch.int32, device=masks.device)
+    far = torch.minimum(column, torch.minimum(columns, width + 1 - columns).square())
     near = torch.empty_like(column)
     # No cell is farther than half of a side from the border: beyond that, nothing is nearer.
     for step in range(1, (min(height, width) + 1) // 2):
@@ -396,9 +407,7 @@ def _squared_distances(masks: torch.Tensor) -> torch.Tensor:
     return far
 
 
-def cell_points(
-    cells: torch.Tensor, valid: torch.Tensor, grid: tuple[int, int], size: tuple[int, int] | None
-) -> torch.Tensor:
+def cell_points(cells: Tensor, valid: Tensor, grid: Sides, size: Sides | None) -> Tensor:
     """float32 (T, k, 2): centres of cells of a grid in pixels of a canvas of a size."""
     height, width = grid if size is None else size
     points = (cells + 0.5) * pair(width / grid[1], height / grid[0], cells.device)

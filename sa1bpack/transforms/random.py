@@ -6,11 +6,12 @@ and in `sa1bpack.random_words`, which says how words are made.
 """
 
 import torch
+from torch import Tensor
 
 from sa1bpack.random_words import mixed, mixed_ids, shifted
 
 
-def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
+def words(seed: int, epoch: int, ids: Tensor, draw: int, n: int) -> Tensor:
     """Random 64-bit words.
 
     Args:
@@ -24,16 +25,25 @@ def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.
     Raises:
         OptionError: a number is out of range.
     """
-    return mixed(seed, epoch, ids, draw, torch.arange(1, n + 1, device=ids.device))
+    numbers = torch.arange(1, n + 1, device=ids.device)
+    bits: Tensor = mixed(seed, epoch, ids, draw, numbers)
+    return bits
 
 
-def repeated_ids(ids: torch.Tensor, repetitions: torch.Tensor | None) -> torch.Tensor:
+def repeated_ids(ids: Tensor, repetitions: Tensor | None) -> Tensor:
     """As `sa1bpack.random_words.repeated_ids`; the ids themselves without repetitions."""
     if repetitions is None:
         return ids
     return torch.where(repetitions > 0, mixed_ids(ids, repetitions), ids)
 
 
-def uniform(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
+def uniform(seed: int, epoch: int, ids: Tensor, draw: int, n: int) -> Tensor:
     """Uniform numbers: float64 (k, n), multiples of 2**-53 in [0, 1). Arguments: see `words`."""
-    return shifted(words(seed, epoch, ids, draw, n), 11).double() * 2.0**-53
+    bits: Tensor = shifted(words(seed, epoch, ids, draw, n), 11)
+    return bits.double() * 2.0**-53
+
+
+def in_range(numbers: Tensor, limits: tuple[float, float]) -> Tensor:
+    """Uniform numbers in [0, 1) as numbers in a range (low, high)."""
+    low, high = limits
+    return low + (high - low) * numbers

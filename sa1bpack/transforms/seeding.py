@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from sa1bpack import occurrence
@@ -28,6 +29,7 @@ from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
 from sa1bpack.random_words import words
+from sa1bpack.transforms.batch import Items
 from sa1bpack.wording import brief
 
 # Of the words of an image in an epoch, those for functions of the user's; the repetition is added.
@@ -36,12 +38,16 @@ _DRAW = 1 << 62
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 # Generators that every program has.
 _SHARED = (random, np.random, torch.default_generator)
-_SHARED_STATES = {id(random.random.__self__), id(np.random.rand.__self__), id(_SHARED[2])}
+_SHARED_STATES = {
+    id(random.random.__self__),  # type: ignore[attr-defined]  # a method of a hidden Random
+    id(np.random.rand.__self__),  # type: ignore[attr-defined]  # and of a RandomState
+    id(torch.default_generator),
+}
 
 # Libraries whose objects are searched for generators, but not the globals of their functions.
 _LIBRARIES = {"albumentations", "cv2", "kornia", "numpy", "PIL", "torch", "torchvision"}
 
-_ATOMS = (str, bytes, int, float, complex, np.ndarray, np.generic, torch.Tensor, ModuleType)
+_ATOMS = (str, bytes, int, float, complex, np.ndarray, np.generic, Tensor, ModuleType)
 
 # One call at a time: the global states are those of all threads.
 _calling = threading.RLock()
@@ -114,7 +120,8 @@ class Seeded:
         self._takes_rng = _has_rng(function)
         self._held: list[Any] | None = None
         # Whether set_epoch was called, and the epoch: in shared memory, to reach running workers.
-        self._own_epoch = torch.zeros(2, dtype=torch.int64, device="cpu").share_memory_()
+        self._own_epoch = torch.zeros(2, dtype=torch.int64, device="cpu")
+        self._own_epoch.share_memory_()
 
     @property
     def epoch(self) -> int | None:
@@ -126,16 +133,16 @@ class Seeded:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch for samples whose batch has none. It reaches workers that persist.
 
-        Raises OptionError for what is no whole number of 0 or more.
+        Raises OptionError unless it is a whole number of 0 or more.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         self._own_epoch[1] = epoch - 2**64 if epoch >= 2**63 else epoch
         self._own_epoch[0] = 1
 
-    def __call__(self, item: Mapping[str, Any], /, *others: Any, **named: Any) -> Any:
+    def __call__(self, item: Items, /, *others: Any, **named: Any) -> Any:
         """What the function returns for a sample or a batch.
 
-        Raises OptionError for what is neither, and for a batch of samples whose epoch is not known.
+        Raises OptionError for anything else, and for a sample whose epoch is not known.
         """
         image_id, epoch, repetition = self._key(item)
         with _calling:
@@ -143,8 +150,8 @@ class Seeded:
                 self._held = held_generators(self.function)
             generators = [*_SHARED, *self._held]
             ids = np.array([image_id], np.int64)
-            found = words(self.seed, epoch, ids, _DRAW + repetition, 1 + len(generators))
-            of_rng, *seeds = found[0].tolist()
+            drawn = words(self.seed, epoch, ids, _DRAW + repetition, 1 + len(generators))
+            of_rng, *seeds = drawn[0].tolist()
             if self._takes_rng:
                 named["rng"] = np.random.Generator(np.random.PCG64(of_rng))
             with _seeded(generators, seeds):
@@ -152,10 +159,15 @@ class Seeded:
 
     def _key(self, item: Any) -> tuple[int, int, int]:
         """Image id, epoch and repetition of a sample; of a batch, a digest of its image ids."""
-        at = occurrence.current()
-        epoch = self.epoch if at is None or at.epoch is None else at.epoch
+        current = occurrence.current()
+        epoch = self.epoch
+        repetition = 0
+        if current is not None:
+            repetition = current.repetition
+            if current.epoch is not None:
+                epoch = current.epoch
         if isinstance(item, Mapping) and "image_id" in item:
-            for_a_loader = at is not None or get_worker_info() is not None
+            for_a_loader = current is not None or get_worker_info() is not None
             if epoch is None and for_a_loader:
                 raise OptionError(
                     "the sampler does not pass on the epoch, and every epoch would have the same "
@@ -163,12 +175,14 @@ class Seeded:
                     "batch_sampler=sa1bpack.OrderedBatches(order, batch_size), or call set_epoch "
                     "of the Seeded before each epoch"
                 )
-            return int(item["image_id"]), epoch or 0, 0 if at is None else at.repetition
+            return int(item["image_id"]), epoch or 0, repetition
         if isinstance(item, Mapping) and "image_ids" in item:
             ids = np.asarray(torch.as_tensor(item["image_ids"]).cpu(), "<i8")
             digest = xxhash.xxh3_64_intdigest(ids.tobytes())
-            of_batch = torch.as_tensor(item.get("epoch", epoch or 0)).flatten()[:1].tolist()
-            return digest - 2**63, of_batch[0] % 2**64 if of_batch else 0, 0
+            if "epoch" in item:  # one per sample, where another library takes batches
+                epochs = torch.as_tensor(item["epoch"]).flatten().tolist()
+                epoch = epochs[0] % 2**64 if epochs else 0
+            return digest - 2**63, epoch or 0, 0
         raise OptionError(
             f"Seeded was called with {type(item).__name__}: it takes a sample with its image_id, "
             "or a batch with its image_ids; wrap the function that is given the sample itself"

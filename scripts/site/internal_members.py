@@ -8,7 +8,7 @@ INTERNAL = {
     "ColorJitter": ("factors", "used"),
     "CutMix": ("draw",),
     "Dataset": ("locate", "locate_many", "rows_at", "shard_bounds"),
-    "Frame": ("covered", "kept", "steps", "visible"),
+    "Frame": ("covered", "kept", "places", "steps", "visible"),
     "Mixup": ("draw",),
     "OrderedBatches": (
         "begin",

@@ -3,7 +3,7 @@
 import pytest
 from degenerate_batches import compare
 
-from sa1bpack.transforms.images.make import most_taps
+from sa1bpack.transforms.images.resample import most_taps
 
 
 @pytest.mark.parametrize("first", range(0, 80, 20))

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sa1bpack.keywords import checks_options
 from sa1bpack.pixels.yuv420 import planes_to_rgb
@@ -15,7 +16,7 @@ SAM_STD = (58.395, 57.12, 57.375)
 
 
 @checks_options
-def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+def yuv420_to_rgb(planes: Tensor, stored: Tensor) -> Tensor:
     """Canvases of Y, Cb and Cr as RGB, byte for byte as `pixels.yuv420.yuv420_to_rgb`.
 
     Args:
@@ -35,17 +36,17 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     samples = len(planes)
     side = planes.shape[2]
     if uses_compiled(planes.device):
-        made = np.empty((samples, side, side, 3), np.uint8)
+        canvases = np.empty((samples, side, side, 3), np.uint8)
 
         def convert(k: int, height: int, width: int) -> None:
             source = planes[k].reshape(-1).numpy()
-            planes_to_rgb(source, height, width, side, side, side, made[k].reshape(-1))
-            made[k, height:] = 0
+            planes_to_rgb(source, height, width, side, side, side, canvases[k].reshape(-1))
+            canvases[k, height:] = 0
 
         sizes = stored.clamp(0, side).tolist()  # whatever they are, nothing outside is read
         run_jobs(partial(convert, k, *size) for k, size in enumerate(sizes))
-        return torch.from_numpy(made)
-    rgb = launch(planes.device, "images.planes_to_rgb", planes, stored)
+        return torch.from_numpy(canvases)
+    rgb: Tensor | None = launch(planes.device, "images.planes_to_rgb", planes, stored)
     if rgb is not None:
         return rgb
     half = side // 2
@@ -53,16 +54,15 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     chroma = planes[:, side:].reshape(samples, 2, half, half)
     blue, red = (_enlarge_chroma(chroma, (stored + 1) // 2) - 128).unbind(1)
     rgb = torch.empty((samples, 3, side, side), dtype=torch.uint8, device=planes.device)
-    for plane, offset in zip(
-        rgb.unbind(1), (91881 * red, -22554 * blue - 46802 * red, 116130 * blue), strict=True
-    ):
+    offsets = 91881 * red, -22554 * blue - 46802 * red, 116130 * blue
+    for plane, offset in zip(rgb.unbind(1), offsets, strict=True):
         plane.copy_(offset.add_(32768).bitwise_right_shift_(16).add_(luma).clamp_(0, 255))
     steps = torch.arange(side, device=rgb.device)
     inside = (steps[:, None] < stored[:, 0, None, None]) & (steps < stored[:, 1, None, None])
     return rgb.masked_fill_(~inside[:, None], 0).permute(0, 2, 3, 1).contiguous()
 
 
-def _enlarge_chroma(chroma: torch.Tensor, halves: torch.Tensor) -> torch.Tensor:
+def _enlarge_chroma(chroma: Tensor, halves: Tensor) -> Tensor:
     """uint8 (B, 2, n, n) as int32 (B, 2, 2 n, 2 n): chroma at the size of the image.
 
     A pixel is 3/4 of the nearest sample and 1/4 of the next on both axes, rounded as in libjpeg.
@@ -86,9 +86,7 @@ def _enlarge_chroma(chroma: torch.Tensor, halves: torch.Tensor) -> torch.Tensor:
     return near >> 4
 
 
-def normalize(
-    images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, inside: torch.Tensor
-) -> torch.Tensor:
+def normalize(images: Tensor, mean: Tensor, std: Tensor, inside: Tensor) -> Tensor:
     """(images - mean) / std, and zero outside the images, as in `Sam.preprocess`.
 
     Args:

@@ -3,18 +3,20 @@
 Rows are (C, h, w) over the canvas of the stored image, whose cells lie beyond the image as well (a
 teacher has seen its padding), or over the photograph, the stored image without padding. Either way
 they move as an image of h x w pixels at that place would, to the canvas of the result, by torch
-operations on every device. Floats are resampled with the filter of images. Labels are taken: each
-cell of the result is the cell that its centre lies in, found in the same numbers on every device.
+operations on every device. Floats are resampled with the filter of images. Labels are looked up:
+each cell of the result is the cell that its centre lies in, by the same numbers on every device.
 """
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from sa1bpack.transforms import geometry
-from sa1bpack.transforms.geometry import FRACTION, AffineMaps, Frame, Maps
+from sa1bpack.transforms.checks import Sides
+from sa1bpack.transforms.frame import Frame
 from sa1bpack.transforms.host import on_device, sent
-from sa1bpack.transforms.images.make import resample, resample_affine, supports
+from sa1bpack.transforms.images.resample import resample, resample_affine, supports
+from sa1bpack.transforms.maps import AxisMaps, Maps, fixed_steps, pair, pixels_at, scaling
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class SpatialRows:
         interpolation: "bilinear" or "nearest".
     """
 
-    rows: torch.Tensor
+    rows: Tensor
     side: int
-    stored: torch.Tensor | None
+    stored: Tensor | None
     interpolation: str
 
     @property
@@ -41,7 +43,7 @@ class SpatialRows:
             return self.rows.dtype
         return torch.float32
 
-    def grid(self, canvas: tuple[int, int]) -> tuple[int, int]:
+    def grid(self, canvas: Sides) -> Sides:
         """(h', w'), cells over a canvas (H, W) with as many pixels per cell as in the rows.
 
         Over photographs of any shape, the cells are as many as the longer side of the rows has for
@@ -54,14 +56,14 @@ class SpatialRows:
         across = canvas[1] * width // self.side
         return max(1, down), max(1, across)
 
-    def cells_per_pixel(self) -> tuple[torch.Tensor, tuple[float, float]]:
+    def cells_per_pixel(self) -> tuple[Tensor, tuple[float, float]]:
         """float64 (B, 2), x and y, cells of the rows per stored pixel; and the most of any image.
 
         If the host does not know the sizes of the images, the most is that of an image of a pixel.
         """
         samples, _, height, width = self.rows.shape
         device = self.rows.device
-        sides = geometry.pair(width, height, device).expand(samples, -1)
+        sides = pair(width, height, device).expand(samples, -1)
         if self.stored is None:
             return sides / self.side, (width / self.side, height / self.side)
         most = float(width), float(height)
@@ -72,9 +74,7 @@ class SpatialRows:
         return sides / stored.flip(1), most
 
 
-def move_spatial(
-    spatial: SpatialRows, frame: Frame, geometric: bool, reduction: float
-) -> torch.Tensor:
+def move_spatial(spatial: SpatialRows, frame: Frame, geometric: bool, reduction: float) -> Tensor:
     """Move spatial rows with their images.
 
     Args:
@@ -88,68 +88,67 @@ def move_spatial(
         what the rows cover, and in cells that geometric steps left without image.
     """
     rows = spatial.rows
-    canvas = frame.canvas
-    unmoved = not geometric and canvas == (spatial.side, spatial.side)
+    height, width = frame.canvas
+    unmoved = not geometric and frame.canvas == (spatial.side, spatial.side)
     if unmoved and spatial.stored is None:
         return rows.to(spatial.dtype)
-    out = spatial.grid(canvas)
+    grid = spatial.grid(frame.canvas)
     frame = on_device(frame, rows.device)
     per_pixel, most_per_pixel = spatial.cells_per_pixel()
-    cell = geometry.pair(canvas[1] / out[1], canvas[0] / out[0], rows.device)
-    to_canvas = frame.maps.after(geometry.scaling(cell))
-    between = geometry.scaling(per_pixel).after(to_canvas)
-    shown = _shown(spatial, between, frame, out, geometric)[:, None]
+    cell = pair(width / grid[1], height / grid[0], rows.device)  # in pixels of the canvas
+    to_canvas = frame.maps.after(scaling(cell))
+    to_rows = scaling(per_pixel).after(to_canvas)
+    shown = _shown(spatial, to_rows, frame, grid, geometric)[:, None]
     if spatial.interpolation == "nearest":
-        return _nearest(rows, between, out).masked_fill_(~shown, 0)
+        return _nearest(rows, to_rows, grid).masked_fill_(~shown, 0)
     planes = rows.permute(0, 2, 3, 1)
-    height, width = rows.shape[2:]
-    sides = geometry.pair(width, height, rows.device).expand(len(rows), -1)
-    if isinstance(between, AffineMaps):
-        # A cell is as many pixels long as before, but for the rounding of their number.
-        across = most_per_pixel[0] * canvas[1] / out[1]
-        down = most_per_pixel[1] * canvas[0] / out[0]
-        most = reduction * max(across, down)
-        steps = geometry.fixed_steps(between)
-        support = supports(between, most)
-        moved = resample_affine(planes, sides.flip(1), steps, support, out, most)
+    sides = pair(rows.shape[3], rows.shape[2], rows.device).expand(len(rows), -1)
+    if isinstance(to_rows, AxisMaps):
+        moved = resample(planes, to_rows, sides, grid)
     else:
-        moved = resample(planes, between, sides, out)
+        # A cell is as many pixels long as before, but for the rounding of their number.
+        across = most_per_pixel[0] * width / grid[1]
+        down = most_per_pixel[1] * height / grid[0]
+        most = reduction * max(across, down)
+        steps = fixed_steps(to_rows)
+        support = supports(to_rows, most)
+        moved = resample_affine(planes, sides.flip(1), steps, support, grid, most)
     return moved.mul_(shown).to(spatial.dtype)
 
 
 def _shown(
-    spatial: SpatialRows, between: Maps, frame: Frame, out: tuple[int, int], geometric: bool
-) -> torch.Tensor:
-    """bool (B, *out): the cells of the result that show what the rows cover."""
+    spatial: SpatialRows, to_rows: Maps, frame: Frame, grid: Sides, geometric: bool
+) -> Tensor:
+    """bool (B, *grid): the cells of the result that show what the rows cover."""
     height, width = spatial.rows.shape[2:]
     if spatial.stored is not None:
-        return frame.visible(out)
-    if isinstance(between, AffineMaps):
-        steps = geometry.fixed_steps(between)
-        x, y = (at >> FRACTION for at in geometry.positions(steps, (0, out[0]), out[1]))
-        within = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-        return within & frame.visible(out)
-    x, y = between.centers(*out)
+        return frame.visible(grid)
+    if not isinstance(to_rows, AxisMaps):
+        x, y = pixels_at(fixed_steps(to_rows), grid)
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        return inside & frame.visible(grid)
+    x, y = to_rows.centers(*grid)
     columns = (x >= 0) & (x <= width)
     lines = (y >= 0) & (y <= height)
-    within = lines[:, :, None] & columns[:, None, :]
-    return within & frame.visible(out) if geometric else within
+    inside = lines[:, :, None] & columns[:, None, :]
+    if not geometric:
+        return inside
+    return inside & frame.visible(grid)
 
 
-def _nearest(rows: torch.Tensor, between: Maps, out: tuple[int, int]) -> torch.Tensor:
-    """The cells of rows (B, C, h, w) that the centres of cells lie in: (B, C, *out), a new tensor.
+def _nearest(rows: Tensor, to_rows: Maps, grid: Sides) -> Tensor:
+    """The cells of rows (B, C, h, w) that the centres of cells lie in: (B, C, *grid), a new tensor.
 
     Of a centre that lies outside, the nearest cell.
     """
     channels, height, width = rows.shape[1:]
-    if isinstance(between, AffineMaps):
-        steps = geometry.fixed_steps(between)
-        x, y = (at >> FRACTION for at in geometry.positions(steps, (0, out[0]), out[1]))
+    if not isinstance(to_rows, AxisMaps):
+        x, y = pixels_at(fixed_steps(to_rows), grid)
         cell = y.clamp(0, height - 1) * width + x.clamp(0, width - 1)
         cell = cell.flatten(1)[:, None].expand(-1, channels, -1)
-        return rows.flatten(2).gather(2, cell).unflatten(2, out)
-    x, y = (at.floor().long() for at in between.centers(*out))
-    x = x.clamp(0, width - 1)[:, None, None, :]
-    y = y.clamp(0, height - 1)[:, None, :, None]
+        return torch.unflatten(rows.flatten(2).gather(2, cell), 2, grid)
+    x, y = to_rows.centers(*grid)
+    x = x.floor().long().clamp(0, width - 1)[:, None, None, :]
+    y = y.floor().long().clamp(0, height - 1)[:, None, :, None]
     lines = rows.gather(2, y.expand(-1, channels, -1, width))
-    return lines.gather(3, x.expand(-1, channels, out[0], -1))
+    return lines.gather(3, x.expand(-1, channels, grid[0], -1))

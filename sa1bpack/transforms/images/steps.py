@@ -10,15 +10,16 @@ image of a batch.
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sa1bpack.arguments import number
-from sa1bpack.display import call_text
 from sa1bpack.keywords import checks_options
 from sa1bpack.transforms.checks import LEAST, as_range
-from sa1bpack.transforms.geometry import Uniform
+from sa1bpack.transforms.geometric_steps import Step, Uniform
 from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.masks.cells import count_cells
 from sa1bpack.transforms.memory import Table
+from sa1bpack.transforms.random import in_range
 
 # Luma of ITU-R BT.601, as torchvision's rgb_to_grayscale rounds it.
 LUMA = (0.2989, 0.587, 0.114)
@@ -29,7 +30,7 @@ Range = tuple[float, float]
 
 
 @checks_options
-class ColorJitter:
+class ColorJitter(Step):
     """Change colours at random, as torchvision's `ColorJitter` does.
 
     Examples:
@@ -64,12 +65,7 @@ class ColorJitter:
         self.saturation = as_range("saturation", saturation, 0, MAX_FACTOR, around=1)
         self.hue = as_range("hue", hue, -0.5, 0.5, around=0)
 
-    def __repr__(self) -> str:
-        return call_text(self)
-
-    def __call__(
-        self, images: torch.Tensor, inside: torch.Tensor, factors: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, images: Tensor, inside: Tensor, factors: Tensor) -> Tensor:
         """Change the colours of images.
 
         Args:
@@ -87,45 +83,49 @@ class ColorJitter:
             images = _blend(images, grey / cells, factors[:, 1])
         if saturation:  # with the greyscale image
             images = _blend(images, gray(images), factors[:, 2])
-        return _shift_hue(images, factors[:, 3]) if hue else images
+        if hue:
+            images = _shift_hue(images, factors[:, 3])
+        return images
 
     @property
     def used(self) -> tuple[bool, bool, bool, bool]:
         """True for those of brightness, contrast, saturation and hue that can change anything."""
-        factors = self.brightness, self.contrast, self.saturation
-        return (*(factor != (1, 1) for factor in factors), self.hue != (0, 0))
+        unchanged = (1, 1)
+        brightness = self.brightness != unchanged
+        contrast = self.contrast != unchanged
+        saturation = self.saturation != unchanged
+        return brightness, contrast, saturation, self.hue != (0, 0)
 
-    def factors(self, uniform: Uniform) -> torch.Tensor:
+    def factors(self, uniform: Uniform) -> Tensor:
         """float32 (B, 4): three factors, and the shift of the hue as a fraction of 360 degrees."""
         drawn = uniform(4)
         limits = self.brightness, self.contrast, self.saturation, self.hue
-        return torch.stack(
-            [(low + (high - low) * drawn[:, k]).float() for k, (low, high) in enumerate(limits)], 1
-        )
+        factors = [in_range(drawn[:, k], limits[k]).float() for k in range(4)]
+        return torch.stack(factors, 1)
 
 
-def _shift_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
     """Shift hues by fractions of 360 degrees, (B, 1, 1, 1), keeping saturation and value of HSV."""
     value, largest = images.max(1, keepdim=True)
     chroma = value - images.amin(1, keepdim=True)
-    red, green, blue = images.split(1, 1)
+    red, green, blue = images.chunk(3, 1)
     # Hue in units of 60 degrees: 0 is red, 2 green, 4 blue. Without chroma it has no effect.
     ahead = torch.where(largest == 1, blue - red, red - green)
     ahead = torch.where(largest == 0, green - blue, ahead)
     hue = 2 * largest + ahead / chroma.clamp(min=1e-6) + 6 * shift
     # https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative
-    place = torch.arange(5, 0, -2, device=images.device).view(1, 3, 1, 1)
-    k = (hue + place).remainder_(6)
+    sector = torch.arange(5, 0, -2, device=images.device).view(1, 3, 1, 1)
+    k = (hue + sector).remainder_(6)
     return value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1)
 
 
-def gray(images: torch.Tensor) -> torch.Tensor:
+def gray(images: Tensor) -> Tensor:
     """Luma: (B, 1, H, W) of images (B, 3, H, W)."""
-    red, green, blue = images.split(1, 1)
+    red, green, blue = images.chunk(3, 1)
     return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 
-def _blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
     """factor * images + (1 - factor) * other, clipped to 0 and 255."""
     return images.mul_(factor).add_((1 - factor) * other).clamp_(0, 255)
 
@@ -135,10 +135,8 @@ def _blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> t
 _KNOTS = 4097  # size of the table of quantiles
 
 
-class MixStep:
+class MixStep(Step):
     """A step that mixes every image with the next one of its batch, the last one with the first.
-
-    Called with images (B, 3, H, W) and random numbers, it returns what changes in the batch.
 
     Partners are random where batches are shuffled. The weight lam is drawn per image from
     Beta(alpha, alpha): it depends on the image alone, but the partner on the batch, and thus on the
@@ -160,16 +158,17 @@ class MixStep:
         self.alpha = number("alpha", alpha, LEAST, 1 / LEAST)
         self.table = Table(beta_quantiles(alpha))
 
-    def __repr__(self) -> str:
-        return call_text(self)
+    def __call__(self, images: Tensor, uniform: Uniform) -> dict[str, Tensor]:
+        """Mix images (B, 3, H, W). Returns what changes in the batch."""
+        raise NotImplementedError
 
-    def draw(self, numbers: torch.Tensor) -> torch.Tensor:
+    def draw(self, numbers: Tensor) -> Tensor:
         """float32 (B,) from Beta(alpha, alpha), from uniform numbers in [0, 1), float64 (B,)."""
         table = self.table.on(numbers.device)
         low = torch.minimum(numbers, 1 - numbers)
-        at = low * 2 * (_KNOTS - 1)
-        left = at.long().clamp_(max=_KNOTS - 2)
-        t = torch.lerp(table[left], table[left + 1], at - left)
+        knot = low * 2 * (_KNOTS - 1)
+        left = knot.long().clamp_(max=_KNOTS - 2)
+        t = torch.lerp(table[left], table[left + 1], knot - left)
         half = t ** (1 / self.alpha) / 2
         return torch.where(numbers < 0.5, half, 1 - half).float()
 
@@ -207,7 +206,7 @@ class Mixup(MixStep):
         """
         super().__init__(alpha)
 
-    def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
+    def __call__(self, images: Tensor, uniform: Uniform) -> dict[str, Tensor]:
         """Mix images (B, 3, H, W). Returns mixed images and the keys that are added."""
         [lam] = sent([self.draw(uniform(1)[:, 0])], images.device)
         weight = lam.view(-1, 1, 1, 1).to(images.dtype)
@@ -222,11 +221,11 @@ class CutMix(MixStep):
     As in Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable
     Features" (2019).
 
-    The rectangle has the aspect ratio of the canvas and the share 1 - lam of its area, its middle
-    is anywhere, and what lies outside the canvas is cut off. It comes from the same place of the
-    neighbour. The batch gets `mix_lambda`, float32 (B,), the share of the canvas that is left;
-    `mix_partner`, int64 (B,); and `mix_box`, int64 (B, 4), x0, y0, x1, y1 in pixels of the canvas,
-    x1 and y1 exclusive.
+    The rectangle has the aspect ratio of the canvas and the share 1 - lam of its area. Its middle
+    is anywhere on the canvas, and what lies outside the canvas is cut off. Its pixels have the same
+    place in the neighbour. The batch gets `mix_lambda`, float32 (B,), the share of the canvas that
+    is left; `mix_partner`, int64 (B,); and `mix_box`, int64 (B, 4), x0, y0, x1, y1 in pixels of the
+    canvas, x1 and y1 exclusive.
 
     Masks, boxes and points are not mixed, because two images have different objects; but unlike
     with `Mixup`, each pixel belongs to one image. So a loss per pixel takes targets[partner[b]]
@@ -252,22 +251,18 @@ class CutMix(MixStep):
         """
         super().__init__(alpha)
 
-    def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
+    def __call__(self, images: Tensor, uniform: Uniform) -> dict[str, Tensor]:
         """Paste into images (B, 3, H, W). Returns the images and the keys that are added."""
         drawn = uniform(3)
         height, width = images.shape[2:]
         half = (1 - self.draw(drawn[:, 0]).double()).sqrt() / 2
-        edges = []
-        for column, side in ((1, width), (2, height)):
-            middle = drawn[:, column] * side
-            reach = half * side
-            ends = torch.stack([middle - reach, middle + reach], 1)
-            edges.append((ends + 0.5).floor().long().clamp_(0, side))
-        (x0, x1), (y0, y1) = (pair.unbind(1) for pair in edges)
+        x0, x1 = _clipped_edges(drawn[:, 1], half, width)
+        y0, y1 = _clipped_edges(drawn[:, 2], half, height)
         left = (1 - ((x1 - x0) * (y1 - y0)).double() / (height * width)).float()
         box, left = sent([torch.stack([x0, y0, x1, y1], 1), left], images.device)
         x0, y0, x1, y1 = box.unbind(1)
-        x, y = (torch.arange(side, device=images.device) for side in (width, height))
+        x = torch.arange(width, device=images.device)
+        y = torch.arange(height, device=images.device)
         across = (x >= x0[:, None]) & (x < x1[:, None])
         down = (y >= y0[:, None]) & (y < y1[:, None])
         pasted = (down[:, :, None] & across[:, None, :])[:, None]
@@ -279,7 +274,22 @@ class CutMix(MixStep):
         }
 
 
-def _partners(images: torch.Tensor) -> torch.Tensor:
+def _clipped_edges(middle: Tensor, half: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """The edges of rectangles along one axis of a canvas, int64 (B,) each: low and high, in pixels.
+
+    Args:
+        middle, half: float64 (B,), middle and half the length, as fractions of the side.
+        side: length of the axis in pixels.
+    """
+    middle = middle * side
+    reach = half * side
+    ends = torch.stack([middle - reach, middle + reach], 1)
+    low, high = (ends + 0.5).floor().long().clamp_(0, side).unbind(1)
+    return low, high
+
+
+def _partners(images: Tensor) -> Tensor:
+    """int64 (B,): the index of the image that each one is mixed with."""
     return torch.arange(len(images), device=images.device).roll(-1)
 
 

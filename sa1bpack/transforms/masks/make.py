@@ -8,14 +8,14 @@ Everywhere `owner`, int64 (T,), has the sample of each mask, and results are tho
 with the cells that are set in each, (T,).
 """
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sa1bpack.arguments import choice
 from sa1bpack.errors import OptionError
@@ -24,20 +24,28 @@ from sa1bpack.masks import window
 from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.masks.cells import fill_cells, take_affine, take_cells
 from sa1bpack.masks.select import SAMPLINGS
-from sa1bpack.transforms import backends, geometry
-from sa1bpack.transforms.backends import Job, run_jobs
-from sa1bpack.transforms.geometry import AffineMaps, AxisMaps, Frame, fixed_steps, scaling
+from sa1bpack.transforms.backends import Job, launch, run_jobs, uses_compiled
+from sa1bpack.transforms.batch import Items, Tensors
+from sa1bpack.transforms.checks import Sides
+from sa1bpack.transforms.frame import Frame, source_to_grid, stored_to_source
 from sa1bpack.transforms.host import on_device
+from sa1bpack.transforms.maps import AffineMaps, AxisMaps, Maps, fixed_steps, pair, scaling
 from sa1bpack.transforms.masks.cells import count_cells, draw, take
-from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, Taking, padded_rows
+from sa1bpack.transforms.masks.run_batch import (
+    Drawing,
+    ImageRuns,
+    RunBatch,
+    Taking,
+    padded_rows,
+)
 from sa1bpack.transforms.memory import Memory
 
-Masks = tuple[torch.Tensor, torch.Tensor]
+Masks = tuple[Tensor, Tensor]
 # Bytes of mask bits in one job: small enough for the cache, large enough to be worth a start.
 JOB_BYTES = 1 << 20
 
 
-class Rows(NamedTuple):
+class MaskRows(NamedTuple):
     """The rows of the arrays of a batch that have one for each mask.
 
     Attributes:
@@ -46,12 +54,17 @@ class Rows(NamedTuple):
         valid: bool (T,), True if the row is a mask and not padding.
     """
 
-    owner: torch.Tensor
+    owner: Tensor
     shape: tuple[int, ...]
-    valid: torch.Tensor
+    valid: Tensor
+
+    @property
+    def padded(self) -> bool:
+        """True if each sample has as many rows as the fullest one."""
+        return len(self.shape) == 2
 
     @classmethod
-    def of(cls, counts: torch.Tensor, leading: torch.Size, padded: bool) -> "Rows":
+    def of(cls, counts: Tensor, leading: torch.Size, padded: bool) -> "MaskRows":
         """The rows of a batch, by its numbers of masks.
 
         Args:
@@ -86,7 +99,12 @@ class MaskMaker:
     _memory: Memory = field(default_factory=Memory)
 
     def __call__(
-        self, batch: Mapping, small: Mapping, rows: Rows, frame: Frame, grid: tuple[int, int]
+        self,
+        batch: Items,
+        small: Tensors,
+        rows: MaskRows,
+        frame: Frame,
+        grid: Sides,
     ) -> Masks:
         """The masks of a batch, from its runs if it has them, or else from its grids.
 
@@ -97,140 +115,202 @@ class MaskMaker:
             grid: (h, w) of the result in cells.
         """
         sizes = small["sizes"]
-        (owner, shape, _) = rows
+        owner = rows.owner
         device = batch["images"].device
         as_stored = not self.geometric and frame.canvas[0] == frame.canvas[1]
-        masks = None if "runs" in batch else batch["masks"].flatten(0, -3)
-        if masks is not None and as_stored and grid == (self.cells, self.cells):
+        if "runs" in batch:
+            runs = batch["runs"]
+            maps = self._to_source(sizes, frame, grid, as_stored)
+            result_rows = torch.arange(runs.masks, device=owner.device)
+            if runs.masks != len(owner):  # padding has no runs
+                result_rows = padded_rows(small["mask_offset"], runs.masks, rows.shape[1])
+            drawing = Drawing(
+                owner=owner,
+                samples=len(sizes),
+                size=grid,
+                maps=maps,
+                frame=frame if self.geometric else None,
+                runs=runs,
+                sizes=small["source_sizes"],
+                rows=result_rows,
+                sampling=self.sampling,
+            )
+            return self._draw(drawing, device)
+        masks = batch["masks"].flatten(0, -3)
+        if as_stored and grid == (self.cells, self.cells):
             if masks.dtype == torch.bool:
                 return masks, count_cells(masks)
-            return self._made(Taking(owner, len(sizes), grid, None, None, masks), device)
-        sides = geometry.pair(grid[1], grid[0], frame.extent.device)
+            return self._take(Taking(owner, len(sizes), grid, None, None, masks), device)
+        to_source = self._to_source(sizes, frame, grid, as_stored)
+        maps = source_to_grid(sizes, self.cells, self.fit).after(to_source)
+        return self._take(Taking(owner, len(sizes), grid, maps, frame, masks), device)
+
+    def _to_source(self, sizes: Tensor, frame: Frame, grid: Sides, as_stored: bool) -> Maps:
+        """The maps from cells of the result to source pixels."""
+        sides = pair(grid[1], grid[0], frame.extent.device)
         if as_stored:  # the rule of the pack, not rounded to stored pixels
-            to_source = geometry.source_to_grid(sizes, self.cells, self.fit).inverse()
-            maps = to_source.after(scaling(self.cells / sides))
-        else:
-            to_canvas = scaling(frame.sides / sides)
-            maps = geometry.stored_to_source(sizes).after(frame.maps).after(to_canvas)
-        if masks is not None:
-            maps = geometry.source_to_grid(sizes, self.cells, self.fit).after(maps)
-            return self._made(Taking(owner, len(sizes), grid, maps, frame, masks), device)
-        runs = batch["runs"]
-        seen = frame if self.geometric else None
-        if runs.masks == len(owner):
-            place = torch.arange(runs.masks, device=owner.device)
-        else:  # padding has no runs
-            place = padded_rows(small["mask_offset"], runs.masks, shape[1])
-        given = runs, small["source_sizes"], place, self.sampling
-        return self._made(Drawing(owner, len(sizes), grid, maps, seen, *given), device)
+            to_source = source_to_grid(sizes, self.cells, self.fit).inverse()
+            return to_source.after(scaling(self.cells / sides))
+        to_canvas = scaling(frame.sides / sides)
+        return stored_to_source(sizes).after(frame.maps).after(to_canvas)
 
-    def _made(self, how: Drawing | Taking, device: torch.device) -> Masks:
-        """Masks by what their device has."""
-        drawn = isinstance(how, Drawing)
-        if backends.uses_compiled(device):
-            return (_draw_compiled if drawn else _take_compiled)(how, self._memory)
-        kernel = ("draw" if drawn else "take") + ("_affine" if how.rotates else "_upright")
-        made = backends.launch(device, f"masks.{kernel}", how)
-        if made is None:
-            masks = (draw if drawn else take)(on_device(how, device))
-            made = masks, count_cells(masks)
-        return made
+    def _draw(self, drawing: Drawing, device: torch.device) -> Masks:
+        """Masks from their runs, by what their device has."""
+        if uses_compiled(device):
+            return draw_compiled(drawing, self._memory)
+        kernel = "masks.draw_affine" if drawing.rotates else "masks.draw_upright"
+        result: Masks | None = launch(device, kernel, drawing)
+        if result is None:
+            masks = draw(on_device(drawing, device))
+            result = masks, count_cells(masks)
+        return result
+
+    def _take(self, taking: Taking, device: torch.device) -> Masks:
+        """Masks from their grids, by what their device has."""
+        if uses_compiled(device):
+            return take_compiled(taking, self._memory)
+        kernel = "masks.take_affine" if taking.rotates else "masks.take_upright"
+        result: Masks | None = launch(device, kernel, taking)
+        if result is None:
+            masks = take(on_device(taking, device))
+            result = masks, count_cells(masks)
+        return result
 
 
-def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
-    """Draw masks from their runs by compiled kernels, as `masks.draw_window` does.
+# ------------------------------------------------------------------------------ compiled kernels
 
-    In a frame that may rotate, they are drawn at the sample points of the maps, whatever these do.
+
+@dataclass(frozen=True)
+class _ImageDrawing:
+    """How the masks of each image are drawn by compiled kernels.
+
+    Attributes:
+        size, sampling: as in a `Drawing`.
+        affine: float64 (B, 2, 3), from cells of the result to source pixels.
+        upright: bool (B,): images are drawn exactly, not at sample points.
+        shown: rows and columns that show each image.
+        visible: bool (B, h, w), the cells that show images which may be rotated; None: all of them.
     """
-    affine = drawing.maps.matrix().numpy()
-    size = drawing.size
-    frame = drawing.frame
-    kept = [size] * len(affine)
-    visible = None
-    upright = window.are_upright(affine, size)
-    if frame is not None and drawing.rotates:
-        visible = frame.visible(size).numpy()
-        upright[:] = False
-    elif frame is not None:
-        kept = [*map(tuple, drawing.keep.tolist())]
-    # As on a device: what an upright map beyond all reach draws is background.
-    is_drawn = window.within_reach(affine, size) | ~upright
-    out = memory.empty(drawing.shape, torch.bool)
-    counts = np.full(len(drawing.owner), -1)
-    target = out.numpy()
-    share = max(1, JOB_BYTES // (size[0] * -(-size[1] // 8)))
-    cells = target.view(np.uint8)
 
-    def draw_some(k: int, rows: np.ndarray, image: tuple) -> None:
-        bits = window.draw_map(image, affine[k], size, drawing.sampling, upright[k])
-        fill_cells(bits, rows, kept[k], cells, counts)
-        if visible is not None:
-            for row in rows:
-                np.logical_and(target[row], visible[k], out=target[row])
-                counts[row] = np.count_nonzero(target[row])
+    size: Sides
+    sampling: str
+    affine: np.ndarray
+    upright: np.ndarray
+    shown: list[Sides]
+    visible: np.ndarray | None
+
+    @classmethod
+    def of(cls, drawing: Drawing) -> "_ImageDrawing":
+        """In a frame that may rotate, at the sample points of the maps, whatever these do."""
+        affine = drawing.maps.matrix().numpy()
+        upright = window.are_upright(affine, drawing.size)
+        visible = None
+        if drawing.frame is not None and drawing.rotates:
+            visible = drawing.frame.visible(drawing.size).numpy()
+            upright[:] = False
+        shown = [(rows, columns) for rows, columns in drawing.keep.tolist()]
+        return cls(drawing.size, drawing.sampling, affine, upright, shown, visible)
+
+    def draw(
+        self, k: int, image: ImageRuns, rows: np.ndarray, cells: np.ndarray, counts: np.ndarray
+    ) -> None:
+        """Draw masks of image k.
+
+        Args:
+            image: run_ends, run_offset, height and width.
+            rows: int64 (m,), rows of the masks in `cells` and `counts`.
+            cells: uint8 (n, h, w), out.
+            counts: int64 (n,), out: the cells that are set in each mask.
+        """
+        bits = window.draw_map(image, self.affine[k], self.size, self.sampling, self.upright[k])
+        fill_cells(bits, rows, self.shown[k], cells, counts)
+        if self.visible is None:
+            return
+        for row in rows:
+            np.logical_and(cells[row], self.visible[k], out=cells[row])
+            counts[row] = np.count_nonzero(cells[row])
+
+
+def draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
+    """Draw masks from their runs by compiled kernels, as `masks.draw_window` does."""
+    images = _ImageDrawing.of(drawing)
+    # As on a device: what an upright map beyond all reach draws is background.
+    is_drawn = window.within_reach(images.affine, drawing.size) | ~images.upright
+    out = memory.empty(drawing.shape, torch.bool)
+    cells = out.numpy().view(np.uint8)
+    counts = np.full(len(drawing.owner), -1)
+    rows_of_grid, columns = drawing.size
+    share = max(1, JOB_BYTES // (rows_of_grid * -(-columns // 8)))
 
     def jobs() -> Iterator[Job]:
-        for k, rows, (*runs, height, width) in drawing.runs.by_sample(drawing.place):
+        for k, rows, (run_ends, run_offset, height, width) in drawing.runs.by_sample(drawing.rows):
             # All at once, so that an error has the number of the mask in its image.
-            ends, offset = check_image_runs(*runs, height * width)
+            run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
             if not is_drawn[k]:
                 continue
             counts[rows] = 0
             for first in range(0, len(rows), share):
-                image = ends, offset[first : first + share + 1], height, width
-                yield partial(draw_some, k, rows[first : first + share], image)
+                image = run_ends, run_offset[first : first + share + 1], height, width
+                yield partial(images.draw, k, image, rows[first : first + share], cells, counts)
         for row in np.flatnonzero(counts < 0):
-            target[row] = False
+            cells[row] = 0
             counts[row] = 0
 
     run_jobs(jobs())
     return out, torch.from_numpy(counts)
 
 
-def _take_compiled(taking: Taking, memory: Memory) -> Masks:
+def take_compiled(taking: Taking, memory: Memory) -> Masks:
     """Take masks from their grids by compiled kernels; without maps, all cells of masks in bits."""
-    masks = taking.masks.contiguous()
-    (height, width) = taking.size
-    kernel = take_cells
-    given = (masks.dtype == torch.uint8,)
-    if taking.rotates:
-        visible = taking.frame.visible(taking.size).numpy()
-        kernel = take_affine
-        of_sample = zip(fixed_steps(taking.maps).numpy(), visible, strict=True)
-    elif taking.maps is None:
-        kernel = fill_cells
-        given = ()
-        of_sample = [(taking.size,)] * taking.samples
-    else:
-        columns, rows = (numbers.numpy() for numbers in taking.columns_and_rows)
-        of_sample = zip(rows, columns, map(tuple, taking.keep.tolist()), strict=True)
-    owner = taking.owner.numpy()
-    source = masks.view(torch.uint8).numpy()
+    masks = taking.masks.contiguous().view(torch.uint8).numpy()
     out = memory.empty(taking.shape, torch.bool)
-    counts = np.zeros(len(owner), int)
-    target = out.numpy().view(np.uint8)
+    cells = out.numpy().view(np.uint8)
+    counts = np.zeros(len(taking.owner), int)
+    height, width = taking.size
     share = max(1, 8 * JOB_BYTES // (height * width))
-    ends = np.searchsorted(owner, np.arange(taking.samples + 1)).tolist()
+    firsts = np.searchsorted(taking.owner.numpy(), np.arange(taking.samples + 1)).tolist()
+    take_some = _taker(taking)
 
     def jobs() -> Iterator[Job]:
-        for numbers, (first, last) in zip(of_sample, itertools.pairwise(ends), strict=True):
-            for start in range(first, last, share):
-                rows = np.arange(start, min(start + share, last))
-                some = source[start : rows[-1] + 1]
-                yield partial(kernel, some, *given, rows, *numbers, target, counts)
+        for k in range(taking.samples):
+            for start in range(firsts[k], firsts[k + 1], share):
+                stop = min(start + share, firsts[k + 1])
+                rows = np.arange(start, stop)
+                yield partial(take_some, k, masks[start:stop], rows, cells, counts)
 
     run_jobs(jobs())
     return out, torch.from_numpy(counts)
 
 
+def _taker(taking: Taking) -> Callable[..., None]:
+    """A function (k, masks, rows, cells, counts) that takes masks of sample k: see `fill_cells`."""
+    packed = taking.masks.dtype == torch.uint8
+    if taking.maps is None:
+        return lambda k, masks, rows, cells, counts: fill_cells(
+            masks, rows, taking.size, cells, counts
+        )
+    if isinstance(taking.maps, AffineMaps):
+        assert taking.frame is not None
+        steps = fixed_steps(taking.maps).numpy()
+        visible = taking.frame.visible(taking.size).numpy()
+        return lambda k, masks, rows, cells, counts: take_affine(
+            masks, packed, rows, steps[k], visible[k], cells, counts
+        )
+    x, y = (numbers.numpy() for numbers in taking.columns_and_rows)
+    shown = [(rows, columns) for rows, columns in taking.keep.tolist()]
+    return lambda k, masks, rows, cells, counts: take_cells(
+        masks, packed, rows, y[k], x[k], shown[k], cells, counts
+    )
+
+
 @checks_options
 def draw_runs(
-    runs: RunBatch, maps: AxisMaps | torch.Tensor, size: tuple[int, int], sampling: str = "area"
-) -> torch.Tensor:
+    runs: RunBatch, maps: AxisMaps | Tensor, size: Sides, sampling: str = "area"
+) -> Tensor:
     """Draw the masks of a batch on the device that their runs are on.
 
-    A Triton kernel draws upright maps without further memory. Torch operations draw masks in
-    chunks, which use up to 256 MiB besides the result, on CUDA up to a quarter of what is free.
+    A Triton kernel draws upright maps without extra memory. Torch operations draw masks in chunks,
+    which take up to 256 MiB besides the result, on CUDA up to a quarter of the free memory.
 
     Args:
         runs: the masks.
@@ -260,32 +340,48 @@ def draw_runs(
     """
     size = window.check_size(size)
     choice("sampling", sampling, SAMPLINGS)
-    matrices = maps.matrix() if isinstance(maps, AxisMaps) else maps
     samples = len(runs.sizes)
     device = runs.run_ends.device
-    if len(matrices) != samples:
-        raise OptionError(f"there are {len(matrices)} maps for {samples} samples: pass one each")
-    place = torch.arange(runs.masks, device=device)
-    drawing = Drawing(runs.owner, samples, size, maps, None, runs, runs.sizes, place, sampling)
-    if not isinstance(maps, AxisMaps) or maps.offset.device.type == "cpu":
-        matrices = matrices.cpu()
-        affine = replace(drawing, maps=AffineMaps(matrices[:, :, :2], matrices[:, :, 2]))
-        upright = torch.from_numpy(window.check_maps(matrices.numpy(), size))
-        if backends.uses_compiled(device):
-            return _draw_compiled(affine, Memory())[0]
-        drawing = replace(drawing, maps=AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2]))
-        if not upright.all():
-            drawn = draw(on_device(affine, device))
-            if upright.any():
-                of_mask = upright.to(device)[runs.owner][:, None, None]
-                drawn = torch.where(of_mask, _upright(drawing), drawn)
-            return drawn
-    return _upright(drawing)
+    count = len(maps.offset) if isinstance(maps, AxisMaps) else len(maps)
+    if count != samples:
+        raise OptionError(f"there are {count} maps for {samples} samples: pass one each")
+    if isinstance(maps, AxisMaps) and maps.offset.device.type != "cpu":
+        return _draw_upright(_drawing(runs, maps, size, sampling))
+    matrices = maps.matrix() if isinstance(maps, AxisMaps) else maps.cpu()
+    affine = _drawing(runs, AffineMaps(matrices[:, :, :2], matrices[:, :, 2]), size, sampling)
+    upright = torch.from_numpy(window.check_maps(matrices.numpy(), size))
+    if uses_compiled(device):
+        return draw_compiled(affine, Memory())[0]
+    along_axes = replace(affine, maps=AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2]))
+    if upright.all():
+        return _draw_upright(along_axes)
+    masks = draw(on_device(affine, device))
+    if upright.any():
+        of_mask = upright.to(device)[runs.owner][:, None, None]
+        masks = torch.where(of_mask, _draw_upright(along_axes), masks)
+    return masks
 
 
-def _upright(drawing: Drawing) -> torch.Tensor:
+def _drawing(runs: RunBatch, maps: Maps, size: Sides, sampling: str) -> Drawing:
+    """All masks of the runs, without a frame."""
+    return Drawing(
+        owner=runs.owner,
+        samples=len(runs.sizes),
+        size=size,
+        maps=maps,
+        frame=None,
+        runs=runs,
+        sizes=runs.sizes,
+        rows=torch.arange(runs.masks, device=runs.run_ends.device),
+        sampling=sampling,
+    )
+
+
+def _draw_upright(drawing: Drawing) -> Tensor:
     """`draw_runs` under upright maps on a device."""
     device = drawing.runs.run_ends.device
     drawing = on_device(drawing, device)
-    made = backends.launch(device, "masks.draw_upright", drawing)
-    return draw(drawing) if made is None else made[0]
+    drawn: Masks | None = launch(device, "masks.draw_upright", drawing)
+    if drawn is None:
+        return draw(drawing)
+    return drawn[0]

@@ -8,9 +8,11 @@ there.
 
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
@@ -28,116 +30,181 @@ from sa1bpack.transforms.random import words
 CHUNK_ENDS = 1 << 18
 
 
-def _stretches(runs: RunBatch, region: str) -> tuple[torch.Tensor, ...]:
-    """Concatenated stretches of column-major positions of all masks.
+class Stretches(NamedTuple):
+    """Stretches of column-major positions of some masks, one mask after the other.
 
-    Returns, all (s,) but the last, begin and end, int64; mask, int64, non-decreasing; counted,
-    bool: the stretch belongs to the region; rim, bool: only its pixels at the image's top and
-    bottom count; and offset, int64 (T + 1,): mask t has the stretches offset[t] to offset[t + 1].
+    Attributes:
+        begin, end: int64 (s,), the first position, and the one after the last.
+        mask: int64 (s,), non-decreasing.
+        counted: bool (s,): the stretch belongs to the region.
+        rim: bool (s,): only its pixels at the image's top and bottom count.
+        offset: int64 (T + 1,): mask t has the stretches offset[t] to offset[t + 1].
     """
+
+    begin: Tensor
+    end: Tensor
+    mask: Tensor
+    counted: Tensor
+    rim: Tensor
+    offset: Tensor
+
+
+def _stretches(runs: RunBatch, region: str) -> Stretches:
+    """The stretches of a region of all masks, and for the boundary also those beside it."""
     end, mask, number = runs.ends()
     if region != "boundary":
         begin = torch.where(number > 0, end.roll(1), 0)
         counted = number & 1 == (region == "inside")
-        return begin, end, mask, counted, torch.zeros_like(counted), runs.run_offset
+        return Stretches(begin, end, mask, counted, torch.zeros_like(counted), runs.run_offset)
     # The foreground; off the boundary only the pixels at the top and bottom count: as in
     # `masks.prompts`, whose five runs are sorted together here.
     height = runs.sizes[runs.owner[mask], 0]
     paired = (number | 1) < runs.run_offset.diff()[mask]
     step = (1 - 2 * (number & 1)) * paired  # 1 where foreground begins, -1 where it ends
-    one = torch.ones_like(height)
-    shifts = torch.stack([0 * one, one, -one, height, -height])
+    pixel = torch.ones_like(height)
+    shifts = torch.stack([0 * pixel, pixel, -pixel, height, -height])
     # Shifted by one more column, so that no position is negative; still below 2**32.
     keys, order = (mask * 2**32 + end + shifts + height).flatten().sort()
-    own = order < len(end)
-    mask, height, step = (each.repeat(5)[order] for each in (mask, height, step))
+    unshifted = order < len(end)
+    mask = mask.repeat(5)[order]
+    height = height.repeat(5)[order]
+    step = step.repeat(5)[order]
     begin = keys - mask * 2**32 - height
-    foreground = (step * own).cumsum(0) > 0
+    foreground = (step * unshifted).cumsum(0) > 0
     rim = step.cumsum(0) == 5
-    return begin, begin.roll(-1), mask, foreground, rim, 5 * runs.run_offset
+    return Stretches(begin, begin.roll(-1), mask, foreground, rim, 5 * runs.run_offset)
+
+
+class Boxes(NamedTuple):
+    """Boxes within their images: columns of a table, all int64 of one shape, such as (T,).
+
+    Attributes:
+        height: height of the image.
+        x0, y0: the first column and row.
+        columns, rows: how many there are, 0 or more.
+        top, bottom: 1 if the first row is at the image's top, and the last one at its bottom; a box
+            of one row has only a top.
+    """
+
+    height: Tensor
+    x0: Tensor
+    y0: Tensor
+    columns: Tensor
+    rows: Tensor
+    top: Tensor
+    bottom: Tensor
+
+    def pixels_before(self, position: Tensor, rim: Tensor) -> Tensor:
+        """How many pixels of each box are before a column-major position; on the rim where asked.
+
+        The rim are the pixels at the image's top and bottom. All int64 or bool (n,).
+        """
+        rows = self.rows
+        x = position.div(self.height, rounding_mode="floor")
+        inside = torch.minimum((position - x * self.height - self.y0).clamp(min=0), rows)
+        before = torch.minimum((x - self.x0).clamp(min=0), self.columns) * rows
+        before += torch.where((x >= self.x0) & (x < self.x0 + self.columns), inside, 0)
+        column = before.div(rows.clamp(min=1), rounding_mode="floor")
+        on_rim = column * (self.top + self.bottom) + self.top * (before > column * rows)
+        return torch.where(rim, on_rim, before)
+
+    def pixel(self, number: Tensor, rim: Tensor) -> Tensor:
+        """The n-th pixel of each box, column by column, or of its rim: (n, ..., 2), x and y."""
+        on_rim = (self.top + self.bottom).clamp(min=1)
+        column = number.div(on_rim, rounding_mode="floor")
+        last = self.bottom * (number - column * on_rim == self.top)
+        number = torch.where(rim, column * self.rows + last * (self.rows - 1), number)
+        rows = self.rows.clamp(min=1)
+        column = number.div(rows, rounding_mode="floor")
+        return torch.stack([self.x0 + column, self.y0 + number - column * rows], 2)
+
+
+def _box_table(edges: Tensor | None, extent: Tensor) -> Tensor:
+    """int64 (T, 7), the columns of `Boxes`.
+
+    Args:
+        edges: int64 (T, 4), edges x0, y0, x1, y1 in source pixels; None: those of the images.
+        extent: int64 (T, 2), width and height of the images.
+    """
+    if edges is None:
+        edges = torch.cat([torch.zeros_like(extent), extent], 1)
+    low, high = (torch.minimum(corner.clamp(min=0), extent) for corner in edges.chunk(2, 1))
+    height = extent[:, 1:]
+    top = low[:, 1:] == 0
+    bottom = (high[:, 1:] == height) & (height > 1)
+    return torch.cat([height, low, (high - low).clamp(min=0), top, bottom], 1)
 
 
 def _find_with_torch(
-    runs: RunBatch, region: str, boxes: torch.Tensor | None, numbers: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    runs: RunBatch, region: str, edges: Tensor | None, numbers: Tensor
+) -> tuple[Tensor, Tensor]:
     """`find_pixels` of some of the masks in torch operations."""
-    extent = runs.sizes[runs.owner].flip(1)  # x, y
-    boxes = torch.cat([torch.zeros_like(extent), extent], 1) if boxes is None else boxes
-    low, high = (torch.minimum(corner.clamp(min=0), extent) for corner in boxes.split(2, 1))
-    sides = (high - low).clamp(min=0)
-    height = extent[:, 1:]
-    # Whether the first and last row are those of the image; one of one row has only a top.
-    top = low[:, 1:] == 0
-    bottom = (high[:, 1:] == height) & (height > 1)
-    box = torch.cat([height, low, sides, top, bottom], 1)  # (T, 7)
-    *ends, mask, counted, rim, offset = _stretches(runs, region)
-    height, x0, y0, columns, rows, top, bottom = box[mask].unbind(1)
-    for k, position in enumerate(ends):  # as the number of the box's pixels before it
-        x = position.div(height, rounding_mode="floor")
-        within = torch.minimum((position - x * height - y0).clamp(min=0), rows)
-        before = torch.minimum((x - x0).clamp(min=0), columns) * rows
-        before += torch.where((x >= x0) & (x < x0 + columns), within, 0)
-        column = before.div(rows.clamp(min=1), rounding_mode="floor")
-        on_rim = column * (top + bottom) + top * (before > column * rows)
-        ends[k] = torch.where(rim, on_rim, before)
-    begin, end = ends
-    sums = ((end - begin) * counted).cumsum(0)
+    table = _box_table(edges, runs.sizes[runs.owner].flip(1))
+    stretches = _stretches(runs, region)
+    rim = stretches.rim
+    boxes = Boxes(*table[stretches.mask].unbind(1))
+    begin = boxes.pixels_before(stretches.begin, rim)
+    end = boxes.pixels_before(stretches.end, rim)
+    sums = ((end - begin) * stretches.counted).cumsum(0)
     total = torch.cat([sums.new_zeros(1), sums])  # before each stretch
-    first = total[offset[:-1]]  # before each mask
-    count = total[offset[1:]] - first
+    first = total[stretches.offset[:-1]]  # before each mask
+    count = total[stretches.offset[1:]] - first
     if not len(begin):
         return count, torch.full((*numbers.shape, 2), -1, device=numbers.device)
     number = numbers % count.clamp(min=1)[:, None] + first[:, None]
-    at = torch.searchsorted(total, number, right=True) - 1
-    at = at.clamp(max=len(begin) - 1)
-    position = begin[at] + number - total[at]
-    _, x0, y0, _, rows, top, bottom = box[:, None].unbind(2)
-    on_rim = (top + bottom).clamp(min=1)
-    column = position.div(on_rim, rounding_mode="floor")
-    last = bottom * (position - column * on_rim == top)
-    position = torch.where(rim[at], column * rows + last * (rows - 1), position)
-    rows = rows.clamp(min=1)
-    column = position.div(rows, rounding_mode="floor")
-    pixels = torch.stack([x0 + column, y0 + position - column * rows], 2)
+    stretch = torch.searchsorted(total, number, right=True) - 1
+    stretch = stretch.clamp(max=len(begin) - 1)
+    number = begin[stretch] + number - total[stretch]
+    pixels = Boxes(*table[:, None].unbind(2)).pixel(number, rim[stretch])
     return count, torch.where(count[:, None, None] > 0, pixels, -1)
 
 
 def find_pixels(
-    runs: RunBatch, region: str, boxes: torch.Tensor | None, numbers: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    runs: RunBatch, region: str, boxes: Tensor | None, numbers: Tensor
+) -> tuple[Tensor, Tensor]:
     """`masks.prompts.find_pixels` of a batch: int64 (T,), and (T, k, 2) by numbers (T, k)."""
-    boxes = kernels.check_asked(runs.masks, region, boxes, torch.Tensor)
-    if not uses_compiled(runs.run_ends.device):
-        # In chunks, which take 256 MiB at most, unless a mask alone takes more.
-        offset = runs.host_offset.numpy()
-        cuts = np.unique(np.searchsorted(offset, np.arange(CHUNK_ENDS, offset[-1], CHUNK_ENDS)))
-        found = []
-        for first, stop in pairwise([0, *cuts.tolist(), runs.masks]):
-            some = None if boxes is None else boxes[first:stop]
-            chunk = runs.slice(first, stop)
-            found.append(_find_with_torch(chunk, region, some, numbers[first:stop]))
-        return tuple(map(torch.cat, zip(*found, strict=True)))
-    count = np.zeros(runs.masks, np.int64)
+    boxes = kernels.check_asked(runs.masks, region, boxes, Tensor)
+    if uses_compiled(runs.run_ends.device):
+        return _find_compiled(runs, region, boxes, numbers)
+    # In chunks, which take 256 MiB at most, unless a mask alone takes more.
+    offset = runs.host_offset.numpy()
+    cuts = np.unique(np.searchsorted(offset, np.arange(CHUNK_ENDS, offset[-1], CHUNK_ENDS)))
+    counts = []
+    pixels = []
+    for first, stop in pairwise([0, *cuts.tolist(), runs.masks]):
+        edges = None if boxes is None else boxes[first:stop]
+        count, pixel = _find_with_torch(runs.slice(first, stop), region, edges, numbers[first:stop])
+        counts.append(count)
+        pixels.append(pixel)
+    return torch.cat(counts), torch.cat(pixels)
+
+
+def _find_compiled(
+    runs: RunBatch, region: str, boxes: Tensor | None, numbers: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`find_pixels` by compiled kernels."""
+    counts = np.zeros(runs.masks, np.int64)
     pixels = np.full((*numbers.shape, 2), -1)
     for _, rows, image in runs.by_sample():
-        some = None if boxes is None else boxes.numpy()[rows]
-        found = kernels.find_pixels(image, region, some, numbers.numpy()[rows])
-        count[rows], pixels[rows] = found
-    return torch.from_numpy(count), torch.from_numpy(pixels)
+        edges = None if boxes is None else boxes.numpy()[rows]
+        counts[rows], pixels[rows] = kernels.find_pixels(
+            image, region, edges, numbers.numpy()[rows]
+        )
+    return torch.from_numpy(counts), torch.from_numpy(pixels)
 
 
 @checks_options
 def draw_points(
     runs: RunBatch,
-    ids: torch.Tensor,
+    ids: Tensor,
     points: int,
     region: str = "inside",
     *,
     seed: int,
     epoch: int,
     draw: int = 0,
-    boxes: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    boxes: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Draw points uniformly from a region of every mask, with replacement.
 
     Args:
@@ -172,43 +239,44 @@ def draw_points(
         >>> points.shape, points.dtype, valid.dtype
         (torch.Size([104, 3, 2]), torch.float32, torch.bool)
     """
-    padded = isinstance(ids, torch.Tensor) and ids.ndim == 2
-    if padded:
+    if isinstance(ids, Tensor) and ids.ndim == 2:
         shape = ids.shape
-        check_array("ids", ids, "int64", (len(runs.sizes), "M"), kind=torch.Tensor)
+        check_array("ids", ids, "int64", (len(runs.sizes), "M"), kind=Tensor)
         counts = runs.mask_offset.diff()
         if counts.device.type == "cpu" and (counts > shape[1]).any():
             raise OptionError(f"ids is {tuple(shape)}, but a sample has {int(counts.max())} masks")
         rows = padded_rows(runs.mask_offset, runs.masks, shape[1])
-        ids = ids.reshape(-1)[rows]
         if boxes is not None:
-            check_array("boxes", boxes, kernels.BOX_TYPES, (*shape, 4), kind=torch.Tensor)
+            check_array("boxes", boxes, kernels.BOX_TYPES, (*shape, 4), kind=Tensor)
             boxes = boxes.reshape(-1, 4)[rows]
-    check_array("ids", ids, "int64", (runs.masks,), ", one per mask", torch.Tensor)
+        key = {"seed": seed, "epoch": epoch, "draw": draw}
+        ids = ids.reshape(-1)[rows]
+        centers, valid = draw_points(runs, ids, points, region, **key, boxes=boxes)
+        return _padded(centers, rows, shape), _padded(valid, rows, shape)
+    check_array("ids", ids, "int64", (runs.masks,), ", one per mask", Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
     drawn = shifted(words(seed, epoch, ids, kernels.prompt_draw(region, draw), points), 1)
     counts, pixels = find_pixels(runs, region, boxes, drawn)
     valid = counts > 0
-    found = torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
-    if not padded:
-        return found
-    wide = (each.new_zeros((shape.numel(), *each.shape[1:])) for each in found)
-    return tuple(
-        out.index_copy_(0, rows, each).unflatten(0, shape)
-        for out, each in zip(wide, found, strict=True)
-    )
+    return torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
+
+
+def _padded(values: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
+    """Values (T, ...) at rows of an array (B * M, ...) of zeros, as (B, M, ...)."""
+    wide = values.new_zeros((shape.numel(), *values.shape[1:]))
+    return torch.unflatten(wide.index_copy_(0, rows, values), 0, shape)
 
 
 @checks_options
 def jitter_boxes(
-    boxes: torch.Tensor,
-    extent: torch.Tensor,
-    ids: torch.Tensor,
+    boxes: Tensor,
+    extent: Tensor,
+    ids: Tensor,
     *,
     seed: int,
     epoch: int,
     draw: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """Move the edges of boxes at random, as SAM does for training; see `masks.jitter_boxes`.
 
     Args:
@@ -233,10 +301,11 @@ def jitter_boxes(
         >>> T.jitter_boxes(boxes, extent, ids, seed=0, epoch=0).dtype
         torch.float32
     """
-    kernels.check_boxes(boxes, extent, ids, torch.Tensor)
+    kernels.check_boxes(boxes, extent, ids, Tensor)
     drawn = words(seed, epoch, ids.reshape(-1), kernels.prompt_draw("boxes", draw), 4)
     noise = _quantiles().on(boxes.device)[shifted(drawn, 64 - NORMAL_BITS)]
-    return kernels.moved_edges(boxes.double(), extent.double(), noise).float()
+    edges: Tensor = kernels.moved_edges(boxes.double(), extent.double(), noise)
+    return edges.float()
 
 
 @lru_cache(maxsize=1)

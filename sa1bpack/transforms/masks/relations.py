@@ -6,13 +6,14 @@ that it can hold. On a CPU compiled kernels do it, sample by sample, in as many 
 use. Whole numbers are the same; of the others, the last bit may differ.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from sa1bpack.arguments import choice, items_of
@@ -21,6 +22,7 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.masks import relations as single
 from sa1bpack.masks.relations import NEIGHBORS, RELATIONS, SHARE, Derived, Relation
 from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
+from sa1bpack.transforms.batch import Items
 from sa1bpack.transforms.host import numbers_of, unseen
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
 from sa1bpack.transforms.masks.run_batch import padded_rows
@@ -34,7 +36,8 @@ _TENSORS = 8  # large ones that live at once
 
 def _type(relation: Relation) -> torch.dtype:
     """The type in a batch."""
-    return getattr(torch, relation.dtype.replace("float64", "float32"))
+    dtype: torch.dtype = getattr(torch, relation.dtype.replace("float64", "float32"))
+    return dtype
 
 
 @checks_options
@@ -44,8 +47,8 @@ class Relate:
 
     The result is a dict of tensors on the batch's device, with the names of
     `sa1bpack.masks.Relations`. "..." is (B, M) for padded masks and (T,) for concatenated ones; M
-    is the mask count of the fullest sample for those, too: pairs are pairs of masks of one sample,
-    and the last axis counts the masks of that sample.
+    is the mask count of the fullest sample in both layouts: pairs are pairs of masks of one sample,
+    and the last axis numbers the masks of that sample.
 
     =============  =======  ===========
     intersections  int64    (..., M)
@@ -66,7 +69,7 @@ class Relate:
     host if the batch is a Loader's; otherwise it waits for the device.
 
     Args:
-        names: names of relations; one may stand alone.
+        names: names of relations, or a single name.
         share: fraction of its area by which a mask lies in its parent; above 0, at most 1.
         neighbors: 8 or 4, number of neighbours of a cell, which decides what touches.
 
@@ -86,27 +89,29 @@ class Relate:
     share: float = SHARE
     neighbors: int = NEIGHBORS
 
-    def __post_init__(self):
-        given = (self.names,) if isinstance(self.names, str) else self.names
-        if not isinstance(given, Iterable):
+    def __post_init__(self) -> None:
+        names = (self.names,) if isinstance(self.names, str) else self.names
+        if not isinstance(names, Iterable):
             raise OptionError(
-                f"relations is {brief(given)}: choose {', '.join(RELATIONS)}, or a Relate"
+                f"relations is {brief(names)}: choose {', '.join(RELATIONS)}, or a Relate"
             )
-        names = tuple(dict.fromkeys(choice("relation", name, RELATIONS) for name in given))
+        names = tuple(dict.fromkeys(choice("relation", name, RELATIONS) for name in names))
         share, neighbors = single.check_rule(self.share, self.neighbors)
         vars(self).update(names=names, share=share, neighbors=neighbors)
 
     @classmethod
     def of(cls, value: Any) -> "Relate | None":
         """The option `relations` as a Relate, or None for no relation. Raises OptionError."""
-        found = value if isinstance(value, Relate) else cls(items_of(value))
-        return found if found.names else None
+        relate = value if isinstance(value, Relate) else cls(items_of(value))
+        if not relate.names:
+            return None
+        return relate
 
     def nbytes(self, rows: int, most: int) -> int:
         """Bytes of the relations of `rows` masks, padding included, at most `most` per sample."""
+        relations = [RELATIONS[name] for name in self.names]
         return sum(
-            rows * (most if relation.pairs else relation.columns) * _type(relation).itemsize
-            for relation in map(RELATIONS.__getitem__, self.names)
+            rows * _columns(relation, most) * _type(relation).itemsize for relation in relations
         )
 
     def scratch_bytes(
@@ -122,21 +127,19 @@ class Relate:
         rows = samples * most
         chunk = min(-(-cells // _EXACT) * _EXACT, _chunk_cells(samples, most))
         # Two operands in half precision, and their product, which becomes int64.
-        taken = 4 * rows * chunk + 10 * rows * most * (chunk // _EXACT)
+        large = 4 * rows * chunk + 10 * rows * most * (chunk // _EXACT)
         if {"centroids", "distances"} & set(self.names):  # sums
-            taken += rows * cells // 4
+            large += rows * cells // 4
         if "touching" in self.names:  # masks that have grown
-            taken += 2 * rows * cells
+            large += 2 * rows * cells
         if not padded:
-            taken += rows * cells
+            large += rows * cells
         if packed:
-            taken += (rows if padded else total) * cells
+            large += (rows if padded else total) * cells
         small = 100 * rows * most + 2000 * rows + 64 * 512
-        return allocated_bytes(taken + small, _TENSORS)
+        return allocated_bytes(large + small, _TENSORS)
 
-    def __call__(
-        self, batch: Mapping[str, Any], most: int | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, batch: Items, most: int | None = None) -> dict[str, Tensor]:
         """The relations of a batch of Loader, make_dataloader, Collate or Pipeline.
 
         Args:
@@ -156,7 +159,7 @@ class Relate:
             raise OptionError(
                 f"the batch has {sorted(batch)}: relations need mask_counts, and masks or runs"
             )
-        counts = batch["mask_counts"]
+        counts: Tensor = batch["mask_counts"]
         padded = "mask_offsets" not in batch
         if "runs" in batch:
             if padded and "annotation_ids" in batch:
@@ -166,10 +169,15 @@ class Relate:
                 raise OptionError(
                     "the batch has runs on a device: use Pipeline(relations=...), or a mask_size"
                 )
-            most = fullest(counts) if most is None else most
-            leading = (len(counts), most) if padded else (runs.masks,)
-            places = padded_rows(runs.mask_offset, runs.masks, most) if padded else None
-            samples = ((at, image) for _, at, image in runs.by_sample(places))
+            if most is None:
+                most = fullest(counts)
+            leading: tuple[int, ...] = (runs.masks,)
+            result_rows = None
+            if padded:
+                leading = (len(counts), most)
+                result_rows = padded_rows(runs.mask_offset, runs.masks, most)
+            images = runs.by_sample(result_rows)
+            samples = ((rows, image) for _, rows, image in images)
             return self._compiled(single.relate_runs, samples, leading, most)
         masks = batch["masks"]
         if masks.dtype not in (torch.bool, torch.uint8) or masks.dim() != 3 + padded:
@@ -179,8 +187,8 @@ class Relate:
         return self.of_masks(masks, counts, padded, most)
 
     def of_masks(
-        self, masks: torch.Tensor, counts: torch.Tensor, padded: bool, most: int | None = None
-    ) -> dict[str, torch.Tensor]:
+        self, masks: Tensor, counts: Tensor, padded: bool, most: int | None = None
+    ) -> dict[str, Tensor]:
         """The relations of masks, on their device.
 
         Args:
@@ -192,36 +200,39 @@ class Relate:
         if padded or most is None:
             most = masks.shape[1] if padded else fullest(counts)
         if uses_compiled(masks.device):
-            found = masks.flatten(0, -3).numpy()
+            flat = masks.flatten(0, -3).numpy()
             firsts = counts.cumsum(0) - counts
             if padded:
                 firsts = torch.arange(len(counts), device="cpu") * most
             samples = (
-                (np.arange(first, first + count), (found[first : first + count],))
+                (np.arange(first, first + count), (flat[first : first + count],))
                 for first, count in zip(firsts.tolist(), counts.tolist(), strict=True)
             )
             return self._compiled(single.relate_bits, samples, masks.shape[: 1 + padded], most)
         cells = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
-        places = None
+        rows = None
         if not padded:
-            places = padded_rows(pad(counts.cumsum(0), (1, 0)), len(cells), most)
+            rows = padded_rows(pad(counts.cumsum(0), (1, 0)), len(cells), most)
             wide = cells.new_zeros((len(counts) * most, *cells.shape[1:]))
-            cells = wide.index_copy_(0, places, cells).unflatten(0, (len(counts), most))
+            wide.index_copy_(0, rows, cells)
+            cells = torch.unflatten(wide, 0, (len(counts), most))
         out = {}
         with full_precision(cells.device):
-            found = _OfBatch(cells, self.share, self.neighbors == 8)
+            relations = _OfBatch(cells, self.share, self.neighbors == 8)
             for name in self.names:
-                value = getattr(found, name).to(_type(RELATIONS[name]))
-                out[name] = value if places is None else value.flatten(0, 1)[places]
+                value = getattr(relations, name).to(_type(RELATIONS[name]))
+                if rows is not None:
+                    value = value.flatten(0, 1)[rows]
+                out[name] = value
         return out
 
     def _compiled(
         self,
         relate: Callable[..., single.Relations],
-        samples: Iterable[tuple[np.ndarray, tuple]],
+        samples: Iterable[tuple[np.ndarray, tuple[Any, ...]]],
         leading: tuple[int, ...],
         most: int,
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Tensor]:
         """The relations by the compiled kernels.
 
         Args:
@@ -234,16 +245,19 @@ class Relate:
         out = {}
         for name in self.names:
             relation = RELATIONS[name]
-            columns = most if relation.pairs else relation.columns
-            shape = (*leading, columns) if relation.pairs or columns > 1 else leading
+            shape = leading
+            if relation.pairs or relation.columns > 1:
+                shape = (*leading, _columns(relation, most))
             out[name] = torch.full(shape, relation.none, dtype=_type(relation), device="cpu")
         arrays = {name: value.flatten(0, len(leading) - 1).numpy() for name, value in out.items()}
 
-        def write(at: np.ndarray, given: tuple) -> None:
-            found = relate(*given, share=self.share, neighbors=self.neighbors)
+        def write(rows: np.ndarray, masks: tuple[Any, ...]) -> None:
+            relations = relate(*masks, share=self.share, neighbors=self.neighbors)
             for name, array in arrays.items():
-                place = (at, slice(len(at))) if RELATIONS[name].pairs else at
-                array[place] = getattr(found, name)
+                if RELATIONS[name].pairs:
+                    array[rows, : len(rows)] = getattr(relations, name)
+                else:
+                    array[rows] = getattr(relations, name)
 
         # One alone first: threads that compile kernels would hold up a fork meanwhile.
         jobs = [partial(write, *sample) for sample in samples if len(sample[0])]
@@ -254,9 +268,7 @@ class Relate:
 
 
 @checks_options
-def relation(
-    batch: Mapping[str, Any], name: str, share: float = SHARE, neighbors: int = NEIGHBORS
-) -> torch.Tensor:
+def relation(batch: Items, name: str, share: float = SHARE, neighbors: int = NEIGHBORS) -> Tensor:
     """One relation of a batch, with a row per mask: a function for `sa1bpack.derive`.
 
     Args:
@@ -274,14 +286,21 @@ def relation(
         >>> T.relation(batch, "depths").shape
         torch.Size([104])
     """
-    found = Relate([name], share=share, neighbors=neighbors)
+    relate = Relate([name], share=share, neighbors=neighbors)
     if RELATIONS[name].pairs:
         single = ", ".join(key for key, relation in RELATIONS.items() if not relation.pairs)
         raise OptionError(f"{name} has a row per pair of masks; choose one of {single}")
-    return found(batch)[name]
+    return relate(batch)[name]
 
 
-def fullest(counts: torch.Tensor) -> int:
+def _columns(relation: Relation, most: int) -> int:
+    """The numbers that each mask has; `most` is the number of masks of the fullest sample."""
+    if relation.pairs:
+        return most
+    return relation.columns
+
+
+def fullest(counts: Tensor) -> int:
     """The mask count of the fullest sample. Waits for a device that has the counts."""
     return int(counts.max()) if len(counts) else 0
 
@@ -294,43 +313,45 @@ class _OfBatch(Derived):
 
     _arrays = torch
 
-    def __init__(self, masks: torch.Tensor, share: float, corners: bool):
+    def __init__(self, masks: Tensor, share: float, corners: bool):
         self._masks = masks
         self._share = share
         self._corners = corners
         self._numbers = torch.arange(masks.shape[1], device=masks.device)
 
     @staticmethod
-    def _taken(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def _taken(values: Tensor, index: Tensor) -> Tensor:
         return values.gather(1, index)
 
     @cached_property
-    def intersections(self) -> torch.Tensor:
+    def intersections(self) -> Tensor:
         return common_cells(self._masks, self._masks)
 
     @property
-    def touching(self) -> torch.Tensor:
+    def touching(self) -> Tensor:
         grown = grow(self._masks, self._corners)
-        return (self.intersections == 0) & (common_cells(grown, self._masks) > 0)
+        touching: Tensor = common_cells(grown, self._masks) > 0
+        return touching & (self.intersections == 0)
 
     @cached_property
-    def centroids(self) -> torch.Tensor:
+    def centroids(self) -> Tensor:
         height, width = self._masks.shape[2:]
-        across, down = (
-            count_along(self._masks, dim) * (2 * torch.arange(count, device=self._masks.device) + 1)
-            for dim, count in ((-2, width), (-1, height))
-        )
+        device = self._masks.device
+        across = count_along(self._masks, -2) * (2 * torch.arange(width, device=device) + 1)
+        down = count_along(self._masks, -1) * (2 * torch.arange(height, device=device) + 1)
         sums = torch.stack([across.sum(2), down.sum(2)], 2)
-        return sums.double() / (2 * self.areas.clip(1))[:, :, None]
+        doubled: Tensor = 2 * self.areas.clip(1)
+        return sums.double() / doubled[:, :, None]
 
     @property
-    def mask_boxes(self) -> torch.Tensor:
-        (x0, x1) = _ends(self._masks.any(2))
-        (y0, y1) = _ends(self._masks.any(3))
-        return torch.stack([x0, y0, x1, y1], 2) * (self.areas > 0)[:, :, None]
+    def mask_boxes(self) -> Tensor:
+        x0, x1 = _ends(self._masks.any(2))
+        y0, y1 = _ends(self._masks.any(3))
+        has_cells: Tensor = self.areas > 0
+        return torch.stack([x0, y0, x1, y1], 2) * has_cells[:, :, None]
 
 
-def _ends(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _ends(flags: Tensor) -> tuple[Tensor, Tensor]:
     """int64 (B, M) each: the first true of bool (B, M, n), and one past the last.
 
     They are 0 and n if there is none.
@@ -339,43 +360,48 @@ def _ends(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return flags.argmax(2), flags.shape[2] - flags.flip(2).argmax(2)
 
 
-def common_cells(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def common_cells(first: Tensor, second: Tensor) -> Tensor:
     """int64 (B, M, N): the common cells of each of bool (B, M, h, w) and each of (B, N, h, w)."""
     samples = len(first)
     cells = first.shape[2] * first.shape[3]
     out = first.new_zeros((samples, first.shape[1], second.shape[1]), dtype=torch.int64)
     step = _chunk_cells(samples, max(first.shape[1], second.shape[1]))
+    first = first.flatten(2)
+    second = second.flatten(2)
     for start in range(0, cells, step):
         chunk = slice(start, start + step)
-        out += _common(*(each.flatten(2)[:, :, chunk] for each in (first, second)))
+        out += _common(first[:, :, chunk], second[:, :, chunk])
     return out
 
 
 def _chunk_cells(samples: int, masks: int) -> int:
     """Cells of B samples with M masks each that are multiplied at a time."""
-    return max(CHUNK_BYTES // (2 * samples * max(masks, 1) * _EXACT), 1) * _EXACT if samples else 1
+    if not samples:
+        return 1
+    return max(CHUNK_BYTES // (2 * samples * max(masks, 1) * _EXACT), 1) * _EXACT
 
 
-def _common(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _common(first: Tensor, second: Tensor) -> Tensor:
     """`common_cells` of bool (B, M, n) and (B, N, n), all at once."""
     product = torch.matmul(_grouped(first), _grouped(second).transpose(2, 3))
     return product.sum(1, dtype=torch.int64)
 
 
-def _grouped(cells: torch.Tensor) -> torch.Tensor:
+def _grouped(cells: Tensor) -> Tensor:
     """bool (B, M, n) as half (B, groups, M, k), with at most _EXACT cells in each group."""
     samples, masks, count = cells.shape
     group = min(count, _EXACT)
     groups = -(-count // group)
     full = count // group * group
     out = torch.zeros((samples, groups, masks, group), dtype=torch.half, device=cells.device)
-    out[:, : full // group].copy_(cells[:, :, :full].unflatten(2, (-1, group)).transpose(1, 2))
+    groups_of_cells = torch.unflatten(cells[:, :, :full], 2, (-1, group))
+    out[:, : full // group].copy_(groups_of_cells.transpose(1, 2))
     if full < count:
         out[:, -1, :, : count - full].copy_(cells[:, :, full:])
     return out
 
 
-def grow(masks: torch.Tensor, corners: bool) -> torch.Tensor:
+def grow(masks: Tensor, corners: bool) -> Tensor:
     """Bool (..., h, w) with the neighbours of their cells: 8 each with corners, otherwise 4."""
     wide = masks.clone()
     wide[..., 1:] |= masks[..., :-1]

@@ -6,15 +6,21 @@ the same arguments.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.arrays import check_image_runs
-from sa1bpack.transforms.geometry import AffineMaps, Frame, Maps, pair
+from sa1bpack.transforms.checks import Sides
+from sa1bpack.transforms.frame import Frame
+from sa1bpack.transforms.maps import AffineMaps, AxisMaps, Maps, pair
 from sa1bpack.wording import counted
+
+# Of one image: run_ends int32, run_offset int64, height, width.
+ImageRuns = tuple[np.ndarray, np.ndarray, int, int]
 
 
 @checks_options
@@ -39,11 +45,11 @@ class RunBatch:
         (torch.int32, 104, torch.Size([2, 2]))
     """
 
-    run_ends: torch.Tensor
-    run_offset: torch.Tensor
-    mask_offset: torch.Tensor
-    sizes: torch.Tensor
-    host_offset: torch.Tensor
+    run_ends: Tensor
+    run_offset: Tensor
+    mask_offset: Tensor
+    sizes: Tensor
+    host_offset: Tensor
 
     def __repr__(self) -> str:
         masks = len(self.run_offset) - 1
@@ -52,7 +58,7 @@ class RunBatch:
         return f"<RunBatch: {counted(masks, 'mask')} of {counted(samples, 'sample')}, {ends}>"
 
     @classmethod
-    def collate(cls, samples: Sequence[tuple[np.ndarray, np.ndarray, int, int]]) -> "RunBatch":
+    def collate(cls, samples: Sequence[ImageRuns]) -> "RunBatch":
         """Join samples (run_ends int32, run_offset int64, height, width), on the CPU.
 
         The offsets of a sample may be a slice of a larger array.
@@ -71,13 +77,14 @@ class RunBatch:
             offsets.append(run_offset[1:] - run_offset[0] + total)
             counts.append(len(run_offset) - 1)
             total += len(ends[-1])
+        sizes = np.array([sample[2:] for sample in samples], np.int64).reshape(-1, 2)
         offset = torch.from_numpy(np.concatenate(offsets))
         return cls(
-            torch.from_numpy(np.concatenate([np.empty(0, np.int32), *ends])),
-            offset,
-            torch.from_numpy(np.cumsum(counts)),
-            torch.from_numpy(np.array([sample[2:] for sample in samples], np.int64).reshape(-1, 2)),
-            offset,
+            run_ends=torch.from_numpy(np.concatenate([np.empty(0, np.int32), *ends])),
+            run_offset=offset,
+            mask_offset=torch.from_numpy(np.cumsum(counts)),
+            sizes=torch.from_numpy(sizes),
+            host_offset=offset,
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "RunBatch":
@@ -86,14 +93,15 @@ class RunBatch:
 
     def pin_memory(self, device: str | None = None) -> "RunBatch":
         """A copy in pinned memory; a DataLoader with `pin_memory` calls this."""
-        return self._moved(torch.Tensor.pin_memory)
+        return self._moved(Tensor.pin_memory)
 
-    def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "RunBatch":
-        tensors = (self.run_ends, self.run_offset, self.mask_offset, self.sizes)
-        moved = [move(tensor) for tensor in tensors]
-        if all(new is old for new, old in zip(moved, tensors, strict=True)):
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> "RunBatch":
+        """The runs with all tensors moved but the host's; themselves if no tensor has changed."""
+        tensors = {key: value for key, value in vars(self).items() if key != "host_offset"}
+        moved = {key: move(tensor) for key, tensor in tensors.items()}
+        if all(moved[key] is tensor for key, tensor in tensors.items()):
             return self
-        return RunBatch(*moved, self.host_offset)
+        return replace(self, **moved)
 
     @property
     def masks(self) -> int:
@@ -101,7 +109,7 @@ class RunBatch:
         return len(self.run_offset) - 1
 
     @property
-    def owner(self) -> torch.Tensor:
+    def owner(self) -> Tensor:
         """int64 (T,), the sample of each mask."""
         samples = torch.arange(len(self.sizes), device=self.mask_offset.device)
         return samples.repeat_interleave(self.mask_offset.diff(), output_size=self.masks)
@@ -110,16 +118,17 @@ class RunBatch:
         """The masks start..stop, without waiting for the device. All samples remain."""
         if stop - start == self.masks:
             return self
-        first, last = (int(self.host_offset[mask]) for mask in (start, stop))
+        first = int(self.host_offset[start])
+        last = int(self.host_offset[stop])
         return RunBatch(
-            self.run_ends[first:last],
-            self.run_offset[start : stop + 1] - self.run_offset[start],
-            (self.mask_offset - start).clamp(0, stop - start),
-            self.sizes,
-            self.host_offset[start : stop + 1] - first,
+            run_ends=self.run_ends[first:last],
+            run_offset=self.run_offset[start : stop + 1] - self.run_offset[start],
+            mask_offset=(self.mask_offset - start).clamp(0, stop - start),
+            sizes=self.sizes,
+            host_offset=self.host_offset[start : stop + 1] - first,
         )
 
-    def ends(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def ends(self) -> tuple[Tensor, Tensor, Tensor]:
         """The run ends of all masks: int64 (R,) each, position, mask, and index within the mask."""
         total = int(self.host_offset[-1])
         device = self.run_offset.device
@@ -129,8 +138,8 @@ class RunBatch:
         return self.run_ends[:total].long(), mask, number
 
     def by_sample(
-        self, places: torch.Tensor | None = None
-    ) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
+        self, places: Tensor | None = None
+    ) -> Iterator[tuple[int, np.ndarray, ImageRuns]]:
         """The samples of a batch on the CPU, as the kernels of `sa1bpack.masks` expect them.
 
         Args:
@@ -142,16 +151,19 @@ class RunBatch:
         """
         run_ends = self.run_ends.numpy()
         run_offset = self.run_offset.numpy()
-        places = np.arange(self.masks) if places is None else places.numpy()
+        rows = np.arange(self.masks)
+        if places is not None:
+            rows = places.numpy()
         has_runs = np.diff(run_offset) > 0  # the others are padding
         sizes = self.sizes.tolist()
         for sample, (first, last) in enumerate(itertools.pairwise(self.mask_offset.tolist())):
             masks = first + np.flatnonzero(has_runs[first:last])
             offset = np.append(run_offset[masks], run_offset[last])
-            yield sample, places[masks], (run_ends, offset, *sizes[sample])
+            height, width = sizes[sample]
+            yield sample, rows[masks], (run_ends, offset, height, width)
 
 
-def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Tensor:
+def padded_rows(mask_offset: Tensor, masks: int, columns: int) -> Tensor:
     """int64 (T,): the row of each mask if each sample has `columns` rows, one after another.
 
     Args:
@@ -179,9 +191,9 @@ class Placing:
         frame: frame of the images; None if all cells show them. Cells that do not are False.
     """
 
-    owner: torch.Tensor
+    owner: Tensor
     samples: int
-    size: tuple[int, int]
+    size: Sides
     maps: Maps | None
     frame: Frame | None
 
@@ -196,7 +208,7 @@ class Placing:
         return len(self.owner), *self.size
 
     @property
-    def keep(self) -> torch.Tensor:
+    def keep(self) -> Tensor:
         """int64 (B, 2): the rows and columns that show upright images."""
         if self.frame is not None:
             return self.frame.kept(self.size)
@@ -210,13 +222,14 @@ class Drawing(Placing):
     Attributes:
         runs: runs of T masks, on the device of the result.
         sizes: int64 (B, 2), `sizes` of the runs.
-        place: int64 (T,), row of the result for each mask of the runs; the other rows are False.
+        rows: int64 (T,), row of the result for each mask of the runs; the other rows are False.
         sampling: "area" or "center".
     """
 
+    maps: Maps
     runs: RunBatch
-    sizes: torch.Tensor
-    place: torch.Tensor
+    sizes: Tensor
+    rows: Tensor
     sampling: str
 
 
@@ -231,13 +244,14 @@ class Taking(Placing):
         masks: bool (T, s, s), or bits uint8 (T, s, s / 8), of which `owner` is non-decreasing.
     """
 
-    masks: torch.Tensor
+    masks: Tensor
 
     @property
-    def columns_and_rows(self) -> list[torch.Tensor]:
+    def columns_and_rows(self) -> tuple[Tensor, Tensor]:
         """int64 (B, w) and (B, h), of the grid, for each of the result, under upright maps."""
         side = self.masks.shape[1]
-        device = self.owner.device
-        if self.maps is None:
-            return [torch.arange(side, device=device).expand(self.samples, -1)] * 2
-        return [at.floor().long().clamp_(0, side - 1) for at in self.maps.centers(*self.size)]
+        if not isinstance(self.maps, AxisMaps):
+            numbers = torch.arange(side, device=self.owner.device).expand(self.samples, -1)
+            return numbers, numbers
+        x, y = self.maps.centers(*self.size)
+        return x.floor().long().clamp_(0, side - 1), y.floor().long().clamp_(0, side - 1)

@@ -9,22 +9,24 @@ has more to take. Under affine maps, each pixel has filters of its own.
 What a program must know of its sample is one row of numbers, float64, or of whole numbers, int64.
 """
 
-from functools import partial
+# An annotation of a kernel's argument instructs Triton's compiler: they are not for type checkers.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from sa1bpack.transforms.backends import FLOATS
-from sa1bpack.transforms.geometry import places as places_of
 from sa1bpack.transforms.host import sent
-from sa1bpack.transforms.images.make import Sampling, most_taps, supports
+from sa1bpack.transforms.images.resample import Sampling, most_taps, supports
 from sa1bpack.transforms.images.steps import LUMA
+from sa1bpack.transforms.maps import AxisMaps
 
 BLOCK = tl.constexpr(128)  # filters of a program
 PLANE_BLOCK = tl.constexpr(512)  # pixels of a program that converts planes
 COLOR_BLOCK = tl.constexpr(1024)  # and of one that changes colours
-# pixels of a program that samples
+# Pixels of a program that samples.
 ROWS = tl.constexpr(16)
 COLUMNS = tl.constexpr(64)
 # Under affine maps: two pixels for each thread of 8 warps, whose numbers fit into its registers.
@@ -37,13 +39,16 @@ RED, GREEN, BLUE = (tl.constexpr(share) for share in LUMA)
 
 # Numbers of a sample under an axis-aligned map: scale and offset, x and y each; height and width of
 # the image; rows and columns of the canvas that it covers; mean and std of R, G, B.
-NUMBERS, SIZE, KEEP, NORMAL = (tl.constexpr(n) for n in (14, 4, 6, 8))
-# Under an affine map: half the width of the filters, x and y; mean and std. And whole numbers:
-# those of `geometry.places`, height and width of the image.
-AFFINE_NUMBERS = tl.constexpr(8)
+SIZE = tl.constexpr(4)
+KEEP = tl.constexpr(6)
+NORMAL = tl.constexpr(8)
+NUMBERS = tl.constexpr(14)
+# Under an affine map: half the width of the filters, x and y; mean and std.
 AFFINE_NORMAL = tl.constexpr(2)
-PLACES = tl.constexpr(14)
+AFFINE_NUMBERS = tl.constexpr(8)
+# And whole numbers: those of `Frame.places`, height and width of the image.
 STORED = tl.constexpr(12)
+PLACES = tl.constexpr(14)
 
 
 # Programs of all samples are on one axis of the launch: the others have 65,535 at most.
@@ -51,10 +56,10 @@ STORED = tl.constexpr(12)
 
 @triton.jit
 def _block(count, BLOCK: tl.constexpr):
-    """The sample of a program, int64, and which of so many items are its own, int32 (BLOCK,)."""
+    """The sample of a program, int64, and the numbers of its block, int32 (BLOCK,), of 0..count."""
     blocks = tl.cdiv(count, BLOCK)
-    place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    return (tl.program_id(0) // blocks).to(tl.int64), place
+    numbers = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    return (tl.program_id(0) // blocks).to(tl.int64), numbers
 
 
 @triton.jit
@@ -65,9 +70,9 @@ def tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """
     across = tl.cdiv(width, COLUMNS)
     tiles = tl.cdiv(height, ROWS) * across
-    own = tl.program_id(0) % tiles
-    i = own // across * ROWS + tl.arange(0, ROWS)
-    j = own % across * COLUMNS + tl.arange(0, COLUMNS)
+    number = tl.program_id(0) % tiles
+    i = number // across * ROWS + tl.arange(0, ROWS)
+    j = number % across * COLUMNS + tl.arange(0, COLUMNS)
     return (tl.program_id(0) // tiles).to(tl.int64), i, j
 
 
@@ -77,11 +82,11 @@ def tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def _chroma(plane, near, far, column, other, odd, half, inside):
     """Chroma of pixels, minus 128: 3/4 of the nearest row and column, 1/4 of the next."""
-    here = 3 * tl.load(plane + near * half + column, mask=inside, other=0).to(tl.int32)
-    here += tl.load(plane + far * half + column, mask=inside, other=0).to(tl.int32)
+    nearest = 3 * tl.load(plane + near * half + column, mask=inside, other=0).to(tl.int32)
+    nearest += tl.load(plane + far * half + column, mask=inside, other=0).to(tl.int32)
     beside = 3 * tl.load(plane + near * half + other, mask=inside, other=0).to(tl.int32)
     beside += tl.load(plane + far * half + other, mask=inside, other=0).to(tl.int32)
-    return ((3 * here + beside + 8 - odd) >> 4) - 128
+    return ((3 * nearest + beside + 8 - odd) >> 4) - 128
 
 
 @triton.jit
@@ -120,7 +125,7 @@ def _convert(planes, stored, out, side):
     tl.store(target + 2, tl.where(inside, b, 0), mask=canvas)
 
 
-def planes_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+def planes_to_rgb(planes: Tensor, stored: Tensor) -> Tensor:
     """Convert canvases, by the formulas of `sa1bpack.pixels.yuv420`.
 
     Args:
@@ -163,36 +168,37 @@ def _store(target, plane, red, green, blue, on_canvas, inside, normal):
 
 
 @triton.jit
-def _weight(at, pixel, high, support):
+def _weight(center, pixel, high, support):
     """The weights of a pixel for each output position, before normalisation. All float64."""
-    weight = 1 - tl.abs(pixel.to(tl.float64) + 0.5 - at) / support
+    weight = 1 - tl.abs(pixel.to(tl.float64) + 0.5 - center) / support
     return tl.where(pixel < high, weight, 0.0)
 
 
 @triton.jit
-def _range(at, support, length):
+def _range(center, support, length):
     """A position in pixels, and the first pixel under the filter and the one after the last."""
-    at = tl.minimum(tl.maximum(at, -FAR), FAR)  # far beyond any image, and still whole numbers
+    center = tl.minimum(tl.maximum(center, -FAR), FAR)  # beyond any image, still whole numbers
     last = length.to(tl.float64)
-    low = tl.minimum(tl.maximum(tl.ceil(at - support - 0.5), 0), last).to(tl.int32)
-    high = tl.maximum(tl.minimum(tl.floor(at + support - 0.5) + 1, last), 0).to(tl.int32)
+    low = tl.minimum(tl.maximum(tl.ceil(center - support - 0.5), 0), last).to(tl.int32)
+    high = tl.maximum(tl.minimum(tl.floor(center + support - 0.5) + 1, last), 0).to(tl.int32)
     # A pixel at the very end of the filter has no weight.
-    low += ((low < high) & (tl.abs(low.to(tl.float64) + 0.5 - at) >= support)).to(tl.int32)
-    high -= ((low < high) & (tl.abs(high.to(tl.float64) - 0.5 - at) >= support)).to(tl.int32)
-    return at, low, high
+    low += ((low < high) & (tl.abs(low.to(tl.float64) + 0.5 - center) >= support)).to(tl.int32)
+    high -= ((low < high) & (tl.abs(high.to(tl.float64) - 0.5 - center) >= support)).to(tl.int32)
+    return center, low, high
 
 
 @triton.jit
-def _share(at, low, k, high, support, total):
+def _share(center, low, k, high, support, total):
     """The weights of pixel k under each filter."""
-    return (_weight(at, low + k, high, support) / total).to(tl.float32)
+    return (_weight(center, low + k, high, support) / total).to(tl.float32)
 
 
 @triton.jit
-def _total(at, low, high, support, taps):
-    total = at * 0
+def _total(center, low, high, support, taps):
+    """The sum of the weights of each filter; 1 if it reaches no pixel."""
+    total = center * 0
     for k in range(taps):
-        total += _weight(at, low + k, high, support)
+        total += _weight(center, low + k, high, support)
     return tl.where(total > 0, total, 1.0)
 
 
@@ -207,19 +213,20 @@ def _fill_taps(numbers, filters, width, height, taps):
     """
     sample, i = _block(tl.maximum(width, height), BLOCK)
     axis = tl.program_id(1)
-    wanted = i < tl.where(axis == 0, width, height)
+    on_canvas = i < tl.where(axis == 0, width, height)
     of = numbers + sample * NUMBERS + axis
     step = tl.load(of)
     length = tl.load(of - axis + SIZE + 1 - axis).to(tl.int32)
     support = tl.minimum(tl.maximum(tl.abs(step), 1.0), FAR)
-    at, low, high = _range(step * (i.to(tl.float64) + 0.5) + tl.load(of + 2), support, length)
+    center, low, high = _range(step * (i.to(tl.float64) + 0.5) + tl.load(of + 2), support, length)
 
     count = tl.maximum(width, height)
     target = filters + (sample * 2 + axis) * (1 + taps) * count + i
-    tl.store(target, tl.maximum(tl.minimum(low, length - 1), 0).to(tl.float32), mask=wanted)
-    total = _total(at, low, high, support, taps)
+    tl.store(target, tl.maximum(tl.minimum(low, length - 1), 0).to(tl.float32), mask=on_canvas)
+    total = _total(center, low, high, support, taps)
     for k in range(taps):
-        tl.store(target + (1 + k) * count, _share(at, low, k, high, support, total), mask=wanted)
+        share = _share(center, low, k, high, support, total)
+        tl.store(target + (1 + k) * count, share, mask=on_canvas)
 
 
 @triton.jit
@@ -287,22 +294,22 @@ def _sample(images, numbers, filters, out, side, width, height, taps):
 
 @triton.jit
 def stepped(steps, row, column):
-    """x and y, int64, by six steps at an address, see `geometry.positions`."""
+    """x and y, int64, by six steps at an address, see `maps.positions`."""
     x = tl.load(steps) * column + (tl.load(steps + 1) * row + tl.load(steps + 2))
     y = tl.load(steps + 3) * column + (tl.load(steps + 4) * row + tl.load(steps + 5))
     return x, y
 
 
 @triton.jit
-def locate(place, i, j):
+def locate(places, i, j):
     """The x and y of cells in the stored image, int64, and whether they show it.
 
-    By one row, at an address, of `geometry.places`.
+    By one row, at an address, of `Frame.places`.
     """
-    x, y = stepped(place + 2, i.to(tl.int64)[:, None], j.to(tl.int64)[None, :])
-    shown = (i < tl.load(place))[:, None] & (j < tl.load(place + 1))[None, :]
-    shown &= (x >= tl.load(place + 8)) & (x < tl.load(place + 10))
-    shown &= (y >= tl.load(place + 9)) & (y < tl.load(place + 11))
+    x, y = stepped(places + 2, i.to(tl.int64)[:, None], j.to(tl.int64)[None, :])
+    shown = (i < tl.load(places))[:, None] & (j < tl.load(places + 1))[None, :]
+    shown &= (x >= tl.load(places + 8)) & (x < tl.load(places + 10))
+    shown &= (y >= tl.load(places + 9)) & (y < tl.load(places + 11))
     return x, y, shown
 
 
@@ -312,55 +319,64 @@ def _offset(low, k, length, stride):
     return tl.maximum(tl.minimum(low + k, length - 1), 0) * stride
 
 
+@triton.jit
+def _affine_filters(position, support, length, taps):
+    """The filters of an axis: centres, first pixels, ends, and the sums of their weights."""
+    center, low, high = _range(position.to(tl.float64) * UNIT, support, length)
+    return center, low, high, _total(center, low, high, support, taps)
+
+
+@triton.jit
+def _affine_taps(support, taps, any_shown):
+    """The number of pixels that filters of an axis can have; 0 if nothing is shown."""
+    return tl.minimum(tl.ceil(2 * support).to(tl.int32), taps) * any_shown
+
+
 @triton.jit(do_not_specialize=["side", "height", "taps"])
 def _sample_affine(images, places, numbers, out, side, width, height, taps):
     sample, i, j = tile(height, width, AFFINE_ROWS, COLUMNS)
-    place = places + sample * PLACES
-    of = numbers + sample * AFFINE_NUMBERS
+    places += sample * PLACES
+    numbers += sample * AFFINE_NUMBERS
     on_canvas = (i < height)[:, None] & (j < width)[None, :]
-    x, y, inside = locate(place, i, j)
+    x, y, inside = locate(places, i, j)
     inside &= on_canvas
 
-    image = images + sample * side * side * 3
-    rows = tl.load(place + STORED)
-    columns = tl.load(place + STORED + 1)
-    rows = tl.maximum(tl.minimum(rows, side), 0).to(tl.int32)
-    columns = tl.maximum(tl.minimum(columns, side), 0).to(tl.int32)
-    x_support = tl.load(of)
-    y_support = tl.load(of + 1)
-    x_at, x_low, x_high = _range(x.to(tl.float64) * UNIT, x_support, columns)
-    y_at, y_low, y_high = _range(y.to(tl.float64) * UNIT, y_support, rows)
+    images += sample * side * side * 3
+    rows = tl.maximum(tl.minimum(tl.load(places + STORED), side), 0).to(tl.int32)
+    columns = tl.maximum(tl.minimum(tl.load(places + STORED + 1), side), 0).to(tl.int32)
+    x_support = tl.load(numbers)
+    y_support = tl.load(numbers + 1)
     any_shown = tl.max(tl.max(inside.to(tl.int32), 1), 0)
-    x_taps = tl.minimum(tl.ceil(2 * x_support).to(tl.int32), taps) * any_shown
-    y_taps = tl.minimum(tl.ceil(2 * y_support).to(tl.int32), taps) * any_shown
-    x_total = _total(x_at, x_low, x_high, x_support, x_taps)
-    y_total = _total(y_at, y_low, y_high, y_support, y_taps)
+    x_taps = _affine_taps(x_support, taps, any_shown)
+    y_taps = _affine_taps(y_support, taps, any_shown)
+    x, x_low, x_high, x_total = _affine_filters(x, x_support, columns, x_taps)
+    y, y_low, y_high, y_total = _affine_filters(y, y_support, rows, y_taps)
     zero = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
     red = zero
     green = zero
     blue = zero
     # Every filter has two pixels or more. A map that does not reduce has no more than these.
-    c_0 = _share(y_at, y_low, 0, y_high, y_support, y_total)
-    c_1 = _share(y_at, y_low, 1, y_high, y_support, y_total)
+    c_0 = _share(y, y_low, 0, y_high, y_support, y_total)
+    c_1 = _share(y, y_low, 1, y_high, y_support, y_total)
     row_0 = _offset(y_low, 0, rows, side * 3)
     row_1 = _offset(y_low, 1, rows, side * 3)
     for k in range(x_taps):
-        a = _share(x_at, x_low, k, x_high, x_support, x_total)
-        pixels = image + _offset(x_low, k, columns, 3)
+        a = _share(x, x_low, k, x_high, x_support, x_total)
+        pixels = images + _offset(x_low, k, columns, 3)
         r, g, b = add_pixels(c_0, pixels + row_0, inside, zero, zero, zero)
         r, g, b = add_pixels(c_1, pixels + row_1, inside, r, g, b)
         for m in range(2, y_taps):
-            c = _share(y_at, y_low, m, y_high, y_support, y_total)
+            c = _share(y, y_low, m, y_high, y_support, y_total)
             r, g, b = add_pixels(c, pixels + _offset(y_low, m, rows, side * 3), inside, r, g, b)
         red += a * r
         green += a * g
         blue += a * b
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
-    _store(target, plane, red, green, blue, on_canvas, inside, of + AFFINE_NORMAL)
+    _store(target, plane, red, green, blue, on_canvas, inside, numbers + AFFINE_NORMAL)
 
 
-def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
+def sample_images(sampling: Sampling, dtype: torch.dtype) -> Tensor:
     """Sample, normalise and cast images.
 
     Args:
@@ -370,43 +386,79 @@ def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     Returns:
         (B, 3, H, W), zero outside the images.
     """
-    frame = sampling.frame
-    stored = sampling.stored
-    shrinks = sampling.shrinks
-    (samples, side) = sampling.images.shape[:2]
-    (height, width) = frame.canvas
+    images = sampling.images
     kind = dtype if dtype in FLOATS else torch.float32
-    device = sampling.images.device
-    out = torch.empty((samples, 3, height, width), dtype=kind, device=device)
+    shape = (len(images), 3, *sampling.frame.canvas)
+    out = torch.empty(shape, dtype=kind, device=images.device)
     if not out.numel():
         return out
-    images = sampling.images.contiguous()
-    normals = sampling.normal.on(stored.device).flatten().expand(samples, -1)
-    taps = most_taps(shrinks, side)
-    rows = ROWS if frame.window is None else AFFINE_ROWS
-    tiles = triton.cdiv(height, rows.value) * triton.cdiv(width, COLUMNS.value)
-    grid = (samples * tiles,)
-    if frame.window is not None:
-        numbers = torch.cat([supports(frame.maps, shrinks), normals], 1)
-        places = torch.cat([places_of(frame, frame.canvas), stored], 1)
-        places, numbers = sent([places, numbers], device)
-        _sample_affine[grid](
-            *(images, places, numbers, out, side, width, height, taps),
-            num_warps=AFFINE_WARPS,
-            enable_fp_fusion=False,
-        )
-        return out
+    if isinstance(sampling.frame.maps, AxisMaps):
+        _launch_upright(sampling, out)
+    else:
+        _launch_affine(sampling, out)
+    return out
+
+
+def _launch_upright(sampling: Sampling, out: Tensor) -> None:
+    """Fill `out` by axis-aligned maps."""
+    frame = sampling.frame
+    images = sampling.images
+    samples, side = images.shape[:2]
+    height, width = frame.canvas
     keep = frame.kept(frame.canvas)
-    numbers = torch.cat([frame.maps.scale, frame.maps.offset, stored, keep, normals], 1)
-    [numbers] = sent([numbers], device)
+    maps = frame.maps
+    assert isinstance(maps, AxisMaps)
+    columns = [maps.scale, maps.offset, sampling.stored, keep, _normals(sampling)]
+    [numbers] = sent([torch.cat(columns, 1)], images.device)
+    taps = most_taps(sampling.shrinks, side)
     count = max(height, width)
-    shape = samples, 2, 1 + taps, count
-    filters = torch.empty(shape, dtype=torch.float32, device=device)
+    filters = torch.empty((samples, 2, 1 + taps, count), dtype=torch.float32, device=images.device)
     _fill_taps[(samples * triton.cdiv(count, BLOCK.value), 2)](
         numbers, filters, width, height, taps, enable_fp_fusion=False
     )
-    _sample[grid](images, numbers, filters, out, side, width, height, taps, enable_fp_fusion=False)
-    return out
+    tiles = triton.cdiv(height, ROWS.value) * triton.cdiv(width, COLUMNS.value)
+    _sample[(samples * tiles,)](
+        images.contiguous(),
+        numbers,
+        filters,
+        out,
+        side,
+        width,
+        height,
+        taps,
+        enable_fp_fusion=False,
+    )
+
+
+def _launch_affine(sampling: Sampling, out: Tensor) -> None:
+    """Fill `out` by maps that may rotate or shear."""
+    frame = sampling.frame
+    images = sampling.images
+    samples, side = images.shape[:2]
+    height, width = frame.canvas
+    numbers = torch.cat([supports(frame.maps, sampling.shrinks), _normals(sampling)], 1)
+    places = torch.cat([frame.places(frame.canvas), sampling.stored], 1)
+    places, numbers = sent([places, numbers], images.device)
+    tiles = triton.cdiv(height, AFFINE_ROWS.value) * triton.cdiv(width, COLUMNS.value)
+    taps = most_taps(sampling.shrinks, side)
+    _sample_affine[(samples * tiles,)](
+        images.contiguous(),
+        places,
+        numbers,
+        out,
+        side,
+        width,
+        height,
+        taps,
+        num_warps=AFFINE_WARPS,
+        enable_fp_fusion=False,
+    )
+
+
+def _normals(sampling: Sampling) -> Tensor:
+    """float32 (B, 6): mean and std of R, G, B, for each sample."""
+    normal = sampling.normal.on(sampling.stored.device)
+    return normal.flatten().expand(len(sampling.stored), -1)
 
 
 # ---------------------------------------------------------------------------------------- colours
@@ -428,31 +480,31 @@ def _blend(value, other, factor):
 
 
 @triton.jit
-def _brightened(images, inside, factors, sample, at, plane):
+def _brightened(images, inside, factors, sample, pixel, plane):
     """The pixels that are inside; their red, green and blue, brightened."""
-    wanted = tl.load(inside + sample * plane + at, mask=at < plane, other=0).to(tl.int32) > 0
-    place = images + sample * 3 * plane + at
+    shown = tl.load(inside + sample * plane + pixel, mask=pixel < plane, other=0).to(tl.int32) > 0
+    source = images + sample * 3 * plane + pixel
     factor = tl.load(factors + sample * 4)
-    red = _clip(tl.load(place, mask=wanted, other=0.0) * factor)
-    green = _clip(tl.load(place + plane, mask=wanted, other=0.0) * factor)
-    blue = _clip(tl.load(place + 2 * plane, mask=wanted, other=0.0) * factor)
-    return wanted, red, green, blue
+    red = _clip(tl.load(source, mask=shown, other=0.0) * factor)
+    green = _clip(tl.load(source + plane, mask=shown, other=0.0) * factor)
+    blue = _clip(tl.load(source + 2 * plane, mask=shown, other=0.0) * factor)
+    return shown, red, green, blue
 
 
 @triton.jit
 def _sum_gray(images, inside, factors, sums, counts, plane):
     """The grey of the pixels inside, and their number, of each block: float32 (B, blocks)."""
-    sample, at = _block(plane, COLOR_BLOCK)
-    shown, red, green, blue = _brightened(images, inside, factors, sample, at, plane)
-    place = tl.program_id(0)
-    tl.store(sums + place, tl.sum(tl.where(shown, _gray(red, green, blue), 0.0), 0))
-    tl.store(counts + place, tl.sum(shown.to(tl.float32), 0))
+    sample, pixel = _block(plane, COLOR_BLOCK)
+    shown, red, green, blue = _brightened(images, inside, factors, sample, pixel, plane)
+    block = tl.program_id(0)
+    tl.store(sums + block, tl.sum(tl.where(shown, _gray(red, green, blue), 0.0), 0))
+    tl.store(counts + block, tl.sum(shown.to(tl.float32), 0))
 
 
 @triton.jit
-def _hued(base, value, chroma, place: tl.constexpr):
+def _hued(base, value, chroma, sector: tl.constexpr):
     """One channel of a colour from its hue, in units of 60 degrees."""
-    k = base + place
+    k = base + sector
     k -= 6 * tl.floor(k / 6)
     return value - chroma * tl.minimum(tl.maximum(tl.minimum(k, 4 - k), 0.0), 1.0)
 
@@ -460,8 +512,8 @@ def _hued(base, value, chroma, place: tl.constexpr):
 @triton.jit
 def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexpr):
     """Change colours and normalise. A factor of 1 changes nothing; a hue is rounded even by 0."""
-    sample, at = _block(plane, COLOR_BLOCK)
-    shown, red, green, blue = _brightened(images, inside, factors, sample, at, plane)
+    sample, pixel = _block(plane, COLOR_BLOCK)
+    shown, red, green, blue = _brightened(images, inside, factors, sample, pixel, plane)
     of = factors + sample * 4
     mean = tl.load(means + sample)
     factor = tl.load(of + 1)
@@ -484,19 +536,19 @@ def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexp
         red = _hued(base, value, chroma, 5)
         green = _hued(base, value, chroma, 3)
         blue = _hued(base, value, chroma, 1)
-    target = out + sample * 3 * plane + at
-    on_canvas = at < plane
+    target = out + sample * 3 * plane + pixel
+    on_canvas = pixel < plane
     _store(target, plane, red, green, blue, on_canvas, shown, normal)
 
 
 def adjust_colors(
-    images: torch.Tensor,
-    inside: torch.Tensor,
-    factors: torch.Tensor,
+    images: Tensor,
+    inside: Tensor,
+    factors: Tensor,
     used: tuple[bool, bool, bool, bool],
-    normal: torch.Tensor,
+    normal: Tensor,
     dtype: torch.dtype,
-) -> torch.Tensor:
+) -> Tensor:
     """Change colours, normalise and cast, as `transforms.images.steps` does.
 
     Sums for the grey mean are added in another order.
@@ -517,21 +569,27 @@ def adjust_colors(
     out = images if kind == torch.float32 else torch.empty_like(images, dtype=kind)
     if not out.numel():
         return out
-    (samples, _, height, width) = images.shape
-    device = images.device
+    samples, _, height, width = images.shape
+    plane = height * width
     inside = inside.contiguous().view(torch.uint8)
     factors = factors.contiguous()
-    blocks = triton.cdiv(height * width, COLOR_BLOCK.value)
+    blocks = triton.cdiv(plane, COLOR_BLOCK.value)
     grid = (samples * blocks,)
     means = factors[:, 1].contiguous()  # any finite numbers: without contrast they do not count
     if used[1]:
-        empty = partial(torch.empty, (samples, blocks), dtype=torch.float32, device=device)
-        sums = empty()
-        counts = empty()
-        _sum_gray[grid](
-            images, inside, factors, sums, counts, height * width, enable_fp_fusion=False
-        )
+        sums = torch.empty((samples, blocks), dtype=torch.float32, device=images.device)
+        counts = torch.empty_like(sums)
+        _sum_gray[grid](images, inside, factors, sums, counts, plane, enable_fp_fusion=False)
         means = sums.sum(1) / counts.sum(1).clamp(min=1)
-    given = images, inside, factors, means, normal.contiguous(), out, height * width
-    _adjust[grid](*given, HUE=used[3], enable_fp_fusion=False)
+    _adjust[grid](
+        images,
+        inside,
+        factors,
+        means,
+        normal.contiguous(),
+        out,
+        plane,
+        HUE=used[3],
+        enable_fp_fusion=False,
+    )
     return out

@@ -10,9 +10,13 @@ A cell of a mask takes 9 bytes of the device's memory: 1 is read and 2 are writt
 2 and 2 on the way up, and 2 are read along the rows. The steps read what is then in the cache.
 """
 
+# An annotation of a kernel's argument instructs Triton's compiler: they are not for type checkers.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from sa1bpack.transforms.triton.images import tile
 
@@ -37,20 +41,20 @@ def _measure_columns(masks, out, height, width):
     blocks = tl.cdiv(width, DOWN_COLUMNS)
     mask = (tl.program_id(0) // blocks).to(tl.int64)
     j = tl.program_id(0) % blocks * DOWN_COLUMNS + tl.arange(0, DOWN_COLUMNS)
-    wanted = j < width
+    on_grid = j < width
     first = mask * height * width + j
     steps = tl.zeros((DOWN_COLUMNS,), tl.int32)
     for i in range(0, height):
-        cell = tl.load(masks + first + i * width, mask=wanted, other=0)
+        cell = tl.load(masks + first + i * width, mask=on_grid, other=0)
         steps = tl.where(cell > 0, steps + 1, 0)
-        tl.store(out + first + i * width, steps.to(tl.int16), mask=wanted)
+        tl.store(out + first + i * width, steps.to(tl.int16), mask=on_grid)
     tl.debug_barrier()
     steps = tl.zeros((DOWN_COLUMNS,), tl.int32)
     for k in range(0, height):
-        place = out + first + (height - 1 - k) * width
-        above = tl.load(place, mask=wanted, other=0).to(tl.int32)
+        target = out + first + (height - 1 - k) * width
+        above = tl.load(target, mask=on_grid, other=0).to(tl.int32)
         steps = tl.where(above > 0, steps + 1, 0)
-        tl.store(place, tl.minimum(above, steps).to(tl.int16), mask=wanted)
+        tl.store(target, tl.minimum(above, steps).to(tl.int16), mask=on_grid)
 
 
 @triton.jit
@@ -61,8 +65,8 @@ def _largest(values):
 @triton.jit
 def _beside(row, column, width, on_grid, step):
     """The squared distance of each cell from one outside in the column that is `step` away."""
-    wanted = on_grid & ((column >= 0) & (column < width))[None, :]
-    near = tl.load(row + column[None, :], mask=wanted, other=OUT_OF_SIGHT).to(tl.int32)
+    inside = on_grid & ((column >= 0) & (column < width))[None, :]
+    near = tl.load(row + column[None, :], mask=inside, other=OUT_OF_SIGHT).to(tl.int32)
     return near * near + step * step
 
 
@@ -72,7 +76,7 @@ def _find_farthest(columns, best, height, width):
 
     Args:
         columns: int16 (T, h, w), what `_measure_columns` wrote.
-        best: int64 (T,), 0 before; out: squared distance * h * w + (h * w - 1 - place).
+        best: int64 (T,), 0 before; out: squared distance * h * w + (h * w - 1 - cell).
         height, width: rows and columns, up to 16384.
     """
     mask, i, j = tile(height, width, FAR_ROWS, FAR_COLUMNS)
@@ -91,12 +95,12 @@ def _find_farthest(columns, best, height, width):
         far = tl.minimum(far, _beside(row, j + step, width, on_grid, step))
         limit = _largest(tl.where(on_grid & (far >= least), far, 0))
         step += 1
-    place = i.to(tl.int64)[:, None] * width + j[None, :]
-    key = tl.where(on_grid, far.to(tl.int64) * cells + (cells - 1 - place), 0)
+    cell = i.to(tl.int64)[:, None] * width + j[None, :]
+    key = tl.where(on_grid, far.to(tl.int64) * cells + (cells - 1 - cell), 0)
     tl.atomic_max(best + mask, _largest(key))
 
 
-def farthest_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def farthest_cells(masks: Tensor) -> tuple[Tensor, Tensor]:
     """The cell of each mask that is farthest from a cell outside, as `prompts.interior_cells`.
 
     Args:
@@ -115,5 +119,5 @@ def farthest_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         _measure_columns[down](bytes_of_masks, columns, height, width, num_warps=DOWN_WARPS)
         tiles = triton.cdiv(height, FAR_ROWS.value) * triton.cdiv(width, FAR_COLUMNS.value)
         _find_farthest[(count * tiles,)](columns, best, height, width)
-    place = cells - 1 - best % cells
-    return torch.stack([place % width, place // width], 1), best // cells
+    cell = cells - 1 - best % cells
+    return torch.stack([cell % width, cell // width], 1), best // cells

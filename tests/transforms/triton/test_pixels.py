@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sa1bpack.transforms import AxisMaps, Frame, backends
-from sa1bpack.transforms.images.make import Sampling, sample_images
+from sa1bpack.transforms.images.resample import Sampling, sample_compiled
 from sa1bpack.transforms.memory import Memory, Table
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -30,7 +30,7 @@ def sampled(device, images, maps, stored, keep, canvas, shrinks, plain=False):
 
 def compiled(images, maps, stored, keep, canvas):
     sampling = Sampling(images, stored, framed(maps, keep, canvas), NORMAL, 1)
-    return sample_images(sampling, Memory())
+    return sample_compiled(sampling, Memory())
 
 
 def made_images(count: int, side: int) -> torch.Tensor:
