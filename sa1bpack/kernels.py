@@ -42,16 +42,24 @@ from numba.extending import intrinsic as numba_intrinsic
 
 from sa1bpack.interrupts import interrupts_held
 
-__all__ = ["intrinsic", "memcpy", "memset", "njit", "types"]
+__all__ = ["external", "intrinsic", "memcpy", "memset", "njit", "types"]
 
 VARIABLE = "NUMBA_CACHE_DIR"
 # No kernel is passed to C by its address: the entry for that would take a fifth of compiling.
 DEFAULTS = {"nogil": True, "no_cfunc_wrapper": True}
 
 _word = types.uintp
+
+
+def external(name: str, signature: Any) -> Callable[..., int]:
+    """A function of the C library, for kernels: a symbol, so that compiled code can be kept."""
+    function: Any = types.ExternalFunction(name, signature)
+    return function  # type: ignore[no-any-return]  # numba's types do not say that it is called
+
+
 # Of the C library, on addresses.
-memcpy: Any = types.ExternalFunction("memcpy", _word(_word, _word, _word))
-memset: Any = types.ExternalFunction("memset", _word(_word, types.intc, _word))
+memcpy = external("memcpy", _word(_word, _word, _word))
+memset = external("memset", _word(_word, types.intc, _word))
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -66,14 +66,19 @@ class SideSource(Protocol):
     """The place that feature shards come from.
 
     Attributes:
+        url: URL of the feature.
         root: the folder that has the manifest of the feature, the names of all its feature shards,
             and those that were fetched.
     """
 
+    url: str
     root: Path
 
     def fetch(self, spec: Any, shard: Any) -> Lease:
         """Fetch the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
+
+    def counts(self) -> Counts:
+        """Counts of what this process has fetched so far."""
 
 
 class ShardSource(Protocol):

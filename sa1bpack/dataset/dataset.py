@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -16,11 +15,11 @@ import numpy as np
 from sa1bpack.arguments import number
 from sa1bpack.dataset import select
 from sa1bpack.dataset.features import find_features
+from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.pack import Pack, open_folders, pack_sampling
 from sa1bpack.dataset.rows import (
     IdLookup,
     Rows,
-    as_position,
     expanded,
     offsets_of,
     row_array,
@@ -30,11 +29,11 @@ from sa1bpack.dataset.rows import (
 )
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.select import Columns
+from sa1bpack.dataset.shards import Location, OpenShard
 from sa1bpack.display import Pictured
-from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
+from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.keywords import checks_options, takes_options
-from sa1bpack.occurrence import BatchIndices, loading, occurrences_of
 from sa1bpack.paths import local_path
 from sa1bpack.subsets import select_nested, torch_subset
 from sa1bpack.urls import ShardSource
@@ -51,24 +50,24 @@ class SampleInfo:
     """Origin and place of a sample, its sizes and counts.
 
     Attributes:
-        index: row in the pack, or in all packs together, as in the sample itself.
+        row: row in the pack, or in all packs together, as in the sample itself.
         image_id: image id in the JSON record.
         file_name: name of the image in its source: the member of the tar.
         source: name of the tar or folder: "sa_000012" is sa_000012.tar.
-        pack, shard, row: folder of the pack, name of the shard, and row in the shard.
+        pack, shard, shard_row: folder of the pack, name of the shard, and row in the shard.
         height, width: pixels of the photograph.
         stored_height, stored_width: pixels of the stored image.
         masks: masks in the pack.
         annotations: masks in the JSON record, before filtering and capping.
     """
 
-    index: int
+    row: int
     image_id: int
     file_name: str
     source: str
     pack: Path
     shard: str
-    row: int
+    shard_row: int
     height: int
     width: int
     stored_height: int
@@ -77,74 +76,8 @@ class SampleInfo:
     annotations: int
 
 
-class MapStyle:
-    """A map-style dataset: an instance of `torch.utils.data.Dataset`, once torch is loaded.
-
-    `isinstance` asks an object for its `__class__` if its type is no subclass. That is the type
-    itself here as long as torch is not loaded, and then a subclass of it and of torch's Dataset.
-
-    Subclasses have `options`, `_rows` and `_sample`, which returns the sample of one of these rows.
-    """
-
-    options: SampleOptions
-    _rows: Rows
-    _sample: Callable[[int], Any]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
-
-    def _samples(self, rows: Sequence[int], indices: Iterable[int]) -> list[Any]:
-        """The samples of rows, or by the options, the error of one that cannot be read.
-
-        Args:
-            rows: the rows.
-            indices: their indices, which may know the epoch, see `occurrence.BatchIndices`; then
-                the list of samples knows it, too.
-        """
-        found = []
-        if isinstance(indices, BatchIndices):
-            found = BatchIndices([], indices.epoch, indices.repetitions)
-        for row, place in zip(rows, occurrences_of(indices, len(rows)), strict=True):
-            try:
-                with loading(place):
-                    found.append(self._sample(row))
-            except ReadError as error:
-                if self.options.on_error == "raise":
-                    raise
-                found.append(error)
-        return found
-
-    def _row(self, index: Any) -> int:
-        """The row at an index. Raises TypeError for what is no integer, IndexError."""
-        position = as_position(index)
-        try:
-            return int(self._rows[position])
-        except IndexError:
-            raise IndexError(
-                f"index {position} is out of range for a dataset of {len(self)} samples"
-            ) from None
-
-    @property
-    def __class__(self) -> type[Any]:
-        torch_data = sys.modules.get("torch.utils.data")
-        base = getattr(torch_data, "Dataset", None)  # None while torch is being imported
-        return type(self) if base is None else _also(type(self), base)
-
-    def __reduce__(self) -> tuple[Any, ...]:  # by its type, for `pickle` demands the two to agree
-        return object.__new__, (type(self),), self.__getstate__()
-
-
-@functools.cache
-def _also(cls: type, base: type) -> type:
-    """A class that is a subclass of both, and has the name of the first."""
-    return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-
-
 # Options and methods that people look for, or that earlier releases had, and their names here.
-OTHER_NAMES = {
+OTHER_NAMES: dict[str, str] = {
     "masks": "mask_format",
     "verify": "verify_checksums",
     "embeddings": "features",
@@ -190,7 +123,7 @@ class Dataset(MapStyle, Pictured):
     image_id                  int
     size                      int32 (4,)           source height, width, stored height, width
     file_name                 str
-    index                     int                  row in the pack, or in all packs together
+    row                       int                  row in the pack, or in all packs together
     NAME                      (...) or (m, ...)    a feature, with features=["NAME"]
     ========================  ===================  ==========================================
 
@@ -238,8 +171,8 @@ class Dataset(MapStyle, Pictured):
             pack.check_index()
 
     def __getattr__(self, name: str) -> Any:
-        now = f": it is {_METHODS[name]}" if name in _METHODS else ""
-        raise AttributeError(f"a Dataset has no attribute {brief(name)}{now}")
+        remedy = f": it is {_METHODS[name]}" if name in _METHODS else ""
+        raise AttributeError(f"a Dataset has no attribute {brief(name)}{remedy}")
 
     # ------------------------------------------------------------------------------------- samples
 
@@ -250,11 +183,10 @@ class Dataset(MapStyle, Pictured):
         ReadError naming the sample if it cannot be read, ResourceShortage if the system refuses a
         memory map or an open file, StoreError if an object store cannot deliver the shard.
         """
-        try:
-            row = self._row(index)
-        except TypeError:
+        if isinstance(index, slice) or np.ndim(index):
             return self._selected(index)
-        return read_sample(self.pack, row, self.options, self.spec)
+        location = self.pack.locate(self._row(index))
+        return self._sample((location, self.pack.try_open(location.shard)))
 
     def _selected(self, selection: Any) -> "Dataset":
         return self._over(take(self._rows, selection))
@@ -268,12 +200,15 @@ class Dataset(MapStyle, Pictured):
         Shards that are not open yet are opened at the same time. With `on_error="return"`, the
         ReadError of a sample takes its place. Raises as `ds[index]` does.
         """
-        rows = [self._row(index) for index in indices]
-        self.pack.open_many(self.pack.locate(row)[0] for row in rows)
-        return self._samples(rows, indices)
+        locations = [self.pack.locate(self._row(index)) for index in indices]
+        opened, failed = self.pack.open_many(location.shard for location in locations)
+        shards = opened | failed
+        located = [(location, shards[location.shard]) for location in locations]
+        return self._samples(located, indices)
 
-    def _sample(self, row: int) -> Any:
-        return read_sample(self.pack, row, self.options, self.spec)
+    def _sample(self, located: tuple[Location, OpenShard | Exception]) -> Any:
+        location, shard = located
+        return read_sample(self.pack, location, shard, self.options, self.spec)
 
     def by_id(self, image_id: int) -> Any:
         """The sample with that image id. Raises as `index_of` and `ds[index]` do."""
@@ -294,28 +229,33 @@ class Dataset(MapStyle, Pictured):
             UnknownName: the dataset lacks an id.
             OptionError: the ids are neither.
         """
-        given = np.asarray(image_ids)
-        wanted = np.atleast_1d(given) if given.size else np.empty(0, np.int64)
-        whole = wanted.dtype.kind in "iu" and np.can_cast(wanted.dtype, np.int64)
-        if given.ndim > 1 or not whole:
+        ids = np.asarray(image_ids)
+        several = np.atleast_1d(ids)
+        if not ids.size:
+            several = np.empty(0, np.int64)
+        whole = several.dtype.kind in "iu" and np.can_cast(several.dtype, np.int64)
+        if ids.ndim > 1 or not whole:
             raise OptionError(
                 f"image_ids is {brief(image_ids)}: give a whole number of 64 bits, or a "
                 "one-dimensional array of them"
             )
-        found = self.ids.positions(wanted)
-        if len(missing := wanted[found < 0]):
-            named = f"image_id {', '.join(map(str, missing[:5].tolist()))}"
+        positions = self.ids.positions(several)
+        missing = several[positions < 0].tolist()
+        if missing:
+            shown = ", ".join(map(str, missing[:5]))
+            more = " ..." if len(missing) > 5 else ""
             raise UnknownName(
-                f"no {named}{' ...' if len(missing) > 5 else ''} among the {len(self):,} samples "
-                f"of {self.pack.name}; rejects.jsonl in the pack may say why"
+                f"no image_id {shown}{more} among the {len(self):,} samples of {self.pack.name}; "
+                "rejects.jsonl in the pack may say why"
             )
-        return found if given.ndim else int(found[0])
+        return positions if ids.ndim else int(positions[0])
 
     @functools.cached_property
     def ids(self) -> IdLookup:
         """The look-up of image ids among the samples; of a subset, sorted when first used."""
-        whole = self.pack.is_whole(self._rows)
-        return self.pack.ids if whole else IdLookup(self.pack.image_ids(self._rows))
+        if self.pack.is_whole(self._rows):
+            return self.pack.ids
+        return IdLookup(self.pack.image_ids(self._rows))
 
     # ---------------------------------------------------------------------------------- selections
 
@@ -362,7 +302,8 @@ class Dataset(MapStyle, Pictured):
             OptionError: a value is out of range, or a part would be empty.
         """
         inside = self._below("val_fraction", val_fraction, seed, select.SPLIT)
-        if (count := int(np.count_nonzero(inside))) in (0, len(inside)):
+        count = np.count_nonzero(inside)
+        if count in (0, len(inside)):
             raise OptionError(
                 f"val_fraction is {brief(val_fraction)}: {count} of "
                 f"{counted(len(inside), 'sample')} "
@@ -416,10 +357,12 @@ class Dataset(MapStyle, Pictured):
         a value that is not one of the choices, for an unknown name, and for features that do not
         fit; NotAPack, FormatError and OSError for features that cannot be read.
         """
-        found = dataclasses.replace(self.options, **options)
-        changed = found.features != self.options.features
-        pack = _with_features(self.pack, self._rows, found.features) if changed else self.pack
-        return Dataset(pack, self._rows, found)
+        values: dict[str, Any] = {**options}  # of features, in any form that the option takes
+        changed = dataclasses.replace(self.options, **values)
+        pack = self.pack
+        if changed.features != self.options.features:
+            pack = _with_features(pack, self._rows, changed.features)
+        return Dataset(pack, self._rows, changed)
 
     # ------------------------------------------------------------------------------------ metadata
 
@@ -504,8 +447,9 @@ class Dataset(MapStyle, Pictured):
         select.check_column(name, "mask", self.pack)
         offsets = self.mask_offsets
         out = select.empty_column(self.pack, name, int(offsets[-1]))
-        for each in self.columns():
-            out[expanded(offsets[:-1][each.positions], each["mask_offset"])] = each[name]
+        for columns in self.columns():
+            rows = expanded(offsets[:-1][columns.positions], columns["mask_offset"])
+            out[rows] = columns[name]
         return out
 
     @functools.cached_property
@@ -518,8 +462,8 @@ class Dataset(MapStyle, Pictured):
         if self.options.rule is None:
             return self.pack.mask_offsets(self._rows)
         counts = np.empty(len(self), np.int64)
-        for each in self.columns():
-            counts[each.positions] = each["mask_count"]
+        for columns in self.columns():
+            counts[columns.positions] = columns["mask_count"]
         return offsets_of(counts)
 
     @property
@@ -547,7 +491,8 @@ class Dataset(MapStyle, Pictured):
 
     def _columns_of(self, positions: slice | np.ndarray) -> Columns:
         """The columns of samples of one shard. Raises FormatError if it is damaged."""
-        return Columns(self.pack, positions, self._rows[positions], self.options)
+        rows: Any = self._rows[positions]
+        return Columns(self.pack, positions, rows, self.options)
 
     # --------------------------------------------------------------------------------- where it is
 
@@ -560,25 +505,31 @@ class Dataset(MapStyle, Pictured):
         """
         row = self._row(index)
         pack = self.pack
-        number, local, first, stop = pack.locate(row)
-        shard = pack[number]
-        entry = pack.manifest.shards[number]
-        stored = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[local, 0]
+        location = pack.locate(row)
+        shard_row = location.shard_row
+        shard = pack[location.shard]
+        entry = pack.manifest.shards[location.shard]
+        folder, _ = pack.places[location.shard]
+        stored_name = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[shard_row, 0]
         try:
-            name = stored.decode()
+            file_name = stored_name.decode()
         except UnicodeDecodeError as error:
-            raise FormatError(f"{shard.folder / 'file_name'}: row {local}: {error}") from None
+            raise FormatError(f"{shard.folder / 'file_name'}: row {shard_row}: {error}") from None
+        height, width, stored_height, stored_width = shard["size"][shard_row].tolist()
         return SampleInfo(
-            row,
-            pack.image_id(row),
-            name,
-            entry.source,
-            pack.places[number][0].root,
-            entry.name,
-            local,
-            *shard["size"][local].tolist(),
-            stop - first,
-            int(shard["annotation_count"][local]),
+            row=row,
+            image_id=location.image_id,
+            file_name=file_name,
+            source=entry.source,
+            pack=folder.root,
+            shard=entry.name,
+            shard_row=shard_row,
+            height=height,
+            width=width,
+            stored_height=stored_height,
+            stored_width=stored_width,
+            masks=location.stop_mask - location.first_mask,
+            annotations=int(shard["annotation_count"][shard_row]),
         )
 
     def locate(self, index: int) -> tuple[int, int, int, int]:
@@ -587,11 +538,13 @@ class Dataset(MapStyle, Pictured):
         Mask rows are those of the shard, all that are stored, whatever a rule leaves of them; open
         `shards[number]`, which checks them, before use.
         """
-        return self.pack.locate(self._row(index))
+        location = self.pack.locate(self._row(index))
+        return location.shard, location.shard_row, location.first_mask, location.stop_mask
 
     def locate_many(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
         """`locate` for int64 (k,) indices from 0 to n - 1: four int64 (k,) arrays."""
-        return self.pack.locate_many(self.rows_at(indices))
+        places = self.pack.locate_many(self.rows_at(indices))
+        return tuple(places[name] for name in ("shard", "shard_row", "first_mask", "stop_mask"))
 
     def rows_at(self, indices: np.ndarray) -> np.ndarray:
         """int64 (k,): the rows of the pack at int64 (k,) indices from 0 to n - 1."""
@@ -652,20 +605,22 @@ class Dataset(MapStyle, Pictured):
         return self.spec.masks.sampling
 
     def __repr__(self) -> str:
-        whole = self.manifest.samples
         rule = self.options.rule
-        share = "" if len(self) == whole else f"{len(self):,} of "
-        count = "" if rule is None else f", masks with {rule.as_text()}"
+        samples = counted(self.manifest.samples, "sample")
+        if len(self) != self.manifest.samples:
+            samples = f"{len(self):,} of {samples}"
+        parts = [samples]
         if rule is None or "mask_offsets" in vars(self):  # else all shards are read for it
             with suppress(FormatError):  # of a damaged index
-                count = f", {counted(int(self.mask_offsets[-1]), 'mask')}{count}"
-        state = "" if self.manifest.complete else ", pack not complete"
-        return (
-            f"<Dataset {self.pack.name}: {share}{counted(whole, 'sample')}{count}, "
-            f"{self.spec.summary()}{state}>"
-        )
+                parts.append(counted(int(self.mask_offsets[-1]), "mask"))
+        if rule is not None:
+            parts.append(f"masks with {rule.as_text()}")
+        parts.append(self.spec.summary())
+        if not self.manifest.complete:
+            parts.append("pack not complete")
+        return f"<Dataset {self.pack.name}: {', '.join(parts)}>"
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         folders = self.pack.folders
         packs = [(folder.source or folder.root, folder.manifest.index) for folder in folders]
         return _reopened, (packs, self.pack.duplicates, self._rows, self.options)
@@ -701,16 +656,17 @@ def as_dataset(value: Any) -> Dataset:
     imported to tell. Raises OptionError for anything else, IndexError for a Subset whose indices
     the dataset refuses: out of range, or neither integers nor bools.
     """
-    found, selections = torch_subset(value)
-    if isinstance(found, str | os.PathLike):
-        path = os.fspath(found)
+    dataset, selections = torch_subset(value)
+    if isinstance(dataset, str | os.PathLike):
+        path = os.fspath(dataset)
         raise OptionError(f"the dataset is a path, {path!r}: open it, sa1bpack.open({path!r})")
-    if not isinstance(found, Dataset):
-        kind = type(found)
+    if not isinstance(dataset, Dataset):
+        kind = type(dataset)
         inside = " inside a torch Subset" if selections else ""
         raise OptionError(
             f"the dataset is a {kind.__module__}.{kind.__qualname__}{inside}: choose a dataset of "
             "sa1bpack.open, or a torch Subset of one; what another dataset does to samples can be "
             "a `transform` of sa1bpack.open"
         )
-    return select_nested(found, selections)
+    selected: Dataset = select_nested(dataset, selections)
+    return selected

@@ -66,7 +66,7 @@ SAMPLE_FIELDS = (
     Field("image_id", "image_id", "image_ids", _INT64),
     Field("size", "size", "sizes", _INT32, 4),  # source height, width, stored height, width
     Field("file_name", "file_name", "", None, 0),
-    Field("", "index", "indices", _INT64),  # row in the pack
+    Field("", "row", "indices", _INT64),  # row in the pack
 )
 # Fields of masks that are plain numbers: all but the masks themselves.
 NUMBER_FIELDS = tuple(Field.of(number) for number in MASK_NUMBERS)
@@ -144,7 +144,7 @@ WRITTEN_KEYS = {
 
 def _taken_by() -> dict[str, str]:
     """Key → who has it or writes it, as a clause."""
-    clauses = {}
+    clauses: dict[str, str] = {}
     for writer, keys in WRITTEN_KEYS.items():
         clause = f"{writer} have that key"
         if writer not in ("samples", "batches"):

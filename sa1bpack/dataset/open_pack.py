@@ -85,61 +85,65 @@ def open(
         >>> ds[0]["run_ends"].dtype, ds.spec_text
         (dtype('int32'), 'pad 1024 rgb, runs 256 area, stored coordinates')
     """
-    given = SampleOptions.of(options)
+    sample_options = SampleOptions.of(options)
     choice("duplicates", duplicates, DUPLICATES)
     limit = None if cache_size is None else bytes_of("cache_size", cache_size)
-    folder = None if cache_dir is None else folder_to_write("cache_dir", cache_dir)
-    places, empty = _places(path, folder, limit)
-    saved = next((each for each in places if isinstance(each, Path) and is_selection(each)), None)
-    if saved is not None:
-        if len(places) > 1:
-            raise OptionError(f"path is a list with the selection {saved}: open it alone")
-        found, recorded = packs_of(saved)
-        duplicates = recorded if duplicates == "error" else duplicates
-        places, empty = _places(found, folder, limit)
+    cache = None if cache_dir is None else folder_to_write("cache_dir", cache_dir)
+    origins, empty = _origins(path, cache, limit)
+    selections = [origin for origin in origins if isinstance(origin, Path) and is_selection(origin)]
+    if selections:
+        if len(origins) > 1:
+            raise OptionError(f"path is a list with the selection {selections[0]}: open it alone")
+        packs, recorded = packs_of(selections[0])
+        if duplicates == "error":
+            duplicates = recorded
+        origins, empty = _origins(packs, cache, limit)
     cached = cache_dir is not None or cache_size is not None
-    if cached and places and all(isinstance(place, Path) for place in places):
+    if cached and origins and all(isinstance(origin, Path) for origin in origins):
         raise OptionError(
-            f"cache_dir is {brief(cache_dir)} and cache_size {brief(cache_size)}, but {places[0]} "
+            f"cache_dir is {brief(cache_dir)} and cache_size {brief(cache_size)}, but {origins[0]} "
             "is read where it is: leave them out, or name a slow folder by a URL, "
             "file:///mnt/nfs/pack"
         )
-    folders = open_folders(places, empty)
+    folders = open_folders(origins, empty)
     check_same_layout(folders)
     pack = Pack(folders, duplicates)
     for folder in folders:
         if not folder.manifest.complete:
             _log.warning("%s: %s", folder.root, completeness_of(folder.root, folder.manifest))
-    ds = Dataset(pack, pack.rows, dataclasses.replace(given, features=()))
-    ds = ds if saved is None else ds.load_selection(saved)
-    return ds.with_options(features=given.features) if given.features else ds
+    ds = Dataset(pack, pack.rows, dataclasses.replace(sample_options, features=()))
+    if selections:
+        ds = ds.load_selection(selections[0])
+    if sample_options.features:
+        ds = ds.with_options(features=sample_options.features)
+    return ds
 
 
-def _places(
+def _origins(
     path: Any, cache: Path | None, limit: int | None
 ) -> tuple[list[Path | ShardSource], list[EmptyPack]]:
-    """The places of the packs: folders, and sources of what is named by URL.
+    """Where the packs are: folders, and sources of what is named by URL.
 
     Also the errors of packs at URLs that have no image.
     """
     refuse_dataset("path", path)
-    named = listed(path)
-    if not any(map(is_pack_url, named)):
-        return [*paths_of("path", named)], []
-    found: list[Path | ShardSource] = []
+    names = listed(path)
+    if not any(map(is_pack_url, names)):
+        return [*paths_of("path", names)], []
+    origins: list[Path | ShardSource] = []
     empty: list[EmptyPack] = []
-    for each in named:
-        if not is_pack_url(each):
-            found += paths_of("path", each)
+    for name in names:
+        if not is_pack_url(name):
+            origins += paths_of("path", name)
             continue
-        url = pack_url("path", each)
+        url = pack_url("path", name)
         if cache is None:
             raise OptionError(
                 f"path is {url}: a URL is read through a cache: sa1bpack.open(path, "
                 "cache_dir='/folder/on/a/local/disk')"
             )
         try:
-            found.append(scheme_of(url).open_pack(url, cache, limit))
+            origins.append(scheme_of(url).open_pack(url, cache, limit))
         except EmptyPack as error:
             empty.append(error)
-    return found, empty
+    return origins, empty

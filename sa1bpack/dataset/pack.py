@@ -17,16 +17,23 @@ rows: two numbers per shard, and nothing per sample, make several packs one.
 import copy
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_of, row_array
-from sa1bpack.dataset.shards import CACHE, Feature, OpenShard, OpenShards
+from sa1bpack.dataset.shards import (
+    CACHE,
+    LOCATION,
+    Feature,
+    Location,
+    OpenShard,
+    OpenShards,
+)
 from sa1bpack.errors import EmptyPack, FormatError, OptionError, ResourceShortage
 from sa1bpack.format.arrays import check_offsets_rise
 from sa1bpack.format.files import REMEDY
@@ -39,8 +46,8 @@ from sa1bpack.format.index import (
 )
 from sa1bpack.format.layout import image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest, completeness_of, make_manifest
-from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard, read_sample_rows
-from sa1bpack.format.side.spec import FeatureShard, ShardIdentity, shard_identities
+from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard
+from sa1bpack.format.side.spec import ShardIdentity, shard_identities
 from sa1bpack.masks.select import MaskRule
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import FOLDER_BYTES, Counts, Lease, ShardSource
@@ -71,9 +78,13 @@ class PackFolder:
         ResourceShortage: the system refuses a map or a file for lack of resources.
     """
 
-    def __init__(self, place: Path | ShardSource):
-        self.source = None if isinstance(place, Path) else place
-        root = place if self.source is None else place.root  # as the user wrote it
+    def __init__(self, origin: Path | ShardSource):
+        self.source: ShardSource | None = None
+        if isinstance(origin, Path):
+            root = origin  # as the user wrote it
+        else:
+            self.source = origin
+            root = origin.root
         self.root = root.absolute()  # shards are opened later, from whatever folder
         self.manifest, index = CACHE.with_resources(lambda: open_manifest_and_index(root))
         if index is None:
@@ -91,7 +102,9 @@ class PackFolder:
 
     def index_path(self, name: str) -> Path:
         """The folder of an array of the index."""
-        return self.root / self.manifest.index / name
+        index = self.manifest.index
+        assert index is not None  # a pack without samples is not opened
+        return self.root / index / name
 
     def shard_path(self, number: int) -> Path:
         """The folder of a shard."""
@@ -127,7 +140,7 @@ class PackFolder:
         """
         entry = self.manifest.shards[number]
         layout = self.layout
-        leases = []
+        leases: list[Lease] = []
         if self.source is not None:
             leases.append(self.source.fetch(entry, self.identities[number].digest, layout))
         folder = self.shard_path(number)
@@ -153,13 +166,16 @@ class PackFolder:
                 f"{layout.image_size}; found {size.min()} and {size[:, 2:].max()}; {REMEDY}"
             )
         if layout.flat:  # images have exactly the bytes that their sizes take
-            taken = np.diff(shard["image_offset"])
-            expected = image_nbytes(layout, *size[:, 2:].T.astype(np.int64))
+            stored = np.diff(shard["image_offset"])
+            height, width = size[:, 2:].T.astype(np.int64)
+            needed = image_nbytes(layout, height, width)
             # A difference of two int64 may wrap round, but not if all are right: the first is 0.
-            if len(wrong := np.flatnonzero(taken != expected)):
+            wrong = np.flatnonzero(stored != needed)
+            if len(wrong):
+                row = wrong[0]
                 raise FormatError(
-                    f"{folder / 'image_offset'}: the pixels of sample {wrong[0]} have "
-                    f"{taken[wrong[0]]} bytes, but its size takes {expected[wrong[0]]}; {REPAIR}"
+                    f"{folder / 'image_offset'}: the pixels of sample {row} have {stored[row]} "
+                    f"bytes, but its size takes {needed[row]}; {REPAIR}"
                 )
         return shard, leases
 
@@ -192,18 +208,19 @@ class Pack:
         self.folders = tuple(folders)
         self.duplicates = duplicates
         self.features: Sequence[Feature] = ()
-        self.places = [(each, k) for each in folders for k in range(len(each.manifest.shards))]
+        self.places = [
+            (folder, number) for folder in folders for number in range(len(folder.manifest.shards))
+        ]
         self.manifest = folders[0].manifest
         if len(folders) > 1:
-            in_order = attrgetter("source", "part")
-            self.places.sort(key=lambda place: in_order(place[0].manifest.shards[place[1]]))
+            self.places.sort(key=_order_of_sources)
             self.manifest = _joined(self.folders, self.places)
         self.layout = self.manifest.layout
         counts = [entry.samples for entry in self.manifest.shards]
         self.first_row = np.cumsum([0, *counts])
-        self._first_mask = np.array([folder.first_mask[own] for folder, own in self.places])
+        self._first_mask = np.array([folder.first_mask[number] for folder, number in self.places])
         # Rows in the folder of the shard, minus rows in the Pack.
-        first = np.array([folder.first_row[own] for folder, own in self.places])
+        first = np.array([folder.first_row[number] for folder, number in self.places])
         self._shift = first - self.first_row[:-1]
         numbers = {id(folder): n for n, folder in enumerate(folders)}
         # Of 16 bits, which numpy sorts in linear time.
@@ -211,10 +228,10 @@ class Pack:
 
     def with_features(self, features: Sequence[Feature]) -> "Pack":
         """The same pack with other features."""
-        found = copy.copy(self)
-        found.features = features
-        found._open_shards = OpenShards()
-        return found
+        pack = copy.copy(self)
+        pack.features = features
+        pack._open_shards = OpenShards()
+        return pack
 
     @property
     def root(self) -> Path:
@@ -227,9 +244,9 @@ class Pack:
     def name(self) -> str:
         """The folder, or what several packs are called in messages."""
         first = self.folders[0].root
-        last = self.folders[-1].root
-        several = f"{counted(len(self.folders), 'pack')}, {first} to {last}"
-        return several if len(self.folders) > 1 else str(first)
+        if len(self.folders) == 1:
+            return str(first)
+        return f"{counted(len(self.folders), 'pack')}, {first} to {self.folders[-1].root}"
 
     @cached_property
     def identities(self) -> tuple[ShardIdentity, ...]:
@@ -237,7 +254,7 @@ class Pack:
 
         Raises FormatError if the checksum file of a shard is missing.
         """
-        return tuple(folder.identities[own] for folder, own in self.places)
+        return tuple(folder.identities[number] for folder, number in self.places)
 
     def fingerprint(self, rows: Rows, rule: MaskRule | None = None) -> str:
         """16 hex digits that identify rows, see `rows.fingerprint`. Raises as `identities` does."""
@@ -263,8 +280,8 @@ class Pack:
 
     def folder(self, number: int) -> Path:
         """The folder of a shard."""
-        folder, own = self.places[number]
-        return folder.shard_path(own)
+        folder, folder_number = self.places[number]
+        return folder.shard_path(folder_number)
 
     def open(self, number: int) -> OpenShard:
         """The shard of that number with its maps.
@@ -288,8 +305,8 @@ class Pack:
     def _opened(self, number: int) -> OpenShard:
         if not 0 <= number < len(self):
             raise IndexError(f"shard {number} of a dataset which has {len(self)}")
-        folder, own = self.places[number]
-        shard, leases = folder.open_shard(own)
+        folder, folder_number = self.places[number]
+        shard, leases = folder.open_shard(folder_number)
         features = [feature.open(number, leases) for feature in self.features]
         return OpenShard(shard, features, leases)
 
@@ -304,18 +321,32 @@ class Pack:
         An error is a FormatError or an OSError. Raises ResourceShortage and StoreError, which are
         not the fault of a shard, and IndexError for a number that does not exist.
         """
-        found = {number: CACHE.get(self._open_shards, number) for number in numbers}
-        todo = [number for number, opened in found.items() if opened is None]
-        if len(todo) > 1:
-            with ThreadPool(min(MAX_OPENERS, len(todo))) as pool:
-                found |= zip(todo, pool.map(self._outcome, todo), strict=True)
+        opened: dict[int, OpenShard] = {}
+        closed = []
+        for number in dict.fromkeys(numbers):
+            shard = CACHE.get(self._open_shards, number)
+            if shard is None:
+                closed.append(number)
+            else:
+                opened[number] = shard
+        if len(closed) > 1:
+            with ThreadPool(min(MAX_OPENERS, len(closed))) as pool:
+                outcomes = list(pool.map(self.try_open, closed))
         else:
-            found |= zip(todo, map(self._outcome, todo), strict=True)
-        wrong = [number for number in todo if isinstance(found[number], Exception)]
-        return found, {number: found.pop(number) for number in wrong}
+            outcomes = [self.try_open(number) for number in closed]
+        failed: dict[int, Exception] = {}
+        for number, outcome in zip(closed, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                failed[number] = outcome
+            else:
+                opened[number] = outcome
+        return opened, failed
 
-    def _outcome(self, number: int) -> OpenShard | Exception:
-        """A shard, or why it cannot be opened; raises what is not its fault."""
+    def try_open(self, number: int) -> OpenShard | Exception:
+        """A shard, or the FormatError or OSError that says why it cannot be opened.
+
+        Raises as `open_many` does.
+        """
         try:
             return self.open(number)
         except ResourceShortage:
@@ -325,24 +356,34 @@ class Pack:
 
     # ---------------------------------------------------------------------------- where a sample is
 
-    def locate(self, row: int) -> tuple[int, int, int, int]:
-        """The place of a row: shard number, row in it, first mask row in it, and one past the last.
-
-        Mask rows may only be used once the shard was opened, which checks them.
-        """
+    def locate(self, row: int) -> Location:
+        """The place of a row. Its masks may only be used once the shard was opened, see `open`."""
         number = bisect_right(self.first_row, row) - 1
-        own = row + int(self._shift[number])
+        index = self.places[number][0].index
+        folder_row = row + int(self._shift[number])
         base = int(self._first_mask[number])
-        first, stop = self.places[number][0].index.mask_offset[own : own + 2].tolist()
-        return number, row - int(self.first_row[number]), first - base, stop - base
+        first, stop = index.mask_offset[folder_row : folder_row + 2].tolist()
+        return Location(
+            shard=number,
+            shard_row=row - int(self.first_row[number]),
+            first_mask=first - base,
+            stop_mask=stop - base,
+            row=row,
+            image_id=int(index.image_id[folder_row]),
+        )
 
-    def locate_many(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-        """`locate` for int64 (n,) rows: four int64 (n,) arrays."""
+    def locate_many(self, rows: np.ndarray) -> np.ndarray:
+        """`locate` for int64 (n,) rows: LOCATION (n,)."""
         numbers = self.shard_numbers(rows)
         base = self._first_mask[numbers]
-        first = self._of_index("mask_offset", rows) - base
-        stop = self._of_index("mask_offset", rows, after=1) - base
-        return numbers, rows - self.first_row[numbers], first, stop
+        locations = np.empty(len(rows), LOCATION)
+        locations["shard"] = numbers
+        locations["shard_row"] = rows - self.first_row[numbers]
+        locations["first_mask"] = self._of_index("mask_offset", rows) - base
+        locations["stop_mask"] = self._of_index("mask_offset", rows, after=1) - base
+        locations["row"] = rows
+        locations["image_id"] = self.image_ids(rows)
+        return locations
 
     def shard_numbers(self, rows: np.ndarray) -> np.ndarray:
         """int64 (n,): the number of each row's shard."""
@@ -359,7 +400,8 @@ class Pack:
         if len(self.folders) > 1 or not isinstance(rows, range):
             return self._of_index("image_id", row_array(rows))
         stop = rows.stop if rows.stop >= 0 else None
-        return self.folders[0].index.image_id[rows.start : stop : rows.step]
+        ids: np.ndarray = self.folders[0].index.image_id[rows.start : stop : rows.step]
+        return ids
 
     def mask_offsets(self, rows: Rows) -> np.ndarray:
         """int64 (n + 1,): where the masks of each row begin among those of all these rows.
@@ -369,7 +411,8 @@ class Pack:
         for folder in self.folders:
             folder.checked_offsets  # noqa: B018 - checks them
         if len(self.folders) == 1 and self.is_whole(rows):
-            return self.folders[0].index.mask_offset
+            offsets: np.ndarray = self.folders[0].index.mask_offset
+            return offsets
         rows = row_array(rows)
         first = self._of_index("mask_offset", rows)
         return offsets_of(self._of_index("mask_offset", rows, after=1) - first)
@@ -381,16 +424,17 @@ class Pack:
     def _of_index(self, name: str, rows: np.ndarray, after: int = 0) -> np.ndarray:
         """int64 (n,): an array of the index at int64 (n,) rows, or `after` places behind each."""
         if len(self.folders) == 1:
-            return getattr(self.folders[0].index, name)[rows + after]
+            values: np.ndarray = getattr(self.folders[0].index, name)[rows + after]
+            return values
         numbers = self.shard_numbers(rows)
-        found = np.empty(len(rows), np.int64)
-        own = rows + self._shift[numbers] + after
-        which = self._folder_of[numbers]
-        order = np.argsort(which, kind="stable")
-        edges = np.searchsorted(which[order], np.arange(1, len(self.folders)))
-        for folder, at in zip(self.folders, np.split(order, edges), strict=True):
-            found[at] = getattr(folder.index, name)[own[at]]
-        return found
+        values = np.empty(len(rows), np.int64)
+        folder_rows = rows + self._shift[numbers] + after
+        folder_numbers = self._folder_of[numbers]
+        order = np.argsort(folder_numbers, kind="stable")
+        edges = np.searchsorted(folder_numbers[order], np.arange(1, len(self.folders)))
+        for folder, positions in zip(self.folders, np.split(order, edges), strict=True):
+            values[positions] = getattr(folder.index, name)[folder_rows[positions]]
+        return values
 
     @cached_property
     def ids(self) -> IdLookup:
@@ -419,12 +463,12 @@ class Pack:
         if self.duplicates == "error":
             self.check_index()  # ids may repeat because they are damaged
             ids = np.unique(self.image_ids(later)).tolist()
-            one, other = (
+            sources = " and ".join(
                 f"{self.manifest.shards[number].source} of {self.places[number][0].root}"
                 for number in self.shard_numbers(np.array([first[0], later[0]])).tolist()
             )
             raise OptionError(
-                f"{self.name}: {repeated_text(ids, len(ids), f'{one} and {other}')}: choose "
+                f"{self.name}: {repeated_text(ids, len(ids), sources)}: choose "
                 "duplicates='first' to keep the first sample of each, or 'all' to keep every one "
                 "(for commands: `sa1bpack subset PACK... -o FILE --duplicates first`, and give "
                 "them FILE)"
@@ -440,28 +484,32 @@ class Pack:
     @cached_property
     def first_rows(self) -> Rows:
         """The rows that `duplicates="first"` leaves, whatever the choice of the pack is."""
-        if not len(later := self._repeated[0]):
+        later, _ = self._repeated
+        if not len(later):
             return range(self.manifest.samples)
         keep = np.ones(self.manifest.samples, bool)
         keep[later] = False
         return as_rows(np.flatnonzero(keep))
 
     @cached_property
-    def _repeated(self) -> tuple[np.ndarray, ...]:
+    def _repeated(self) -> tuple[np.ndarray, np.ndarray]:
         """As `format.index.repeated_rows`: before means in a pack that was given earlier.
 
         Nothing is sorted where the indexes of the packs prove that there is no such row: each
         proves it of its own pack, and the ranges of their ids do not overlap.
         """
         folders = [folder for folder in self.folders if folder.manifest.samples]
-        distinct = [partial(has_distinct_ids, each.root, each.manifest) for each in folders]
+        distinct = [partial(has_distinct_ids, folder.root, folder.manifest) for folder in folders]
         if all(map(CACHE.with_resources, distinct)):
-            indices = [folder.index for folder in folders]
-            ranges = sorted(each.image_id[each.id_order[[0, -1]]].tolist() for each in indices)
-            if all(high < low for (_, high), (low, _) in pairwise(ranges)):
+            ranges = []
+            for folder in folders:
+                index = folder.index
+                ranges.append(index.image_id[index.id_order[[0, -1]]].tolist())
+            if all(high < low for (_, high), (low, _) in pairwise(sorted(ranges))):
                 return np.empty(0, np.int64), np.empty(0, np.int64)
         ids = self.image_ids(range(self.manifest.samples))
-        return repeated_rows(ids, np.repeat(self._folder_of, np.diff(self.first_row)))
+        later, first = repeated_rows(ids, np.repeat(self._folder_of, np.diff(self.first_row)))
+        return later, first
 
     # -------------------------------------------------------------------------- where it comes from
 
@@ -479,68 +527,30 @@ class Pack:
         """Counts of what this process has fetched so far; None for a pack of this machine."""
         if not self.sources:
             return None
-        found = {source.url: source for source in self.sources}
+        counts = {source.url: source.counts() for source in self.sources}
         for feature in self.features:
-            found |= {source.url: source for source in feature.sources.values()}
-        return sum((source.counts() for source in found.values()), Counts())
+            counts |= {source.url: source.counts() for source in feature.sources.values()}
+        return sum(counts.values(), Counts())
 
-    # -------------------------------------------------------------------------------- checked reads
 
-    def read_rows(
-        self, row: int, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
-    ) -> dict[str, np.ndarray]:
-        """All rows of a sample, copied, and compared with its checksum and with the index.
-
-        Args:
-            row: row in the pack.
-            out, direct: as in `format.shard_reader.read_sample_rows`.
-
-        Raises:
-            FormatError: the rows are not what was written.
-            OSError: they cannot be read.
-            ResourceShortage: the system refuses an open file for lack of resources.
-        """
-        number, local, first, stop = self.locate(row)
-        opened = self.open(number)  # its files stay where they are as long as this does
-        shard = opened.shard
-        rows = CACHE.with_resources(lambda: read_sample_rows(shard, local, out, direct))
-        found = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
-        expected = [self.image_id(row), first, stop]
-        if found != expected:
-            raise FormatError(
-                f"{shard.folder}: image_id and mask offsets of sample {local} are {found}, but the "
-                f"index says {expected}; {REPAIR}"
-            )
-        return rows
-
-    def read_features(self, row: int, direct: bool = False) -> dict[str, np.ndarray]:
-        """The stored rows of a sample in the features, copied and compared with their checksums.
-
-        By name, (*stored_shape) or (m, *stored_shape), read-only. Raises as `read_rows` does.
-        """
-        opened = self.open(self.locate(row)[0]).features
-        return {each.spec.name: self.read_feature(each, row, direct) for each in opened}
-
-    def read_feature(self, opened: FeatureShard, row: int, direct: bool = False) -> np.ndarray:
-        """As `read_features`, of one feature shard."""
-        _, local, first, stop = self.locate(row)
-        of_sample = opened.spec.axis == "sample"
-        span = (local, local + 1) if of_sample else (first, stop)
-        rows = CACHE.with_resources(partial(opened.read, local, *span, direct=direct))
-        rows.flags.writeable = False
-        return rows[0] if of_sample else rows
+def _order_of_sources(shard: tuple[PackFolder, int]) -> tuple[str, int]:
+    folder, number = shard
+    entry = folder.manifest.shards[number]
+    return entry.source, entry.part
 
 
 def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, int]]) -> Manifest:
     """The manifest of several packs as one."""
     manifests = [folder.manifest for folder in folders]
     options = [manifest.options for manifest in manifests]
+    agreed = dict(options[0])
+    for others in options[1:]:
+        agreed = {key: value for key, value in agreed.items() if (key, value) in others.items()}
     # A number of a shard says nothing here: two packs may have sources of one name.
-    agreed = dict(item for item in options[0].items() if all(item in o.items() for o in options))
     agreed.pop("samples_per_shard", None)
     return make_manifest(
         manifests[0].layout,
-        [folder.manifest.shards[own] for folder, own in places],
+        [folder.manifest.shards[number] for folder, number in places],
         says_complete=all(manifest.complete for manifest in manifests),
         options=agreed,
         sources=[record for manifest in manifests for record in manifest.sources],
@@ -549,24 +559,24 @@ def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, in
 
 
 def open_folders(
-    places: Sequence[Path | ShardSource], empty: Sequence[EmptyPack] = ()
+    origins: Sequence[Path | ShardSource], empty: Sequence[EmptyPack] = ()
 ) -> list[PackFolder]:
     """Open packs, several at once. Those without an image are passed over, with a warning.
 
     Args:
-        places: folders, and sources of packs at URLs.
+        origins: folders, and sources of packs at URLs.
         empty: errors of packs at URLs that have no image.
 
     Raises:
         EmptyPack: no pack has an image.
         Whatever PackFolder raises, for the first that cannot be opened.
     """
-    if len(places) == 1 and not empty:
-        return [PackFolder(places[0])]
+    if len(origins) == 1 and not empty:
+        return [PackFolder(origins[0])]
     passed_over = list(empty)
     folders = []
     with ThreadPool(MAX_OPENERS) as pool:
-        for opened in pool.map(_opened_folder, places):
+        for opened in pool.map(_opened_folder, origins):
             if isinstance(opened, EmptyPack):
                 passed_over.append(opened)
             else:
@@ -578,9 +588,9 @@ def open_folders(
     return folders
 
 
-def _opened_folder(place: Path | ShardSource) -> PackFolder | EmptyPack:
+def _opened_folder(origin: Path | ShardSource) -> PackFolder | EmptyPack:
     try:
-        return PackFolder(place)
+        return PackFolder(origin)
     except EmptyPack as error:
         return error
 
@@ -591,14 +601,14 @@ def check_same_layout(folders: Sequence[PackFolder]) -> None:
     Mask sampling counts as well: it decides what the bits of a mask mean. Other options of packing
     may differ, such as the limit of masks.
     """
-    first = None
+    first: dict[str, Any] = {}
     for folder in folders:
         layout = folder.layout.to_json() | {"mask_sampling": pack_sampling(folder.manifest)}
         first = first or layout
         differ = [
-            f"{name} is {brief(own)} in {folders[0].root}, {brief(layout[name])} in {folder.root}"
-            for name, own in first.items()
-            if own != layout[name]
+            f"{name} is {brief(value)} in {folders[0].root}, {brief(layout[name])} in {folder.root}"
+            for name, value in first.items()
+            if value != layout[name]
         ]
         if differ:
             raise OptionError(
@@ -608,4 +618,5 @@ def check_same_layout(folders: Sequence[PackFolder]) -> None:
 
 def pack_sampling(manifest: Manifest) -> str:
     """The sampling of a pack's own masks; see docs/format.md."""
-    return manifest.options.get("mask_sampling", "area")
+    sampling: str = manifest.options.get("mask_sampling", "area")
+    return sampling

@@ -59,7 +59,10 @@ def as_position(index: Any) -> int:
     """An integer of any kind as an int. Raises TypeError for anything else, bools included."""
     if isinstance(index, bool | np.bool_):  # which operator.index takes for 0 and 1
         raise _not_an_index(index)
-    return operator.index(index)
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise _not_an_index(index) from None
 
 
 def _not_an_index(value: Any) -> TypeError:
@@ -94,7 +97,8 @@ def rows_at(rows: Rows, positions: np.ndarray) -> np.ndarray:
     """The rows at int64 positions, which must be within 0 to n - 1."""
     if isinstance(rows, range):
         return rows.start + positions * rows.step
-    return rows[positions]
+    selected: np.ndarray = rows[positions]
+    return selected
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
@@ -133,7 +137,10 @@ def shard_bounds(first_row: Sequence[int] | np.ndarray, rows: Rows) -> np.ndarra
 
 
 def fingerprint(
-    first_row: list[int], digests: Sequence[str], rows: Rows, rule: MaskRule | None = None
+    first_row: Sequence[int] | np.ndarray,
+    digests: Sequence[str],
+    rows: Rows,
+    rule: MaskRule | None = None,
 ) -> str:
     """16 hexadecimal digits that identify rows, and the masks of them that pass a rule.
 
@@ -187,26 +194,26 @@ class IdLookup:
         """int64 (n,): stable argsort of the ids; computed once unless it was read."""
         return np.argsort(self.ids, kind="stable") if self.stored is None else self.stored
 
-    def positions(self, wanted: np.ndarray) -> np.ndarray:
+    def positions(self, image_ids: np.ndarray) -> np.ndarray:
         """int64 (k,): the first position of each id, -1 if there is none.
 
         Args:
-            wanted: int64 (k,), image ids in any order.
+            image_ids: int64 (k,), in any order.
 
         Raises:
             FormatError: the order that was read has a row that does not exist.
         """
         count = len(self.ids)
-        if not count or not len(wanted):
-            return np.full(len(wanted), -1)
-        by_id = np.argsort(wanted)  # each search begins where the last one ended, in the cache
-        found = np.empty(len(wanted), np.int64)
+        if not count or not len(image_ids):
+            return np.full(len(image_ids), -1)
+        by_id = np.argsort(image_ids)  # each search begins where the last one ended, in the cache
+        positions = np.empty(len(image_ids), np.int64)
         try:
-            at = np.searchsorted(self.ids, wanted[by_id], sorter=self.order)
-            found[by_id] = self.order[np.minimum(at, count - 1)]
-            bad = bool(found.min() < 0 or found.max() >= count)
+            ranks = np.searchsorted(self.ids, image_ids[by_id], sorter=self.order)
+            positions[by_id] = self.order[np.minimum(ranks, count - 1)]
+            damaged = bool(positions.min() < 0 or positions.max() >= count)
         except (IndexError, ValueError):  # numpy's words for a row that does not exist
-            bad = True
-        if bad:
+            damaged = True
+        if damaged:
             raise FormatError(f"{self.path}: a row is not from 0 to {count - 1}; {REMEDY}")
-        return np.where(self.ids[found] == wanted, found, -1)
+        return np.where(self.ids[positions] == image_ids, positions, -1)

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack import masks as kernels
-from sa1bpack import pixels
+from sa1bpack import masks, pixels
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.features import feature_paths
 from sa1bpack.dataset.fields import MASK_FIELDS, NUMBER_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.shards import OpenShard
+from sa1bpack.dataset.shards import Location, OpenShard, ShardArrays
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
 from sa1bpack.format.arrays import map_array
@@ -102,7 +101,10 @@ class SampleForm(Thresholds):
     @cached_property
     def rule(self) -> MaskRule | None:
         """The rule for the masks that a sample has; None for all."""
-        return None if self.keeps_all else MaskRule(**self._given())
+        if self.keeps_all:
+            return None
+        thresholds: dict[str, Any] = self._given()
+        return MaskRule(**thresholds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +163,8 @@ class MaskSpec:
     fit: str
 
     @classmethod
-    def of(cls, layout: Layout, own: str, options: SampleOptions) -> "MaskSpec":
-        """The masks that options ask for, of packs with this layout whose own sampling is `own`.
+    def of(cls, layout: Layout, pack_sampling: str, options: SampleOptions) -> "MaskSpec":
+        """The masks that options ask for, of packs with this layout and sampling.
 
         Size and sampling default to the pack's. Masks that are not stored are drawn from the runs.
 
@@ -170,25 +172,31 @@ class MaskSpec:
         """
         form = options.mask_format
         size = options.mask_size or layout.mask_size
-        sampling = options.mask_sampling or own
-        source = "runs" if form == "runs" and options.mask_size is None else "drawn"
-        if form != "runs" and layout.bits and (size, sampling) == (layout.mask_size, own):
+        sampling = options.mask_sampling or pack_sampling
+        stored = (size, sampling) == (layout.mask_size, pack_sampling)
+        source = "drawn"
+        if form != "runs" and layout.bits and stored:
             source = "bits"
         else:  # stored bits can be read whatever the sampling, also one of a later release
             choice("mask_sampling", sampling, SAMPLINGS)
+            if form == "runs" and options.mask_size is None:
+                source = "runs"
         if source != "bits" and not layout.runs:
             raise OptionError(
                 f"mask_format={brief(form)}, mask_size={size}, mask_sampling={brief(sampling)} "
-                "(the pack's "
-                "own where none was given) needs the exact runs, but this pack was made without "
-                f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; use "
-                "mask_format='bits' or 'bool' without other options, or pack again with --masks "
-                "bits+runs"
+                "(the pack's own where none was given) needs the exact runs, but this pack was "
+                f"made without them: it has bits of mask_size {layout.mask_size}, mask_sampling "
+                f"{pack_sampling!r}; use mask_format='bits' or 'bool' without other options, or "
+                "pack again with --masks bits+runs"
             )
         return cls(source, size, form != "bits", sampling, layout.fit)
 
     def draw(
-        self, run_ends: np.ndarray, run_offset: np.ndarray, size: np.ndarray, out=None
+        self,
+        run_ends: np.ndarray,
+        run_offset: np.ndarray,
+        size: np.ndarray,
+        out: np.ndarray | None = None,
     ) -> np.ndarray:
         """The bits of masks, uint8 (m, size, size / 8), drawn from exact runs.
 
@@ -204,7 +212,7 @@ class MaskSpec:
         """
         height = int(size[0])
         width = int(size[1])
-        return kernels.rasterize(
+        return masks.rasterize(
             run_ends, run_offset, height, width, self.size, self.fit, self.sampling, out
         )
 
@@ -240,8 +248,11 @@ def image_spec(layout: Layout, pixels: str) -> ImageSpec:
     Raises OptionError for planes on a canvas with an odd side.
     """
     side = layout.image_size
+    how = AS_STORED
     if layout.pixels == "rgb":
-        return ImageSpec(RGB_ON_CANVAS if layout.flat else AS_STORED, (side, side, 3), layout.flat)
+        if layout.flat:
+            how = RGB_ON_CANVAS
+        return ImageSpec(how, (side, side, 3), layout.flat)
     if pixels == "rgb":
         return ImageSpec(RGB_OF_YUV, (side, side, 3), layout.flat)
     if side % 2:
@@ -249,7 +260,8 @@ def image_spec(layout: Layout, pixels: str) -> ImageSpec:
             f"pixels='stored' puts planes on a canvas, which needs an even image_size; this pack's "
             f"is {side}: use pixels='rgb'"
         )
-    how = YUV_ON_CANVAS if layout.flat else AS_STORED
+    if layout.flat:
+        how = YUV_ON_CANVAS
     return ImageSpec(how, (side * 3 // 2, side), layout.flat)
 
 
@@ -270,8 +282,12 @@ class SampleSpec:
 
         Raises OptionError if such a pack cannot provide it.
         """
-        masks = MaskSpec.of(layout, sampling, options)
-        return cls(image_spec(layout, options.pixels), masks, options.coordinates, features)
+        return cls(
+            image=image_spec(layout, options.pixels),
+            masks=MaskSpec.of(layout, sampling, options),
+            coordinates=options.coordinates,
+            features=features,
+        )
 
     @property
     def _features(self) -> str:
@@ -280,13 +296,14 @@ class SampleSpec:
     def summary(self) -> str:
         """The form as in a repr: "1024 × 1024 rgb, masks 256 bits, boxes in image pixels"."""
         side = self.image.side
-        masks = self.masks
-        kind = f"{masks.size} {'bool' if masks.as_bool else 'bits'}"
-        return (
-            f"{'up to ' if self.image.flat else ''}{side} × {side} {self.image.pixels}, masks "
-            f"{'as runs' if masks.source == 'runs' else kind}, boxes in "
-            f"{'image' if self.coordinates == 'stored' else 'source'} pixels{self._features}"
-        )
+        size = f"{side} × {side}"
+        if self.image.flat:
+            size = f"up to {size}"
+        form = "as runs"
+        if self.masks.source != "runs":
+            form = f"{self.masks.size} {'bool' if self.masks.as_bool else 'bits'}"
+        image = "image" if self.coordinates == "stored" else "source"
+        return f"{size} {self.image.pixels}, masks {form}, boxes in {image} pixels{self._features}"
 
     def as_text(self) -> str:
         """One line, such as "pad 1024 rgb, masks 256 area, stored coordinates".
@@ -302,33 +319,54 @@ class SampleSpec:
         )
 
 
-def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) -> Any:
+def read_sample(
+    pack: Pack,
+    location: Location,
+    shard: OpenShard | Exception,
+    options: SampleOptions,
+    spec: SampleSpec,
+) -> Any:
     """One sample of a pack: a dict as `Dataset` describes it, or what `transform` returned for it.
 
-    Raises ReadError with the sample's name if it cannot be read, ResourceShortage if the system
-    refuses a map or a file, StoreError if the shard cannot be fetched, UserCodeError for an
-    exception of the transform.
+    Args:
+        pack: the pack.
+        location: place of the sample.
+        shard: its shard, or why that cannot be opened.
+        options: options of the dataset.
+        spec: the form that the options ask for.
+
+    Raises:
+        ReadError: it cannot be read; with the sample's name.
+        ResourceShortage: the system refuses a map or a file.
+        UserCodeError: an exception of the transform.
     """
-    number, local, first, stop = pack.locate(row)
     try:
+        if isinstance(shard, Exception):
+            raise shard
+        arrays: ShardArrays = shard
+        row = location.shard_row
+        first_mask = location.first_mask
+        stop_mask = location.stop_mask
         if options.verify_checksums:
-            rows = pack.read_rows(row)
-            stored = pack.read_features(row)
-        else:
-            opened = pack.open(number)
-            rows = _views(opened, local, first, stop, spec)
-            stored = {each.spec.name: each.rows(local, first, stop) for each in opened.features}
-        sample = sample_of_rows(rows, spec)
-        sample |= {each.name: each.read(stored[each.name]) for each in spec.features}
+            arrays = shard.copy_sample(location)
+            row = 0
+            first_mask = 0
+            stop_mask = arrays.lengths.masks
+        sample = sample_of_rows(_views(arrays, row, first_mask, stop_mask, spec), spec)
+        for feature in arrays.features:
+            stored = feature.rows(row, first_mask, stop_mask)
+            sample[feature.spec.name] = feature.spec.read(stored)
         convert(sample, pack.layout, options.rule, spec)
     except ResourceShortage:
         raise
     except (FormatError, MaskError, OSError, UnicodeDecodeError) as error:
-        raise read_error(pack, row, number, local, error) from error
-    return delivered(sample, pack.image_id(row), row, options)
+        raise read_error(pack, location, error) from error
+    return delivered(sample, location.image_id, location.row, options)
 
 
-def convert(sample: Sample, layout: Layout, rule: MaskRule | None, spec: SampleSpec) -> None:
+def convert(
+    sample: dict[str, Any], layout: Layout, rule: MaskRule | None, spec: SampleSpec
+) -> None:
     """Convert a sample's stored rows to the form that was asked for, in place.
 
     Args:
@@ -345,21 +383,22 @@ def convert(sample: Sample, layout: Layout, rule: MaskRule | None, spec: SampleS
         _keep(sample, rule, spec)
     if spec.image.flat or spec.image.how != AS_STORED:
         sample["image"] = _pixels(sample["image"], layout, sample["size"], spec.image)
-    masks = spec.masks
-    if masks.source == "drawn":
-        runs = sample.pop("run_ends"), sample.pop("run_offset")
-        sample["masks"] = masks.draw(*runs, sample["size"])
-    elif masks.source == "runs":
+    if spec.masks.source == "runs":
         sample.pop("masks", None)
         height, width = sample["size"][:2].tolist()
         check_image_runs(sample["run_ends"], sample["run_offset"], height * width)
-    if masks.as_bool and masks.source != "runs":
+        return
+    if spec.masks.source == "drawn":
+        run_ends = sample.pop("run_ends")
+        run_offset = sample.pop("run_offset")
+        sample["masks"] = spec.masks.draw(run_ends, run_offset, sample["size"])
+    if spec.masks.as_bool:
         bits = sample["masks"]
         sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
 
 
-def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions) -> Any:
-    """A converted sample with its id and index, scaled, or what the transform returned for it."""
+def delivered(sample: dict[str, Any], image_id: int, row: int, options: SampleOptions) -> Any:
+    """A converted sample with its id and row, scaled, or what the transform returned for it."""
     if options.coordinates == "stored":
         # Both ends of an axis are mapped onto each other (pixel edges, not centres), so 0 stays 0
         # and the length of a side becomes that of the stored side.
@@ -368,69 +407,80 @@ def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions)
         with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
             for key in SCALED_KEYS:
                 sample[key] = sample[key] * xywh[: sample[key].shape[-1]]
-    sample = Sample(sample, image_id=image_id, index=index)
+    delivered_sample = Sample(sample, image_id=image_id, row=row)
     if options.transform is None:
-        return sample
-    name = f"{sample['file_name']} (image_id {image_id}, row {index})"
-    return call_user(options.transform, sample, role="transform", subject=f"sample {name}")
+        return delivered_sample
+    subject = f"sample {sample['file_name']} (image_id {image_id}, row {row})"
+    return call_user(options.transform, delivered_sample, role="transform", subject=subject)
 
 
 def _views(
-    opened: OpenShard, row: int, first: int, stop: int, spec: SampleSpec
+    shard: ShardArrays, row: int, first_mask: int, stop_mask: int, spec: SampleSpec
 ) -> dict[str, np.ndarray]:
-    """The rows that a sample uses, by array name, as views; `first` to `stop` are its masks."""
-    arrays = opened.arrays
-    shard = opened.shard
+    """The rows that a sample uses, by array name, as views."""
+    arrays = shard.arrays
     rows = {name: arrays[name][row : row + 1] for _, name in _ROWS}
-    rows |= {name: arrays[name][first:stop] for _, name in _MASK_ROWS if name in arrays}
-    pixels = arrays["image_offset"][row : row + 2].tolist() if spec.image.flat else (row, row + 1)
-    rows["image"] = arrays["image"][slice(*pixels)]
-    if spec.masks.source != "bits":
-        rows["run_offset"] = offset = arrays["run_offset"][first : stop + 1]
-        begin = int(offset[0])
-        end = int(offset[-1])
-        # Compared, not subtracted: a difference of two int64 may wrap round.
-        if begin < 0 or end > shard.lengths.runs or (offset[1:] < offset[:-1]).any():
-            raise FormatError(
-                f"{shard.folder / 'run_offset'}: runs of masks {first} to {stop} are not "
-                f"non-decreasing from 0 to {shard.lengths.runs}; {REPAIR}"
-            )
-        rows["run_ends"] = arrays["run_ends"][begin:end]
+    rows |= {name: arrays[name][first_mask:stop_mask] for _, name in _MASK_ROWS if name in arrays}
+    rows["image"] = arrays["image"][row : row + 1]
+    if spec.image.flat:
+        begin, end = arrays["image_offset"][row : row + 2].tolist()
+        rows["image"] = arrays["image"][begin:end]
+    if spec.masks.source == "bits":
+        return rows
+    offset = arrays["run_offset"][first_mask : stop_mask + 1]
+    begin = int(offset[0])
+    end = int(offset[-1])
+    # Compared, not subtracted: a difference of two int64 may wrap round.
+    if begin < 0 or end > shard.lengths.runs or (offset[1:] < offset[:-1]).any():
+        raise FormatError(
+            f"{shard.folder / 'run_offset'}: runs of masks {first_mask} to {stop_mask} are not "
+            f"non-decreasing from 0 to {shard.lengths.runs}; {REPAIR}"
+        )
+    rows["run_offset"] = offset
+    rows["run_ends"] = arrays["run_ends"][begin:end]
     return rows
 
 
-def sample_of_rows(rows: dict[str, np.ndarray], spec: SampleSpec) -> Sample:
+def sample_of_rows(rows: dict[str, np.ndarray], spec: SampleSpec) -> dict[str, Any]:
     """A sample of its rows by array name, with run_offset as offsets; they become read-only."""
     for array in rows.values():
         array.flags.writeable = False
-    sample = {key: rows[name][0] for key, name in _ROWS}
+    sample: dict[str, Any] = {key: rows[name][0] for key, name in _ROWS}
     sample |= {key: rows[name] for key, name in _MASK_ROWS if name in rows}
     sample["image"] = rows["image"] if spec.image.flat else rows["image"][0]
     if spec.masks.source != "bits":
         offset = rows["run_offset"]
-        sample |= {"run_ends": rows["run_ends"], "run_offset": offset - offset[0]}
+        sample["run_ends"] = rows["run_ends"]
+        sample["run_offset"] = offset - offset[0]
     return sample
 
 
-def _keep(sample: Sample, rule: MaskRule, spec: SampleSpec) -> None:
+def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> None:
     """Keep the masks that pass a rule; arrays that lose masks are copies, read-only like views."""
     height, width = sample["size"][:2].tolist()
-    scores = (sample[key] for key in ("areas", "predicted_ious", "stability_scores"))
-    kept = select_masks(rule, *scores, height * width, image_id=0)  # not for "random"
-    if len(kept) == len(sample["areas"]):
+    selected = select_masks(
+        rule,
+        sample["areas"],
+        sample["predicted_ious"],
+        sample["stability_scores"],
+        height * width,
+        image_id=0,  # which decides nothing but a random choice
+    )
+    if len(selected) == len(sample["areas"]):
         return
     # Stored bits are not used where masks come from runs.
     keys = [field.sample for field in NUMBER_FIELDS if field.sample in sample]
     if spec.masks.source == "bits":
         keys.append("masks")
     keys += [feature.name for feature in spec.features if feature.axis == "mask"]
-    left = {key: sample[key][kept] for key in keys}
+    arrays = {key: sample[key][selected] for key in keys}
     if "run_ends" in sample:
-        runs = take_masks(sample["run_ends"], sample["run_offset"], kept)
-        left["run_ends"], left["run_offset"] = runs
-    for array in left.values():
+        arrays["run_ends"], arrays["run_offset"] = take_masks(
+            sample["run_ends"], sample["run_offset"], selected
+        )
+    for array in arrays.values():
         array.flags.writeable = False
-    sample |= left
+    sample |= arrays
 
 
 def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpec) -> np.ndarray:
@@ -440,8 +490,8 @@ def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpe
         return stored.reshape(height, width, 3)
     if spec.how != RGB_OF_YUV:
         return stored
-    found = image_planes(layout, height, width)
-    rgb = pixels.yuv420_to_rgb(*(plane.view(stored.reshape(-1)) for plane in found))
+    planes = image_planes(layout, height, width)
+    rgb = pixels.yuv420_to_rgb(*(plane.view(stored.reshape(-1)) for plane in planes))
     if layout.flat:
         return rgb
     canvas = np.zeros(spec.shape, np.uint8)
@@ -449,21 +499,23 @@ def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpe
     return canvas
 
 
-def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:
-    """The ReadError of a row of the pack, which is row `local` of shard `number`."""
-    folder, own = pack.places[number]
-    entry = pack.manifest.shards[number]
-    image_id = pack.image_id(row)
-    name = None
+def read_error(pack: Pack, location: Location, cause: Exception) -> ReadError:
+    """The error of a sample that cannot be read."""
+    folder, folder_shard = pack.places[location.shard]
+    entry = pack.manifest.shards[location.shard]
+    file_name = None
     with suppress(FormatError, OSError, UnicodeDecodeError):  # whatever else is wrong there
-        names = map_array(pack.folder(number), pack.layout.array("file_name"), entry.samples)
-        name = names[local].tobytes().rstrip(b"\0").decode()
-    called = "" if name is None else f"{name}, "
+        spec = pack.layout.array("file_name")
+        names = map_array(pack.folder(location.shard), spec, entry.samples)
+        file_name = names[location.shard_row].tobytes().rstrip(b"\0").decode()
+    text = f"image_id {location.image_id}, shard {entry.name}"
+    if file_name is not None:
+        text = f"{file_name}, {text}"
+    folder_row = folder.first_row[folder_shard] + location.shard_row
     return ReadError(
-        f"row {folder.first_row[own] + local} of {folder.root} ({called}image_id {image_id}, "
-        f"shard {entry.name}): {cause}",
+        f"row {folder_row} of {folder.root} ({text}): {cause}",
         entry.name,
-        row,
-        image_id,
-        name,
+        location.row,
+        location.image_id,
+        file_name,
     )

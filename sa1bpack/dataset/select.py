@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_COLUMNS, SIZE_COLUMNS,
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, expanded, offsets_of, row_array, rows_at
 from sa1bpack.dataset.sample import SampleOptions
-from sa1bpack.dataset.shards import CACHE
+from sa1bpack.dataset.shards import CACHE, Location
 from sa1bpack.errors import OptionError, OutputRefused, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.format.manifest import refuse_in_pack
@@ -79,25 +79,29 @@ class Columns:
         self._pack = pack
         self._rows = rows
         self._verified = options.verify_checksums
-        numbers, local, first, stop = pack.locate_many(row_array(rows))
-        self._kept: slice | np.ndarray = slice(None)  # of the masks that are stored
-        self._opened = pack.open(int(numbers[0]))  # checks the offsets that are used below
+        self._locations = pack.locate_many(row_array(rows))
+        # Opening checks the offsets that are used below.
+        self._opened = pack.open(int(self._locations["shard"][0]))
+        shard_rows = self._locations["shard_row"]
+        first = self._locations["first_mask"]
+        stop = self._locations["stop_mask"]
         offsets = offsets_of(stop - first)
-        self._local: slice | np.ndarray = local
+        self._shard_rows: slice | np.ndarray = shard_rows
         self._masks: slice | np.ndarray = expanded(first, offsets)
         if isinstance(rows, range) and rows.step == 1:  # views
-            self._local = slice(int(local[0]), int(local[-1]) + 1)
+            self._shard_rows = slice(int(shard_rows[0]), int(shard_rows[-1]) + 1)
             self._masks = slice(int(first[0]), int(stop[-1]))
         self._columns = {"mask_offset": offsets}
-        if options.rule is not None:  # leave out the masks that do not pass it
+        self._passing: slice | np.ndarray = slice(None)  # of the masks that are stored
+        if options.rule is not None:
             size = self["size"].astype(np.int64)
             pixels = np.repeat(size[:, 0] * size[:, 1], np.diff(offsets))
             scores = {name: self[name] for name in ("area", "predicted_iou", "stability_score")}
-            self._kept = kept = np.flatnonzero(passes(options.rule, *scores.values(), pixels))
-            masks = self._masks
-            self._masks = masks[kept] if isinstance(masks, np.ndarray) else masks.start + kept
-            self._columns |= {name: scores[name][kept] for name in scores}
-            self._columns["mask_offset"] = np.searchsorted(kept, offsets)
+            passing = np.flatnonzero(passes(options.rule, **scores, pixels=pixels))
+            self._passing = passing
+            self._masks = expanded(first, offsets)[passing]
+            self._columns |= {name: scores[name][passing] for name in scores}
+            self._columns["mask_offset"] = np.searchsorted(passing, offsets)
 
     def __len__(self) -> int:
         return len(self["mask_offset"]) - 1
@@ -121,12 +125,12 @@ class Columns:
         if name in SIZE_COLUMNS:
             return self["size"][:, SIZE_COLUMNS[name]]
         if name == "file_name":
-            return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
+            return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._shard_rows, 0]
         for feature in self._opened.features:
             if feature.spec.name == name:
                 return feature.spec.read(self._feature_rows(feature))
         if name in SAMPLE_COLUMNS:
-            return self._array(name)[self._local]
+            return self._array(name)[self._shard_rows]
         check_column(name, "mask", self._pack)
         return self._array(name)[self._masks]
 
@@ -134,9 +138,14 @@ class Columns:
         """The stored rows of a feature, compared with their checksums if that is asked."""
         of_samples = feature.spec.axis == "sample"
         if not self._verified:
-            return feature.values[self._local if of_samples else self._masks]
-        rows = [self._pack.read_feature(feature, row) for row in row_array(self._rows).tolist()]
-        return np.stack(rows) if of_samples else np.concatenate(rows)[self._kept]
+            return feature.values[self._shard_rows if of_samples else self._masks]
+        rows = []
+        for location in self._locations.tolist():
+            rows.append(self._opened.copy_feature(feature, Location(*location)))
+        stored = np.concatenate(rows)
+        if of_samples:
+            return stored
+        return stored[self._passing]
 
     def _array(self, name: str) -> np.ndarray:
         read = read_array_rows if self._verified else Shard.__getitem__
@@ -174,9 +183,9 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
     if name not in columns[axis]:
         raise UnknownName(
             f"no column {brief(name)} has one value per {axis}: those with one per sample, of "
-            "column(), "
-            f"are {', '.join(columns['sample'])}; those with one per mask, of mask_column(), or of "
-            f"column() with reduce={'|'.join(REDUCTIONS)}, are {', '.join(columns['mask'])}"
+            f"column(), are {', '.join(columns['sample'])}; those with one per mask, of "
+            f"mask_column(), or of column() with reduce={'|'.join(REDUCTIONS)}, are "
+            f"{', '.join(columns['mask'])}"
         )
 
 
@@ -224,14 +233,14 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
 
     Raises UnknownName for a name that no shard has.
     """
-    wanted = listed(names)
+    chosen_names = listed(names)
     entries = pack.manifest.shards
     known = {getattr(entry, field) for entry in entries}
-    for name in wanted:
+    for name in chosen_names:
         if name not in known:
             kind = "shard" if field == "name" else field
             raise UnknownName(f"no {kind} {brief(name)}: {pack.name} has {span_text(known)}")
-    chosen = np.array([getattr(entry, field) in wanted for entry in entries])
+    chosen = np.array([getattr(entry, field) in chosen_names for entry in entries])
     if pack.is_whole(rows):
         return as_rows(np.flatnonzero(np.repeat(chosen, np.diff(pack.first_row))))
     rows = row_array(rows)
@@ -250,30 +259,31 @@ def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
         OptionError: the condition is neither bools nor a function that returns them.
     """
     if isinstance(condition, str):
-        keeps = parse_condition(condition)
+        fulfils = parse_condition(condition)
     elif callable(condition):
-        keeps = partial(_of_user, condition)
+        fulfils = partial(_of_user, condition)
     else:
-        found = np.asarray(condition)
-        if found.dtype != np.bool_:
-            raise OptionError(f"where() takes bools, a function or a text, not {found.dtype}")
-        return found
+        bools = np.asarray(condition)
+        if bools.dtype != np.bool_:
+            raise OptionError(f"where() takes bools, a function or a text, not {bools.dtype}")
+        return bools
     keep = np.zeros(count, bool)
-    for each in columns:
-        found = np.asarray(keeps(each))
-        if found.dtype != np.bool_ or found.shape != (len(each),):
+    for shard_columns in columns:
+        bools = np.asarray(fulfils(shard_columns))
+        if bools.dtype != np.bool_ or bools.shape != (len(shard_columns),):
             raise OptionError(
-                f"the condition returned {found.dtype} {found.shape}: it must return one bool per "
-                f"sample, here ({len(each)},)"
+                f"the condition returned {bools.dtype} {bools.shape}: it must return one bool per "
+                f"sample, here ({len(shard_columns)},)"
             )
-        keep[each.positions] = found
+        keep[shard_columns.positions] = bools
     return keep
 
 
 def _of_user(condition: Callable[[Columns], np.ndarray], columns: Columns) -> np.ndarray:
     """What a function of the user's returns for the columns of a shard."""
     subject = f"the samples of shard {columns.shard_name}"
-    return call_user(condition, columns, role="where", subject=subject)
+    bools: np.ndarray = call_user(condition, columns, role="where", subject=subject)
+    return bools
 
 
 def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
@@ -281,18 +291,18 @@ def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
 
     Raises OptionError, naming what there is, for a text that is not a condition.
     """
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
         raise OptionError(
             f"where is {brief(text)}: write NAME SIGN NUMBER, such as 'mask_count >= 10' or "
             f"'max(area) > 100000'; a sign is one of {' '.join(SIGNS)}"
         )
-    compare = SIGNS[found["sign"]]
-    digits = found["number"].replace("_", "")
+    compare = SIGNS[match["sign"]]
+    digits = match["number"].replace("_", "")
     number = int(digits) if digits.lstrip("+-").isdigit() else float(digits)
-    name = found["name"]
-    mask = found["mask"]
-    reduce = found["reduce"]
+    name = match["name"]
+    mask = match["mask"]
+    reduce = match["reduce"]
     if name in NUMBERS:
         return lambda columns: compare(columns[name], number)
     if mask in MASK_NUMBERS:
@@ -323,15 +333,18 @@ def save_rows(pack: Pack, rows: Rows, path: Path) -> None:
         raise OutputRefused(f"{path}: exists, and is not a selection; choose another name")
     ids = np.asarray(pack.image_ids(rows))
     base = pack.first_rows  # all that opening the file yields, before it selects from them
-    found = rows_at(base, IdLookup(pack.image_ids(base)).positions(ids))
-    if len(wrong := np.flatnonzero(found != row_array(rows))):
+    rows_by_id = rows_at(base, IdLookup(pack.image_ids(base)).positions(ids))
+    others = np.flatnonzero(rows_by_id != row_array(rows))
+    if len(others):
         raise OptionError(
-            f"{pack.name}: several samples have the image_id {ids[wrong[0]]}, and the selection "
+            f"{pack.name}: several samples have the image_id {ids[others[0]]}, and the selection "
             "is not of the first: open it with duplicates='first', and select again"
         )
-    roots = [folder.root if folder.source is None else folder.source.url for folder in pack.folders]
+    roots: list[Path | str] = []
+    for folder in pack.folders:
+        roots.append(folder.root if folder.source is None else folder.source.url)
     # By id, only the first is found.
-    duplicates = "error" if pack.duplicates == "error" else "first"
+    duplicates: Literal["error", "first"] = "error" if pack.duplicates == "error" else "first"
     write_selection(path, ids, pack.fingerprint(rows), roots, duplicates)
 
 
@@ -346,22 +359,24 @@ def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
     Raises:
         OptionError: a sample of the selection is missing, or as for `read_selection`.
     """
-    head, wanted = read_selection(path)
-    positions = ids.positions(wanted)
-    if len(missing := wanted[positions < 0]):
+    head, image_ids = read_selection(path)
+    positions = ids.positions(image_ids)
+    missing = image_ids[positions < 0]
+    if len(missing):
         raise OptionError(
             f"{path}: {len(missing):,} of its {counted(head.samples, 'image id')} are not in "
             f"{pack.name}, such as {missing[0]}: the selection is of another pack, or of one that "
             f"had more. It was saved from {counted(len(head.packs), 'pack')}: "
             f"{head.packs[0].absolute}"
         )
-    found = as_rows(rows_at(rows, positions))
-    if (now := pack.fingerprint(found)) != head.fingerprint:
+    selected = as_rows(rows_at(rows, positions))
+    fingerprint = pack.fingerprint(selected)
+    if fingerprint != head.fingerprint:
         _log.warning(
             "%s: the selection has the same images as when it was saved, but not the same bytes: "
             "states of it do not resume (its fingerprint was %s, and is %s)",
             path,
             head.fingerprint,
-            now,
+            fingerprint,
         )
-    return found
+    return selected

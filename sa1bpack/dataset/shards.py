@@ -9,11 +9,11 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.finalizers import Living, settle
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import is_shortage
-from sa1bpack.format.shard_reader import Shard
+from sa1bpack.format.layout import AxisLengths
+from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
 from sa1bpack.format.side.spec import FeatureShard, ShardIdentity, SideSpec
 from sa1bpack.urls import FOLDER_BYTES, Lease, SideSource
 
@@ -37,10 +38,11 @@ _MAPPINGS_LIMIT = Path("/proc/sys/vm/max_map_count")
 # Arrays that columns need and samples do not: mapped when they are first asked for.
 _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
 
-# What compiled code finds in `OpenShard.table`: rows of axes, bytes, and addresses of arrays. After
-# these come the addresses of all arrays, in the order of the layout.
-MASKS, RUNS, IMAGE_BYTES, SIZE, IMAGE_OFFSET, RUN_OFFSET = range(6)
-FIRST_ADDRESS = 6
+# What compiled code finds of a shard: rows of axes, bytes, and addresses of arrays in this process,
+# 0 if the layout lacks an array.
+_LENGTHS = ("masks", "runs", "image_bytes")
+_ADDRESSES = ("size", "image_offset", "run_offset")
+SHARD = np.dtype([(name, np.int64) for name in (*_LENGTHS, *_ADDRESSES)])
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class Feature:
             return FeatureShard(Path(), self.spec, empty, 0)
         if folder in self.sources:
             leases.append(self.sources[folder].fetch(self.spec, shard))
-        return FeatureShard.open(folder, self.spec, shard)
+        opened: FeatureShard = FeatureShard.open(folder, self.spec, shard)
+        return opened
 
     def fetched_bytes(self, number: int) -> int:
         """Bytes that the rows of a shard take in a cache; 0 if they are not fetched."""
@@ -86,16 +89,70 @@ class Feature:
         return FOLDER_BYTES + group_bytes(self.spec.arrays(self.shards[number].lengths))
 
 
-class OpenShard:
+class Location(NamedTuple):
+    """The place of a sample in a pack, by the index of the pack.
+
+    Attributes:
+        shard: number of its shard.
+        shard_row: row in its shard.
+        first_mask, stop_mask: its masks: first row in the shard, and one past the last.
+        row: row in the pack, or in all packs together.
+        image_id: its image id.
+    """
+
+    shard: int
+    shard_row: int
+    first_mask: int
+    stop_mask: int
+    row: int
+    image_id: int
+
+
+# The same for several samples: a record of each.
+LOCATION = np.dtype([(name, np.int64) for name in Location._fields])
+
+
+def address_of(array: np.ndarray) -> int:
+    """The address of an array's first byte, in this process."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class ShardArrays:
+    """The arrays of a shard in memory; or those of one sample of it, as a shard of one sample.
+
+    Attributes:
+        folder: folder of the shard.
+        lengths: numbers of samples, masks, runs and image bytes.
+        arrays: name → array, all rows.
+        addresses: name → address of the array.
+        record: SHARD, for compiled code.
+        features: rows of the dataset's features.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        lengths: AxisLengths,
+        arrays: Mapping[str, np.ndarray],
+        features: Sequence[FeatureShard],
+    ):
+        self.folder = folder
+        self.lengths = lengths
+        self.arrays = arrays
+        self.features = features
+        self.addresses = {name: address_of(array) for name, array in arrays.items()}
+        counts = [getattr(lengths, name) for name in _LENGTHS]
+        addresses = [self.addresses.get(name, 0) for name in _ADDRESSES]
+        self.record = np.array((*counts, *addresses), SHARD)[()]
+
+
+class OpenShard(ShardArrays):
     """A shard that has been checked, and its maps, which live as long as this or a view of them.
 
     Attributes:
         shard: the format's Shard.
-        arrays: name → read-only memory map, all rows.
-        table: int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that of
-            the first byte of an array in this process, 0 if it is not mapped.
         mappings: memory maps that the shard has once all its arrays are in use.
-        features: feature shards of the dataset's features for this shard.
         leases: what keeps the fetched files in place, see `urls.ShardSource`.
         used: the number of its latest use; the cache counts the uses of all shards together.
     """
@@ -107,32 +164,85 @@ class OpenShard:
     ):
         """Map the arrays of a shard. Raises FormatError or OSError if one cannot be mapped."""
         self.shard = shard
-        self.features = features
         self.leases = leases
         rows = shard.layout.array_rows(shard.lengths)
-        lengths = shard.lengths
-        names = [spec.name for spec in rows]
-        self.arrays = arrays = {name: shard[name] for name in names if name not in _MAPPED_LATER}
-        at = {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
-        addresses = [at.get(name, 0) for name in ("size", "image_offset", "run_offset", *names)]
-        self.table = np.array(
-            [lengths.masks, lengths.runs, lengths.image_bytes, *addresses], np.int64
-        )
-        self.mappings = sum(map(bool, rows.values())) + sum(len(p.values) > 0 for p in features)
+        arrays = {spec.name: shard[spec.name] for spec in rows if spec.name not in _MAPPED_LATER}
+        super().__init__(shard.folder, shard.lengths, arrays, features)
+        filled = [count for count in rows.values() if count]
+        self.mappings = len(filled) + sum(len(feature.values) > 0 for feature in features)
 
     def path(self, name: str) -> str:
         """The chunk file of an array."""
-        return str(self.shard.folder / self.shard.layout.array(name).chunk_path)
+        return str(self.folder / self.shard.layout.array(name).chunk_path)
+
+    def copy_sample(
+        self, location: Location, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
+    ) -> ShardArrays:
+        """A sample, copied out of its files and compared with its checksums and with the index.
+
+        What is returned is a shard with this sample alone: row 0, masks from 0 on.
+
+        Args:
+            location: place of the sample, which is in this shard.
+            out, direct: as in `format.shard_reader.read_sample_rows`.
+
+        Raises:
+            FormatError: the rows are not what was written.
+            OSError: they cannot be read.
+            ResourceShortage: the system refuses an open file for lack of resources.
+        """
+        row = location.shard_row
+        rows = CACHE.with_resources(lambda: read_sample_rows(self.shard, row, out, direct))
+        stored = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
+        indexed = [location.image_id, location.first_mask, location.stop_mask]
+        if stored != indexed:
+            raise FormatError(
+                f"{self.folder}: image_id and mask offsets of sample {row} are {stored}, but the "
+                f"index says {indexed}; {REPAIR}"
+            )
+        for spec in self.shard.layout.arrays:
+            if spec.offsets:
+                rows[spec.name] = rows[spec.name] - rows[spec.name][0]
+        lengths = AxisLengths(
+            samples=1,
+            masks=len(rows["area"]),
+            runs=len(rows.get("run_ends", ())),
+            image_bytes=len(rows["image"]) if self.shard.layout.flat else 0,
+        )
+        features = []
+        for feature in self.features:
+            values = self.copy_feature(feature, location, direct)
+            features.append(replace(feature, values=values, samples=1))
+        return ShardArrays(self.folder, lengths, rows, features)
+
+    def copy_feature(
+        self, feature: FeatureShard, location: Location, direct: bool = False
+    ) -> np.ndarray:
+        """The stored rows of a sample in a feature, copied and compared with their checksum.
+
+        (1, *stored_shape), or (m, *stored_shape) for one with a row per mask; read-only. Raises as
+        `copy_sample` does.
+        """
+        first = location.shard_row
+        stop = first + 1
+        if feature.spec.axis == "mask":
+            first = location.first_mask
+            stop = location.stop_mask
+        rows = CACHE.with_resources(
+            lambda: feature.read(location.shard_row, first, stop, direct=direct)
+        )
+        rows.flags.writeable = False
+        return rows
 
 
 class OpenShards:
     """The open shards of one pack, by number; they are dropped with this object."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.by_number: dict[int, OpenShard] = {}
         CACHE.owners.add(self)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return OpenShards, ()  # a copy begins without any
 
 
@@ -152,7 +262,7 @@ class ShardCache:
         owners: the open shards of each pack that is in use.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.owners = Living[OpenShards]()
         self._uses = count()
         self.after_fork()

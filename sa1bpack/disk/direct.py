@@ -110,6 +110,23 @@ def open_direct_if_possible(path: str) -> int | None:
     return None
 
 
+def open_to_read(path: str, direct: bool) -> tuple[int, bool]:
+    """A descriptor of a file, and whether it is opened past the page cache.
+
+    Args:
+        path: path of the file.
+        direct: open it past the page cache, if its file system can do that.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    if direct:
+        file = open_direct_if_possible(path)
+        if file is not None:
+            return file, True
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+
+
 def read_direct(file: int, out: np.ndarray, position: int) -> int:
     """Read from a byte position of a file opened past the page cache into a flat uint8 array.
 
@@ -118,12 +135,13 @@ def read_direct(file: int, out: np.ndarray, position: int) -> int:
     """
     first = position // BLOCK * BLOCK
     nbytes = -(-(position + out.size) // BLOCK) * BLOCK - first
-    in_place = nbytes == out.size and out.__array_interface__["data"][0] % BLOCK == 0
-    blocks = out if in_place else aligned(nbytes)
-    found = max(0, min(_fill(file, blocks, first, BLOCK) - (position - first), out.size))
-    if not in_place:
-        out[:found] = blocks[position - first :][:found]
-    return found
+    before = position - first
+    if nbytes == out.size and out.__array_interface__["data"][0] % BLOCK == 0:
+        return _fill(file, out, first, BLOCK)
+    blocks = aligned(nbytes)
+    count = max(0, min(_fill(file, blocks, first, BLOCK) - before, out.size))
+    out[:count] = blocks[before : before + count]
+    return count
 
 
 def _fill(file: int, memory: np.ndarray, position: int, step: int) -> int:
@@ -136,13 +154,13 @@ def _fill(file: int, memory: np.ndarray, position: int, step: int) -> int:
         step: BLOCK if the file is read past the page cache, 1 if not: a read that ends between two
             multiples of it has met the end of the file.
     """
-    done = 0
-    while done < memory.size:
-        count = os.preadv(file, [memory[done:]], position + done)
-        done += count
+    filled = 0
+    while filled < memory.size:
+        count = os.preadv(file, [memory[filled:].data], position + filled)
+        filled += count
         if count == 0 or count % step:
             break
-    return done
+    return filled
 
 
 # ------------------------------------------------------------------------ files read front to back
@@ -170,19 +188,21 @@ class FileStream:
         Raises:
             OSError: the file cannot be opened.
         """
-        file = open_direct_if_possible(path) if direct else None
         self._path = path
-        self._step = 1 if file is None else BLOCK
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if file is None else file
+        self._file, past_cache = open_to_read(path, direct)
+        self._step = BLOCK if past_cache else 1
         self._block = min(BLOCK_BYTES, -(-max(nbytes, 1) // BLOCK) * BLOCK)
-        self._helper = helper if nbytes > self._block else None
-        self._memory = [aligned(self._block) for _ in range(1 if self._helper is None else 2)]
+        self._memory = [aligned(self._block)]
+        self._helper = None
+        if nbytes > self._block:
+            self._memory.append(aligned(self._block))
+            self._helper = helper
         self._joined = np.empty(0, np.uint8)
         self._position = 0  # of the next block in the file
         self._data = self._memory[0][:0]
         self._used = 0
         self._ended = False
-        self._next: Future | None = None
+        self._next: Future[int] | None = None
 
     def read(self, nbytes: int) -> np.ndarray:
         """The next bytes, uint8 (nbytes,), or fewer if the file ends; valid until the next call.
@@ -191,13 +211,13 @@ class FileStream:
         """
         if self._joined.size < nbytes:
             self._joined = np.empty(nbytes, np.uint8)
-        done = 0
-        while done < nbytes and (self._used < self._data.size or self._advance()):
-            piece = self._data[self._used : self._used + nbytes - done]
-            self._joined[done : done + piece.size] = piece
+        joined = 0
+        while joined < nbytes and (self._used < self._data.size or self._advance()):
+            piece = self._data[self._used : self._used + nbytes - joined]
+            self._joined[joined : joined + piece.size] = piece
             self._used += piece.size
-            done += piece.size
-        return self._joined[:done]
+            joined += piece.size
+        return self._joined[:joined]
 
     def _advance(self) -> bool:
         """Go to the next block; False at the end of the file."""

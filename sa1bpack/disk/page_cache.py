@@ -7,20 +7,15 @@ once, and act on that answer.
 import numpy as np
 
 from sa1bpack.disk.direct import BLOCK
-from sa1bpack.kernels import njit, types
+from sa1bpack.kernels import external, njit, types
 
-# Declared as symbols, not through ctypes, so that numba can keep the compiled code on disk.
 _word = types.uintp
 
-_fadvise = types.ExternalFunction(
-    "posix_fadvise", types.intc(types.intc, types.int64, types.int64, types.intc)
-)
-_madvise = types.ExternalFunction("madvise", types.intc(_word, _word, types.intc))
-_mincore = types.ExternalFunction("mincore", types.intc(_word, _word, _word))
-_lseek = types.ExternalFunction("lseek", types.int64(types.intc, types.int64, types.intc))
-_preadv2 = types.ExternalFunction(
-    "preadv2", types.intp(types.intc, _word, types.intc, types.int64, types.intc)
-)
+_fadvise = external("posix_fadvise", types.intc(types.intc, types.int64, types.int64, types.intc))
+_madvise = external("madvise", types.intc(_word, _word, types.intc))
+_mincore = external("mincore", types.intc(_word, _word, _word))
+_lseek = external("lseek", types.int64(types.intc, types.int64, types.intc))
+_preadv2 = external("preadv2", types.intp(types.intc, _word, types.intc, types.int64, types.intc))
 _SEEK_END = 2
 _RWF_NOWAIT = 8
 _WILL_NEED = 3  # of both kinds of advice
@@ -30,21 +25,21 @@ _READ_AHEAD = 1 << 17
 
 
 @njit
-def read_ahead(file, position, count):
+def read_ahead(file: int, position: int, count: int) -> None:
     """Begin to read a span of a file into the page cache."""
     for begin in range(position, position + count, _READ_AHEAD):
         _fadvise(file, begin, min(_READ_AHEAD, position + count - begin), _WILL_NEED)
 
 
 @njit
-def read_ahead_map(address, count):
+def read_ahead_map(address: int, count: int) -> None:
     """Begin to read a span of a memory map into the page cache."""
     for begin in range(address // BLOCK * BLOCK, address + count, _READ_AHEAD):
         _madvise(begin, min(_READ_AHEAD, address + count - begin), _WILL_NEED)
 
 
 @njit
-def in_memory(file, position):
+def in_memory(file: int, position: int) -> bool:
     """True if the byte at this position of an open file can be had without waiting.
 
     A file that was cut short before it does not have it.
@@ -57,7 +52,7 @@ def in_memory(file, position):
 
 
 @njit
-def map_in_memory(address, file, position):
+def map_in_memory(address: int, file: int, position: int) -> bool:
     """True if a byte of a memory map, at `position` of its file, is in memory; reads nothing.
 
     Of a file that was cut short, the rest of the last page is in memory, but zero.

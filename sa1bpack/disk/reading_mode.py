@@ -76,7 +76,7 @@ def direct_obstacle(path: Path) -> str | None:
     """
     try:
         with os.fdopen(open_direct(str(path)), "rb", buffering=0) as file:
-            file.readinto(aligned(BLOCK))
+            file.readinto(aligned(BLOCK).data)
     except OSError as error:
         return f"{path} cannot be read with O_DIRECT ({error.strerror})"
     return None

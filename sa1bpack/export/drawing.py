@@ -397,7 +397,7 @@ def large_picture(subject: Subject, title: str) -> Image.Image:
     sheet = Image.new("RGB", (WIDTH, bottom + _MARGIN), _PAPER)
     draw = ImageDraw.Draw(sheet)
     _write_header(draw, WIDTH, sample["file_name"], title)
-    facts = [f"id {sample['image_id']}, row {sample['index']:,}"]
+    facts = [f"id {sample['image_id']}, row {sample['row']:,}"]
     if subject.shard:
         facts.append(f"shard {subject.shard}")
     facts.append(f"{shape_text(subject)} pixels, fit {subject.fit}")

@@ -453,7 +453,7 @@ def _pictures(
         pictures.append(
             {
                 "title": sample["file_name"],
-                "facts": f"id {sample['image_id']}, row {sample['index']:,}, {shape_text(subject)}",
+                "facts": f"id {sample['image_id']}, row {sample['row']:,}, {shape_text(subject)}",
                 "masks": mask_text(subject),
                 "jpeg": base64.b64encode(jpeg).decode(),
                 "height": height,

@@ -101,7 +101,7 @@ def is_shortage(error: OSError) -> bool:
     return error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
-def write_at(fd: int, data, offset: int, path: Path) -> None:
+def write_at(fd: int, data: bytes | memoryview, offset: int, path: Path) -> None:
     """Write all of `data` at a byte offset; `path` is named in the OSError.
 
     The kernel may write less than asked (a signal, at most 2 GiB per call, a disk that fills up),
@@ -120,13 +120,13 @@ def read_at(fd: int, out: np.ndarray, offset: int, path: Path | str) -> None:
 
     Raises FormatError if the file ends earlier, OSError if it cannot be read.
     """
-    done = 0
+    filled = 0
     with naming(path):
-        while done < out.size:
-            count = os.preadv(fd, [out[done:]], offset + done)
+        while filled < out.size:
+            count = os.preadv(fd, [out[filled:].data], offset + filled)
             if count == 0:
-                raise cut_short(path, offset + done, offset + out.size)
-            done += count
+                raise cut_short(path, offset + filled, offset + out.size)
+            filled += count
 
 
 def cut_short(path: Path | str, end: int, needed: int) -> FormatError:
@@ -142,10 +142,10 @@ def missing(path: Path) -> FormatError:
     gone = path
     while not gone.parent.exists():
         gone = gone.parent
-    what = "missing"
+    extent = ""
     if gone != path:
-        what += f", with all of {gone} (if that was moved or is not mounted, open it where it is)"
-    return FormatError(f"{path}: {what}; {REMEDY}")
+        extent = f", with all of {gone} (if that was moved or is not mounted, open it where it is)"
+    return FormatError(f"{path}: missing{extent}; {REMEDY}")
 
 
 def open_file(path: Path) -> int:
@@ -435,12 +435,12 @@ def put_in_place(folder: Path, final: Path) -> None:
         remove_entry(old)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(path: Path, other: Path) -> bool:
     """Let two entries of a file system exchange their names, atomically.
 
     Returns False where the file system cannot. Raises OSError if it fails.
     """
-    if _libc.renameat2(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0:
+    if _libc.renameat2(_AT_FDCWD, bytes(path), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV):
@@ -466,8 +466,8 @@ def claim_name(folder: Path, final: Path) -> bool:
     try:
         folder.rename(final)
     except OSError as error:
-        there = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
-        if not there and not (error.errno == errno.ENOENT and final.is_dir()):
+        exists = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+        if not exists and not (error.errno == errno.ENOENT and final.is_dir()):
             raise
         return False
     flush_folder(final.parent)
@@ -578,7 +578,13 @@ def map_bytes(path: Path, nbytes: int) -> np.ndarray:
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-_libc.renameat2.argtypes = (*[ctypes.c_int, ctypes.c_char_p] * 2, ctypes.c_uint)
+_libc.renameat2.argtypes = (
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_uint,
+)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _MAP_FIXED = 0x10  # in the place of what is mapped there
@@ -640,8 +646,8 @@ def is_inside(path: str) -> bool:
     return path.isprintable() and all(name not in ("", ".", "..") for name in path.split("/"))
 
 
-def update_zeros(digest, count: int) -> None:
+def update_zeros(digest: xxhash.xxh3_128, count: int) -> None:
     """Update a hash with `count` zero bytes."""
     while count > 0:
-        digest.update(_ZEROS[:count])
+        digest.update(_ZEROS[:count].data)
         count -= _ZEROS.size

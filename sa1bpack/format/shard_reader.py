@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 import xxhash
 
-from sa1bpack.disk.direct import open_direct_if_possible, read_direct
+from sa1bpack.disk.direct import open_to_read, read_direct
 from sa1bpack.errors import FormatError
 from sa1bpack.format import arrays, files
 from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes, image_planes, rows_checksum
 from sa1bpack.format.manifest import ShardEntry
+from sa1bpack.oserrors import naming
 
 REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
 
@@ -112,25 +113,26 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     path = folder / arrays.METADATA_NAME
     try:
         attributes = arrays.read_json(path)["attributes"]["sa1bpack"]
-        own = {**attributes, "name": folder.name, "bytes": 0}
-        arrays.check_version(path, own.get("format"))
-        entry = msgspec.convert(own, ShardEntry)
+        record = {**attributes, "name": folder.name, "bytes": 0}
+        arrays.check_version(path, record.get("format"))
+        entry = msgspec.convert(record, ShardEntry)
     except (KeyError, TypeError):
         raise FormatError(
             f"{path}: not a Zarr group with sa1bpack's attributes; {files.REMEDY}"
         ) from None
     except msgspec.ValidationError as error:
         raise FormatError(f"{path}: attributes: {error}; {files.REMEDY}") from None
-    found = Layout.from_json(own.get("layout"), f"{path}: layout")
-    if layout is not None and found != layout:
-        raise FormatError(f"{path}: layout is {found}, but the pack's is {layout}")
-    for name, stored in (("runs", found.runs), ("image_bytes", found.flat)):
-        if (count := getattr(entry, name)) and not stored:
+    stored = Layout.from_json(record.get("layout"), f"{path}: layout")
+    if layout is not None and stored != layout:
+        raise FormatError(f"{path}: layout is {stored}, but the pack's is {layout}")
+    for name, is_stored in (("runs", stored.runs), ("image_bytes", stored.flat)):
+        count = getattr(entry, name)
+        if count and not is_stored:
             raise FormatError(f"{path}: {name} is {count}, but the layout stores no {name}")
-    nbytes = arrays.check_group(folder, attributes, found.array_rows(entry.lengths), deep)
-    shard = Shard(folder, found, attributes, msgspec.structs.replace(entry, bytes=nbytes))
-    for spec in found.arrays:
-        if spec.offsets:
+    nbytes = arrays.check_group(folder, attributes, stored.array_rows(entry.lengths), deep)
+    shard = Shard(folder, stored, attributes, msgspec.structs.replace(entry, bytes=nbytes))
+    for spec in stored.arrays:
+        if spec.child_axis is not None:
             last = entry.lengths.along(spec.child_axis)
             arrays.check_offset_ends(folder / spec.name, shard[spec.name], last)
     return shard
@@ -150,17 +152,18 @@ def rows_of_sample(
         FormatError: offsets fall, or leave their axis.
         Whatever `read` raises.
     """
-    bounds = {"sample": (row, row + 1)}
+    bounds: dict[str, tuple[int, int]] = {"sample": (row, row + 1)}
     rows: dict[str, np.ndarray] = {}
     for spec in shard.layout.arrays:
         first, stop = bounds[spec.axis]
-        rows[spec.name] = found = read(spec, first, stop + spec.offsets)
-        if spec.offsets:
-            start = int(found[0])
-            end = int(found[-1])
+        values = read(spec, first, stop + spec.offsets)
+        rows[spec.name] = values
+        if spec.child_axis is not None:
+            start = int(values[0])
+            end = int(values[-1])
             most = shard.lengths.along(spec.child_axis)
             # Compared, not subtracted: a difference of two int64 may wrap round.
-            if start < 0 or end > most or (found[1:] < found[:-1]).any():
+            if start < 0 or end > most or (values[1:] < values[:-1]).any():
                 raise FormatError(
                     f"{shard.folder / spec.chunk_path}: offsets of the sample run from {start} to "
                     f"{end}, but must be non-decreasing within 0 and {most}; {REPAIR}"
@@ -193,18 +196,18 @@ def read_sample_rows(
         FormatError: the bytes are not those that were written, or a file is too short.
         OSError: a file cannot be opened or read.
     """
-    given = {} if out is None else out
+    targets = out or {}
 
     def read(spec: ArraySpec, first: int, stop: int) -> np.ndarray:
         path = f"{shard.folder}/{spec.chunk_path}"
-        return read_rows(path, spec, first, stop, given.get(spec.name), direct)
+        return read_rows(path, spec, first, stop, targets.get(spec.name), direct)
 
     rows = rows_of_sample(shard, row, read)
-    found = checksum_of_rows(shard.layout, rows)
+    checksum = checksum_of_rows(shard.layout, rows)
     stored = int(rows["checksum"][0])
-    if found != stored:
+    if checksum != stored:
         raise FormatError(
-            f"{shard.folder}: checksum of sample {row} is {found:016x}, but {stored:016x} was "
+            f"{shard.folder}: checksum of sample {row} is {checksum:016x}, but {stored:016x} was "
             f"written; {REPAIR}"
         )
     return rows
@@ -231,23 +234,23 @@ def read_rows(
         FormatError: the file is too short.
         OSError: the file cannot be opened or read.
     """
-    rows = np.empty((stop - first, *spec.row_shape), spec.dtype) if out is None else out
+    rows = out
+    if rows is None:
+        rows = np.empty((stop - first, *spec.row_shape), spec.dtype)
     if not rows.nbytes:  # an array without rows has no file
         return rows
-    large = direct and rows.nbytes >= _DIRECT_FROM
-    past_cache = open_direct_if_possible(path) if large else None
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if past_cache is None else past_cache
     begin = first * spec.row_bytes
+    file, past_cache = open_to_read(path, direct and rows.nbytes >= _DIRECT_FROM)
     try:
-        if past_cache is None:
+        if not past_cache:
             files.read_at(file, files.byte_view(rows), begin, path)
-        else:
-            with files.naming(path):
-                count = read_direct(file, files.byte_view(rows), begin)
-            if count < rows.nbytes:
-                raise files.cut_short(path, begin + count, begin + rows.nbytes)
+            return rows
+        with naming(path):
+            count = read_direct(file, files.byte_view(rows), begin)
     finally:
         os.close(file)
+    if count < rows.nbytes:
+        raise files.cut_short(path, begin + count, begin + rows.nbytes)
     return rows
 
 
@@ -275,10 +278,12 @@ def check_rows_digest(
     The rest of the file, after the rows, follows from their number and is not read. Raises
     FormatError if they differ.
     """
-    digest = xxhash.xxh3_128(files.byte_view(rows))
+    digest = xxhash.xxh3_128(files.byte_view(rows).data)
     digest.update(arrays.ChunkFile(spec, len(rows)).tail())
     if digest.hexdigest() != expected:
-        says = "lists none" if expected is None else f"says {expected}"
+        says = "lists none"
+        if expected is not None:
+            says = f"says {expected}"
         raise FormatError(
             f"{path}: XXH3-128 of its rows is {digest.hexdigest()}, but {files.CHECKSUMS_NAME} "
             f"{says}; {REPAIR}"

@@ -68,7 +68,7 @@ class LoadingPlan:
     schedules: str = ""
 
     def __str__(self) -> str:
-        more = (
+        shares = (
             (self.pinned_bytes, "of it pinned"),
             (self.shared_bytes, "of it shared"),
             (self.device_bytes, "at most on the device"),
@@ -84,7 +84,7 @@ class LoadingPlan:
             f"{counted(self.batches, 'batch')} at once, of up to "
             f"{counted(self.samples, 'sample')} with up to {counted(self.most_masks, 'mask')}, "
             f"{size_text(self.batch_bytes)} each: {size_text(self.host_bytes)} of host memory",
-            *(f"{size_text(nbytes)} {what}" for nbytes, what in more if nbytes),
+            *(f"{size_text(nbytes)} {share}" for nbytes, share in shares if nbytes),
             f"and {size_text(self.batch_bytes)} for each further batch that you keep",
         )
         return "; ".join([", ".join(memory), *filter(None, notes)])
@@ -102,8 +102,8 @@ def regions_of(
     masks = 0
     runs = 0
     for shard in ds.manifest.shards:
-        masks = masks + shard.masks
-        runs = runs + shard.runs
+        masks += shard.masks
+        runs += shard.runs
     return spec.regions(samples, capacity, total, -(-total * runs // max(masks, 1)))
 
 
@@ -112,25 +112,35 @@ def largest_batch(
 ) -> LoadingPlan:
     """The part of any loader's plan that follows from its largest batch, of any epoch."""
     rules = ordered.current.rules
-    found = []
     sizes = rules.cut.sizes
     schedules = [*masks.schedules]
     uncapped = ""
+    candidates = []
     for size, cap in masks.with_sizes(sizes):
-        most = ds.most_masks if cap is None else min(ds.most_masks, cap)
-        shape = rules.most_per_rank(size), most, cap if masks.pads else most
-        found.append((regions_of(ds, spec, *shape)[1], shape))
-    nbytes, (samples, most, capacity) = max(found)
+        most = ds.most_masks
+        if cap is not None:
+            most = min(most, cap)
+        capacity = cap if masks.pads and cap is not None else most
+        samples = rules.most_per_rank(size)
+        _, nbytes = regions_of(ds, spec, samples, most, capacity)
+        candidates.append((nbytes, samples, most, capacity))
+    nbytes, samples, most, capacity = max(candidates)
     if not sizes.constant:
         schedules.insert(0, ("batch_size", sizes))
     if masks.unlimited:
-        capped = size_text(regions_of(ds, spec, samples, USUAL_CAP, USUAL_CAP)[1])
+        _, capped = regions_of(ds, spec, samples, USUAL_CAP, USUAL_CAP)
         uncapped = (
             f"without max_masks the image with the most masks, {most:,}, decides (some of SA-1B "
-            f"have more than {MANY_MASKS}): max_masks={USUAL_CAP} takes {capped} each"
+            f"have more than {MANY_MASKS}): max_masks={USUAL_CAP} takes {size_text(capped)} each"
         )
-    text = ", ".join(f"{name}={each}" for name, each in schedules)
-    return LoadingPlan(samples, most, capacity, nbytes, uncapped=uncapped, schedules=text)
+    return LoadingPlan(
+        samples=samples,
+        most_masks=most,
+        capacity=capacity,
+        batch_bytes=nbytes,
+        uncapped=uncapped,
+        schedules=", ".join(f"{name}={schedule}" for name, schedule in schedules),
+    )
 
 
 def cores() -> int:

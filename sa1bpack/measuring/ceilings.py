@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.disk.aio import ADDRESS, COUNT, Context
+from sa1bpack.disk.aio import REQUEST, Context
 from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.loading.batch.put import stream_copy
 from sa1bpack.loading.chosen_device import device_here, open_device
@@ -113,10 +113,12 @@ def read_spans(
             opened.callback(os.close, files[path])
         # The requests of each sample; the thread that takes it adds the addresses.
         jobs = [
-            np.array([_request(files[path], low, count, block) for path, low, count in sample])
+            np.array(
+                [_request(files[path], low, count, block) for path, low, count in sample], REQUEST
+            )
             for sample in samples
         ]
-        most = max(int(requests[:, COUNT].max()) for requests in jobs)
+        most = max(int(requests["count"].max()) for requests in jobs)
         # Every span has a place of its own: a thread's requests are in flight together.
         place = -(-most // BLOCK) * BLOCK
         # At least one huge page, so that it consists of them as buffers of a Loader do.
@@ -135,21 +137,22 @@ def read_spans(
             # A step of an iterator that threads share holds the GIL.
             while time.perf_counter() <= limit and (some := list(islice(waiting, at_once))):
                 requests = np.concatenate(some)
-                requests[:, ADDRESS] = address + place * np.arange(len(requests))
+                requests["address"] = address + place * np.arange(len(requests))
                 if (status := contexts[number].read(requests)).any():
                     raise OSError(f"status {status.tolist()} of {requests.tolist()}")
                 done.extend(some)
 
         cpu = time.process_time()
         taken, _ = _in_threads(threads, read)
-        nbytes = sum(int(requests[:, COUNT].sum()) for requests in done)
+        nbytes = sum(int(requests["count"].sum()) for requests in done)
         return Reading(taken, time.process_time() - cpu, len(done), nbytes)
 
 
 def _request(file: int, low: int, count: int, block: int) -> tuple[int, ...]:
-    """A request for whole blocks around a span, without an address yet."""
+    """A REQUEST for whole blocks around a span, without an address yet."""
     before = low % block
-    return file, low - before, -(-(before + count) // block) * block, 0, before + count
+    needed = before + count
+    return file, low - before, -(-needed // block) * block, 0, needed
 
 
 def large_spans(ds: Dataset, indices: np.ndarray) -> Spans:

@@ -17,7 +17,7 @@ import xxhash
 
 from sa1bpack import __version__
 from sa1bpack.arguments import bytes_of, whole_number
-from sa1bpack.dataset.dataset import MapStyle
+from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import take
 from sa1bpack.environment import pil_in_force
@@ -179,7 +179,7 @@ class TarDataset(MapStyle):
     """The samples of tars and folders as they are: `ds[i]` decodes a pair when it is asked for.
 
     A sample is the dict, bit for bit, that a pack of the tars made with `options` and opened with
-    the other options would have, as `Dataset` describes it; `index` counts the pairs of all tars.
+    the other options would have, as `Dataset` describes it; `row` counts the pairs of all tars.
     Use it for a look before packing, for a small job, or as the reference of a pack: decoding
     costs some hundred times as much as reading a pack (docs/raw.md).
 
@@ -284,13 +284,11 @@ class TarDataset(MapStyle):
         Raises IndexError as lists do, TypeError for anything else, ReadError naming tar, member and
         reason if the pair cannot be used, SourceError if the tar cannot be read.
         """
-        try:
-            row = self._row(index)
-        except TypeError:
+        if isinstance(index, slice) or np.ndim(index):
             selected = copy.copy(self)
             selected._rows = take(self._rows, index)
             return selected
-        return self._sample(row)
+        return self._sample(self._row(index))
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch."""

@@ -42,11 +42,11 @@ class PairInfo:
     """Facts on a pair that need no decoding of pixels or masks.
 
     Attributes:
-        index: index of the sample in the dataset of all its tars, as in the sample itself.
+        row: number of the pair among those of all tars, as in the sample itself.
         image_id: image id in the JSON record.
         file_name: name of the image without its folders.
         source, path: name of the tar or folder, such as "sa_000012", and its path.
-        row: number of the pair in the source.
+        source_row: number of the pair in the source.
         height, width: pixels of the photograph.
         stored_height, stored_width: pixels of the stored image.
         masks: masks of the sample, after all options.
@@ -54,12 +54,12 @@ class PairInfo:
         jpeg_bytes, json_bytes: sizes of the members.
     """
 
-    index: int
+    row: int
     image_id: int
     file_name: str
     source: str
     path: Path
-    row: int
+    source_row: int
     height: int
     width: int
     stored_height: int
@@ -127,14 +127,20 @@ class Decoder:
             rows["run_offset"] = offsets_of(rows["run_offset"])
         return rows
 
-    def sample(self, rows: Rows, index: int) -> Any:
+    def sample(self, rows: Rows, row: int) -> Any:
         """The sample, or what the transform returns for it, whose exceptions pass."""
         sample = sample_of_rows(rows, self.spec)
         convert(sample, self.layout, self.rule, self.spec)
-        return delivered(sample, int(rows["image_id"][0]), index, self.options)
+        return delivered(sample, int(rows["image_id"][0]), row, self.options)
 
     def info(
-        self, source: Source, index: int, row: int, file_name: str, jpeg_bytes: int, json: bytes
+        self,
+        source: Source,
+        row: int,
+        source_row: int,
+        file_name: str,
+        jpeg_bytes: int,
+        json: bytes,
     ) -> PairInfo:
         """The facts in the record of a pair. Raises ReadError if it cannot be used."""
         try:
@@ -166,12 +172,12 @@ class Decoder:
             record.height, record.width, self.layout.image_size, self.layout.fit
         )
         return PairInfo(
-            index=index,
+            row=row,
             image_id=record.image_id,
             file_name=file_name,
             source=source.name,
             path=source.local_path,
-            row=row,
+            source_row=source_row,
             height=record.height,
             width=record.width,
             stored_height=stored_height,

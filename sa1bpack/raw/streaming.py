@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sa1bpack.option_keywords import RawKeywords
 
 ON_ERROR = ("drop", "raise")
-_PAIR_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
+_PAIR_BITS = 32  # of `row`: the pair's number in its tar; above it, the number of the tar
 _MOST_BUFFERED = 1 << 20
 _MOST_WORKERS = 1024  # of one DataLoader, that have a number of their own
 
@@ -58,7 +58,7 @@ def _checked_state(state: Any) -> list[str]:
 class IterableTarDataset(IterableDataset[Any]):
     """The samples of tars and folders in the order of their members: no index, no seeking.
 
-    Samples are those of `TarDataset`, for a DataLoader without a sampler; `index` is the number of
+    Samples are those of `TarDataset`, for a DataLoader without a sampler; `row` is the number of
     the tar times 2^32 plus that of the pair in it. Tars are cut without overlap over ranks and
     DataLoader workers: whole tars where there are enough of them, otherwise the pairs of one tar,
     which all of its consumers then inflate. Nothing is balanced: ranks may get different numbers of

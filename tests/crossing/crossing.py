@@ -246,7 +246,7 @@ class Crossing:
     @cached_property
     def _rows(self) -> list[int]:
         """The row in the pack of each sample of the dataset."""
-        return [self.ds[index]["index"] for index in range(len(self.ds))]
+        return [self.ds[index]["row"] for index in range(len(self.ds))]
 
     @property
     def _has_copies(self) -> bool:

@@ -49,7 +49,7 @@ def kept_masks(
     collate.set_epoch(epoch)
     numbers = {key: sample[key] for key in (*NUMBERS, "crop_boxes", "size")}
     numbers["image_id"] = repeated_id(image_id, repetition)
-    drawn = collate([numbers | {"index": 0}])["annotation_ids"].numpy()
+    drawn = collate([numbers | {"row": 0}])["annotation_ids"].numpy()
     kept = np.flatnonzero(np.isin(sample["annotation_ids"], drawn))
     assert len(kept) == len(drawn) <= most
     assert len(kept) == min(most, count) or callable(mask_select)
@@ -105,7 +105,7 @@ def expected_batch(
         "images": np.stack([on_canvas(sample, ds) for sample in samples]),
         "mask_counts": counts,
         "image_ids": np.array([sample["image_id"] for sample in samples], np.int64),
-        "indices": np.array([sample["index"] for sample in samples], np.int64),
+        "indices": np.array([sample["row"] for sample in samples], np.int64),
         "sizes": np.stack([sample["size"] for sample in samples]).astype(np.int32),
     }
     offsets = np.concatenate([[0], np.cumsum(counts)])

@@ -33,12 +33,12 @@ def test_samples_are_what_was_packed(packed):
     ds = open_pack(packed.root, coordinates="source")
     assert len(ds) == len(packed.samples) == SAMPLES
     for index, (found, expected) in enumerate(zip(ds, packed.samples, strict=True)):
-        assert found.keys() == {*ARRAYS, "image_id", "file_name", "index"}
+        assert found.keys() == {*ARRAYS, "image_id", "file_name", "row"}
         for key, name in ARRAYS.items():
             np.testing.assert_array_equal(found[key], expected[name], strict=True)
         assert found["image_id"] == expected["image_id"][0]
         assert found["file_name"] == f"sa_{expected['image_id'][0]}.jpg"
-        assert found["index"] == index
+        assert found["row"] == index
 
 
 def test_samples_share_the_memory_of_the_mapped_files_until_an_array_is_taken(packed):
@@ -56,8 +56,8 @@ def test_samples_share_the_memory_of_the_mapped_files_until_an_array_is_taken(pa
 
 def test_indices_behave_like_those_of_lists(ds):
     """Negative, out of range, numpy integers, and no floats."""
-    assert ds[-1]["index"] == SAMPLES - 1 and ds[-SAMPLES]["index"] == 0
-    assert ds[np.int32(3)]["index"] == 3
+    assert ds[-1]["row"] == SAMPLES - 1 and ds[-SAMPLES]["row"] == 0
+    assert ds[np.int32(3)]["row"] == 3
     for index in (SAMPLES, -SAMPLES - 1, 10**20):
         with pytest.raises(IndexError, match=f"{index} is out of range for a dataset of 12"):
             ds[index]
@@ -107,7 +107,7 @@ def test_any_chain_of_selections_selects_what_numpy_selects(ds, packed, case):
         subset = subset[selection]
     expected = [packed.samples[row] for row in rows]
     assert len(subset) == len(rows)
-    assert [sample["index"] for sample in subset] == rows.tolist()
+    assert [sample["row"] for sample in subset] == rows.tolist()
     if len(rows) != SAMPLES or (rows != np.arange(SAMPLES)).any():
         np.testing.assert_array_equal(subset.rows, rows)
     _check_metadata(subset, expected)
@@ -166,11 +166,11 @@ def test_an_unknown_column_or_one_of_another_kind_names_the_remedy(ds):
 
 def test_sources_and_shards_can_be_picked(ds):
     """By their names in the manifest, in any subset."""
-    assert [s["index"] for s in ds.from_sources("sa_000001")] == [4, 5, 6, 7, 8]
-    assert [s["index"] for s in ds.from_shards("sa_000001-001")] == [7, 8]
+    assert [s["row"] for s in ds.from_sources("sa_000001")] == [4, 5, 6, 7, 8]
+    assert [s["row"] for s in ds.from_shards("sa_000001-001")] == [7, 8]
     assert len(ds.from_shards("sa_000000-001")) == 0
-    assert [s["index"] for s in ds[::-2].from_sources("sa_000001")] == [7, 5]
-    assert [s["index"] for s in ds[[8, 1, 4, 8]].from_sources("sa_000001")] == [8, 4, 8]
+    assert [s["row"] for s in ds[::-2].from_sources("sa_000001")] == [7, 5]
+    assert [s["row"] for s in ds[[8, 1, 4, 8]].from_sources("sa_000001")] == [8, 4, 8]
     for pick in (ds.from_sources, ds.from_shards):
         with pytest.raises(KeyError, match=r"sa_9.*sa_000000.*sa_000002"):
             pick("sa_9")
@@ -184,12 +184,12 @@ def test_conditions_see_one_shard_at_a_time_and_keep_the_order(ds, packed):
         sizes.append(len(columns))
         return columns["mask_count"] >= 4
 
-    assert [s["index"] for s in ds.where(many)] == [2, 4, 6, 8, 10]
+    assert [s["row"] for s in ds.where(many)] == [2, 4, 6, 8, 10]
     assert sizes == [4, 3, 2, 3]
-    assert [s["index"] for s in ds[[10, 1, 8, 2]].where(many)] == [10, 8, 2]
+    assert [s["row"] for s in ds[[10, 1, 8, 2]].where(many)] == [10, 8, 2]
     large = ds.where(lambda columns: columns.reduced("area", "max") > 45)
     expected = [i for i, s in enumerate(packed.samples) if s["area"].max(initial=0) > 45]
-    assert [s["index"] for s in large] == expected
+    assert [s["row"] for s in large] == expected
     assert len(ds.where(ds.column("mask_count") == 0)) == 2
     assert len(ds[:0].where(many)) == 0
 

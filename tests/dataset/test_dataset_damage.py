@@ -79,7 +79,7 @@ def test_a_defect_is_an_error_that_names_sample_file_and_fault(root, defect):
         assert (error.row, error.image_id, error.shard) == (index, number, SHARD)
         assert f"row {index} of " in str(error) and f"sa_{number}.jpg" in str(error)
         assert isinstance(error.__cause__, FormatError)
-    assert [ds[i]["index"] for i in (0, 3, 7, 11)] == [0, 3, 7, 11]
+    assert [ds[i]["row"] for i in (0, 3, 7, 11)] == [0, 3, 7, 11]
 
 
 def test_a_file_name_that_is_not_text_is_an_error_of_its_sample_alone(root):
@@ -108,7 +108,7 @@ def test_a_batched_fetch_can_return_the_error_in_place_of_the_sample(root):
         open_pack(root).__getitems__([3, 4])
     ds = open_pack(root, on_error="return")
     good, bad = ds.__getitems__([3, 4])
-    assert good["index"] == 3 and isinstance(bad, ReadError) and bad.row == 4
+    assert good["row"] == 3 and isinstance(bad, ReadError) and bad.row == 4
     with pytest.raises(ReadError):
         ds[4]
 
@@ -143,4 +143,4 @@ def test_a_shard_that_comes_back_is_read(root):
     with pytest.raises(ReadError):
         ds[4]
     (root / "away").rename(folder)
-    assert ds[4]["index"] == 4
+    assert ds[4]["row"] == 4

@@ -55,7 +55,7 @@ def test_a_dataset_pickles_to_a_few_hundred_bytes(ds):
         pickled = pickle.dumps(subset)
         assert len(pickled) < 1000
         again = pickle.loads(pickled)
-        assert [s["index"] for s in again] == [s["index"] for s in subset]
+        assert [s["row"] for s in again] == [s["row"] for s in subset]
         assert again.fingerprint == subset.fingerprint
     irregular = ds[[5, 1, 7]]
     assert pickle.loads(pickle.dumps(irregular)).fingerprint == irregular.fingerprint
@@ -102,4 +102,4 @@ def test_a_pickled_dataset_opens_from_another_folder(packed, monkeypatch, tmp_pa
     ds = open_pack(packed.root.name)
     pickled = pickle.dumps(ds)
     monkeypatch.chdir(tmp_path)
-    assert ds[0]["index"] == pickle.loads(pickled)[0]["index"] == 0
+    assert ds[0]["row"] == pickle.loads(pickled)[0]["row"] == 0

@@ -104,7 +104,7 @@ def test_a_split_of_torch_becomes_a_dataset_of_the_same_samples(ds):
     for part in (one, other, Subset(one, [3, 0, 3]), Subset(ds[::-1], range(4))):
         for loader in (Loader(part, 3), make_dataloader(part, 3, num_workers=0)):
             found = [row for rows in rows_of(loader) for row in rows]
-            assert found == [sample["index"] for sample in part]
+            assert found == [sample["row"] for sample in part]
 
 
 def test_indices_of_a_subset_mean_what_they_mean_to_the_dataset(packed):

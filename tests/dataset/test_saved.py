@@ -207,13 +207,13 @@ def test_info_tells_where_a_sample_is(several):
     samples = list(ds)
     infos = [ds.metadata(index) for index in range(len(ds))]
     for index, (info, sample) in enumerate(zip(infos, samples, strict=True)):
-        assert (info.index, info.image_id) == (sample["index"], sample["image_id"])
+        assert (info.row, info.image_id) == (sample["row"], sample["image_id"])
         assert info.file_name == sample["file_name"] == f"sa_{info.image_id}.jpg"
         sizes = [info.height, info.width, info.stored_height, info.stored_width]
         assert sizes == sample["size"].tolist()
         assert info.masks == len(sample["areas"]) and info.annotations == info.masks + 1
         folder = ds.shards.folder(ds.locate(index)[0])
         assert (info.pack, info.shard) == (folder.parents[1], folder.name)
-        assert info.shard.startswith(info.source) and info.row == ds.locate(index)[1]
+        assert info.shard.startswith(info.source) and info.shard_row == ds.locate(index)[1]
     with pytest.raises(IndexError, match="out of range"):
         ds.metadata(16)

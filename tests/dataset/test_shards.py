@@ -76,7 +76,7 @@ def test_who_waits_for_an_opening_that_was_interrupted_does_it_itself(ds, cache,
 
     one = in_thread(interrupted)
     assert claimed.wait(PATIENCE)
-    assert ds[4]["index"] == 4
+    assert ds[4]["row"] == 4
     assert one() == "interrupted"
 
 
@@ -91,9 +91,9 @@ def test_a_shard_is_opened_while_another_one_takes_long(packed, cache, around):
             assert go_on.wait(PATIENCE)
 
     around(block)
-    slow = in_thread(lambda: ds[0]["index"])
+    slow = in_thread(lambda: ds[0]["row"])
     assert begun.wait(PATIENCE)
-    assert ds[4]["index"] == 4 and other[9]["index"] == 9
+    assert ds[4]["row"] == 4 and other[9]["row"] == 9
     found, _ = ds.shards.open_many([2, 3, 4])
     assert len(found) == 3
     go_on.set()
@@ -183,7 +183,7 @@ def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, ds, limite
     def read(seed):
         for index in np.random.default_rng(seed).integers(0, 12, 100).tolist():
             found = ds[index]
-            assert found["index"] == index
+            assert found["row"] == index
             np.testing.assert_array_equal(found["areas"], packed.samples[index]["area"])
         return "read"
 
@@ -254,7 +254,7 @@ ds = open_pack(root)
 list(ds)
 fill()
 other = open_pack(root)
-assert [other[i]["index"] for i in range(12)] == list(range(12)), "room is made"
+assert [other[i]["row"] for i in range(12)] == list(range(12)), "room is made"
 free(400)
 kept = [ds[i] for i in (0, 4, 7, 9)] + [other[i] for i in (0, 4, 7, 9)]
 fill()
@@ -262,7 +262,7 @@ text = refused(lambda: [list(open_pack(root)) for _ in range(20)])
 free(400)
 assert f"vm.max_map_count = {limit}" in text, text
 del kept
-assert [ds[i]["index"] for i in range(12)] == list(range(12)), "and it works again"
+assert [ds[i]["row"] for i in range(12)] == list(range(12)), "and it works again"
 
 most = resource.getrlimit(resource.RLIMIT_NOFILE)
 fresh = open_pack(root, on_error="return")
@@ -274,7 +274,7 @@ reads = [lambda: fresh[4], lambda: fresh.__getitems__([4]), lambda: checked[4],
 texts = [refused(read) for read in reads]
 resource.setrlimit(resource.RLIMIT_NOFILE, most)
 assert all("`ulimit -n` = 3" in text for text in texts), texts
-assert fresh[4]["index"] == checked[4]["index"] == 4
+assert fresh[4]["row"] == checked[4]["row"] == 4
 print("right")
 """
 

@@ -63,9 +63,9 @@ def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, arra
     if when == "while" or array not in ("size", "mask_offset", "image_id"):  # found on opening
         assert "sa1bpack verify" in str(found.value) and "sa1bpack repair" in str(found.value)
         assert array == "file_name" or found.value.file_name == "sa_4985.jpg"
-    assert ds[3]["index"] == 3 and ds[7]["index"] == 7
+    assert ds[3]["row"] == 3 and ds[7]["row"] == 7
     if when == "while" and array not in ("mask_offset", "run_offset"):  # which have two neighbours
-        assert ds[4]["index"] == 4 and ds[6]["index"] == 6
+        assert ds[4]["row"] == 4 and ds[6]["row"] == 6
 
 
 def test_offsets_out_of_range_are_errors_before_anything_is_read(root):
@@ -80,7 +80,7 @@ def test_offsets_out_of_range_are_errors_before_anything_is_read(root):
             with pytest.raises(ReadError, match=rf"{array}.*must be non-decreasing within 0 and"):
                 ds[5]
             path.write_bytes(whole)
-    assert ds[5]["index"] == 5
+    assert ds[5]["row"] == 5
 
 
 @pytest.mark.parametrize("name", ["shard_offset", "image_id", "id_order", "mask_offset"])
@@ -101,7 +101,7 @@ def test_an_index_that_no_checksum_lists_is_compared_with_the_shards(root):
     lines = [line for line in listed.read_text().splitlines() if "  index-" not in line]
     listed.write_text("\n".join(lines) + "\n")
     ds = open_pack(root, verify_checksums=True)
-    assert [sample["index"] for sample in ds] == list(range(12))
+    assert [sample["row"] for sample in ds] == list(range(12))
     flip(next(root.glob("index-*")) / "image_id" / "c.0", 8)
     with pytest.raises(FormatError, match="not those of shard"):
         open_pack(root, verify_checksums=True)
@@ -154,7 +154,7 @@ def test_the_check_goes_with_the_dataset(root):
     flip(chunk(root, "image"), middle_of(root, "image"))
     with pytest.raises(ReadError):
         ds[3]
-    assert ds.with_options(verify_checksums=False)[3]["index"] == 5
+    assert ds.with_options(verify_checksums=False)[3]["row"] == 5
     with pytest.raises(OptionError, match="verify_checksums is 'read': choose True or False"):
         open_pack(root, verify_checksums="read")
 
@@ -185,7 +185,7 @@ for path in sorted((root / "shards" / shard).glob("*/c.*")):
         rows = [row for batch in loader for row in batch["indices"].tolist()]
         assert rows == [0, 1, 2, 3, 7, 8, 9, 10, 11], (path, rows)
     path.write_bytes(whole)
-    assert ds[5]["index"] == 5
+    assert ds[5]["row"] == 5
 print("alive")
 """
 

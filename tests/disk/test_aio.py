@@ -46,10 +46,10 @@ def requests_of(file: int, spans):
     memory[:] = 7
     requests, views, at = [], [], 0
     for (begin, end), (start, stop) in zip(spans, covers, strict=True):
-        requests.append([file, start, stop - start, memory.ctypes.data + at, end - start])
+        requests.append((file, start, stop - start, memory.ctypes.data + at, end - start))
         views.append(memory[at + begin - start : at + end - start])
         at += stop - start
-    return np.array(requests, np.int64).reshape(-1, aio.REQUEST_COLUMNS), views
+    return np.array(requests, aio.REQUEST), views
 
 
 def check(context: aio.Context, file: int, path, spans) -> None:
@@ -96,9 +96,9 @@ def test_a_file_that_ends_too_early_is_cut_short(context, direct_folder, left):
 def test_an_error_is_of_its_request_alone(context, file, path):
     spans = [(k * BLOCK, k * BLOCK + 100) for k in range(70)]
     requests, views = requests_of(file, spans)
-    requests[3, aio.FILE] = requests[69, aio.FILE] = 1 << 20  # not open
-    requests[5, aio.POSITION] += 1
-    requests[6, aio.ADDRESS] = 1 << 40 | BLOCK  # no memory of this process
+    requests["file"][[3, 69]] = 1 << 20  # not open
+    requests["position"][5] += 1
+    requests["address"][6] = 1 << 40 | BLOCK  # no memory of this process
     expected = dict.fromkeys(range(70), 0)
     expected |= {3: errno.EBADF, 5: errno.EINVAL, 6: errno.EFAULT, 69: errno.EBADF}
     assert dict(enumerate(context.read(requests).tolist())) == expected

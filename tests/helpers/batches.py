@@ -88,7 +88,7 @@ def same_samples(one: dict, other: dict) -> bool:
         return value if plain else (value.dtype, value.shape, value.tobytes())
 
     return one.keys() == other.keys() and all(
-        content(one[key]) == content(other[key]) for key in one.keys() - {"index"}
+        content(one[key]) == content(other[key]) for key in one.keys() - {"row"}
     )
 
 

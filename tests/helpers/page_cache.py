@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sa1bpack.disk.aio import CONTEXTS
+from sa1bpack.disk.aio import CONTEXTS, REQUEST
 
 BLOCK = 4096  # what is read past the page cache is of whole blocks, and so is its memory
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -62,7 +62,8 @@ def why_not_direct(folder: Path) -> str | None:
     try:
         file = os.open(probe, os.O_RDONLY | os.O_DIRECT)
         context, memory = CONTEXTS.take(), aligned(BLOCK)
-        [code] = context.read(np.array([[file, 0, BLOCK, memory.ctypes.data, BLOCK]])).tolist()
+        request = np.array([(file, 0, BLOCK, memory.ctypes.data, BLOCK)], REQUEST)
+        [code] = context.read(request).tolist()
         CONTEXTS.append(context)
     except OSError as error:
         code = error.errno

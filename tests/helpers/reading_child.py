@@ -70,7 +70,7 @@ def digest(*values) -> str:
 
 def sample_digest(sample: dict) -> str:
     """Digest of a sample of a Dataset, without its row."""
-    return digest(*(sample[key] for key in sorted(sample) if key != "index"))
+    return digest(*(sample[key] for key in sorted(sample) if key != "row"))
 
 
 def batch_digests(batch: dict) -> dict[int, str]:

@@ -114,11 +114,10 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
     ds = open_pack(root)
     expected = Collate("concat_bits")([ds[row] for row in (0, 1, 3)])
 
-    def failing(samples, place, first, stop):
+    def failing(tables, dest, first, stop):
         for k in range(first, stop):
-            begin, nbytes = samples.spans[k]
-            if begin == 2 * nbytes:  # the third image of the shard
-                place.status[k, array] = errno.EIO
+            if tables.samples["shard_row"][k] == 2:
+                dest.status[k, array] = errno.EIO
 
     after_reads(monkeypatch, failing)
     failure = pytest.raises(ReadError, match=r"Input/output error")

@@ -4,7 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.loading import locator as kernel
+from sa1bpack.dataset.shards import SHARD
+from sa1bpack.loading import look_up as kernel
+from sa1bpack.loading.batch.tables import MASK, SAMPLE
 
 SIDE, SAMPLES, MASKS_EACH, RUNS_EACH = 20, 6, 3, 4
 MASKS, RUNS = SAMPLES * MASKS_EACH, SAMPLES * MASKS_EACH * RUNS_EACH
@@ -32,23 +34,28 @@ class Arrays:
         self.mask_edges = np.arange(SAMPLES + 1) * MASKS_EACH
         self.run_offset = np.arange(MASKS + 1) * RUNS_EACH
 
-    def table(self, rows: int = SAMPLES) -> np.ndarray:
+    def shards(self, count: int = SAMPLES) -> np.ndarray:
         """The same shard for each sample."""
-        row = [MASKS, RUNS, self.image_bytes]
-        row += [array.ctypes.data for array in (self.sizes, self.image_edges, self.run_offset)]
-        return np.array([row] * rows, np.int64)
+        shards = np.zeros(count, SHARD)
+        shards["masks"], shards["runs"] = MASKS, RUNS
+        shards["image_bytes"] = self.image_bytes
+        shards["size"] = self.sizes.ctypes.data
+        shards["image_offset"] = self.image_edges.ctypes.data
+        shards["run_offset"] = self.run_offset.ctypes.data
+        return shards
 
     def look_up(self, with_runs: bool = True):
-        """(fine, sizes, spans) of all samples."""
-        first, stop = self.mask_edges[:-1].copy(), self.mask_edges[1:].copy()
-        sizes, spans = np.zeros((SAMPLES, 4), np.int32), np.zeros((SAMPLES, 2), np.int64)
-        fine = np.empty(SAMPLES, np.bool_)
+        """(fits, records) of all samples."""
+        samples = np.zeros(SAMPLES, SAMPLE)
+        samples["array_row"] = np.arange(SAMPLES)
+        samples["first_mask"], samples["stop_mask"] = self.mask_edges[:-1], self.mask_edges[1:]
+        fits = np.empty(SAMPLES, np.bool_)
         stored = kernel.Stored(0, 3 if self.pixels == "rgb" else 0, SIDE, with_runs)
-        kernel.look_up(self.table(), np.arange(SAMPLES), first, stop, stored, sizes, spans, fine)
-        return fine, sizes, spans
+        kernel.look_up(self.shards(), samples, stored, fits)
+        return fits, samples
 
     def expected(self, k: int, with_runs: bool) -> bool:
-        """Whether a sample is fine, by Python's whole numbers, which do not overflow."""
+        """Whether a sample fits its arrays, by Python's whole numbers, which do not overflow."""
         first, stop = self.mask_edges[k : k + 2].tolist()
         if not 0 <= first <= stop <= MASKS:
             return False
@@ -75,10 +82,13 @@ def test_any_values_are_judged_as_exact_arithmetic_judges_them(data, with_runs, 
         changes = st.dictionaries(st.integers(0, len(flat) - 1), values, max_size=2)
         for at, value in data.draw(changes).items():
             flat[at] = min(max(value, limits.min), limits.max)
-    fine, sizes, spans = arrays.look_up(with_runs)
-    assert fine.tolist() == [arrays.expected(k, with_runs) for k in range(SAMPLES)]
-    assert (spans[fine] >= 0).all() and (spans[fine].sum(1) <= arrays.image_bytes).all()
-    assert (sizes[fine] == arrays.sizes[fine]).all()
+    fits, samples = arrays.look_up(with_runs)
+    assert fits.tolist() == [arrays.expected(k, with_runs) for k in range(SAMPLES)]
+    begin, nbytes = samples["image_begin"][fits], samples["image_bytes"][fits]
+    assert (
+        (begin >= 0).all() and (nbytes >= 0).all() and (begin + nbytes <= arrays.image_bytes).all()
+    )
+    assert (samples["size"][fits] == arrays.sizes[fits]).all()
 
 
 @given(st.lists(st.tuples(st.integers(0, MASKS), values), max_size=4), st.data())
@@ -87,10 +97,13 @@ def test_spans_of_runs_are_within_their_array_or_known_to_be_wrong(changes, data
     arrays = Arrays()
     for at, value in changes:
         arrays.run_offset[at] = value
-    mask_rows = np.array(data.draw(st.lists(st.integers(0, MASKS - 1), max_size=9)), np.int64)
-    spans = np.zeros((len(mask_rows), 2), np.int64)
-    cut = data.draw(st.integers(0, len(mask_rows)))
-    kernel.run_spans(arrays.table(2), np.array([0, cut, len(mask_rows)]), mask_rows, spans)
-    for row, span in zip(mask_rows.tolist(), spans.tolist(), strict=True):
+    rows = data.draw(st.lists(st.integers(0, MASKS - 1), max_size=9))
+    masks, samples = np.zeros(len(rows), MASK), np.zeros(2, SAMPLE)
+    masks["row"] = rows
+    cut = data.draw(st.integers(0, len(rows)))
+    samples["kept_begin"], samples["kept_end"] = [0, cut], [cut, len(rows)]
+    kernel.find_runs(arrays.shards(2), samples, masks)
+    for row, mask in zip(rows, masks, strict=True):
         begin, end = arrays.run_offset[row : row + 2].tolist()
-        assert span == ([begin, end] if 0 <= begin <= end <= RUNS else [-1, -1])
+        span = [begin, end] if 0 <= begin <= end <= RUNS else [-1, -1]
+        assert [mask["begin"], mask["end"]] == span

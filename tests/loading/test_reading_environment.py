@@ -189,7 +189,7 @@ def test_opening_never_fails_while_a_packer_publishes(root):
             before = published.value
             for verified in (False, True):
                 ds = open_pack(root, verify_checksums=verified)
-                assert len(ds) in (7, 9, 12) and ds[6]["index"] == 6
+                assert len(ds) in (7, 9, 12) and ds[6]["row"] == 6
             met += published.value > before
     finally:
         stop.set()

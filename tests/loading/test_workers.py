@@ -22,7 +22,7 @@ LONG = 100_000
 
 def ending(end, sample):
     """End the process with the fifth sample."""
-    if sample["index"] == 4:
+    if sample["row"] == 4:
         end()
         time.sleep(LONG)  # a signal may arrive later
     return sample
@@ -73,7 +73,7 @@ def test_a_worker_that_its_loader_s_process_ends_is_noticed(ds):
 
 
 def stuck(sample):
-    if sample["index"] == 4:
+    if sample["row"] == 4:
         time.sleep(LONG)
     return sample
 

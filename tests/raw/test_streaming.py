@@ -41,7 +41,7 @@ def test_samples_are_those_of_the_map_style_dataset_in_its_order(tmp_path):
     streamed = list(IterableTarDataset(tar, **more))
     expected = list(sa1bpack.TarDataset(tar, **more))
     assert len(streamed) == 6 and all(map(same_samples, streamed, expected))
-    assert [sample["index"] for sample in streamed] == list(range(6))
+    assert [sample["row"] for sample in streamed] == list(range(6))
 
 
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 0), (2, 2), (5, 0)])

@@ -95,7 +95,7 @@ def test_info_is_of_the_record_and_decodes_no_pixels(source, found_members, tmp_
     ds = sa1bpack.TarDataset(tar, **more)
     for index, sample in samples.items():
         info = ds.metadata(index)
-        assert (info.index, info.image_id) == (index, sample["image_id"])
+        assert (info.row, info.image_id) == (index, sample["image_id"])
         assert info.file_name == sample["file_name"] and info.source == "sa_000007"
         size = info.height, info.width, info.stored_height, info.stored_width
         assert list(size) == sample["size"].tolist()
@@ -120,10 +120,10 @@ def test_several_tars_are_one_dataset_and_parts_of_it_are_datasets(tmp_path):
     assert [sample["image_id"] for sample in ds] == [0, 1, 2, 10, 11, 12]
     assert [source.name for source in ds.sources] == ["sa_000000", "sa_000001"]
     part = ds[[4, -1, 0]]
-    assert [sample["index"] for sample in part] == [4, 5, 0]
-    assert [part.metadata(k).index for k in (0, 1, 2)] == [4, 5, 0]
+    assert [sample["row"] for sample in part] == [4, 5, 0]
+    assert [part.metadata(k).row for k in (0, 1, 2)] == [4, 5, 0]
     assert len(ds[1:3]) == 2 and len(ds[np.arange(6) % 2 == 0]) == 3
-    assert (ds.metadata(4).source, ds.metadata(4).row) == ("sa_000001", 1)
+    assert (ds.metadata(4).source, ds.metadata(4).source_row) == ("sa_000001", 1)
     for wrong in (6, -7):
         with pytest.raises(IndexError, match="out of range for a dataset of 6 samples"):
             ds[wrong]

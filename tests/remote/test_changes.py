@@ -85,7 +85,7 @@ def test_a_dataset_whose_pack_was_replaced_says_so_and_reads_nothing_of_the_othe
         with pytest.raises(StoreError, match=CHANGED) as caught:
             ds[k]
         assert (tmp_path / "pack").as_uri() in str(caught.value)
-    assert same_samples(ds[0], kept) and ds[1]["index"] == 1  # of the shard that is here
+    assert same_samples(ds[0], kept) and ds[1]["row"] == 1  # of the shard that is here
     again = pickle.loads(pickle.dumps(ds))
     with pytest.raises(StoreError, match=CHANGED):
         again[4]

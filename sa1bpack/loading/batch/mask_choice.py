@@ -29,7 +29,7 @@ CHOICES = {
 _DRAWN = ("random", "balanced")
 
 
-class MaskColumns(dict):
+class MaskColumns(dict[str, Any]):
     """Columns of the masks of one sample, for a function that weights them.
 
     columns["area"], columns["bbox"], ...  (m, ...): one row per mask, the names of
@@ -64,8 +64,12 @@ class MaskWeights:
     def __call__(self, columns: MaskColumns) -> np.ndarray:
         """(m,): the weights of a sample's masks."""
         index = int(self._ids.positions(np.array([columns["image_id"]]))[0])
-        first, stop = self._offsets[index : index + 2].tolist() if index >= 0 else (0, 0)
-        if stop - first != (masks := len(columns["area"])):
+        first = 0
+        stop = 0
+        if index >= 0:
+            first, stop = self._offsets[index : index + 2].tolist()
+        masks = len(columns["area"])
+        if stop - first != masks:
             raise LoaderError(
                 f"the sample has {masks} masks, but the array that weights them has "
                 f"{stop - first} for it; a transform that drops masks needs a function of columns"
@@ -104,7 +108,7 @@ class MaskChoice:
     seed: int = 0
     pads: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.pads and self.max_masks is None:
             raise OptionError("pad_to_max needs max_masks, which is None")
         if isinstance(self.mask_select, str):
@@ -124,11 +128,12 @@ class MaskChoice:
         """True if all masks of samples with these numbers of masks are kept."""
         if self.max_masks is None:
             return True
-        most = 0 if callable(self.mask_select) else self.max_masks
-        return bool(np.all(masks <= most))
+        if callable(self.mask_select):  # which may leave out masks that would be few enough
+            return not np.any(masks)
+        return bool(np.all(masks <= self.max_masks))
 
     def rows(
-        self, sample: Mapping, masks: int, epoch: int, repetition: int = 0
+        self, sample: Mapping[str, Any], masks: int, epoch: int, repetition: int = 0
     ) -> np.ndarray | None:
         """The masks of a sample to keep, for any values of the scores.
 
@@ -150,18 +155,19 @@ class MaskChoice:
         image_id = int(sample["image_id"])
         [drawn_id] = repeated_ids(np.array([image_id]), np.array([repetition])).tolist()
         words = stream_words((self.seed, epoch, drawn_id), masks)
-        if self.mask_select == "random":
-            order = np.argsort(words, kind="stable")
+        if callable(self.mask_select):
+            weights = _weights(self.mask_select, sample, image_id, masks, epoch)
+            order = _by_weight(weights, words)
         elif self.mask_select == "balanced":
             order = _round_robin(thirds_of(sample["areas"]), words)
         else:
-            order = _by_weight(self._weights(sample, image_id, masks, epoch), words)
+            order = np.argsort(words, kind="stable")
         return np.sort(order[: self.max_masks])
 
     def of_arrays(
         self,
         image_id: int,
-        arrays: Mapping,
+        arrays: Mapping[str, np.ndarray],
         rows: np.ndarray,
         scale: np.ndarray,
         repetition: int,
@@ -193,24 +199,33 @@ class MaskChoice:
                     with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
                         scales = np.tile(scale, field.columns // 2)
                         sample[field.sample] = sample[field.sample] * scales
-        return rows[self.rows(sample, len(rows), epoch, repetition)]
+        rows_kept: np.ndarray = rows[self.rows(sample, len(rows), epoch, repetition)]
+        return rows_kept
 
-    def _weights(self, sample: Mapping, image_id: int, masks: int, epoch: int) -> np.ndarray:
-        """float64 (masks,): the weights that the function returns."""
-        columns = MaskColumns(image_id=image_id, epoch=epoch)
-        for field in NUMBER_FIELDS:
-            if field.sample in sample:
-                columns[field.array] = sample[field.sample]
-        subject = f"the masks of image_id {image_id}"
-        weights = call_user(self.mask_select, columns, role="mask_select", subject=subject)
-        found = np.asarray(weights)
-        if found.shape != (masks,) or found.dtype.kind not in "biuf":
-            shown = f"{found.dtype} {found.shape}" if found.ndim else brief(found.item())
-            raise OptionError(
-                f"mask_select returned {shown} for image_id {image_id}: it must "
-                f"return one number per mask, here ({masks},)"
-            )
-        return found.astype(np.float64)
+
+def _weights(
+    weigh: Callable[[MaskColumns], np.ndarray],
+    sample: Mapping[str, Any],
+    image_id: int,
+    masks: int,
+    epoch: int,
+) -> np.ndarray:
+    """float64 (masks,): the weights that a user's function returns for the masks of a sample."""
+    columns = MaskColumns(image_id=image_id, epoch=epoch)
+    for field in NUMBER_FIELDS:
+        if field.sample in sample:
+            columns[field.array] = sample[field.sample]
+    subject = f"the masks of image_id {image_id}"
+    weights = np.asarray(call_user(weigh, columns, role="mask_select", subject=subject))
+    if weights.shape != (masks,) or weights.dtype.kind not in "biuf":
+        shown = f"{weights.dtype} {weights.shape}"
+        if not weights.ndim:
+            shown = brief(weights.item())
+        raise OptionError(
+            f"mask_select returned {shown} for image_id {image_id}: it must "
+            f"return one number per mask, here ({masks},)"
+        )
+    return weights.astype(np.float64)
 
 
 def _round_robin(group: np.ndarray, words: np.ndarray) -> np.ndarray:
@@ -281,7 +296,7 @@ class MaskSchedule:
         if self.unlimited and self.mask_select != as_schedule("mask_select", "largest"):
             _log.warning("mask_select has no effect: max_masks is None, so all masks are kept")
 
-        def weigh(value: Any) -> MaskSelect:
+        def weigh(value: Any) -> Any:
             return MaskWeights(ds, value) if isinstance(value, np.ndarray) else value
 
         return MaskSchedule(self.max_masks, self.mask_select.map(weigh), seed, self.pads)
@@ -290,11 +305,15 @@ class MaskSchedule:
         """The choice in an epoch, at a step of it."""
         if self._only is not None:
             return self._only
-        most = self.max_masks.at(epoch, step)
-        select = self.mask_select.at(epoch, step)
-        found = MaskChoice(most, select, self.seed, self.pads)
-        self._only = None if self.schedules else found
-        return found
+        choice = MaskChoice(
+            max_masks=self.max_masks.at(epoch, step),
+            mask_select=self.mask_select.at(epoch, step),
+            seed=self.seed,
+            pads=self.pads,
+        )
+        if not self.schedules:
+            self._only = choice
+        return choice
 
     def with_sizes(self, sizes: Schedule) -> list[tuple[int, int | None]]:
         """Batch sizes, and most masks per sample, one pair of which makes the largest batch.

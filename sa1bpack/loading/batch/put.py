@@ -10,6 +10,8 @@ the padding of a canvas; see `sa1bpack.format.layout`. A batch has canvases of o
 beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at half the size.
 """
 
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 
@@ -28,34 +30,34 @@ LEAST = 4096
 _word = types.uintp
 
 
-def _pointer(builder, address, offset: int):
+def _pointer(builder: ir.IRBuilder, address: Any, offset: int) -> Any:
     vector = ir.VectorType(ir.IntType(64), _VECTOR // 8)
     moved = builder.add(address, ir.Constant(address.type, offset))
     return builder.inttoptr(moved, vector.as_pointer())
 
 
 @intrinsic
-def _stream_step(typingctx, target, source):
+def _stream_step(typingctx: Any, target: Any, source: Any) -> Any:
     """Copy _STEP bytes; `target` is a multiple of _VECTOR."""
 
-    def generate(context, builder, signature, arguments):
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         to, origin = arguments
-        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        nontemporal = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
         offsets = range(0, _STEP, _VECTOR)
         values = [builder.load(_pointer(builder, origin, offset), align=1) for offset in offsets]
         for offset, value in zip(offsets, values, strict=True):
             store = builder.store(value, _pointer(builder, to, offset), align=_VECTOR)
-            store.set_metadata("nontemporal", one)
+            store.set_metadata("nontemporal", nontemporal)
         return context.get_dummy_value()
 
     return types.void(_word, _word), generate
 
 
 @intrinsic
-def stream_end(typingctx):
+def stream_end(typingctx: Any) -> Any:
     """Order the preceding non-temporal stores for other cores."""
 
-    def generate(context, builder, signature, arguments):
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
@@ -63,18 +65,24 @@ def stream_end(typingctx):
 
 
 @njit
-def stream(target, source, count):
-    """Copy `count` bytes between two addresses that do not overlap; `stream_end` ends a series."""
-    done = min(-target % _STEP, count)
-    memcpy(target, source, done)
-    while done + _STEP <= count:
-        _stream_step(target + done, source + done)
-        done += _STEP
-    memcpy(target + done, source + done, count - done)
+def address_of(array: np.ndarray) -> int:
+    """The address of an array's first byte, signed: kernels add unsigned numbers as floats."""
+    return np.int64(array.ctypes.data)  # type: ignore[return-value]  # which kernels take for int
 
 
 @njit
-def stream_copy(target, source, count):
+def stream(target: int, source: int, count: int) -> None:
+    """Copy `count` bytes between two addresses that do not overlap; `stream_end` ends a series."""
+    copied = min(-target % _STEP, count)
+    memcpy(target, source, copied)
+    while copied + _STEP <= count:
+        _stream_step(target + copied, source + copied)
+        copied += _STEP
+    memcpy(target + copied, source + copied, count - copied)
+
+
+@njit
+def stream_copy(target: int, source: int, count: int) -> None:
     """Copy `count` bytes between two addresses that do not overlap, and end the series."""
     if count < LEAST:
         memcpy(target, source, count)
@@ -87,7 +95,15 @@ def stream_copy(target, source, count):
 
 
 @njit
-def _put_rows(source, stride, rows, columns, target, target_stride, height):
+def _put_rows(
+    source: int,
+    stride: int,
+    rows: int,
+    columns: int,
+    target: int,
+    target_stride: int,
+    height: int,
+) -> None:
     """Copy a plane's rows to the top left of a larger plane; zero to their right and below.
 
     Args:
@@ -101,29 +117,40 @@ def _put_rows(source, stride, rows, columns, target, target_stride, height):
         stream(target, source, rows * stride)
     else:
         row = np.zeros(target_stride, np.uint8)
-        address = np.int64(row.ctypes.data)
+        start = address_of(row)
         for i in range(rows):
-            memcpy(address, source + i * stride, columns)
-            stream(target + i * target_stride, address, target_stride)
+            memcpy(start, source + i * stride, columns)
+            stream(target + i * target_stride, start, target_stride)
     stream_end()
     memset(target + rows * target_stride, 0, (height - rows) * target_stride)
 
 
 @njit
-def _put_rgb(source, height, width, stride, rows, side, target):
+def _put_rgb(
+    source: int, height: int, width: int, stride: int, rows: int, side: int, target: int
+) -> None:
     """Convert the planes of one image into the top left of an RGB canvas, both at addresses."""
     row_bytes = 3 * side
     scratch = row_scratch(width)
     row = np.zeros(max(row_bytes, 3 * PIXELS), np.uint8)
     for i in range(height):
         rgb_row(source, i, height, width, stride, rows, scratch, row)
-        stream(target + i * row_bytes, np.int64(row.ctypes.data), row_bytes)
+        stream(target + i * row_bytes, address_of(row), row_bytes)
     stream_end()
     memset(target + height * row_bytes, 0, (side - height) * row_bytes)
 
 
 @njit
-def put_image(how, source, height, width, stride, rows, side, target):
+def put_image(
+    how: int,
+    source: int,
+    height: int,
+    width: int,
+    stride: int,
+    rows: int,
+    side: int,
+    target: np.ndarray,
+) -> None:
     """Put one image on its canvas.
 
     Args:
@@ -135,29 +162,37 @@ def put_image(how, source, height, width, stride, rows, side, target):
         side: side of the canvas in pixels.
         target: uint8, (side * side * 3,), or (side * side * 3 / 2,) for YUV_ON_CANVAS.
     """
-    at = np.int64(target.ctypes.data)
+    canvas = address_of(target)
     if how == RGB_OF_YUV:
-        _put_rgb(source, height, width, stride, rows, side, at)
-    elif how == RGB_ON_CANVAS:
-        _put_rows(source, 3 * stride, height, 3 * width, at, 3 * side, side)
-    else:
-        half_stride = (stride + 1) // 2
-        half_side = side // 2
-        plane = (height + 1) // 2, (width + 1) // 2
-        _put_rows(source, stride, height, width, at, side, side)
-        source = source + rows * stride
-        at = at + side * side
-        for _ in range(2):
-            _put_rows(source, half_stride, plane[0], plane[1], at, half_side, half_side)
-            source += (rows + 1) // 2 * half_stride
-            at += half_side * half_side
+        _put_rgb(source, height, width, stride, rows, side, canvas)
+        return
+    if how == RGB_ON_CANVAS:
+        _put_rows(source, 3 * stride, height, 3 * width, canvas, 3 * side, side)
+        return
+    _put_rows(source, stride, height, width, canvas, side, side)
+    half_stride = (stride + 1) // 2
+    half_side = side // 2
+    chroma = source + rows * stride
+    half_canvas = canvas + side * side
+    for _ in range(2):
+        _put_rows(
+            chroma,
+            half_stride,
+            (height + 1) // 2,
+            (width + 1) // 2,
+            half_canvas,
+            half_side,
+            half_side,
+        )
+        chroma += (rows + 1) // 2 * half_stride
+        half_canvas += half_side * half_side
 
 
 # ----------------------------------------------------------------------------------- bits to bool
 
 
 @njit
-def _unpack_row(source, target):
+def _unpack_row(source: np.ndarray, target: np.ndarray) -> None:
     """Unpack (b,) uint8 to (b,) uint64: a word is eight bools, from one byte of the bits."""
     for i in range(len(source)):
         # The byte eight times, with byte j keeping bit j only; adding 127 carries every nonzero
@@ -170,14 +205,14 @@ def _unpack_row(source, target):
 
 
 @njit
-def _unpack_words(bits, rows, out):
+def _unpack_words(bits: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     """The rows (k,) int64 of bits (n, b) uint8 to out (k, b) uint64. Checks nothing."""
     for k in range(len(rows)):
         _unpack_row(bits[rows[k]], out[k])
 
 
 @njit
-def unpack_rows(source, out):
+def unpack_rows(source: int, out: np.ndarray) -> None:
     """Unpack k rows of b bytes, one after the other at an address, to out (k, b) uint64."""
     row = np.empty(out.shape[1], np.uint8)
     for k in range(len(out)):

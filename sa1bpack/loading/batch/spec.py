@@ -12,9 +12,18 @@ from sa1bpack.arguments import choice
 from sa1bpack.choices import MASK_LAYOUTS
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields
-from sa1bpack.dataset.sample import RGB_OF_YUV, image_spec
+from sa1bpack.dataset.sample import AS_STORED, RGB_OF_YUV, image_spec
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.loading.batch.tables import (
+    AS_IT_IS,
+    NUMBER,
+    ON_CANVAS,
+    RUNS,
+    TARGET,
+    UNPACKED,
+    Target,
+)
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.wording import brief
@@ -59,6 +68,8 @@ ALIGNMENT = 64
 
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
+_RUN_BYTES = 4
+
 
 class Region(NamedTuple):
     """The place of an array of a batch in the buffer: first byte, shape, dtype, bytes.
@@ -102,9 +113,7 @@ class BatchSpec:
         mask_bytes: bytes of the bits of one mask.
         numbers: numbers of each mask that the batch has. `load_samples` converts float64 to
             float32 and copies int64, which are all types that they can have.
-        number_table: int64 (n, 4), for `load_samples`: of each of them, the start of its region,
-            which is still to be written, its columns, whether it is float32, and is scaled.
-        arrays: arrays of a shard whose addresses `load_samples` takes, in this order.
+        large_arrays: arrays of a shard that images and masks are made from.
     """
 
     def __init__(
@@ -125,9 +134,11 @@ class BatchSpec:
         masks = ds.spec.masks
         with_runs = ds.spec.masks.source == "runs"
         if with_runs and (layout.packed or (relate is not None and to_device)):
-            what = f"mask_layout={layout.name!r}" if layout.packed else f"{relate!r} on a device"
+            option = f"{relate!r} on a device"
+            if layout.packed:
+                option = f"mask_layout={layout.name!r}"
             raise OptionError(
-                f"{what} needs masks, but the dataset yields their runs: open the pack with a "
+                f"{option} needs masks, but the dataset yields their runs: open the pack with a "
                 "mask_size, choose 'padded' or 'concat', or use Pipeline(relations=...)"
             )
         if relate is not None:
@@ -145,13 +156,8 @@ class BatchSpec:
         self.as_bool = not (to_device or layout.packed)
         self.pads_masks = layout.padded and not to_device
         self.mask_bytes = masks.size**2 // 8
-        of_masks = "mask_bits" if masks.source == "bits" else "run_ends"
         self.numbers = [field for field in number_fields(ds.layout) if field.batch]
-        columns = [
-            (0, field.columns, field.dtype == _FLOAT32, field.scaled) for field in self.numbers
-        ]
-        self.number_table = np.array(columns, np.int64)
-        self.arrays = ("image", of_masks, *(field.array for field in self.numbers))
+        self.large_arrays = ("image", "mask_bits" if masks.source == "bits" else "run_ends")
 
     def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
         """The regions of a batch, and their total bytes.
@@ -163,8 +169,10 @@ class BatchSpec:
             runs: number of ends of runs, if the batch has runs.
         """
         grid = self.masks.size
-        rows = (samples, capacity) if self.mask_layout.padded else (total,)
-        entries = [
+        rows: tuple[int, ...] = (total,)
+        if self.mask_layout.padded:
+            rows = (samples, capacity)
+        entries: list[tuple[str, tuple[int, ...], np.dtype, bool]] = [
             ("images", (samples, *self.image.shape), _UINT8, True),
             ("mask_counts", (samples,), _INT64, False),
         ]
@@ -178,6 +186,7 @@ class BatchSpec:
         if not self.mask_layout.padded or self.masks.source == "runs":
             entries.append(("mask_offsets", (samples + 1,), _INT64, False))
         for field in self.numbers:
+            assert field.dtype is not None
             entries.append((field.batch, (*rows, *field.row_shape), field.dtype, False))
         if self.masks.source == "runs":
             entries.append(("run_offset", (total + 1,), _INT64, False))
@@ -186,13 +195,16 @@ class BatchSpec:
             if self.to_device and self.mask_layout.padded:
                 # Per mask: sample * capacity + its number in the sample.
                 entries.append(("mask_positions", (total,), _INT64, False))
-            own = (samples, capacity) if self.pads_masks else (total,)
-            kind, width = (_BOOL, grid) if self.as_bool else (_UINT8, grid // 8)
-            entries.append(("masks", (*own, grid, width), kind, True))
+            mask_rows = rows if self.pads_masks else (total,)
+            if self.as_bool:
+                entries.append(("masks", (*mask_rows, grid, grid), _BOOL, True))
+            else:
+                entries.append(("masks", (*mask_rows, grid, grid // 8), _UINT8, True))
         for feature in self.features:
-            shape = (samples,) if feature.axis == "sample" else rows
-            given = feature.name, shape + feature.stored_shape, feature.stored
-            entries.append((*given, feature.row_bytes >= BLOCK))
+            feature_rows = (samples,) if feature.axis == "sample" else rows
+            shape = feature_rows + feature.stored_shape
+            large = feature.row_bytes >= BLOCK
+            entries.append((feature.name, shape, feature.stored, large))
         regions = {}
         start = 0
         for key, shape, dtype, large in sorted(entries, key=itemgetter(3)):
@@ -203,18 +215,65 @@ class BatchSpec:
             start += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return regions, start
 
+    def targets(self, regions: Regions, capacity: int) -> np.ndarray:
+        """TARGET (p,): where images, masks and features of a batch go.
+
+        Args:
+            regions: regions of the batch.
+            capacity: masks per sample in padded arrays.
+        """
+        canvas = prod(self.image.shape)
+        image_kind = AS_IT_IS if self.image.how == AS_STORED else ON_CANVAS
+        targets = [Target(regions["images"].start, canvas, canvas, image_kind)]
+        if self.masks.source != "bits":
+            targets.append(Target(0, _RUN_BYTES, _RUN_BYTES, RUNS, per_mask=True))
+        else:
+            targets.append(
+                Target(
+                    start=regions["masks"].start,
+                    row_bytes=self.mask_bytes,
+                    out_bytes=8 * self.mask_bytes if self.as_bool else self.mask_bytes,
+                    kind=UNPACKED if self.as_bool else AS_IT_IS,
+                    per_mask=True,
+                    capacity=capacity if self.pads_masks else -1,
+                )
+            )
+        for feature in self.features:
+            per_mask = feature.axis == "mask"
+            targets.append(
+                Target(
+                    start=regions[feature.name].start,
+                    row_bytes=feature.row_bytes,
+                    out_bytes=feature.row_bytes,
+                    kind=AS_IT_IS,
+                    per_mask=per_mask,
+                    capacity=capacity if per_mask and self.mask_layout.padded else -1,
+                )
+            )
+        return np.array(targets, TARGET)
+
+    def number_targets(self, regions: Regions) -> np.ndarray:
+        """NUMBER (f,): where the numbers of masks go."""
+        targets = [
+            (regions[field.batch].start, field.columns, field.dtype == _FLOAT32, field.scaled)
+            for field in self.numbers
+        ]
+        return np.array(targets, NUMBER)
+
 
 def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
     """The large regions, the small ones, and the bytes of the buffer that hold the small ones.
 
     The buffer begins with these.
     """
-    large = {}
-    small = {}
+    large: Regions = {}
+    small: Regions = {}
     end = 0
     for key, region in regions.items():
-        (large if region.large else small)[key] = region
-        if not region.large:
+        if region.large:
+            large[key] = region
+        else:
+            small[key] = region
             end = region.start + region.nbytes
     # A multiple of the size of every dtype.
     return large, small, slice(0, -(-end // ALIGNMENT) * ALIGNMENT)

@@ -28,7 +28,7 @@ def test_keys_that_a_transform_removes_or_adds_show_in_the_batch(packed):
     def transform(sample):
         image = sample["image"].astype(np.float32).transpose(2, 0, 1)
         masks = np.asarray(sample["masks"])[:1]
-        return {"image": torch.from_numpy(image), "masks": masks, "index": sample["index"],
+        return {"image": torch.from_numpy(image), "masks": masks, "row": sample["row"],
                 "areas": sample["areas"][:1], "text": sample["file_name"]}  # fmt: skip
 
     ds = open_pack(packed.root, transform=transform)
@@ -43,7 +43,7 @@ def changed(key, change, row=None):
     """A transform that changes one key of a sample, or of all samples."""
 
     def transform(sample):
-        here = row in (None, sample["index"])
+        here = row in (None, sample["row"])
         return sample | {key: change(sample.get(key))} if here else sample
 
     return transform
@@ -72,7 +72,7 @@ def test_samples_that_do_not_go_together_are_an_error_with_the_name(ds, key, cha
     ("areas", lambda a: a / 2, "areas is float64 .*areas .* int64"),
     ("annotation_ids", lambda a: a.astype(str), "annotation_ids is <U"),
     ("bboxes", lambda a: a.astype(complex), "bboxes is complex128 .* float32"),
-    ("index", float, "index is float64 .*indices .* int64"),
+    ("row", float, "row is float64 .*indices .* int64"),
 ])  # fmt: skip
 @pytest.mark.parametrize("rows", [[0, 2], [2, 0]])
 def test_types_that_a_batch_would_change_are_an_error_with_the_name(ds, key, change, fault, rows):
@@ -261,7 +261,7 @@ def test_bits_that_a_hook_cut_are_still_bits(packed):
 
 def test_numbers_that_a_batch_can_hold_may_be_of_any_type(ds):
     def transform(sample):
-        return sample | {"bboxes": sample["bboxes"].astype(np.int16), "index": np.int8(3)}
+        return sample | {"bboxes": sample["bboxes"].astype(np.int16), "row": np.int8(3)}
 
     batch = Collate()(ds.with_options(transform=transform).__getitems__([0, 2]))
     assert batch["bboxes"].dtype == torch.float32 and batch["indices"].tolist() == [3, 3]

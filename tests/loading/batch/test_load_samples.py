@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_cache import drop, resident
 
-from sa1bpack.disk.aio import Context
-from sa1bpack.loading.batch import load_samples as kernel
+from sa1bpack.disk.aio import CUT_SHORT, Context
+from sa1bpack.loading.batch import tables
+from sa1bpack.loading.batch.load_samples import load_samples
 
 BLOCK = 4096
 IMAGE_FILE, MASK_FILE = 40 * BLOCK + 77, 90 * BLOCK + 5  # bytes
@@ -42,22 +43,22 @@ def context():
 
 @pytest.fixture(scope="module")
 def opened(paths):
-    """opened[how]: int64 (2, 4), what `Samples.files` says of the two files.
+    """opened[how]: FILE (2,), what `SampleTables.files` says of the two files.
 
     "past": opened past the page cache, "through": not; "memory": in memory. In place of memory maps
     there are copies of the files: pages that are mapped cannot be dropped.
     """
     copies = [np.fromfile(path, np.uint8) for path in paths]
-    table = np.zeros((2, 4), np.int64)
-    table[:, kernel.MAP] = [found.ctypes.data for found in copies]
-    found = {how: table.copy() for how in ("past", "through", "memory")}
-    found["past"][:, kernel.OPEN] = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
-    found["past"][:, kernel.PAST] = 1
-    found["through"][:, kernel.OPEN] = [os.open(path, os.O_RDONLY) for path in paths]
-    found["memory"][:, kernel.OPEN] = kernel.IN_MEMORY
+    files = np.zeros(2, tables.FILE)
+    files["address"] = [copy.ctypes.data for copy in copies]
+    found = {how: files.copy() for how in ("past", "through", "memory")}
+    found["past"]["descriptor"] = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
+    found["past"]["past_cache"] = 1
+    found["through"]["descriptor"] = [os.open(path, os.O_RDONLY) for path in paths]
+    found["memory"]["descriptor"] = tables.IN_MEMORY
     yield found
     for how in ("past", "through"):
-        for file in found[how][:, kernel.OPEN].tolist():
+        for file in found[how]["descriptor"].tolist():
             os.close(file)
     del copies
 
@@ -69,57 +70,60 @@ class Batch:
     """
 
     def __init__(
-        self, images, masks, files, image_bytes=9 * BLOCK, mask_bytes=64, kind=kernel.AS_IT_IS
+        self, images, masks, files, image_bytes=9 * BLOCK, mask_bytes=64, kind=tables.AS_IT_IS
     ):
         self.count, self.rows, self.kind = len(images), masks, kind
         self.image_bytes, self.mask_bytes = image_bytes, mask_bytes
-        self.out_bytes = 8 * mask_bytes if kind == kernel.UNPACKED else mask_bytes
+        self.out_bytes = 8 * mask_bytes if kind == tables.UNPACKED else mask_bytes
         self.masks_at = -(-self.count * image_bytes // BLOCK) * BLOCK
-        chosen = np.array([row for own in masks for row in own], np.int64)
-        self.samples = kernel.Samples(
-            local=np.arange(self.count),
-            spans=np.array(images, np.int64).reshape(-1, 2),
-            offsets=np.cumsum([0, *map(len, masks)]),
-            mask_rows=chosen,
-            mask_spans=np.stack([chosen, chosen + 1], 1),
-            sizes=np.ones((self.count, 4), np.int32),
-            scales=np.ones((self.count, 2)),
-            fields=np.zeros((self.count, 0), np.int64),
-            files=np.tile(files, (self.count, 1, 1)),
-        )
+        self.samples = np.zeros(self.count, tables.SAMPLE)
+        self.samples["array_row"] = np.arange(self.count)
+        spans = np.array(images, np.int64).reshape(-1, 2)
+        self.samples["image_begin"], self.samples["image_bytes"] = spans.T
+        edges = np.cumsum([0, *map(len, masks)])
+        self.samples["kept_begin"], self.samples["kept_end"] = edges[:-1], edges[1:]
+        self.chosen = np.zeros(edges[-1], tables.MASK)
+        self.chosen["row"] = self.chosen["begin"] = [row for own in masks for row in own]
+        self.chosen["end"] = self.chosen["row"] + 1
+        self.files = np.tile(files, (self.count, 1))
         self.status = np.zeros((self.count, 2), np.int64)
-        self.buffer = aligned(self.masks_at + len(chosen) * self.out_bytes)
+        self.buffer = aligned(self.masks_at + len(self.chosen) * self.out_bytes)
         self.buffer[:] = UNTOUCHED
-        self.run_ends, self.counts = np.zeros(0, np.int32), np.zeros(4, np.int64)
+        self.run_ends, self.counts = np.zeros(0, np.int32), np.zeros(1, tables.COUNTS)
 
     def load(self, context=0, first=0, stop=None, scratch=IMAGE_FILE + 20 * MASK_FILE) -> int:
-        masks = (self.masks_at, self.mask_bytes, self.out_bytes, True, -1, self.kind)
-        width = self.mask_bytes // 4 if self.kind == kernel.RUNS else 0
-        place = kernel.Destination(
+        arrays = np.zeros(2, tables.TARGET)
+        arrays["start"] = [0, self.masks_at]
+        arrays["row_bytes"] = [self.image_bytes, self.mask_bytes]
+        arrays["out_bytes"] = [self.image_bytes, self.out_bytes]
+        arrays["per_mask"], arrays["capacity"] = [0, 1], -1
+        arrays["kind"] = [tables.AS_IT_IS, self.kind]
+        width = self.mask_bytes // 4 if self.kind == tables.RUNS else 0
+        dest = tables.Destination(
             buffer=self.buffer,
             how=0,
             side=8,
             stored_side=0,
-            arrays=np.array(
-                [(0, self.image_bytes, self.image_bytes, False, -1, kernel.AS_IT_IS), masks]
-            ),
-            fields=np.zeros((0, 4), np.int64),
+            arrays=arrays,
+            numbers=np.zeros(0, tables.NUMBER),
             capacity=-1,
             run_ends=self.run_ends,
-            run_offset=np.arange(len(self.samples.mask_rows) + 1) * width,
+            run_offset=np.arange(len(self.chosen) + 1) * width,
             status=self.status,
         )
-        means = kernel.ReadState(context, aligned(scratch), self.counts, np.zeros(1, np.int64))
+        numbers = np.zeros((self.count, 0), np.int64)
+        samples = tables.SampleTables(self.samples, self.chosen, numbers, self.files)
+        state = tables.ReadState(context, aligned(scratch), self.counts)
         stop = self.count if stop is None else stop
-        return kernel.load_samples(means, self.samples, place, first, stop)
+        return load_samples(state, samples, dest, first, stop)
 
     def image(self, k: int) -> bytes:
-        return self.buffer[k * self.image_bytes :][: self.samples.spans[k, 1]].tobytes()
+        return self.buffer[k * self.image_bytes :][: self.samples["image_bytes"][k]].tobytes()
 
     def masks(self, k: int) -> list[bytes]:
-        width, first = self.out_bytes, int(self.samples.offsets[k])
+        width, first = self.out_bytes, int(self.samples["kept_begin"][k])
         at = [self.masks_at + (first + n) * width for n in range(len(self.rows[k]))]
-        if self.kind == kernel.RUNS:
+        if self.kind == tables.RUNS:
             runs, width = self.run_ends.tobytes(), self.mask_bytes
             return [runs[(first + n) * width :][:width] for n in range(len(self.rows[k]))]
         return [self.buffer[start : start + width].tobytes() for start in at]
@@ -129,11 +133,11 @@ class Batch:
         images, masks = (path.read_bytes() for path in paths)
         for k in range(self.count)[first:stop]:
             assert not self.status[k].any()
-            begin, count = self.samples.spans[k].tolist()
+            begin, count = self.samples[["image_begin", "image_bytes"]][k].tolist()
             assert self.image(k) == images[begin : begin + count], k
             width = self.mask_bytes
             expected = [masks[n * width : (n + 1) * width] for n in self.rows[k]]
-            if self.kind == kernel.UNPACKED:
+            if self.kind == tables.UNPACKED:
                 expected = [
                     np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").tobytes()
                     for bits in expected
@@ -154,14 +158,14 @@ def mask_rows(width: int):
 @given(st.data(), st.sampled_from([64, 512, BLOCK, 5 * BLOCK]))
 @settings(deadline=None, max_examples=25)
 def test_any_samples_are_those_that_pread_reads(context, paths, opened, data, width):
-    kind = data.draw(st.sampled_from([kernel.AS_IT_IS, kernel.UNPACKED, kernel.RUNS]))
+    kind = data.draw(st.sampled_from([tables.AS_IT_IS, tables.UNPACKED, tables.RUNS]))
     how = data.draw(st.sampled_from(["past", "through", "memory"]))
     if how == "through" and data.draw(st.booleans()):
         drop(*paths)
     samples = st.lists(st.tuples(any_image(), mask_rows(width)), min_size=1, max_size=8)
     images, masks = zip(*data.draw(samples), strict=True)
     batch = Batch(list(images), list(masks), opened[how], mask_bytes=width, kind=kind)
-    batch.run_ends = np.zeros(batch.samples.offsets[-1] * width // 4, np.int32)
+    batch.run_ends = np.zeros(len(batch.chosen) * width // 4, np.int32)
     assert batch.load(context) == 0
     batch.check(paths)
 
@@ -186,7 +190,7 @@ def test_scratch_memory_that_is_too_small_is_asked_for_and_nothing_is_read(conte
     assert needed == (2 + 1 + 2) * BLOCK  # the second image goes to its place
     assert (batch.buffer == UNTOUCHED).all()
     assert batch.load(context, scratch=needed) == 0
-    assert batch.counts.tolist() == [0, 2 + BLOCK + 3 * 64, 0, 4]
+    assert batch.counts[0].tolist()[:4] == (0, 2 + BLOCK + 3 * 64, 0, 4)
     batch.check(paths)
 
 
@@ -194,11 +198,11 @@ def test_scratch_memory_that_is_too_small_is_asked_for_and_nothing_is_read(conte
 def test_an_error_is_the_status_of_its_sample_and_file(context, paths, opened, how):
     images = [(10, 20), (30, 40), (IMAGE_FILE - 5, 10), (50, 60)]
     batch = Batch(images, [[0], [1], [2], [MASK_FILE // 64]], opened[how])
-    batch.samples.files[[0, 1], [1, 0], kernel.OPEN] = 1 << 20
+    batch.files["descriptor"][[0, 1], [1, 0]] = 1 << 20
     assert batch.load(context) == 0
     expected = np.zeros((4, 2), np.int64)
     expected[0, 1] = expected[1, 0] = errno.EBADF
-    expected[2, 0] = expected[3, 1] = kernel.CUT_SHORT
+    expected[2, 0] = expected[3, 1] = CUT_SHORT
     assert (batch.status == expected).all()
     content = paths[0].read_bytes()
     assert [batch.image(k) for k in (0, 3)] == [content[10:30], content[50:110]]
@@ -206,10 +210,10 @@ def test_an_error_is_the_status_of_its_sample_and_file(context, paths, opened, h
 
 def test_masks_whose_rows_are_unknown_and_files_that_are_not_open_are_errors(context, opened):
     batch = Batch([(0, 10), (0, 10), (0, 10)], [[1, 2], [3], []], opened["past"])
-    batch.samples.mask_spans[1] = -1
-    batch.samples.files[1:, :, kernel.OPEN] = kernel.NO_FILE
+    batch.chosen["begin"][1] = batch.chosen["end"][1] = -1
+    batch.files["descriptor"][1:] = tables.NO_FILE
     assert batch.load(context) == 0
-    errors = [[0, kernel.BAD_SPANS], [errno.EBADF, errno.EBADF], [errno.EBADF, 0]]
+    errors = [[0, tables.BAD_SPANS], [errno.EBADF, errno.EBADF], [errno.EBADF, 0]]
     assert batch.status.tolist() == errors
 
 
@@ -227,20 +231,20 @@ def test_what_is_in_the_page_cache_is_copied_from_its_map(paths, opened):
         path.read_bytes()
     batch, other = Batch([(BLOCK, BLOCK)], [[3, 4]], opened["through"], BLOCK), aligned(MASK_FILE)
     other[:] = 9
-    batch.samples.files[:, :, kernel.MAP] = other.ctypes.data
+    batch.files["address"] = other.ctypes.data
     assert batch.load(scratch=0) == 0
-    assert batch.counts.tolist() == [BLOCK + 2 * 64, 0, 0, 0]
+    assert batch.counts[0].tolist()[:4] == (BLOCK + 2 * 64, 0, 0, 0)
     assert batch.image(0) == bytes([9]) * BLOCK and batch.masks(0) == [bytes([9]) * 64] * 2
 
 
 def test_what_is_not_in_memory_is_read_past_the_page_cache(context, paths, opened, mapped):
     drop(*paths)
     batch = Batch([(BLOCK, 5 * BLOCK), (0, 7)], [[3, 40], [999]], opened["past"], 5 * BLOCK)
-    batch.samples.files[:, :, kernel.MAP] = [found.ctypes.data for found in mapped]
-    batch.samples.files[:, :, kernel.TELLS] = 1
+    batch.files["address"] = [found.ctypes.data for found in mapped]
+    batch.files["tells"] = 1
     assert batch.load(context) == 0
     assert not any(resident(path).any() for path in paths)
-    assert batch.counts[:3].tolist() == [0, 5 * BLOCK + 7 + 3 * 64, 0]
+    assert batch.counts[0].tolist()[:3] == (0, 5 * BLOCK + 7 + 3 * 64, 0)
     batch.check(paths)
 
 
@@ -249,7 +253,7 @@ def test_what_is_read_through_the_page_cache_is_there_afterwards(paths, opened):
     batch = Batch([(10 * BLOCK, BLOCK)], [[64, 65]], opened["through"])
     assert batch.load() == 0  # and needs no context
     # Asking for a byte begins to read it, and a fast disk may have it by then.
-    cached, past, through, requests = batch.counts.tolist()
+    cached, past, through, requests, _ = batch.counts[0].tolist()
     assert (cached + through, past, requests) == (BLOCK + 2 * 64, 0, 0)
     assert resident(paths[0])[10] and resident(paths[1])[1]
     batch.check(paths)
@@ -267,10 +271,10 @@ def test_a_span_beyond_the_end_of_a_file_is_not_taken_for_memory(context, direct
         ("through", os.open(path, os.O_RDONLY)),
     ):
         batch = Batch([(0, 1000), (0, 1001)], [[], []], opened[how])
-        batch.samples.files[:, 0] = mapped.ctypes.data, file, how == "past", 1
+        batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1)
         assert batch.load(context) == 0
         os.close(file)
-        assert batch.status[:, 0].tolist() == [0, kernel.CUT_SHORT]
+        assert batch.status[:, 0].tolist() == [0, CUT_SHORT]
 
 
 def test_only_the_samples_that_were_asked_for_are_read(context, paths, opened):

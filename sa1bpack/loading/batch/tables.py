@@ -1,0 +1,175 @@
+"""The tables that compiled code works on: a record per sample, mask, file, array and piece.
+
+The locator fills `SampleTables`, the batch fills `Destination`, and `load_samples` makes of them
+the table of pieces: what is read, from where, to where.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+def _integers(*names: str) -> list[tuple[str, type[np.int64]]]:
+    return [(name, np.int64) for name in names]
+
+
+SAMPLE = np.dtype(
+    [
+        *_integers(
+            "row",  # in the pack
+            "image_id",
+            "repetition",  # how often it has come before in the epoch
+            "shard",  # number of its shard
+            "shard_row",  # row in its shard
+            "array_row",  # row in the arrays that it is loaded from: its shard's, or a copy of it
+            "first_mask",  # its masks in these arrays
+            "stop_mask",
+            "image_begin",  # its bytes in the array of images
+            "image_bytes",
+            "kept_begin",  # the masks that are kept: records of the table of masks
+            "kept_end",
+        ),
+        ("scale", np.float64, (2,)),  # factors of x and y
+        ("size", np.int32, (4,)),  # source height and width, stored height and width
+    ]
+)
+
+# A kept mask: its row in the arrays of masks, and its rows in mask_bits, or in run_ends; the latter
+# are -1 if those are out of order.
+MASK = np.dtype(_integers("row", "begin", "end"))
+
+# Where an array of a sample is read from.
+FILE = np.dtype(
+    _integers(
+        "address",  # of the array's first byte in memory
+        "descriptor",  # of its open file, or IN_MEMORY or NO_FILE
+        "past_cache",  # the file is opened past the page cache
+        "tells",  # the system reports truly which pages of its map are in memory
+    )
+)
+IN_MEMORY = -1  # not a file: the bytes at the address are in memory
+NO_FILE = -2  # nothing can be read: EBADF
+
+AS_IT_IS, ON_CANVAS, UNPACKED, RUNS = range(4)
+
+
+class Target(NamedTuple):
+    """Where an array goes in the buffer of a batch, and how.
+
+    Attributes:
+        start: first byte of its region.
+        row_bytes: bytes of a row in the file.
+        out_bytes: bytes of a row in the buffer.
+        kind: AS_IT_IS, ON_CANVAS, UNPACKED or RUNS.
+        per_mask: it has a row per mask.
+        capacity: rows per sample if it is padded; -1: it is concatenated.
+    """
+
+    start: int
+    row_bytes: int
+    out_bytes: int
+    kind: int
+    per_mask: bool = False
+    capacity: int = -1
+
+
+TARGET = np.dtype(_integers(*Target._fields))
+
+# The first two arrays of a batch, and files of a sample; features follow.
+IMAGE, MASKS = range(2)
+
+# Where an array of numbers per mask goes in the buffer, float64 as float32.
+NUMBER = np.dtype(
+    _integers(
+        "start",  # first byte of its region
+        "columns",
+        "is_float",
+        "is_scaled",  # columns are x and y in turn, and are multiplied by the scale
+    )
+)
+
+# A piece of what is read for a sample: a span of a file, and where it goes.
+PIECE = np.dtype(
+    _integers(
+        "sample",
+        "array",  # IMAGE, MASKS, or the number of a feature after these
+        "file",  # the descriptor to read from; IN_MEMORY: `source` has the bytes
+        "offset",
+        "length",
+        "source",  # address where the bytes are once they are read
+        "target",  # address that they go to
+    )
+)
+
+# Values of `Destination.status` besides 0, errno and CUT_SHORT: spans are not within the array.
+BAD_SPANS = -2
+
+# What a call read. Whether an array of a sample is in the page cache is judged by its last page.
+COUNTS = np.dtype(
+    _integers(
+        "cached",  # bytes that were in the page cache
+        "past",  # bytes that were read past it
+        "through",  # bytes that were read through it
+        "requests",  # requests past it
+        "nanoseconds",  # until everything was read that is read past it
+    )
+)
+
+
+class SampleTables(NamedTuple):
+    """The places of the bytes of n samples, with T kept masks, p large arrays and f of numbers.
+
+    Attributes:
+        samples: SAMPLE (n,).
+        masks: MASK (T,).
+        numbers: int64 (n, f), addresses of the arrays of numbers per mask.
+        files: FILE (n, p).
+    """
+
+    samples: np.ndarray
+    masks: np.ndarray
+    numbers: np.ndarray
+    files: np.ndarray
+
+
+class Destination(NamedTuple):
+    """The destination of samples: a batch of B samples in its buffer.
+
+    Attributes:
+        buffer: uint8 (n,).
+        how: treatment of images, see `put.put_image`.
+        side: side of a canvas in pixels.
+        stored_side: side of a stored canvas in pixels; 0 if images have none.
+        arrays: TARGET (p,).
+        numbers: NUMBER (f,).
+        capacity: rows per sample of the regions of numbers; -1 if they are concatenated.
+        run_ends: int32 (r,), out: the runs.
+        run_offset: int64 (m + 1,), where the runs of each mask begin in `run_ends`, from the first
+            mask of the samples that are loaded.
+        status: int64 (B, p), out: 0, an errno, CUT_SHORT or BAD_SPANS.
+    """
+
+    buffer: np.ndarray
+    how: int
+    side: int
+    stored_side: int
+    arrays: np.ndarray
+    numbers: np.ndarray
+    capacity: int
+    run_ends: np.ndarray
+    run_offset: np.ndarray
+    status: np.ndarray
+
+
+class ReadState(NamedTuple):
+    """The memory and the counters that a thread reads with.
+
+    Attributes:
+        context: context of `disk.aio`; not used if no file is opened past the page cache.
+        scratch: uint8 (s,), whose address is a multiple of BLOCK.
+        counts: COUNTS (1,), out.
+    """
+
+    context: int
+    scratch: np.ndarray
+    counts: np.ndarray

@@ -1,0 +1,294 @@
+"""The look-up of samples in the arrays of their shards: sizes, bytes of images, kept masks.
+
+Values that are taken from a shard are copied out of its memory map once, compared with the
+bounds of the arrays that they point into, and used from the copy: whatever a damaged array holds,
+no address outside an array results.
+"""
+
+from collections.abc import Sequence
+from itertools import compress
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.rows import expanded, offsets_of
+from sa1bpack.dataset.shards import SHARD, ShardArrays
+from sa1bpack.disk.page_cache import read_ahead_map
+from sa1bpack.errors import FormatError
+from sa1bpack.format.shard_reader import REPAIR
+from sa1bpack.kernels import memcpy, njit
+from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.put import address_of
+from sa1bpack.loading.batch.spec import BatchSpec
+from sa1bpack.loading.batch.tables import FILE, MASK, NO_FILE, SampleTables
+from sa1bpack.masks.select import passes
+
+# The arrays that thresholds compare.
+_SCORES = ("area", "predicted_iou", "stability_score")
+
+
+class Stored(NamedTuple):
+    """The properties of the samples of a pack, as they are stored.
+
+    Attributes:
+        image_bytes: bytes of a stored canvas; 0 if images have none.
+        channels: channels of images without a canvas: 3, or 0 for planes.
+        side: the largest side of a stored image in pixels.
+        with_runs: masks come from runs, whose offsets are checked.
+    """
+
+    image_bytes: int
+    channels: int
+    side: int
+    with_runs: bool
+
+
+@njit
+def _image_bytes(height: int, width: int, channels: int) -> int:
+    """Bytes of an image without a canvas: RGB, or planes if `channels` is 0."""
+    if channels:
+        return height * width * channels
+    return height * width + 2 * ((height + 1) // 2) * ((width + 1) // 2)
+
+
+@njit
+def _rising(edges: np.ndarray, most: int) -> bool:
+    """True if offsets are non-decreasing, and from 0 to `most`."""
+    before = 0
+    for n in range(len(edges)):
+        if edges[n] < before:
+            return False
+        before = edges[n]
+    return before <= most
+
+
+@njit
+def look_up(shards: np.ndarray, samples: np.ndarray, stored: Stored, fits: np.ndarray) -> None:
+    """Find and check the images of samples, and the runs of their masks.
+
+    Args:
+        shards: SHARD (n,), the shard of each sample.
+        samples: SAMPLE (n,); rows in the arrays exist. Out: size, and bytes of the image.
+        stored: properties of the stored samples.
+        fits: bool (n,), out: everything is within its array.
+    """
+    image_edge = np.empty(2, np.int64)
+    size = np.empty(4, np.int32)
+    for k in range(len(samples)):  # all of them are announced before the first is waited for
+        shard = shards[k]
+        row = samples[k].array_row
+        first = samples[k].first_mask
+        stop = samples[k].stop_mask
+        read_ahead_map(shard.size + 16 * row, 16)
+        if not stored.image_bytes:
+            read_ahead_map(shard.image_offset + 8 * row, 16)
+        if stored.with_runs and 0 <= first <= stop <= shard.masks:
+            read_ahead_map(shard.run_offset + 8 * first, 8 * (stop + 1 - first))
+    for k in range(len(samples)):
+        shard = shards[k]
+        sample = samples[k]
+        row = sample.array_row
+        first = sample.first_mask
+        stop = sample.stop_mask
+        fits[k] = False
+        if not 0 <= first <= stop <= shard.masks:
+            continue
+        memcpy(size.ctypes.data, shard.size + 16 * row, 16)
+        for n in range(4):
+            sample.size[n] = size[n]
+        height = int(size[2])
+        width = int(size[3])
+        if size.min() < 1 or max(height, width) > stored.side:
+            continue
+        if stored.image_bytes:
+            sample.image_begin = row * stored.image_bytes
+            sample.image_bytes = stored.image_bytes
+        else:
+            memcpy(image_edge.ctypes.data, shard.image_offset + 8 * row, 16)
+            begin = image_edge[0]
+            end = image_edge[1]
+            nbytes = _image_bytes(height, width, stored.channels)
+            # Compared, not subtracted: a difference of two int64 may wrap around.
+            if not 0 <= begin <= end <= shard.image_bytes or end - begin != nbytes:
+                continue
+            sample.image_begin = begin
+            sample.image_bytes = nbytes
+        fits[k] = True
+        if stored.with_runs:
+            run_edges = np.empty(stop + 1 - first, np.int64)
+            memcpy(run_edges.ctypes.data, shard.run_offset + 8 * first, 8 * len(run_edges))
+            fits[k] = _rising(run_edges, shard.runs)
+
+
+@njit
+def gather_scores(addresses: np.ndarray, samples: np.ndarray, out: np.ndarray) -> None:
+    """Copy the rows of samples' masks, of 8 bytes, in some arrays, one sample after the other.
+
+    Waits for the disk without the GIL.
+
+    Args:
+        addresses: int64 (n, a), of the arrays of each sample.
+        samples: SAMPLE (n,).
+        out: int64 (a, T), out: the bytes of all rows.
+    """
+    arrays = addresses.shape[1]
+    for k in range(len(samples)):  # all of them are announced before the first is waited for
+        first = samples[k].first_mask
+        for a in range(arrays):
+            read_ahead_map(addresses[k, a] + 8 * first, 8 * (samples[k].stop_mask - first))
+    for a in range(arrays):
+        target = address_of(out[a])
+        for k in range(len(samples)):
+            first = samples[k].first_mask
+            nbytes = 8 * (samples[k].stop_mask - first)
+            memcpy(target, addresses[k, a] + 8 * first, nbytes)
+            target += nbytes
+
+
+@njit
+def find_runs(shards: np.ndarray, samples: np.ndarray, masks: np.ndarray) -> None:
+    """Find the runs of the kept masks of samples: rows of run_ends; -1 if they are out of order.
+
+    Args:
+        shards: SHARD (n,), the shard of each sample.
+        samples: SAMPLE (n,).
+        masks: MASK (T,); rows are in the shards. Out: begin and end.
+    """
+    edges = np.empty(2, np.int64)
+    for k in range(len(samples)):
+        for n in range(samples[k].kept_begin, samples[k].kept_end):
+            mask = masks[n]
+            memcpy(edges.ctypes.data, shards[k].run_offset + 8 * mask.row, 16)
+            mask.begin = -1
+            mask.end = -1
+            if 0 <= edges[0] <= edges[1] <= shards[k].runs:
+                mask.begin = edges[0]
+                mask.end = edges[1]
+
+
+class LookUp:
+    """Finds samples of a dataset in the arrays of their shards, for any thread."""
+
+    def __init__(self, ds: Dataset, spec: BatchSpec):
+        layout = ds.layout
+        self._rule = ds.options.rule
+        self._scaled = ds.options.coordinates == "stored"
+        names = [field.array for field in spec.numbers]
+        self._numbers_of = itemgetter(*names)
+        self._number_count = len(names)
+        self._scores = [names.index(name) for name in _SCORES]
+        self._large_arrays = 2 + len(spec.features)
+        self._stored = Stored(
+            image_bytes=0 if layout.flat else layout.array("image").row_bytes,
+            channels=3 if layout.pixels == "rgb" else 0,
+            side=layout.image_size,
+            with_runs=spec.masks.source != "bits",
+        )
+
+    def find(
+        self,
+        samples: np.ndarray,
+        shards: Sequence[ShardArrays],
+        epoch: int,
+        choice: MaskChoice,
+    ) -> tuple[np.ndarray, SampleTables]:
+        """Find samples.
+
+        Args:
+            samples: SAMPLE (n,), with the rows of samples and masks in their arrays; the rest of
+                them is filled in.
+            shards: the shard of each sample.
+            epoch: epoch of the batches.
+            choice: which masks are kept.
+
+        Returns:
+            bool (n,), which of the samples fit their arrays; and the tables of these.
+        """
+        records = np.array([shard.record for shard in shards], SHARD)
+        fits = np.empty(len(samples), np.bool_)
+        look_up(records, samples, self._stored, fits)
+        if not fits.all():
+            samples = samples[fits]
+            records = records[fits]
+            shards = list(compress(shards, fits))
+        if self._scaled:
+            size = samples["size"]
+            samples["scale"] = size[:, [3, 2]] / size[:, [1, 0]]
+        else:
+            samples["scale"] = 1
+        addresses = [self._numbers_of(shard.addresses) for shard in shards]
+        numbers = np.array(addresses, np.int64).reshape(len(shards), self._number_count)
+        mask_rows, counts = self._passing(samples, numbers)
+        if not choice.keeps_all(counts):
+            mask_rows, counts = _chosen(samples, shards, mask_rows, counts, epoch, choice)
+        offsets = offsets_of(counts)
+        samples["kept_begin"] = offsets[:-1]
+        samples["kept_end"] = offsets[1:]
+        masks = np.empty(len(mask_rows), MASK)
+        masks["row"] = mask_rows
+        if self._stored.with_runs:
+            find_runs(records, samples, masks)
+        else:
+            masks["begin"] = mask_rows
+            masks["end"] = mask_rows + 1
+        files = np.zeros((len(samples), self._large_arrays), FILE)
+        files["descriptor"] = NO_FILE
+        return fits, SampleTables(samples, masks, numbers, files)
+
+    def _passing(self, samples: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The masks that the samples have: int64 (C,) rows in the arrays, int64 (n,) counts."""
+        first = samples["first_mask"]
+        counts = samples["stop_mask"] - first
+        mask_rows = expanded(first, offsets_of(counts))
+        if self._rule is None:
+            return mask_rows, counts
+        scores = np.empty((len(_SCORES), len(mask_rows)), np.int64)
+        gather_scores(np.ascontiguousarray(numbers[:, self._scores]), samples, scores)
+        owner = np.repeat(np.arange(len(samples)), counts)
+        size = samples["size"].astype(np.int64)
+        pixels = size[:, 0] * size[:, 1]
+        area = scores[0]
+        predicted_iou, stability_score = scores[1:].view(np.float64)
+        passing = passes(self._rule, area, predicted_iou, stability_score, pixels[owner])
+        return mask_rows[passing], np.bincount(owner[passing], minlength=len(samples))
+
+    def misfit(self, sample: np.ndarray, shard: ShardArrays) -> FormatError:
+        """The error of a sample that does not fit its arrays.
+
+        Most of it was checked when the shard was opened, and has changed in place since.
+        """
+        return FormatError(
+            f"{shard.folder}: size {sample['size'].tolist()} of sample {sample['shard_row']}, its "
+            f"masks {sample['first_mask']} to {sample['stop_mask']}, or the offsets of its image "
+            f"or runs do not fit {shard.lengths} with images of up to {self._stored.side} pixels "
+            f"per side; {REPAIR}"
+        )
+
+
+def _chosen(
+    samples: np.ndarray,
+    shards: Sequence[ShardArrays],
+    mask_rows: np.ndarray,
+    counts: np.ndarray,
+    epoch: int,
+    choice: MaskChoice,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The masks that a choice keeps, as `LookUp._passing` returns them."""
+    edges = offsets_of(counts).tolist()
+    image_ids = samples["image_id"].tolist()
+    repetitions = samples["repetition"].tolist()
+    scales = samples["scale"]
+    rows_kept = []
+    for k, shard in enumerate(shards):
+        rows = choice.of_arrays(
+            image_ids[k],
+            shard.arrays,
+            mask_rows[edges[k] : edges[k + 1]],
+            scales[k],
+            repetitions[k],
+            epoch=epoch,
+        )
+        rows_kept.append(rows)
+    return np.concatenate(rows_kept), np.array([len(rows) for rows in rows_kept], np.int64)
