@@ -1,8 +1,10 @@
 """With verify_checksums=True, a reader gets exactly what was written into a pack, or an error."""
 
 import math
+import os
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +68,20 @@ def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, arra
     assert ds[3]["row"] == 3 and ds[7]["row"] == 7
     if when == "while" and array not in ("mask_offset", "run_offset"):  # which have two neighbours
         assert ds[4]["row"] == 4 and ds[6]["row"] == 6
+
+
+@pytest.mark.parametrize("index", [5, [5], [5, 6]])
+def test_each_file_of_a_sample_is_opened_once(root, monkeypatch, index):
+    """A sample is looked up, opened and read once, alone and in a list."""
+    ds = open_pack(root, verify_checksums=True)
+    ds[4]  # its shard is open
+    opened, real = [], os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *rest: opened.append(str(path)) or real(path, *rest)
+    )
+    samples = ds.__getitems__(index) if isinstance(index, list) else [ds[index]]
+    of_shard = [Path(path).parent.name for path in opened if SHARD in path]
+    assert sorted(of_shard) == sorted(ARRAYS * len(samples))
 
 
 def test_offsets_out_of_range_are_errors_before_anything_is_read(root):
