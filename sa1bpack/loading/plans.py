@@ -73,13 +73,13 @@ class LoadingPlan:
             (self.shared_bytes, "of it shared"),
             (self.device_bytes, "at most on the device"),
         )
-        notes = (
-            counted(self.threads, "thread") if self.threads else "",
-            counted(self.workers, "worker") if self.workers else "",
-            self.io,
-            self.uncapped,
-            f"the largest batch with {self.schedules}" if self.schedules else "",
-        )
+        notes = []
+        for count, noun in ((self.threads, "thread"), (self.workers, "worker")):
+            if count:
+                notes.append(counted(count, noun))
+        notes += [self.io, self.uncapped]
+        if self.schedules:
+            notes.append(f"the largest batch with {self.schedules}")
         memory = (
             f"{counted(self.batches, 'batch')} at once, of up to "
             f"{counted(self.samples, 'sample')} with up to {counted(self.most_masks, 'mask')}, "

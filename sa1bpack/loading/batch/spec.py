@@ -62,13 +62,13 @@ class MaskLayout:
         return cls(name, padded, name.endswith("_bits"))
 
 
-# Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
+# Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype. Large ones
+# begin at multiples of a disk's block, so that they can be read straight into place.
 ALIGNMENT = 64
-# Large ones begin at multiples of a disk's block, so that they can be read straight into place.
 
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
-_RUN_BYTES = 4
+_RUN_BYTES = 4  # of the end of a run
 
 
 class Region(NamedTuple):
@@ -228,12 +228,17 @@ class BatchSpec:
         if self.masks.source != "bits":
             targets.append(Target(0, _RUN_BYTES, _RUN_BYTES, RUNS, per_mask=True))
         else:
+            out_bytes = self.mask_bytes
+            kind = AS_IT_IS
+            if self.as_bool:
+                out_bytes = 8 * self.mask_bytes
+                kind = UNPACKED
             targets.append(
                 Target(
                     start=regions["masks"].start,
                     row_bytes=self.mask_bytes,
-                    out_bytes=8 * self.mask_bytes if self.as_bool else self.mask_bytes,
-                    kind=UNPACKED if self.as_bool else AS_IT_IS,
+                    out_bytes=out_bytes,
+                    kind=kind,
                     per_mask=True,
                     capacity=capacity if self.pads_masks else -1,
                 )
