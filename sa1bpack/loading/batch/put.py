@@ -134,7 +134,7 @@ def _put_rgb(
     scratch = row_scratch(width)
     row = np.zeros(max(row_bytes, 3 * PIXELS), np.uint8)
     for i in range(height):
-        rgb_row(source, i, height, width, stride, rows, scratch, row)
+        rgb_row(np.int64(source), i, height, width, stride, rows, scratch, row)
         stream(target + i * row_bytes, address_of(row), row_bytes)
     stream_end()
     memset(target + height * row_bytes, 0, (side - height) * row_bytes)

@@ -142,7 +142,7 @@ class BatchSpec:
                 "mask_size, choose 'padded' or 'concat', or use Pipeline(relations=...)"
             )
         if relate is not None:
-            check_relations(relate.names, ds.spec.features)
+            check_relations(tuple(relate.names), ds.spec.features)
         self.to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         self.image = image_spec(ds.layout, "stored") if self.to_rgb else image
         self.pack_layout = ds.layout
