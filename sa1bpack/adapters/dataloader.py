@@ -377,7 +377,9 @@ def make_dataloader(
     ds = as_dataset(ds)
     chosen = ReadingOptions(**options)
     if num_workers is None:
-        num_workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0
+        num_workers = 0
+        if ds.options.transform is not None:
+            num_workers = min(cores(), _MOST_WORKERS)
     num_workers = whole_number("num_workers", num_workers, 0, MAX_WORKERS)
     ahead = 2 if prefetch_factor is None else prefetch_factor
     ahead = whole_number("prefetch_factor", ahead, 1, MAX_AHEAD)

@@ -28,7 +28,7 @@ _UNIT = np.arange(256, dtype=np.float32) / np.float32(255)
 
 
 @dataclass
-class Frame:
+class VideoFrame:
     """One frame of a video.
 
     Attributes:
@@ -50,7 +50,7 @@ class Video:
 
     video_name: str
     video_id: int
-    frames: list[Frame]
+    frames: list[VideoFrame]
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -204,7 +204,7 @@ class RawDataset:
             passing &= areas / (height * width) < self._most
         pixels = sample["image"][: stored[0], : stored[1]].transpose(2, 0, 1)
         data = torch.from_numpy(_UNIT[pixels])
-        frames = [Frame(k, sample["file_name"], data) for k in range(self._num_frames)]
+        frames = [VideoFrame(k, sample["file_name"], data) for k in range(self._num_frames)]
         spec = self._ds.spec.masks
         segments = Segments(sample, np.flatnonzero(passing), spec.fit, spec.sampling)
         return Video(str(sample["image_id"]), sample["image_id"], frames), segments

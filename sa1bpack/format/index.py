@@ -190,10 +190,10 @@ def _index_folder(root: Path, manifest: Manifest) -> Path:
 def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
     """True if the image ids of an index rise along its `id_order`: then none occurs twice.
 
-    The order need not be trusted: n entries along which ids rise name n different ids. One that is
-    damaged, or was replaced since the manifest was read, proves nothing, and the answer is False:
-    who has opened the index still has its maps. Nothing is sorted (0.05 s for the 11 million of
-    SA-1B), and the maps that are read are not kept, so the process does not hold their pages.
+    The order need not be trusted: n entries along which ids rise name n different ids. If it is
+    damaged, or was replaced since the manifest was read, the answer is False: a dataset that has
+    opened the index still has its maps. Nothing is sorted (0.05 s for the 11 million of SA-1B), and
+    the maps that are read are not kept, so the process does not hold their pages.
     """
     folder = _index_folder(root, manifest)
     try:

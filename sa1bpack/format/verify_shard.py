@@ -280,7 +280,7 @@ def _check_samples(check: Check, shard: Shard, streams: _Streams) -> None:
 
 
 def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
-    """The fault of a sample, in words; None if it has none."""
+    """What is wrong with a sample; None if nothing is."""
     side = layout.image_size
     image = byte_view(rows["image"])
     computed = checksum_of_rows(layout, rows)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.disk.reading_mode import choose_mode
+from sa1bpack.disk.reading_mode import ReadingMode, choose_mode
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import settle
 from sa1bpack.keywords import checks_options, takes_options
@@ -44,8 +44,6 @@ DIRECT_THREADS = 4
 
 # Batches that are ready or in progress while one is used.
 PREFETCH = 2
-
-# What `threads` and `prefetch` may be: far beyond what helps, and within what a machine can start.
 
 # The workspace that cuBLAS takes for the products of relations: this on an H100, 8 MiB on others.
 CUBLAS_BYTES = 32 << 20
@@ -130,36 +128,33 @@ class Loader(BaseLoader):
                 "the batch, or use make_dataloader"
             )
         self._set_up(ds, batch_size, chosen)
-        nbytes = dataset_bytes(ds)
         obstacle = partial(io_obstacle, ds)
-        self._mode = choose_mode(chosen.io or "auto", nbytes, "the dataset's", obstacle)
-        threads = chosen.threads
-        if threads is None:
-            least = DIRECT_THREADS if self._mode.direct else 1
-            threads = max(least, min(cores(), MOST_THREADS))
-        self._threads = threads
-        prefetch = chosen.prefetch
-        if prefetch is None:
-            prefetch = PREFETCH
-            if self._mode.direct:  # also while one is ready and waits until it is taken; a disk is
-                # faster the more is asked for at once, and smaller parts wait more often
-                together = max(1, self.batches.most_samples // OPEN_SAMPLES)
-                prefetch = max(PREFETCH, -(-self._threads // together))
-        self._prefetch = prefetch
+        io = chosen.io or "auto"
+        self._mode = choose_mode(io, dataset_bytes(ds), "the dataset's", obstacle)
+        self._threads = chosen.threads or usual_threads(self._mode)
+        self._prefetch = chosen.prefetch or self._usual_prefetch()
         self._device = ChosenDevice(chosen.device)
-        on_cuda = self._device.asked.type == "cuda"
         rules = self.batches.current.rules
         self._spec = BatchSpec(
             ds,
             chosen.layout,
-            on_cuda,
-            chosen.relate,
+            to_device=self._device.asked.type == "cuda",
+            relate=chosen.relate,
             repeats=rules.repeats,
             marks_repeated=bool(rules.pad_last),
         )
         self._pool: BufferPool | None = None
         self._pid = os.getpid()
         self._closed = False
+
+    def _usual_prefetch(self) -> int:
+        """The batches to read ahead if nobody chose a number."""
+        if not self._mode.direct:
+            return PREFETCH
+        # Also while one is ready and waits until it is taken: a disk is faster the more is asked
+        # for at once, and smaller parts wait more often.
+        together = max(1, self.batches.most_samples // OPEN_SAMPLES)
+        return max(PREFETCH, -(-self._threads // together))
 
     @property
     def dataset(self) -> Dataset:
@@ -270,6 +265,14 @@ class Loader(BaseLoader):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def usual_threads(mode: ReadingMode) -> int:
+    """The threads that read if nobody chose a number."""
+    threads = min(cores(), MOST_THREADS)
+    if mode.direct:
+        return max(threads, DIRECT_THREADS)
+    return threads
 
 
 def _allocated(device: Host | CudaDevice, plan: LoadingPlan, nbytes: int = 0) -> Buffer:

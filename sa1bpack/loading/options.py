@@ -28,6 +28,7 @@ from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.wording import brief
 
+# Far beyond what helps, and within what a machine can start.
 MAX_THREADS = 1024
 MAX_PREFETCH = 1024
 
@@ -170,7 +171,7 @@ class ReadingOptions(Options):
         none="",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "pad_last", checked_pad_last(self.pad_last))
         if self.shuffle and self.order is not None:

@@ -112,10 +112,10 @@ class Derived:
     @cached_property
     def distances(self) -> Any:
         """float64 (m, m): between centroids."""
-        steps = self.centroids[..., :, None, :] - self.centroids[..., None, :, :]
-        some = self.areas > 0
-        apart = self._arrays.sqrt((steps * steps).sum(-1))
-        return apart * (some[..., :, None] & some[..., None, :])
+        offsets = self.centroids[..., :, None, :] - self.centroids[..., None, :, :]
+        has_pixels = self.areas > 0
+        lengths = self._arrays.sqrt((offsets * offsets).sum(-1))
+        return lengths * (has_pixels[..., :, None] & has_pixels[..., None, :])
 
     @cached_property
     def _keys(self) -> Any:
@@ -158,10 +158,10 @@ class Derived:
     @cached_property
     def levels(self) -> Any:
         """int64 (m,): the third by area; 0 large, 1 medium, 2 small, -1 empty."""
-        some = self.areas > 0
+        has_pixels = self.areas > 0
         keys = self._keys
-        rank = ((keys[..., None, :] > keys[..., :, None]) & some[..., None, :]).sum(-1)
-        return self._arrays.where(some, 3 * rank // some.sum(-1)[..., None].clip(1), -1)
+        rank = ((keys[..., None, :] > keys[..., :, None]) & has_pixels[..., None, :]).sum(-1)
+        return self._arrays.where(has_pixels, 3 * rank // has_pixels.sum(-1)[..., None].clip(1), -1)
 
 
 class Relations(Derived):
@@ -190,12 +190,12 @@ class Relations(Derived):
     relation of Simple Features (OGC 06-103r4, "touches") on pixels: with `neighbors=8`, pixels that
     share an edge or a corner are neighbours, with 4 those that share an edge (Rosenfeld and Pfaltz,
     "Sequential Operations in Digital Picture Processing", 1966). For masks that overlap or touch,
-    use `(found.intersections > 0) | found.touching`.
+    use `(relations.intersections > 0) | relations.touching`.
 
     Examples:
         >>> left = np.array([[True, True, False, False]])
         >>> relations = sa1bpack.masks.relate_bits(np.stack([left, left[:, ::-1]]))
-        >>> found.touching.tolist()
+        >>> relations.touching.tolist()
         [[False, True], [True, False]]
     """
 

@@ -128,12 +128,12 @@ class Measurements:
 
 
 def compare_settings(
-    tasks: dict[str, Task], batch: int, duration: float, measurements: Measurements
+    cold: Task, warm: Task, batch: int, duration: float, measurements: Measurements
 ) -> tuple[list[Sweep], dict[str, str]]:
     """Compare settings of a Loader, each time from the best so far, and of a DataLoader.
 
     Args:
-        tasks: "cold" and "warm"; a pack that takes more than half of the memory is measured cold.
+        cold, warm: the tasks; a pack that takes more than half of the memory is measured cold.
         batch: samples per batch; half and twice as many are compared with the best setting for it.
         duration: seconds per measurement.
         measurements: counts each measurement of a setting.
@@ -141,10 +141,10 @@ def compare_settings(
     Returns:
         The comparisons, and by loader the line of Python that makes it with the best settings.
     """
-    ds = tasks["cold"].open()
-    task = tasks["warm"]
+    ds = cold.open()
+    task = warm
     if dataset_bytes(ds) > SHARE_OF_MEMORY * memory_bytes():
-        task = tasks["cold"]
+        task = cold
     modes = ["cached"]
     with suppress(OptionError):
         Loader(ds, batch, io="direct")
@@ -482,39 +482,38 @@ def bench(
     options: dict[str, Any] = {"mask_layout": mask_layout, "max_masks": max_masks}
     ReadingOptions(**options)  # checks them
     open_device(device)
-    tasks = {
-        "cold": Task(path, device, options, cold=True),
-        "warm": Task(path, device, options),
-    }
-    samples = len(tasks["cold"].open())
+    cold = Task(path, device, options, cold=True)
+    warm = Task(path, device, options)
     settings = {"Loader": Setting("Loader", batch_size)}
     for workers in _WORKERS:
         name = f"DataLoader, {counted(workers, 'worker')}"
         settings[name] = Setting("DataLoader", batch_size, {"num_workers": workers})
     with reporting(progress, "measurement") as advance:
-        measurements = Measurements(advance, total=1 + len(tasks) * len(settings))
+        measurements = Measurements(advance, total=1 + 2 * len(settings))
         measurements.begin("ceilings")
-        ceilings, sample_bytes = measure_ceilings(tasks["cold"], duration)
+        ceilings, sample_bytes = measure_ceilings(cold, duration)
         result = BenchResult(
             pack=str(path),
-            samples=samples,
+            samples=len(cold.open()),
             sample_bytes=sample_bytes,
             batch_size=batch_size,
             cores=available_cpus(),
             device=CUDA.name_of(device),
             ceilings=ceilings,
         )
-        for kind, task in tasks.items():
-            for k, (name, setting) in enumerate(settings.items()):
-                measurements.begin(f"{name}, {kind}")
-                if task.cold or k == 0:
-                    task.prepare()
-                if task.cold and k == 0:
-                    result.remaining_share = task.remaining_share()
-                result.lines.setdefault(name, {})[kind] = measure(task, setting, duration)
+        for name, setting in settings.items():
+            measurements.begin(f"{name}, cold")
+            cold.prepare()
+            if not result.lines:
+                result.remaining_share = cold.remaining_share()
+            result.lines[name] = {"cold": measure(cold, setting, duration)}
+        warm.prepare()
+        for name, setting in settings.items():
+            measurements.begin(f"{name}, warm")
+            result.lines[name]["warm"] = measure(warm, setting, duration)
         if sweep:
             result.sweeps, result.settings = compare_settings(
-                tasks, batch_size, duration, measurements
+                cold, warm, batch_size, duration, measurements
             )
         measurements.finish()
     return result

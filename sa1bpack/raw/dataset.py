@@ -18,15 +18,22 @@ import xxhash
 from sa1bpack import __version__
 from sa1bpack.arguments import bytes_of, whole_number
 from sa1bpack.dataset.map_style import MapStyle
-from sa1bpack.dataset.rows import Rows as RowNumbers
-from sa1bpack.dataset.rows import take
+from sa1bpack.dataset.rows import Rows, take
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, UnknownName
 from sa1bpack.format.files import remove_all_leftovers, temporary_beside
 from sa1bpack.format.manifest import folder_to_write
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.raw.decoding import Decoder, PairInfo, RawOptions, Rows, Tars, no_pairs, sources_of
+from sa1bpack.raw.decoding import (
+    Decoder,
+    PairInfo,
+    RawOptions,
+    SampleArrays,
+    Tars,
+    no_pairs,
+    sources_of,
+)
 from sa1bpack.raw.tar_index import open_index
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
@@ -53,19 +60,19 @@ class MemoryCache:
 
     def __init__(self, limit: int):
         self.limit = limit
-        self._rows: OrderedDict[int, Rows] = OrderedDict()  # the least recently used first
+        self._rows: OrderedDict[int, SampleArrays] = OrderedDict()  # the least recently used first
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MemoryCache, (self.limit,)
 
-    def get(self, key: int) -> Rows | None:
+    def get(self, key: int) -> SampleArrays | None:
         """The rows of a sample, which becomes the most recently used, or None."""
         rows = self._rows.pop(key, None)
         if rows is not None:
             self._rows[key] = rows
         return rows
 
-    def put(self, key: int, rows: Rows) -> None:
+    def put(self, key: int, rows: SampleArrays) -> None:
         """Keep the rows of a sample, if there is room for it at all."""
         if _nbytes(rows) > self.limit:
             return
@@ -94,7 +101,7 @@ class DiskCache:
         with suppress(OSError):  # what a killed process left, if it may be removed
             remove_all_leftovers(folder)
 
-    def get(self, key: str) -> Rows | None:
+    def get(self, key: str) -> SampleArrays | None:
         """The rows of a sample, which becomes the most recently used, or None."""
         path = self._path(key)
         try:
@@ -111,7 +118,7 @@ class DiskCache:
             path.unlink()
         return None
 
-    def put(self, key: str, rows: Rows) -> None:
+    def put(self, key: str, rows: SampleArrays) -> None:
         """Keep the rows of a sample. What cannot be written is logged, once."""
         path = self._path(key)
         temporary = temporary_beside(path)
@@ -152,7 +159,7 @@ class DiskCache:
             total -= size
 
 
-def _nbytes(rows: Rows) -> int:
+def _nbytes(rows: SampleArrays) -> int:
     return sum(array.nbytes for array in rows.values())
 
 
@@ -274,7 +281,7 @@ class TarDataset(MapStyle):
             if not len(index):
                 raise no_pairs(index.source, index.rejects)
         self._first_row = np.cumsum([0, *map(len, self._indices)])
-        self._rows: RowNumbers = range(int(self._first_row[-1]))
+        self._rows: Rows = range(int(self._first_row[-1]))
 
     # ------------------------------------------------------------------------------------- samples
 
@@ -323,7 +330,7 @@ class TarDataset(MapStyle):
             raise UnknownName(f"{pair.path}: the record of {name} has image_id {pair.image_id}")
         return index
 
-    def _decoded(self, row: int) -> Rows:
+    def _decoded(self, row: int) -> SampleArrays:
         """The rows of a sample, from a cache or from its pair."""
         if self._memory is None:
             return self._decoded_or_on_disk(row)
@@ -333,7 +340,7 @@ class TarDataset(MapStyle):
             self._memory.put(row, rows)
         return rows
 
-    def _decoded_or_on_disk(self, row: int) -> Rows:
+    def _decoded_or_on_disk(self, row: int) -> SampleArrays:
         """The rows of a sample, from the cache in a folder or from its pair."""
         number, local = self._locate(row)
         tar = self._indices[number]

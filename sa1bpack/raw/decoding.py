@@ -34,7 +34,7 @@ from sa1bpack.wording import brief
 
 Tars = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 # A sample's rows by array name, as a shard stores them, with run_offset as offsets.
-Rows = dict[str, np.ndarray]
+SampleArrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Decoder:
         if raw_options.max_masks is not None:
             self.rule = replace(self.rule or MaskRule(), max_masks=raw_options.max_masks)
 
-    def rows(self, source: Source, file_name: str, jpeg: bytes, json: bytes) -> Rows | None:
+    def rows(self, source: Source, file_name: str, jpeg: bytes, json: bytes) -> SampleArrays | None:
         """Decode a pair; None if the options of packing drop it, for it has no masks.
 
         Raises ReadError, which names the tar and the member, if it cannot be used.
@@ -127,7 +127,7 @@ class Decoder:
             rows["run_offset"] = offsets_of(rows["run_offset"])
         return rows
 
-    def sample(self, rows: Rows, row: int) -> Any:
+    def sample(self, rows: SampleArrays, row: int) -> Any:
         """The sample, or what the transform returns for it, whose exceptions pass."""
         sample = sample_of_rows(rows, self.spec)
         convert(sample, self.layout, self.rule, self.spec)

@@ -7,15 +7,16 @@
       room.lock            locked while room is taken
       shards/NAME/         a shard, or a feature shard, complete and checked
       packs/NAME/          manifest and index of a pack, and links to its shards that are here
-      .../NAME.lock        locked shared by who uses NAME, exclusively by who fetches or removes it
+      .../NAME.lock        locked shared while NAME is used, exclusively while it is fetched or
+                           removed
       .../.NAME.part/      NAME while it is fetched
       .../.tmp-NAME-…/     NAME while it is removed
 
 A folder gets its name when it is complete. Its lock is one of the system (flock), so that a kill
 releases it: what a killed process had begun is removed by the next one that opens the cache, or
-wants the same folder. The file of a lock says how many bytes its folder takes, or will take, and
-since which start of the machine it is there; its time of change is that of the last use. Nothing is
-flushed: what is from before the machine was started is compared with its digests first.
+needs the same folder. The file of a lock records how many bytes its folder takes, or will take, and
+during which run of the machine it was made; its modification time is that of the last use. Nothing
+is flushed: a folder that was made before the machine started is compared with its digests first.
 
 Room is taken before anything is written, with `room.lock` held, so that all processes together
 keep the limit. When there is none, the folders that were used least recently are removed. Memory
@@ -300,7 +301,7 @@ class Cache:
     def _alone(self, name: str) -> Iterator[Lock | None]:
         """The lock of a folder, taken exclusively as soon as others release it.
 
-        None as soon as the folder is here: who fetched it may keep the lock, shared, for long.
+        None as soon as the folder is here: its fetcher may keep the lock, shared, for long.
         """
         path = self.root / f"{name}.lock"
         pause = _SHORTEST_WAIT

@@ -205,7 +205,7 @@ class RemoteSide(_Cached):
 def _link(link: Path, folder: Path) -> None:
     """Make a link to a folder of the cache, unless it is there.
 
-    Its working name is the same in all processes: who finds one, also of a killed one, uses it.
+    Its working name is the same in all processes: one that a killed process left is used.
     """
     target = os.path.relpath(folder, link.parent)
     temporary = link.with_name(TEMPORARY_PREFIX + link.name)

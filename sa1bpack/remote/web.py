@@ -35,7 +35,7 @@ TIMEOUT = 30
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _EXPIRED = frozenset({401, 403, 410})
-# Larger numbers are no sizes: Python refuses to read those of thousands of digits.
+# A larger number is no size; Python refuses to convert one of thousands of digits.
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _UNQUOTED = "%/:?#[]@!$&'()*+,;=~"  # in a URL, what is not quoted again
