@@ -24,7 +24,6 @@ from sa1bpack.format.manifest import (
     make_manifest,
     shard_folders,
 )
-from sa1bpack.packing.job import note_path, read_source_notes
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.records import (
     EmptyShard,
@@ -33,8 +32,10 @@ from sa1bpack.packing.records import (
     SourceRead,
     SourceRecord,
     check_record,
+    note_path,
     published_shard,
     read_own_manifest,
+    read_source_notes,
     source_record,
 )
 from sa1bpack.source.pairs import why_no_pairs

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 
@@ -55,7 +55,8 @@ def existing_parent(path: Path) -> Path:
 def pack_folder(root: Path) -> Iterator[None]:
     """Make a folder for a pack, if there is none; checks that nothing else is in it.
 
-    One that was made is removed again if the block raises and has left nothing but locks in it.
+    One that was made is removed again if the block raises and has left nothing but its lock in it,
+    unless another process works there.
 
     Raises OutputRefused if it holds something else.
     """
@@ -64,11 +65,11 @@ def pack_folder(root: Path) -> Iterator[None]:
     check_can_hold_pack(root)
     try:
         yield
-    except OutputLocked:  # another process came meanwhile
-        raise
     except BaseException:
-        if is_new and {path.name for path in root.iterdir()} <= {LOCK_NAME}:
-            files.discard_entry(root)
+        if is_new:
+            with suppress(OutputLocked, OSError), locked_folder(root):
+                if {path.name for path in root.iterdir()} <= {LOCK_NAME}:
+                    files.discard_entry(root)
         raise
 
 

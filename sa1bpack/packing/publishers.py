@@ -30,7 +30,6 @@ from sa1bpack.format.manifest import (
     read_manifest,
     write_manifest,
 )
-from sa1bpack.packing.job import PackJob, SourceNote, note_path, read_source_note
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_folder import (
@@ -41,7 +40,15 @@ from sa1bpack.packing.pack_folder import (
     pack_folder,
     working_folder,
 )
-from sa1bpack.packing.records import PublishedShard, SourceRead, published_shard
+from sa1bpack.packing.records import (
+    PackJob,
+    PublishedShard,
+    SourceNote,
+    SourceRead,
+    note_path,
+    published_shard,
+    read_source_note,
+)
 from sa1bpack.wording import printable
 
 

@@ -13,7 +13,6 @@ from sa1bpack.format.manifest import PARTS_NAME, Manifest, identity_text
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
-from sa1bpack.packing.job import PackJob, SourceNote, note_path, read_jobs, read_source_notes
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, RunOptions, check_request, recorded_options
 from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
@@ -23,7 +22,14 @@ from sa1bpack.packing.publishers import (
     folder_publisher,
     part_publisher,
 )
-from sa1bpack.packing.records import read_own_manifest
+from sa1bpack.packing.records import (
+    PackJob,
+    SourceNote,
+    note_path,
+    read_jobs,
+    read_own_manifest,
+    read_source_notes,
+)
 from sa1bpack.packing.sample import require_decoder, versions_in_force, versions_text, warm_up
 from sa1bpack.packing.source_packer import pack_sources
 from sa1bpack.packing.work import Work, find_work, list_sources

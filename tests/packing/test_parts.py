@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from fcntl import LOCK_EX, flock
 
 import pytest
@@ -15,6 +16,7 @@ from small_tars import SMALL, contents, members, write_tar
 import sa1bpack
 from sa1bpack import FormatError
 from sa1bpack.errors import OutputLocked, OutputRefused
+from sa1bpack.packing.publishers import part_publisher
 
 
 @pytest.fixture
@@ -200,3 +202,17 @@ def test_a_first_finalize_that_fails_between_two_files_leaves_a_pack_that_is_not
     assert failed and sa1bpack.verify(root).ok
     sa1bpack.finalize(root)
     assert sa1bpack.verify(root).ok
+
+
+def test_a_part_that_ends_early_leaves_the_folder_in_which_another_has_begun(root):
+    options = sa1bpack.PackOptions(**SMALL)
+    with ExitStack() as other:
+        with pytest.raises(KeyboardInterrupt), part_publisher(root, options):
+            publisher = other.enter_context(part_publisher(root, options))
+            raise KeyboardInterrupt
+        publisher.begin()
+        with pytest.raises(OutputLocked):
+            sa1bpack.finalize(root)
+    with pytest.raises(KeyboardInterrupt), part_publisher(root.with_name("alone"), options):
+        raise KeyboardInterrupt
+    assert not root.with_name("alone").exists()
