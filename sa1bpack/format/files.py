@@ -101,13 +101,13 @@ def is_shortage(error: OSError) -> bool:
     return error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
-def write_at(fd: int, data: bytes | memoryview, offset: int, path: Path) -> None:
+def write_at(fd: int, data: bytes | memoryview | np.ndarray, offset: int, path: Path) -> None:
     """Write all of `data` at a byte offset; `path` is named in the OSError.
 
     The kernel may write less than asked (a signal, at most 2 GiB per call, a disk that fills up),
     so the rest is written until nothing is left.
     """
-    view = memoryview(data)
+    view = memoryview(data)  # type: ignore[arg-type]  # arrays are buffers, as types say from 3.12
     with naming(path):
         while view.nbytes:
             count = os.pwrite(fd, view, offset)
@@ -646,7 +646,7 @@ def is_inside(path: str) -> bool:
     return path.isprintable() and all(name not in ("", ".", "..") for name in path.split("/"))
 
 
-def update_zeros(digest: xxhash.xxh3_128, count: int) -> None:
+def update_zeros(digest: xxhash.xxh3_128 | xxhash.xxh3_64, count: int) -> None:
     """Update a hash with `count` zero bytes."""
     while count > 0:
         digest.update(_ZEROS[:count].data)
