@@ -27,7 +27,7 @@ class Advance(Protocol):
         """`label` names what is done next, on a bar that has room for it."""
 
 
-class Bar(tqdm):
+class ProgressBar(tqdm):
     """A progress bar that starts no thread, and shows itself on a terminal of unknown width.
 
     The thread of tqdm, which stays after the last bar, looks for bars that skip too many updates.
@@ -88,7 +88,9 @@ def reporting(progress: ProgressOption, unit: str) -> Iterator[Advance]:
         yield telling(progress, unit)
         return
     scaled = unit == "byte"
-    with Bar(progress, unit="B" if scaled else f" {unit}s", unit_scale=scaled, leave=False) as bar:
+    with ProgressBar(
+        progress, unit="B" if scaled else f" {unit}s", unit_scale=scaled, leave=False
+    ) as bar:
 
         def advance(finished: int, total: int, label: str = "") -> None:
             bar.total = total

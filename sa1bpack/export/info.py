@@ -49,7 +49,7 @@ _BINS_A_DECADE = 4
 _REASON = "rejects:"  # begins the keys of counts by reason
 
 
-class Source(msgspec.Struct):
+class SourceRecord(msgspec.Struct):
     """The record of a source, as far as it is shown."""
 
     name: str = ""
@@ -104,7 +104,7 @@ def attributes_of(shard: Shard) -> _Attributes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class DiskUse:
     """The disk use of shards, and their records of their making; those of several add up.
 
     Attributes:
@@ -122,7 +122,7 @@ class Stored:
     unknown_keys: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, shard: Shard) -> "Stored":
+    def of(cls, shard: Shard) -> "DiskUse":
         """The disk use and the record of a shard.
 
         Raises:
@@ -141,10 +141,10 @@ class Stored:
             unknown_keys=attributes.unknown_keys,
         )
 
-    def __add__(self, other: "Stored") -> "Stored":
+    def __add__(self, other: "DiskUse") -> "DiskUse":
         sizes = ("bytes", "disk_bytes", "files", "folders")
         versions = {tuple(sorted(by.items())) for by in (*self.packed_by, *other.packed_by)}
-        return Stored(
+        return DiskUse(
             **{name: getattr(self, name) + getattr(other, name) for name in sizes},
             packed_by=[dict(by) for by in sorted(versions)],
             unknown_keys=sorted({*self.unknown_keys, *other.unknown_keys}),
@@ -152,7 +152,7 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackInfo(Stored):
+class PackInfo(DiskUse):
     """Summary of a pack, or of several as one.
 
     Attributes:
@@ -176,7 +176,7 @@ class PackInfo(Stored):
 
     roots: tuple[Path, ...]
     manifest: Manifest
-    sources: tuple[Source, ...]
+    sources: tuple[SourceRecord, ...]
     mask_counts: np.ndarray
     completeness: Completeness
     duplicates: list[str]
@@ -275,11 +275,11 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
         mask_counts = np.diff(pack.mask_offsets(rows))
         duplicates = find_duplicates(manifest, replace(pack.folders[0].index, image_id=ids))
     counts: Counter[str] = Counter()
-    sources: list[Source] = []
+    sources: list[SourceRecord] = []
     states = []
     for root, of_root in zip(roots, manifests, strict=True):
         path = root / MANIFEST_NAME
-        sources += _checked(of_root.sources, list[Source], f"{path}: sources")
+        sources += _checked(of_root.sources, list[SourceRecord], f"{path}: sources")
         counts.update(_checked(of_root.counts, dict[str, Count], f"{path}: counts"))
         states.append(completeness_of(root, of_root))
     return PackInfo(
@@ -354,7 +354,7 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
     folders = open_folders(roots)
     check_same_layout(folders)
     held = read_info(roots, Pack(folders))
-    return replace(held, **vars(sum(packs, Stored())), packs=tuple(packs))
+    return replace(held, **vars(sum(packs, DiskUse())), packs=tuple(packs))
 
 
 def _of_pack(root: Path) -> PackInfo:
@@ -374,8 +374,8 @@ def _of_pack(root: Path) -> PackInfo:
         paths += (root / index).rglob("*")
     files = sum(path.is_file() for path in paths)
     shards = (open_shard(root / SHARDS_NAME / entry.name) for entry in held.manifest.shards)
-    outside = Stored(files=files, folders=1 + len(paths) - files)
-    return replace(held, **vars(sum(map(Stored.of, shards), outside)))
+    outside = DiskUse(files=files, folders=1 + len(paths) - files)
+    return replace(held, **vars(sum(map(DiskUse.of, shards), outside)))
 
 
 # ------------------------------------------------------------------------------------- histograms

@@ -28,7 +28,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.export.drawing import drawn, file_of, fitted, mask_text, shape_text
-from sa1bpack.export.info import PackInfo, Stored, bin_text, histogram, read_info, template
+from sa1bpack.export.info import DiskUse, PackInfo, bin_text, histogram, read_info, template
 from sa1bpack.export.output import check_output
 from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_subject
@@ -75,7 +75,7 @@ class Survey:
     unreadable: list[str] = field(default_factory=list)
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    stored: Stored = field(default_factory=Stored)
+    stored: DiskUse = field(default_factory=DiskUse)
 
 
 def survey_of(dataset: Dataset, seed: int) -> Survey:
@@ -93,7 +93,7 @@ def survey_of(dataset: Dataset, seed: int) -> Survey:
             shard = dataset.pack[number]
             columns = {name: np.array(shard[name]) for name in _CHARTS if name in stored_arrays}
             sizes = shard["size"][:, :2].tolist()
-            stored = Stored.of(shard)
+            stored = DiskUse.of(shard)
         except (FormatError, OSError) as error:
             survey.unreadable.append(reason_of(error))
             continue

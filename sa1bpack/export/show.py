@@ -25,7 +25,7 @@ from sa1bpack.format.selection import is_selection
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.dataset import TarDataset
-from sa1bpack.raw.decoding import Decoder, RawOptions, no_pairs
+from sa1bpack.raw.decoding import PairDecoder, RawOptions, no_pairs
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.subsets import torch_subset
@@ -299,7 +299,7 @@ def first_subjects(
         OptionError: the tar has no pairs.
     """
     options = RawOptions(coordinates="source", **rule)
-    decoder = Decoder(PackOptions(max_masks=None), "raise", options)
+    decoder = PairDecoder(PackOptions(max_masks=None), "raise", options)
     subjects: list[Subject | Unreadable] = []
     with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
         for pair in islice(reader, samples):

@@ -145,7 +145,7 @@ def merge(
         before = len(publisher.ledger.shards)
         feature_shards = union.find_feature_shards()
         make_pack(root, union.options)
-        placing = Placing([*(shard.folder for shard in missing), *feature_shards], advance)
+        placing = FolderCopier([*(shard.folder for shard in missing), *feature_shards], advance)
         publisher.publish()
         _place_shards(missing, union, publisher, placing)
         union.create_sides()
@@ -199,7 +199,10 @@ class _PackShard:
 
 
 def _place_shards(
-    shards: Sequence[_PackShard], union: "_Union", publisher: FolderPublisher, placing: "Placing"
+    shards: Sequence[_PackShard],
+    union: "_Union",
+    publisher: FolderPublisher,
+    placing: "FolderCopier",
 ) -> None:
     """Place shards in the merged pack, while no packer and no repair works on any of the packs."""
     with ExitStack() as locks:
@@ -397,7 +400,7 @@ def _check_same_feature(folders: Sequence[Path]) -> None:
             )
 
 
-class Placing:
+class FolderCopier:
     """The making of folders like others: of hard links, else clones, else copies.
 
     A hard link is the same file: it costs nothing, and nothing may ever write into it. No part of

@@ -16,7 +16,7 @@ from sa1bpack import __version__
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.packing.sample import Outcome, Packed
-from sa1bpack.progress import Advance, Bar, ProgressOption, report, telling
+from sa1bpack.progress import Advance, ProgressBar, ProgressOption, report, telling
 from sa1bpack.source.annotations import MORE_KEYS
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
@@ -78,7 +78,7 @@ class Progress:
         if callable(progress):
             self._tell = telling(progress, "byte")
             progress = False
-        self._bar = Bar(
+        self._bar = ProgressBar(
             progress,
             total=total_bytes,
             unit="B",

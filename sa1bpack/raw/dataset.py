@@ -26,7 +26,7 @@ from sa1bpack.format.manifest import folder_to_write
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import (
-    Decoder,
+    PairDecoder,
     PairInfo,
     RawOptions,
     SampleArrays,
@@ -251,7 +251,7 @@ class TarDataset(MapStyle):
             MissingPackage: zlib's library, which indexes gzip streams, or PIL is not installed.
         """
         sources = sources_of(tars)
-        self._decoder = decoder = Decoder(options, on_error, RawOptions(**samples))
+        self._decoder = decoder = PairDecoder(options, on_error, RawOptions(**samples))
         self.pack_options = decoder.pack_options
         self.options = decoder.options
         self.layout = decoder.layout

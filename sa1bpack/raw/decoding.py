@@ -84,7 +84,7 @@ class RawOptions(SampleForm):
     )
 
 
-class Decoder:
+class PairDecoder:
     """A decoder of pairs, by the options of `sa1bpack.pack` and of `sa1bpack.open`.
 
     Args:

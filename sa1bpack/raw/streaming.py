@@ -18,7 +18,7 @@ from sa1bpack.loading.order.batches import announced_ranks, process_group
 from sa1bpack.occurrence import Occurrence, loading
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.paths import local_path
-from sa1bpack.raw.decoding import Decoder, RawOptions, Tars, no_pairs, sources_of, unusable
+from sa1bpack.raw.decoding import PairDecoder, RawOptions, Tars, no_pairs, sources_of, unusable
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import brief, counted
 
@@ -113,7 +113,7 @@ class IterableTarDataset(IterableDataset[Any]):
             OptionError, SourceError, MissingPackage: as for `TarDataset`.
         """
         self.sources = sources_of(tars)
-        self._decoder = Decoder(options, "raise", RawOptions(**samples))
+        self._decoder = PairDecoder(options, "raise", RawOptions(**samples))
         self._buffer = whole_number("shuffle_buffer", shuffle_buffer, 0, _MOST_BUFFERED)
         self._seed = whole_number("seed", seed, 0, MAX_WORD)
         self._on_error = choice("on_error", on_error, ON_ERROR)
