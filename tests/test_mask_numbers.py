@@ -6,23 +6,23 @@ from collections import Counter
 
 import pytest
 from commands import python
-from format_files import documented
+from format_files import DOCS, documented
 from small_tars import SMALL, changed, contents, members, write_tar
 
 import sa1bpack
 from sa1bpack.mask_numbers import MASK_NUMBERS, MaskNumber
 
-# What is done to add `quality`: the line, and of an optional number what its option does.
+# What is done to add `made_up`: the line, and of an optional number what its option does.
 LINE = """
 from sa1bpack import mask_numbers
 
 mask_numbers.MASK_NUMBERS += (
     mask_numbers.MaskNumber(
-        array="quality", json="quality", key="qualities", meaning="made up", type_bit=13,
-        optional={optional}, title="Quality", heading="quality",
+        array="made_up", json="made_up", key="made_ups", meaning="of a test", type_bit=14,
+        optional={optional}, title="Made up", heading="made_up",
     ),
 )
-mask_numbers.OPTIONAL_NUMBERS = ("quality",) * {optional}
+mask_numbers.OPTIONAL_NUMBERS += ("made_up",) * {optional}
 
 from dataclasses import replace
 from functools import cached_property
@@ -30,7 +30,7 @@ from sa1bpack.packing.options import PackOptions
 
 of_options = PackOptions.layout.func
 if {stored}:
-    layout = cached_property(lambda self: replace(of_options(self), numbers=("quality",)))
+    layout = cached_property(lambda self: replace(of_options(self), numbers=("made_up",)))
     layout.__set_name__(PackOptions, "layout")
     PackOptions.layout = layout
 """
@@ -50,31 +50,31 @@ ds = sa1bpack.open(root, coordinates="source")
 if stored:
     samples = [np.array(sample, float) for sample in stored]
     values = np.concatenate(samples)
-    np.testing.assert_array_equal(ds.mask_column("quality"), values)
-    least = ds.column("quality", reduce="min")
+    np.testing.assert_array_equal(ds.mask_column("made_up"), values)
+    least = ds.column("made_up", reduce="min")
     np.testing.assert_array_equal(least, [sample.min() for sample in samples])
-    assert len(ds.where("max(quality) > 10")) == sum(sample.max() > 10 for sample in samples)
+    assert len(ds.where("max(made_up) > 10")) == sum(sample.max() > 10 for sample in samples)
     for verified in (False, True):
         ds = sa1bpack.open(root, min_iou=0, verify_checksums=verified)
         for row, sample in enumerate(samples):
-            np.testing.assert_array_equal(ds[row]["qualities"], sample)
+            np.testing.assert_array_equal(ds[row]["made_ups"], sample)
         loaders = [
             sa1bpack.Loader(ds, 4, mask_layout="concat", shuffle=False, order=None),
             sa1bpack.make_dataloader(ds, 4, mask_layout="concat", shuffle=False, num_workers=0),
         ]
         for loader in loaders:
             [batch] = loader
-            assert batch["qualities"].dtype.itemsize == 4
-            np.testing.assert_array_equal(batch["qualities"].numpy(), np.float32(values))
-        weigh = lambda columns: np.nan_to_num(columns["quality"])
+            assert batch["made_ups"].dtype.itemsize == 4
+            np.testing.assert_array_equal(batch["made_ups"].numpy(), np.float32(values))
+        weigh = lambda columns: np.nan_to_num(columns["made_up"])
         with sa1bpack.Loader(ds, 4, max_masks=1, mask_select=weigh) as loader:
-            assert len(next(iter(loader))["qualities"]) == len(samples)
+            assert len(next(iter(loader))["made_ups"]) == len(samples)
 else:
-    assert "qualities" not in ds[0]
-    assert "qualities" not in next(iter(sa1bpack.Loader(ds, 2)))
+    assert "made_ups" not in ds[0]
+    assert "made_ups" not in next(iter(sa1bpack.Loader(ds, 2)))
 sa1bpack.show(root, rows=[0], large=True)
 page = sa1bpack.report(root, f"{folder}/report.html").path.read_text()
-assert ("Quality" in page) == bool(stored)
+assert ("Made up" in page) == bool(stored)
 sa1bpack.export_sa1b(root, f"{folder}/records")
 sa1bpack.export_coco(root, f"{folder}/coco.json")
 """
@@ -88,7 +88,7 @@ def made_tar(tmp_path, values):
         def change(record, of_masks=of_masks):
             for annotation, value in zip(record["annotations"], of_masks, strict=True):
                 if value is not None:
-                    annotation["quality"] = value
+                    annotation["made_up"] = value
 
         changed(found, number, change)
     return write_tar(tmp_path / "sa_000000.tar", found, shuffle=None), found
@@ -99,7 +99,7 @@ def carried(tmp_path, values, optional, stored):
     tar, found = made_tar(tmp_path, values)
     expected = {"stored": values if stored else [], "unknown": []}
     if not stored:
-        expected["unknown"] = ["annotations.quality"]
+        expected["unknown"] = ["annotations.made_up"]
     program = LINE.format(optional=optional, stored=stored and optional) + PROGRAM
     python("-c", program, tar, tmp_path, json.dumps(expected), json.dumps(SMALL), quiet=False)
     records = {
@@ -114,7 +114,7 @@ def test_a_number_is_carried_from_the_json_to_the_batch_and_back_by_one_line(tmp
     exported, records = carried(tmp_path, values, optional, stored=True)
     assert exported == records  # the texts of the numbers as well
     coco = json.loads((tmp_path / "coco.json").read_text())
-    assert [mask["quality"] for mask in coco["annotations"]] == [
+    assert [mask["made_up"] for mask in coco["annotations"]] == [
         value for sample in values for value in sample
     ]
 
@@ -136,7 +136,7 @@ def test_an_optional_number_that_the_pack_does_not_store_is_an_unknown_key(tmp_p
 
 def test_a_release_without_the_number_refuses_the_pack(tmp_path):
     carried(tmp_path, [[1, 2, 3], [4, 5, 6]], optional=True, stored=True)
-    with pytest.raises(sa1bpack.FormatError, match=r"numbers has 'quality'.*newer sa1bpack"):
+    with pytest.raises(sa1bpack.FormatError, match=r"numbers has 'made_up'.*newer sa1bpack"):
         sa1bpack.open(tmp_path / "pack")
 
 
@@ -147,11 +147,17 @@ def test_docs_format_md_says_what_the_table_says():
     for number in MASK_NUMBERS:
         shape = f"(M, {number.columns})" if number.columns > 1 else "(M,)"
         expected = [types[number.dtype], shape, ", ".join(number.dims), number.meaning]
+        if number.optional:
+            expected[-1] = f"optional: {number.meaning}"
         line = " | ".join([f"`{number.array}`", *expected])
         found = [
             cell.replace("\N{MINUS SIGN}", "-").replace("`", "") for cell in rows[number.array]
         ]
         assert found == [cell.replace("`", "") for cell in expected], f"| {line} |"
+        bits = [str(bit) for bit in number.type_bits]
+        if bits:
+            numbers = "\N{EN DASH}".join(dict.fromkeys([bits[0], bits[-1]]))
+            assert re.search(rf"\b{numbers}\s+`{number.array}`", DOCS.read_text()), number.array
 
 
 def test_names_and_bits_of_the_table_are_used_once():
@@ -165,5 +171,5 @@ def test_names_and_bits_of_the_table_are_used_once():
 
 @pytest.mark.parametrize("other", [{"dtype": "<i8"}, {"columns": 4}])
 def test_an_optional_number_is_one_that_may_be_nan(other):
-    with pytest.raises(ValueError, match="quality is optional: it must be one float64"):
-        MaskNumber("quality", "quality", "qualities", "made up", optional=True, **other)
+    with pytest.raises(ValueError, match="made_up is optional: it must be one float64"):
+        MaskNumber("made_up", "made_up", "made_ups", "made up", optional=True, **other)
