@@ -3,11 +3,10 @@
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from itertools import count as count_from
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +26,8 @@ _COPIED = 32 << 20  # bytes that each thread copies at once: more than the proce
 _ROUNDS = 3
 _AT_ONCE = 8  # samples that a thread requests together
 
+_Result = TypeVar("_Result")
+
 
 class Reading(NamedTuple):
     """Cost of reading: seconds, CPU seconds of all threads, samples, bytes asked for."""
@@ -37,12 +38,12 @@ class Reading(NamedTuple):
     nbytes: int
 
 
-def _in_threads(threads: int, work: Callable[[int], int]) -> tuple[float, list[int]]:
+def _in_threads(threads: int, work: Callable[[int], _Result]) -> tuple[float, list[_Result]]:
     """Seconds until `work` of each number below `threads` has ended, and what it returned."""
     with ThreadPool(threads) as pool:
         begin = time.perf_counter()
-        found = list(pool.map(work, range(threads)))
-        return time.perf_counter() - begin, found
+        results = list(pool.map(work, range(threads)))
+        return time.perf_counter() - begin, results
 
 
 def memory_ceiling(threads: int, seconds: float) -> float:
@@ -53,28 +54,30 @@ def memory_ceiling(threads: int, seconds: float) -> float:
     def copy(number: int) -> int:
         target, source = (array.ctypes.data for array in pairs[number])
         limit = time.perf_counter() + seconds / _ROUNDS
-        for copies in count_from(1):
+        nbytes = 0
+        while nbytes == 0 or time.perf_counter() < limit:
             stream_copy(target, source, _COPIED)
-            if time.perf_counter() >= limit:
-                return copies * _COPIED
+            nbytes += _COPIED
+        return nbytes
 
     rounds = [_in_threads(threads, copy) for _ in range(_ROUNDS)]
-    return statistics.median(sum(copied) / taken for taken, copied in rounds)
+    return statistics.median(sum(nbytes) / elapsed for elapsed, nbytes in rounds)
 
 
 def device_ceiling(index: int, nbytes: int, seconds: float) -> float:
     """Bytes per second that a CUDA device gets from pinned memory, `nbytes` at a time."""
-    host = device_here(open_device(f"cuda:{index}")).allocate(nbytes).pinned
+    pinned = device_here(open_device(f"cuda:{index}")).allocate(nbytes).pinned
+    assert pinned is not None, "buffers of a CUDA device are pinned"
     with CUDA.on(index):
         stream = CUDA.stream(index)
-        there = CUDA.empty(nbytes, index)
+        target = CUDA.empty(nbytes, index)
 
         def copies(count: int) -> float:
             event = CUDA.event()
             begin = time.perf_counter()
             with CUDA.queuing_on(stream):
                 for _ in range(count):
-                    CUDA.send(host, there)
+                    CUDA.send(pinned, target)
                 event.record(stream)
             event.synchronize()
             return time.perf_counter() - begin
@@ -104,77 +107,118 @@ def read_spans(
     Raises:
         OSError: a file cannot be read, or ends before a sample does.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
-    block = BLOCK if direct else 1
-    with ExitStack() as opened:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    block = 1
+    if direct:
+        flags |= os.O_DIRECT
+        block = BLOCK
+    with ExitStack() as resources:
         files = {}
         for path in {path for sample in samples for path, _, _ in sample}:
             files[path] = os.open(path, flags)
-            opened.callback(os.close, files[path])
+            resources.callback(os.close, files[path])
         # The requests of each sample; the thread that takes it adds the addresses.
-        jobs = [
-            np.array(
-                [_request(files[path], low, count, block) for path, low, count in sample], REQUEST
+        jobs = []
+        for sample in samples:
+            jobs.append(
+                np.array(
+                    [_request(files[path], begin, count, block) for path, begin, count in sample],
+                    REQUEST,
+                )
             )
-            for sample in samples
-        ]
-        most = max(int(requests["count"].max()) for requests in jobs)
-        # Every span has a place of its own: a thread's requests are in flight together.
-        place = -(-most // BLOCK) * BLOCK
-        # At least one huge page, so that it consists of them as buffers of a Loader do.
-        nbytes = max(place * max(map(len, jobs)) * at_once, HUGE_PAGE)
-        memory = [aligned(nbytes) for _ in range(threads)]
-        for buffer in memory:
-            buffer[:] = 0  # no page is touched for the first time later
-        contexts = [opened.enter_context(closing(Context())) for _ in range(threads)]
-        contexts[0].read(jobs[0][:0])  # compiles it
-        waiting = iter(jobs)
-        done = []
-        limit = np.inf if seconds is None else time.perf_counter() + seconds
+        readers = []
+        for _ in range(threads):
+            context = resources.enter_context(closing(Context()))
+            readers.append(_SpanReader(jobs, at_once, context))
+        unread = iter(jobs)
+        limit = np.inf
+        if seconds is not None:
+            limit = time.perf_counter() + seconds
 
         def read(number: int) -> None:
-            address = memory[number].ctypes.data
-            # A step of an iterator that threads share holds the GIL.
-            while time.perf_counter() <= limit and (some := list(islice(waiting, at_once))):
-                requests = np.concatenate(some)
-                requests["address"] = address + place * np.arange(len(requests))
-                if (status := contexts[number].read(requests)).any():
-                    raise OSError(f"status {status.tolist()} of {requests.tolist()}")
-                done.extend(some)
+            while time.perf_counter() <= limit:
+                # A step of an iterator that threads share holds the GIL.
+                together = list(islice(unread, at_once))
+                if not together:
+                    break
+                readers[number].read(together)
 
         cpu = time.process_time()
-        taken, _ = _in_threads(threads, read)
-        nbytes = sum(int(requests["count"].sum()) for requests in done)
-        return Reading(taken, time.process_time() - cpu, len(done), nbytes)
+        elapsed, _ = _in_threads(threads, read)
+        return Reading(
+            seconds=elapsed,
+            cpu=time.process_time() - cpu,
+            samples=sum(reader.samples for reader in readers),
+            nbytes=sum(reader.nbytes for reader in readers),
+        )
 
 
-def _request(file: int, low: int, count: int, block: int) -> tuple[int, ...]:
-    """A REQUEST for whole blocks around a span, without an address yet."""
-    before = low % block
+class _SpanReader:
+    """Reads spans into memory of one thread.
+
+    Attributes:
+        samples: samples that it has read.
+        nbytes: bytes that it asked for.
+    """
+
+    def __init__(self, jobs: Sequence[np.ndarray], at_once: int, context: Context):
+        """
+        Args:
+            jobs: the requests of each sample.
+            at_once: samples that are requested together.
+            context: of the thread.
+        """
+        self.samples = 0
+        self.nbytes = 0
+        self._context = context
+        # Every span has a slot of its own: a thread's requests are in flight together.
+        most = max(int(requests["count"].max()) for requests in jobs)
+        self._slot_bytes = -(-most // BLOCK) * BLOCK
+        slots = max(map(len, jobs)) * at_once
+        # At least one huge page, so that it consists of them as buffers of a Loader do.
+        self._memory = aligned(max(self._slot_bytes * slots, HUGE_PAGE))
+        self._memory[:] = 0  # no page is touched for the first time later
+        context.read(jobs[0][:0])  # compiles it
+
+    def read(self, jobs: Sequence[np.ndarray]) -> None:
+        """Read the requests of some samples at once. Raises OSError."""
+        requests = np.concatenate(jobs)
+        self.samples += len(jobs)
+        self.nbytes += int(requests["count"].sum())
+        slots = np.arange(len(requests))
+        requests["address"] = self._memory.ctypes.data + self._slot_bytes * slots
+        status = self._context.read(requests)
+        if status.any():
+            raise OSError(f"status {status.tolist()} of {requests.tolist()}")
+
+
+def _request(file: int, begin: int, count: int, block: int) -> tuple[int, ...]:
+    """A request for whole blocks around a span, without an address yet."""
+    before = begin % block
     needed = before + count
-    return file, low - before, -(-needed // block) * block, 0, needed
+    return file, begin - before, -(-needed // block) * block, 0, needed
 
 
 def large_spans(ds: Dataset, indices: np.ndarray) -> Spans:
     """The spans of some samples of a dataset, int64 (n,). Raises FormatError as reading does."""
     layout = ds.layout
-    found = []
-    stored = {spec.name: spec for spec in layout.arrays}
+    spans = []
+    arrays = {spec.name: spec for spec in layout.arrays}
     numbers, local, first, stop = (array.tolist() for array in ds.locate_many(indices))
     shards, failed = ds.shards.open_many(numbers)
     if failed:
         raise next(iter(failed.values()))
-    for number, row, begin, end in zip(numbers, local, first, stop, strict=True):
+    for number, row, first_mask, mask_stop in zip(numbers, local, first, stop, strict=True):
         shard = shards[number]
+        row_bytes = arrays["image"].row_bytes
+        begin = row * row_bytes
+        end = begin + row_bytes
         if layout.flat:
-            low, high = shard.arrays["image_offset"][row : row + 2].tolist()
-        else:
-            width = stored["image"].row_bytes
-            low = row * width
-            high = (row + 1) * width
-        sample = [(shard.path("image"), low, high - low)]
-        if "mask_bits" in stored:
-            width = stored["mask_bits"].row_bytes
-            sample.append((shard.path("mask_bits"), begin * width, (end - begin) * width))
-        found.append(sample)
-    return found
+            begin, end = shard.arrays["image_offset"][row : row + 2].tolist()
+        sample = [(shard.path("image"), begin, end - begin)]
+        if "mask_bits" in arrays:
+            row_bytes = arrays["mask_bits"].row_bytes
+            nbytes = (mask_stop - first_mask) * row_bytes
+            sample.append((shard.path("mask_bits"), first_mask * row_bytes, nbytes))
+        spans.append(sample)
+    return spans

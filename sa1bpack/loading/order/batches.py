@@ -261,7 +261,7 @@ class OrderedBatches:
         """
         return self._of_settled_ranks().rules.cut.length(self.epoch)
 
-    def __iter__(self) -> "BatchIterator":
+    def __iter__(self) -> Iterator[list[int]]:
         return BatchIterator(self)
 
     def state_after(self, k: int) -> dict[str, Any]:
