@@ -20,7 +20,7 @@ from sa1bpack.deriving.options import DeriveOptions, RowOptions
 from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, share
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
-from sa1bpack.format.side.spec import SIDE_DTYPES, FeatureShard
+from sa1bpack.format.side.spec import SIDE_DTYPES, FeatureShard, SideSpec
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.mask_choice import CHOICES
@@ -159,7 +159,8 @@ class FeatureShardMaker:
     ):
         """Check the arguments. Raises what `derive` raises."""
         ds = as_dataset(ds)
-        options = {} if options is None else options
+        if options is None:
+            options = {}
         if not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
             raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
         if not callable(fn):
@@ -174,7 +175,11 @@ class FeatureShardMaker:
                     "stored image, so choose a pipeline with a square size that moves no image"
                 )
         by_mask = chosen.axis == "mask"
-        layout = chosen.mask_layout or ("concat" if by_mask else "padded")
+        layout = chosen.mask_layout
+        if layout is None:
+            layout = "padded"
+            if by_mask:
+                layout = "concat"
         if by_mask and MaskLayout.of(layout).padded:
             raise OptionError(
                 f"mask_layout is {brief(layout)}: for masks choose concat or concat_bits"
@@ -196,7 +201,7 @@ class FeatureShardMaker:
             "io": chosen.io,
             "timeout": chosen.timeout,
         }
-        made_by = {"function": function_name(fn), "options": self._options}
+        made_by: dict[str, Any] = {"function": function_name(fn), "options": self._options}
         if isinstance(fn, Seeded):
             made_by["seed"] = fn.seed
         if pipeline is not None:
@@ -214,21 +219,29 @@ class FeatureShardMaker:
         """Make the rows of a shard; yields the number of images of each batch that is done."""
         counts = shard.row_counts(self.target.axis)
         with self.loader(shard) as loader:
-            writer = None if self.target.spec is None else self._writer(shard, counts)
+            writer: FeatureShardWriter | None = None
+            first = 0  # sample that is next
             try:
-                done = 0 if writer is None else writer.samples
-                if done:
-                    yield done
-                if 0 < done < len(counts):
-                    loader.load_state_dict(loader.batches.state_after(done // self._batch_size))
-                for batch in loader if done < len(counts) else ():
-                    of_batch = counts[done : done + len(batch["image_ids"])]
-                    rows = self._rows(shard, batch, of_batch, done)
-                    writer = self._writer(shard, counts) if writer is None else writer
+                if self.target.spec is not None:
+                    writer = self._writer(shard, counts)
+                    first = writer.samples
+                if first > 0:
+                    yield first
+                batches: Iterable[Mapping[str, Any]] = ()
+                if first < len(counts):
+                    batches = loader
+                    if first > 0:
+                        state = loader.batches.state_after(first // self._batch_size)
+                        loader.load_state_dict(state)
+                for batch in batches:
+                    of_batch = counts[first : first + len(batch["image_ids"])]
+                    rows = self._rows(shard, batch, of_batch, first)
+                    if writer is None:
+                        writer = self._writer(shard, counts)
                     writer.append(rows, of_batch)
-                    done += len(of_batch)
+                    first += len(of_batch)
                     yield len(of_batch)
-                if writer.publish():
+                if writer is not None and writer.publish():
                     self.made.append(shard)
             except OptionError:  # the rows cannot be stored: what computed them will change
                 if writer is not None:
@@ -240,26 +253,44 @@ class FeatureShardMaker:
 
     def _writer(self, shard: ShardToDo, counts: np.ndarray) -> FeatureShardWriter:
         target = self.target
-        origin = None
-        try:  # what the function is written in, too
-            source = inspect.getsourcefile(inspect.unwrap(_named(self._fn)))
-            code = xxhash.xxh3_128_hexdigest(Path(source).read_bytes())
-            made_by = {**target.provenance, "masks": self._loading.get("mask_layout"), "code": code}
-            origin = msgspec.json.encode(made_by, order="sorted")
-        except (TypeError, OSError):  # another language, or by another program
-            pass
-        given = {"origin": origin, "counts": counts, "step": self._batch_size}
-        return FeatureShardWriter(target.folder, target.spec, shard.identity, **given)
+        assert target.spec is not None  # `use` has set it, if it was not known before
+        return FeatureShardWriter(
+            target.folder,
+            target.spec,
+            shard.identity,
+            origin=self._origin(),
+            counts=counts,
+            step=self._batch_size,
+        )
 
-    def _rows(self, shard: ShardToDo, batch, counts: np.ndarray, first: int) -> np.ndarray:
+    def _origin(self) -> bytes | None:
+        """A record of what makes the rows, with the file of the function; None if it has none."""
+        try:
+            file = inspect.getsourcefile(inspect.unwrap(_named(self._fn)))
+            code = xxhash.xxh3_128_hexdigest(Path(file or "").read_bytes())
+        except (TypeError, OSError):  # another language, or by another program
+            return None
+        made_by = {
+            **self.target.provenance,
+            "masks": self._loading.get("mask_layout"),
+            "code": code,
+        }
+        return msgspec.json.encode(made_by, order="sorted")
+
+    def _rows(
+        self, shard: ShardToDo, batch: Mapping[str, Any], counts: np.ndarray, first: int
+    ) -> np.ndarray:
         """The rows that the function returns for a batch, as they are stored."""
-        batch = batch if self._pipeline is None else self._pipeline(batch)
+        if self._pipeline is not None:
+            batch = self._pipeline(batch)
         name = function_name(self._fn)
         subject = f"batch {batch['batch_idx']} of shard {shard.identity.name} ({_ids_text(batch)})"
         function = functools.partial(self._fn, batch, **self._options)
         with torch.no_grad():
-            found = call_user(function, role=name, subject=f"{subject}, shards before it are kept")
-        (rows, dtype) = stored_rows(found)
+            returned = call_user(
+                function, role=name, subject=f"{subject}, shards before it are kept"
+            )
+        rows, dtype = stored_rows(returned)
         expected = int(counts.sum())
         if rows.ndim < 1 or len(rows) != expected:
             raise OptionError(
@@ -295,29 +326,31 @@ def _mask_choice(by_mask: bool, chosen: DeriveOptions) -> dict[str, Any] | None:
 def _ids_text(batch: Mapping[str, Any]) -> str:
     """The first and the last image id of a batch, as text."""
     ids = batch["image_ids"].tolist()
-    return f"image_id {ids[0]}" if len(ids) == 1 else f"image_ids {ids[0]} to {ids[-1]}"
+    if len(ids) == 1:
+        return f"image_id {ids[0]}"
+    return f"image_ids {ids[0]} to {ids[-1]}"
 
 
-def stored_rows(found: Any) -> tuple[np.ndarray, str]:
+def stored_rows(rows: Any) -> tuple[np.ndarray, str]:
     """A tensor or an array as it is stored, C-contiguous, and its type by name.
 
     Raises OptionError for anything else, and for a type that a feature cannot have.
     """
-    if isinstance(found, torch.Tensor):
-        dtype = str(found.dtype).removeprefix("torch.")
-        found = found.detach().cpu().contiguous()
+    if isinstance(rows, torch.Tensor):
+        dtype = str(rows.dtype).removeprefix("torch.")
+        tensor = rows.detach().cpu().contiguous()
         if dtype == "bfloat16":
-            return found.view(torch.int16).numpy().view(np.uint16), dtype
-        found = found.numpy() if dtype in SIDE_DTYPES else found
+            return tensor.view(torch.int16).numpy().view(np.uint16), dtype
+        if dtype in SIDE_DTYPES:
+            rows = tensor.numpy()
     else:
-        dtype = getattr(getattr(found, "dtype", None), "name", type(found).__name__)
-    if dtype not in SIDE_DTYPES or not isinstance(found, np.ndarray) or dtype == "bfloat16":
+        dtype = getattr(getattr(rows, "dtype", None), "name", type(rows).__name__)
+    if dtype not in SIDE_DTYPES or not isinstance(rows, np.ndarray) or dtype == "bfloat16":
         raise OptionError(f"rows are {dtype}: choose one of {', '.join(SIDE_DTYPES)}")
-    little = np.ascontiguousarray(found, found.dtype.newbyteorder("<"))
-    return little, dtype
+    return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")), dtype
 
 
-def function_of(name: str, option: str = "fn") -> Callable:
+def function_of(name: str, option: str = "fn") -> Callable[..., Any]:
     """Import and return the function that an option names. Raises OptionError if there is none.
 
     An error of the module itself passes.
@@ -328,15 +361,19 @@ def function_of(name: str, option: str = "fn") -> Callable:
             f"{option} is {brief(name)}: choose MODULE:FUNCTION, such as my_teacher:embed"
         )
     try:
-        found = resolve_name(name)
+        function: Any = resolve_name(name)
     except (ModuleNotFoundError, AttributeError) as error:
-        lost = f"{error.name}." if isinstance(error, ModuleNotFoundError) else ""
-        if not f"{module}.".startswith(lost):
+        missing_module = ""
+        if isinstance(error, ModuleNotFoundError):
+            missing_module = f"{error.name}."
+        if not f"{module}.".startswith(missing_module):
             raise  # something that the module imports
         raise OptionError(f"{option} is {brief(name)}: {error}") from None
-    if not callable(found):
-        raise OptionError(f"{option} is {brief(name)}: of type {type(found).__name__}, no function")
-    return found
+    if not callable(function):
+        kind = type(function).__name__
+        raise OptionError(f"{option} is {brief(name)}: of type {kind}, no function")
+    checked: Callable[..., Any] = function
+    return checked
 
 
 # ----------------------------------------------------------------------- rows that exist already
@@ -406,32 +443,38 @@ def attach(
     target.use(kind, array.shape[1:])
     todo = {shard.identity.feature_shard for shard in target.missing(target.shards)}
     total = sum(shard.identity.lengths.samples for shard in target.shards)
-    made = []
+    spec = target.spec
+    assert spec is not None  # `use` has set it
+    made_shards = []
     with reporting_steps(progress, "image", total) as step:
         for shard in target.shards:
             positions = lookup.positions(shard, target.axis)
-            counts = shard.row_counts(target.axis)
-            pieces = _pieces(target, shard, array, positions, counts)
+            pieces = _pieces(target, spec, shard, array, positions)
             if shard.identity.feature_shard in todo:
-                with FeatureShardWriter(target.folder, target.spec, shard.identity) as writer:
-                    for piece in pieces:
-                        writer.append(*piece)
+                with FeatureShardWriter(target.folder, spec, shard.identity) as writer:
+                    for rows_of_piece, counts in pieces:
+                        writer.append(rows_of_piece, counts)
                     if writer.publish():
-                        made.append(shard)
+                        made_shards.append(shard)
             else:
-                _compare(target, shard, pieces)
+                existing = FeatureShard.open(target.folder, spec, shard.identity)
+                _compare(existing, spec.row_bytes, pieces)
             step(len(shard.samples))
-    return target.result(made)
+    return target.result(made_shards)
 
 
 class _Lookup:
     """A look-up of rows by id."""
 
     def __init__(self, ids: Any, array: Any):
-        ids = ids.cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+        if isinstance(ids, torch.Tensor):
+            ids = ids.cpu().numpy()
+        ids = np.asarray(ids)
         if ids.shape != (len(array),) or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-            what = f"one integer for each of the {len(array):,} rows"
-            raise OptionError(f"ids are {ids.dtype} {ids.shape}: choose {what}")
+            raise OptionError(
+                f"ids are {ids.dtype} {ids.shape}: choose one integer for each of the "
+                f"{len(array):,} rows"
+            )
         self._order = np.argsort(ids, kind="stable")
         self._sorted = ids[self._order].astype(np.int64)
         again = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
@@ -441,42 +484,48 @@ class _Lookup:
     def positions(self, shard: ShardToDo, axis: str) -> np.ndarray:
         """int64 (k,): the row of each sample or mask of a shard. Raises OptionError."""
         if axis == "mask":
-            wanted = shard.samples.mask_column("annotation_id")
+            shard_ids = shard.samples.mask_column("annotation_id")
             noun = "mask"
         else:
-            wanted = shard.samples.column("image_id")
+            shard_ids = shard.samples.column("image_id")
             noun = "image"
-        lost = wanted[~np.isin(wanted, self._sorted)]
-        if len(lost):
-            lacks = f"{counted(len(lost), noun)} of shard {shard.identity.name}, such as {lost[0]}"
-            raise OptionError(f"ids lacks {lacks}")
-        return self._order[np.searchsorted(self._sorted, wanted)]
+        unknown = shard_ids[~np.isin(shard_ids, self._sorted)]
+        if len(unknown):
+            raise OptionError(
+                f"ids lacks {counted(len(unknown), noun)} of shard {shard.identity.name}, such as "
+                f"{unknown[0]}"
+            )
+        return self._order[np.searchsorted(self._sorted, shard_ids)]
 
 
 def _pieces(
-    target: Target, shard: ShardToDo, array: Any, positions: np.ndarray, counts: np.ndarray
+    target: Target, spec: SideSpec, shard: ShardToDo, array: Any, positions: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows as they are stored, about PIECE_BYTES of them, and how many each sample has."""
-    each = max(1, PIECE_BYTES // max(1, target.spec.row_bytes * int(counts.max(initial=1))))
+    counts = shard.row_counts(target.axis)
+    sample_bytes = spec.row_bytes * int(counts.max(initial=1))
+    samples = max(1, PIECE_BYTES // max(1, sample_bytes))
     edges = np.concatenate([[0], np.cumsum(counts)])
-    for first in range(0, len(counts), each):
-        stop = min(first + each, len(counts))
+    for first in range(0, len(counts), samples):
+        stop = min(first + samples, len(counts))
         rows, _ = stored_rows(array[positions[edges[first] : edges[stop]]])
         yield target.stored(shard, rows, counts[first:stop], first), counts[first:stop]
 
 
-def _compare(target: Target, shard: ShardToDo, pieces: Iterable) -> None:
+def _compare(
+    existing: FeatureShard, row_bytes: int, pieces: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> None:
     """Raise OutputRefused unless the feature shard that exists has these rows."""
-    existing = FeatureShard.open(target.folder, target.spec, shard.identity)
     sample = 0
-    stored = existing.checksum
     for rows, counts in pieces:
-        data = byte_view(rows)
+        data = byte_view(rows).data
         first = 0
         for count in counts.tolist():
-            end = first + count * target.spec.row_bytes
-            if xxhash.xxh3_64_intdigest(data[first:end]) != int(stored[sample]):
-                where = f"{existing.folder}: it has other rows for sample {sample}"
-                raise OutputRefused(f"{where}; remove that folder, or choose another one")
+            end = first + count * row_bytes
+            if xxhash.xxh3_64_intdigest(data[first:end]) != int(existing.checksum[sample]):
+                raise OutputRefused(
+                    f"{existing.folder}: it has other rows for sample {sample}; remove that "
+                    "folder, or choose another one"
+                )
             first = end
-            sample = sample + 1
+            sample += 1

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -63,10 +63,11 @@ class DeriveResult:
     missing: tuple[str, ...]
 
     def __str__(self) -> str:
-        state = f"{len(self.missing):,} missing" if self.missing else "complete"
-        made = counted(len(self.made), "shard")
-        existing = len(self.existing)
-        return f"{self.folder}: {made} made, {existing:,} existing, {state}"
+        state = "complete"
+        if self.missing:
+            state = f"{len(self.missing):,} missing"
+        shards = counted(len(self.made), "shard")
+        return f"{self.folder}: {shards} made, {len(self.existing):,} existing, {state}"
 
 
 @dataclass(frozen=True)
@@ -102,22 +103,12 @@ class Target:
         rows: RowOptions,
     ):
         """Check the arguments. Raises what `derive` raises."""
-        axis = rows.axis
-        spatial = rows.spatial
-        covers = rows.covers
-        quantize = rows.quantize
-        self.axis = axis
-        self._spatial = spatial
-        self._allow_nonfinite = rows.allow_nonfinite
-        self._scaled = SCALED_DTYPES.get(quantize or "")
-        if self._scaled and rows.allow_nonfinite:
-            raise OptionError(f"quantize is {brief(quantize)}: NaN and infinities have no scale")
-        if spatial and axis != "sample":
-            raise OptionError(f"spatial is True, but axis is {brief(axis)}: choose axis='sample'")
-        _check_spatial_only(rows)
-        self._covers = covers
-        self._interpolation = rows.interpolation
-        if spatial and covers is None and ds.layout.fit == "squash":
+        self.axis = rows.axis
+        self._rows = rows
+        self._scaled = SCALED_DTYPES.get(rows.quantize or "")
+        _check_rows(rows)
+        self._covers = rows.covers
+        if rows.spatial and rows.covers is None and ds.layout.fit == "squash":
             self._covers = "canvas"  # which the photograph fills
         if ds.options.rule is not None:
             raise OptionError(
@@ -126,64 +117,51 @@ class Target:
             )
         check_feature_name(name)
         self.name = side_name(name)
-        versions = {"sa1bpack": __version__, **{each: version(each) for each in ("numpy", "torch")}}
-        try:  # as JSON returns it
-            made_by = msgspec.json.encode({**provenance, "versions": versions})
-            self.provenance = msgspec.json.decode(made_by)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise OptionError(
-                f"options is {brief(provenance['options'])}: choose what JSON can hold ({error})"
-            ) from None
-        if rows.output is not None:
-            self.folder = _outside(self.name, rows.output)
-        elif len(ds.pack.folders) == 1 and not ds.pack.sources:
-            self.folder = ds.root / SIDES_NAME / self.name
-        else:
-            raise OptionError(
-                f"output is None, but {ds.pack.name} have no folder in common on this machine: "
-                "choose one (and upload it, for a pack at a URL)"
-            )
+        self.provenance = _with_versions(provenance)
+        self.folder = _folder(ds, self.name, rows.output)
         self.shards = _complete_shards(ds)
         self.spec: SideSpec | None = None
-        self._given = ""
+        self._row_dtype = ""  # of what was computed, by name
         if is_side(self.folder) and not is_unused(self.folder):
-            found = read_side_manifest(self.folder).spec
-            if found.dtype != self._scaled and (found.scaled or self._scaled):
-                raise OutputRefused(
-                    f"{self.folder}: rows are {found.to_text()}, but quantize is "
-                    f"{brief(quantize)}: "
-                    "choose quantize as before (--quantize), or another folder"
-                )
-            spec = replace(
-                found,
-                name=self.name,
-                axis=axis,
-                spatial=spatial,
-                covers=self._covers,
-                interpolation=self._interpolation,
+            self._continue_feature()
+
+    def _continue_feature(self) -> None:
+        """Take the spec of the feature that exists. Raises OutputRefused if it is another one."""
+        spec = read_side_manifest(self.folder).spec
+        if spec.dtype != self._scaled and (spec.scaled or self._scaled):
+            raise OutputRefused(
+                f"{self.folder}: rows are {spec.to_text()}, but quantize is "
+                f"{brief(self._rows.quantize)}: choose quantize as before (--quantize), or another "
+                "folder"
             )
-            create_side(self.folder, SideManifest(spec, self.provenance))  # refuses another one
-            self.spec = found
+        asked_for = self._spec(spec.dtype, spec.row_shape)
+        create_side(self.folder, SideManifest(asked_for, self.provenance))  # refuses another one
+        self.spec = spec
+
+    def _spec(self, dtype: str, row_shape: tuple[int, ...]) -> SideSpec:
+        """The spec of rows of this type and shape, as the options ask for."""
+        return SideSpec(
+            self.name,
+            # The options have checked that these are of the choices.
+            cast(Any, self.axis),
+            dtype,
+            row_shape,
+            self._rows.spatial,
+            cast(Any, self._covers),
+            cast(Any, self._rows.interpolation),
+        )
 
     def use(self, dtype: str, shape: Sequence[int]) -> None:
         """Make the folder for rows of this type and shape, or check that it is for such rows.
 
         A folder without feature shards, which a call that failed has left, is replaced.
         """
-        self._given = dtype
+        self._row_dtype = dtype
         if self._scaled:
             if "float" not in dtype:
                 raise OptionError(f"rows are {dtype}: choose floats, or quantize=None")
             dtype = self._scaled
-        spec = SideSpec(
-            self.name,
-            self.axis,
-            dtype,
-            tuple(shape),
-            self._spatial,
-            self._covers,
-            self._interpolation,
-        )
+        spec = self._spec(dtype, tuple(shape))
         if spec.spatial and spec.covers is None:
             raise OptionError(
                 f"covers is None, but rows are {spec.row_shape}, not as high as wide: choose "
@@ -219,7 +197,9 @@ class Target:
                 FeatureShard.open(self.folder, self.spec, shard.identity, deep=True)
         return [shard for shard in shards if shard.identity.feature_shard not in names]
 
-    def stored(self, shard: ShardToDo, rows: np.ndarray, counts, first: int) -> np.ndarray:
+    def stored(
+        self, shard: ShardToDo, rows: np.ndarray, counts: np.ndarray, first: int
+    ) -> np.ndarray:
         """Rows as they are stored.
 
         Args:
@@ -231,42 +211,86 @@ class Target:
         Raises:
             OptionError: rows have NaN or an infinity and must not; the message names the sample.
         """
-        found = rows
-        if self._given == "bfloat16":
-            found = (rows.astype(np.uint32) << 16).view(np.float32)
-        if not self._allow_nonfinite and found.dtype.kind == "f":
-            checked = found
-            remedy = "store such rows with allow_nonfinite=True"
-            if self._scaled:
-                remedy = "store rows beyond float16 without quantize"
-                with np.errstate(over="ignore"):
-                    checked = found.astype(np.float16)
-            bad = ~np.isfinite(checked).all(tuple(range(1, checked.ndim)))
-            if bad.any():
-                row = int(bad.argmax())
-                edges = np.cumsum(counts)
-                sample = int(np.searchsorted(edges, row, "right"))
-                place = f"image {shard.samples.column('image_id')[first + sample]}"
-                if self.axis == "mask":
-                    place = f"mask {row - int(edges[sample] - counts[sample])} of {place}"
-                raise OptionError(
-                    f"{self.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: "
-                    f"repair what computes it, or {remedy}"
-                )
-        return scaled_of(found, self._scaled) if self._scaled else rows
+        values = rows
+        if self._row_dtype == "bfloat16":
+            values = (rows.astype(np.uint32) << 16).view(np.float32)
+        if not self._rows.allow_nonfinite and values.dtype.kind == "f":
+            self._check_finite(shard, values, counts, first)
+        if self._scaled is None:
+            return rows
+        return scaled_of(values, self._scaled)
 
-    def result(self, made: Sequence[ShardToDo]) -> DeriveResult:
-        """The state of the array, if this call made these."""
-        names = feature_shard_names(self.folder) if self.spec is not None else []
-        missing = coverage(names, (shard.identity for shard in self.shards)).missing
-        done = tuple(shard.identity.name for shard in made)
-        existing = [shard.identity.name for shard in self.shards]
-        existing = tuple(name for name in existing if name not in {*done, *missing})
-        return DeriveResult(self.folder, done, existing, missing)
+    def _check_finite(
+        self, shard: ShardToDo, values: np.ndarray, counts: np.ndarray, first: int
+    ) -> None:
+        """Raise OptionError for rows with NaN or an infinity; arguments as of `stored`."""
+        remedy = "store such rows with allow_nonfinite=True"
+        if self._scaled:
+            remedy = "store rows beyond float16 without quantize"
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float16)
+        nonfinite = ~np.isfinite(values).all(tuple(range(1, values.ndim)))
+        if not nonfinite.any():
+            return
+        row = int(nonfinite.argmax())
+        edges = np.cumsum(counts)
+        sample = int(np.searchsorted(edges, row, "right"))
+        name = f"image {shard.samples.column('image_id')[first + sample]}"
+        if self.axis == "mask":
+            name = f"mask {row - int(edges[sample] - counts[sample])} of {name}"
+        raise OptionError(
+            f"{self.name} of {name}, shard {shard.identity.name}, has NaN or an infinity: repair "
+            f"what computes it, or {remedy}"
+        )
+
+    def result(self, made_shards: Sequence[ShardToDo]) -> DeriveResult:
+        """The state of the feature, if this call made these shards."""
+        feature_shards: list[str] = []
+        if self.spec is not None:
+            feature_shards = feature_shard_names(self.folder)
+        missing = coverage(feature_shards, (shard.identity for shard in self.shards)).missing
+        made_names = tuple(shard.identity.name for shard in made_shards)
+        existing = []
+        for shard in self.shards:
+            if shard.identity.name not in made_names and shard.identity.name not in missing:
+                existing.append(shard.identity.name)
+        return DeriveResult(self.folder, made_names, tuple(existing), missing)
 
 
-def _check_spatial_only(rows: RowOptions) -> None:
-    """Raise OptionError for an option of spatial rows, where rows are not spatial."""
+def _with_versions(provenance: dict[str, Any]) -> dict[str, Any]:
+    """A record of how a feature is made, with the versions in force, as JSON returns it.
+
+    Raises OptionError if JSON cannot hold the options.
+    """
+    versions = {"sa1bpack": __version__, "numpy": version("numpy"), "torch": version("torch")}
+    try:
+        data = msgspec.json.encode({**provenance, "versions": versions})
+        record: dict[str, Any] = msgspec.json.decode(data)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError(
+            f"options is {brief(provenance['options'])}: choose what JSON can hold ({error})"
+        ) from None
+    return record
+
+
+def _folder(ds: Dataset, name: str, output: Path | None) -> Path:
+    """The folder of a feature. Raises OptionError if there is none."""
+    if output is not None:
+        return _outside(name, output)
+    if len(ds.pack.folders) == 1 and not ds.pack.sources:
+        return ds.root / SIDES_NAME / name
+    raise OptionError(
+        f"output is None, but {ds.pack.name} have no folder in common on this machine: choose one "
+        "(and upload it, for a pack at a URL)"
+    )
+
+
+def _check_rows(rows: RowOptions) -> None:
+    """Raise OptionError for options of rows that exclude one another."""
+    if rows.quantize is not None and rows.allow_nonfinite:
+        raise OptionError(f"quantize is {brief(rows.quantize)}: NaN and infinities have no scale")
+    if rows.spatial and rows.axis != "sample":
+        raise OptionError(f"spatial is True, but axis is {brief(rows.axis)}: choose axis='sample'")
     for name in ("covers", "interpolation"):
         value = getattr(rows, name)
         if value is not None and not rows.spatial:
@@ -276,9 +300,9 @@ def _check_spatial_only(rows: RowOptions) -> None:
 def _outside(name: str, folder: Path) -> Path:
     """The folder that was asked for. Raises OptionError if it lies among the files of a pack."""
     check_can_be_folder(folder.parent, "choose another folder")
-    found = folder.resolve()
-    root = pack_above(found / "shard")
-    if root is not None and found.parent != root / SIDES_NAME:
+    resolved = folder.resolve()
+    root = pack_above(resolved / "shard")
+    if root is not None and resolved.parent != root / SIDES_NAME:
         raise OptionError(
             f"output is {str(folder)!r}: this is in the pack {root}, whose features are in "
             f"{SIDES_NAME}; choose {root / SIDES_NAME / name}, or a folder elsewhere"
@@ -291,9 +315,11 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
     numbers, local, *_ = ds.locate_many(np.arange(len(ds)))
     order = np.lexsort((local, numbers))
     starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-    found = []
+    if not len(order):
+        return []
+    shards = []
     identities = ds.pack.identities
-    for positions in np.split(order, starts[1:]) if len(order) else []:
+    for positions in np.split(order, starts[1:]):
         identity = identities[int(numbers[positions[0]])]
         if not np.array_equal(local[positions], np.arange(identity.lengths.samples)):
             raise OptionError(
@@ -302,8 +328,8 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
                 "is for a complete shard; compute it for the pack, or select with "
                 "ds.from_sources(...) or ds.from_shards(...)"
             )
-        found.append(ShardToDo(identity, ds[positions]))
-    return found
+        shards.append(ShardToDo(identity, ds[positions]))
+    return shards
 
 
 def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
@@ -314,9 +340,10 @@ def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
             initialized, otherwise of the environment (RANK and WORLD_SIZE, which torchrun sets),
             otherwise all.
     """
+    group = process_group()
     if part is not None:
         number, count = part_of_job(part)
-    elif (group := process_group()) is not None:
+    elif group is not None:
         number = group.get_rank() + 1
         count = group.get_world_size()
     else:
@@ -328,7 +355,6 @@ def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
         except ValueError:
             raise OptionError(
                 f"RANK is {brief(rank)} and WORLD_SIZE is {brief(world)} in the environment: set "
-                "both, or "
-                "pass part=(K, N)"
+                "both, or pass part=(K, N)"
             ) from None
     return shards[number - 1 :: count]
