@@ -27,8 +27,8 @@ class Pictured:
     """
 
     def _repr_html_(self) -> str | None:
-        drawing: Any = import_module(PICTURES)
         try:
+            drawing: Any = import_module(PICTURES)
             html: str | None = drawing.html_of(self)
             return html
         except Exception as error:  # PIL is missing, or a sample cannot be read: text will do

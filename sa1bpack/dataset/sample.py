@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,6 @@ from sa1bpack.format.arrays import map_array
 from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.masks.arrays import check_image_runs
-from sa1bpack.masks.rle import take_masks
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, Thresholds, select_masks
 from sa1bpack.options import option
 from sa1bpack.user_code import call_user
@@ -386,7 +385,9 @@ def convert(
     if spec.masks.source == "runs":
         sample.pop("masks", None)
         height, width = sample["size"][:2].tolist()
-        check_image_runs(sample["run_ends"], sample["run_offset"], height * width)
+        _kernels("arrays").check_image_runs(
+            sample["run_ends"], sample["run_offset"], height * width
+        )
         return
     if spec.masks.source == "drawn":
         run_ends = sample.pop("run_ends")
@@ -455,6 +456,11 @@ def sample_of_rows(rows: dict[str, np.ndarray], spec: SampleSpec) -> dict[str, A
     return sample
 
 
+def _kernels(name: str) -> Any:
+    """A module of `masks` with compiled functions, imported when one is needed: bits need none."""
+    return import_module(f"sa1bpack.masks.{name}")
+
+
 def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> None:
     """Keep the masks that pass a rule; arrays that lose masks are copies, read-only like views."""
     height, width = sample["size"][:2].tolist()
@@ -475,7 +481,7 @@ def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> None:
     keys += [feature.name for feature in spec.features if feature.axis == "mask"]
     arrays = {key: sample[key][selected] for key in keys}
     if "run_ends" in sample:
-        arrays["run_ends"], arrays["run_offset"] = take_masks(
+        arrays["run_ends"], arrays["run_offset"] = _kernels("rle").take_masks(
             sample["run_ends"], sample["run_offset"], selected
         )
     for array in arrays.values():
