@@ -1,6 +1,5 @@
 """Several packs as one dataset: it is the dataset of one pack that holds all their shards."""
 
-import dataclasses
 import logging
 import pickle
 import shutil
@@ -267,7 +266,7 @@ def test_several_packs_have_no_common_folder(several):
     assert [folder.root for folder in ds.pack.folders] == several.roots
     names = f"3 packs, {several.roots[0]} to {several.roots[2]}"
     assert repr(ds).startswith(f"<Dataset {names}: {SAMPLES} samples, ")
-    assert dataclasses.asdict(ds.layout) == LAYOUT and ds.manifest.samples == SAMPLES
+    assert ds.layout.to_json() == LAYOUT and ds.manifest.samples == SAMPLES
 
 
 def test_a_pack_whose_index_is_replaced_while_it_is_opened_is_opened(several, tmp_path):
