@@ -1,10 +1,10 @@
 """`sa1bpack pack`, `finalize`, `merge`, `verify`, `repair`: packs are made, joined, kept sound."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 import sa1bpack
 from sa1bpack.cli import exits
@@ -93,24 +93,29 @@ def pack(
     on disk or that a URL cannot be read.
     """
     machines = Machines(part, engine, address)
-    wanted = {"sources": sources, "output": output, **asdict(options), **asdict(run_options)}
-    ray = machines.on_ray(dry_run=dry_run, staging=staging)
+    arguments: dict[str, Any] = {**asdict(options), **asdict(run_options)}
+    on_ray = machines.on_ray(dry_run=dry_run, staging=staging)
     if sum(map(bool, (staging, machines.share, dry_run))) > 1:
         raise OptionError("--part, --staging and --dry-run exclude one another: give one of them")
-    wanted |= {} if staging is None else {"staging": staging}
+    if staging is not None:
+        arguments["staging"] = staging
+    call: Callable[..., Any]
     with interrupts_held():  # loads what packing needs
-        if ray:
-            from sa1bpack.cluster.pack import pack_on_ray as call
+        if on_ray:
+            from sa1bpack.cluster.pack import pack_on_ray
 
-            wanted["address"] = machines.address
+            call = pack_on_ray
+            arguments["address"] = machines.address
         elif machines.share:
             call = sa1bpack.pack_part
-            wanted["part"] = machines.share
+            arguments["part"] = machines.share
+        elif dry_run:
+            call = sa1bpack.estimate
         else:
-            call = sa1bpack.estimate if dry_run else sa1bpack.pack
+            call = sa1bpack.pack
     advice = "" if dry_run else "repeat the same command to continue from here"
     with exits.refusing_damage(), exits.advising(advice):
-        result = call(**wanted)
+        result: Any = call(sources, output, **arguments)
     if dry_run:
         say(result.as_text())
         for name, error in result.unreadable.items():
@@ -318,13 +323,16 @@ def verify(
       sa1bpack verify /data/packed --engine ray --address auto
     """
     machines = Machines(part, engine, address)
-    named: list[str | Path] = []
-    for pack in packs:
-        named += [pack_url("pack", pack)] if is_pack_url(pack) else paths_of("pack", pack)
-    if machines.on_ray() and (urls := list(filter(is_pack_url, named))):
+    places: list[str | Path] = []
+    for text in packs:
+        if is_pack_url(text):
+            places.append(pack_url("pack", text))
+        else:
+            places += paths_of("pack", text)
+    if machines.on_ray() and (urls := list(filter(is_pack_url, places))):
         raise OptionError(f"--engine ray checks shared folders, not {urls[0]}: use --part K/N")
     codes = []
-    for pack in named:
+    for pack in places:
         report = _report(pack, quick, io, machines)
         code, verdict = _verdict(report, quick, whole=machines.part is None)
         codes.append(code)
@@ -494,17 +502,20 @@ def repair(
     machines = Machines(part, engine, address)
     if machines.share is not None and shard:
         raise OptionError("--part has the shards of its tars: leave out --shard")
-    ray = machines.on_ray(dry_run=dry_run, shard=shard)
+    on_ray = machines.on_ray(dry_run=dry_run, shard=shard)
+    call: Callable[..., sa1bpack.RepairResult]
+    arguments: dict[str, Any] = {"quick": quick, "links": links, "workers": workers}
     with interrupts_held():
-        if ray:
-            from sa1bpack.cluster.pack import repair_on_ray as call
+        if on_ray:
+            from sa1bpack.cluster.pack import repair_on_ray
 
-            more = {"address": machines.address}
+            call = repair_on_ray
+            arguments["address"] = machines.address
         else:
             call = sa1bpack.repair
-            more = {"shards": shard, "part": machines.share, "dry_run": dry_run}
+            arguments |= {"shards": shard, "part": machines.share, "dry_run": dry_run}
     with exits.advising("nothing sound was touched; repeat the same command to continue from here"):
-        result = call(pack, sources, quick=quick, links=links, workers=workers, **more)
+        result = call(pack, sources, **arguments)
     for problem in result.problems:
         say(problem)
     if result.dry_run:
