@@ -31,7 +31,7 @@ from sa1bpack.wording import brief
 _log = logging.getLogger("sa1bpack")
 
 # What becomes of samples that cannot be read.
-ON_ERROR = ("raise", "drop")
+ON_ERROR: tuple[str, ...] = ("raise", "drop")
 
 
 @dataclass(frozen=True)
