@@ -2,7 +2,7 @@
 
 Everything that has them follows from MASK_NUMBERS: the decoder of records, the arrays of a shard
 and their metadata, samples, columns and conditions, batches and their buffers, and what is exported
-and drawn. docs/adding-a-number.md says how to add one.
+and drawn. CONTRIBUTING.md, "A number per mask", says how to add one.
 """
 
 from collections.abc import Collection

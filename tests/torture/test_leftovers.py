@@ -34,13 +34,24 @@ def attached(packed: Path, out: Path) -> None:
     sa1bpack.attach(ds, "rows", rows, ds.column("image_id"), output=out / "rows")
 
 
-# What writes outside packs, of a tar, a pack, and a folder to write to.
+def derived(packed: Path, out: Path) -> None:
+    ds = sa1bpack.open(packed)
+    sa1bpack.derive(ds, "rows", means_of, output=out / "rows", threads=1, progress=False)
+
+
+def means_of(batch):
+    return batch["images"].float().mean((1, 2, 3))[:, None]
+
+
+# What writes a pack or outside packs, of a tar, a pack, and a folder to write to.
 WRITERS = {
     "export": lambda tar, packed, out: sa1bpack.export_sa1b(packed, out / "json"),
     "export_coco": lambda tar, packed, out: sa1bpack.export_coco(packed, out / "coco.json"),
     "report": lambda tar, packed, out: sa1bpack.report(packed, out / "report.html", samples=1),
     "selection": lambda tar, packed, out: sa1bpack.open(packed)[:3].save_selection(out / "some"),
     "attach": lambda tar, packed, out: attached(packed, out),
+    "derive": lambda tar, packed, out: derived(packed, out),
+    "pack": lambda tar, packed, out: sa1bpack.pack(tar, out / "pack", workers=1, **SMALL),
     "index": lambda tar, packed, out: len(sa1bpack.TarDataset(tar, index_folder=out / "index")),
     "cache of samples": lambda tar, packed, out: sa1bpack.TarDataset(
         tar, index_folder=out.parent / "index", cache_dir=out / "samples", cache_dir_size=10**9
