@@ -18,7 +18,7 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Self, get_args
+from typing import Any, TypeVar, get_args
 
 from sa1bpack.arguments import choice, flag, number, whole_number
 from sa1bpack.errors import OptionError
@@ -117,15 +117,13 @@ class Options:
         texts = {name: _declaration_of(field) for name, field in fields.items()}
         cls.__doc__ = inspect.cleandoc(cls.__doc__ or "") + "\n\n" + section_of(texts)
 
-    @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> Self:
-        """The group of the keyword arguments of a call, which may be other types than it stores."""
-        return cls(**keywords)
-
     def __post_init__(self) -> None:
         """Check every option, and store numbers as Python's, whatever their type."""
         for name, declaration in declarations(type(self)).items():
             object.__setattr__(self, name, declaration.checked(name, getattr(self, name)))
+
+
+Group = TypeVar("Group", bound=Options)
 
 
 def section_of(declared: Mapping[str, Declaration | None]) -> str:
@@ -136,6 +134,11 @@ def section_of(declared: Mapping[str, Declaration | None]) -> str:
             text = f"    {name}: {declaration.text}"
             lines.append(textwrap.fill(text, 96, subsequent_indent=" " * 8))
     return "\n".join(lines)
+
+
+def group_of(group: type[Group], keywords: Mapping[str, Any]) -> Group:
+    """The group of the keywords of a call, whose types may be wider than what it stores."""
+    return group(**keywords)
 
 
 def declarations(group: type[Options]) -> Mapping[str, Declaration]:

@@ -20,6 +20,7 @@ from sa1bpack.deriving.run import (
 from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import ClusterError, OptionError
 from sa1bpack.keywords import checks_options, takes_options
+from sa1bpack.options import group_of
 from sa1bpack.progress import ProgressOption, check_progress
 from sa1bpack.transforms.pipeline import Pipeline
 from sa1bpack.wording import counted
@@ -73,7 +74,7 @@ def derive_on_ray(
         Whatever else `derive` raises.
     """
     check_progress(progress)
-    chosen = DeriveOptions.of(call)
+    chosen = group_of(DeriveOptions, call)
     choice("device", chosen.device, ("cpu", "cuda"))
     output = None if chosen.output is None else chosen.output.absolute()
     chosen = replace(chosen, threads=chosen.threads or THREADS, output=output)

@@ -15,6 +15,7 @@ from sa1bpack.errors import EmptyPack, OptionError
 from sa1bpack.format.manifest import completeness_of, folder_to_write
 from sa1bpack.format.selection import is_selection, packs_of
 from sa1bpack.keywords import checks_options, takes_options
+from sa1bpack.options import group_of
 from sa1bpack.paths import listed, paths_of, refuse_dataset
 from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
@@ -85,7 +86,7 @@ def open(
         >>> ds[0]["run_ends"].dtype, ds.spec_text
         (dtype('int32'), 'pad 1024 rgb, runs 256 area, stored coordinates')
     """
-    sample_options = SampleOptions.of(options)
+    sample_options = group_of(SampleOptions, options)
     choice("duplicates", duplicates, DUPLICATES)
     limit = None if cache_size is None else bytes_of("cache_size", cache_size)
     cache = None if cache_dir is None else folder_to_write("cache_dir", cache_dir)

@@ -26,6 +26,7 @@ from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.mask_choice import CHOICES
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
+from sa1bpack.options import group_of
 from sa1bpack.progress import ProgressOption, check_progress, reporting_steps
 from sa1bpack.transforms.geometric_steps import GeometricStep
 from sa1bpack.transforms.pipeline import Pipeline
@@ -101,7 +102,7 @@ def derive(
         ((), dtype('float32'))
     """
     check_progress(progress)
-    maker = FeatureShardMaker(ds, name, fn, pipeline, options, DeriveOptions.of(call))
+    maker = FeatureShardMaker(ds, name, fn, pipeline, options, group_of(DeriveOptions, call))
     todo = maker.target.missing(share(maker.target.shards, part))
     total = sum(shard.identity.lengths.samples for shard in todo)
     with reporting_steps(progress, "image", total) as step:
@@ -425,7 +426,7 @@ def attach(
     """
     check_progress(progress)
     dataset = as_dataset(ds)
-    rows = RowOptions.of(options)
+    rows = group_of(RowOptions, options)
     target = Target(dataset, name, {"function": "sa1bpack:attach", "options": {}}, rows)
     padded = dataset.layout.fit != "squash"
     if padded and rows.spatial and rows.covers is None:

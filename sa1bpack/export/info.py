@@ -49,7 +49,7 @@ _BINS_A_DECADE = 4
 _REASON = "rejects:"  # begins the keys of counts by reason
 
 
-class SourceRecord(msgspec.Struct):
+class ShownSource(msgspec.Struct):
     """The record of a source, as far as it is shown."""
 
     name: str = ""
@@ -176,7 +176,7 @@ class PackInfo(DiskUse):
 
     roots: tuple[Path, ...]
     manifest: Manifest
-    sources: tuple[SourceRecord, ...]
+    sources: tuple[ShownSource, ...]
     mask_counts: np.ndarray
     completeness: Completeness
     duplicates: list[str]
@@ -275,11 +275,11 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
         mask_counts = np.diff(pack.mask_offsets(rows))
         duplicates = find_duplicates(manifest, replace(pack.folders[0].index, image_id=ids))
     counts: Counter[str] = Counter()
-    sources: list[SourceRecord] = []
+    sources: list[ShownSource] = []
     states = []
     for root, of_root in zip(roots, manifests, strict=True):
         path = root / MANIFEST_NAME
-        sources += _checked(of_root.sources, list[SourceRecord], f"{path}: sources")
+        sources += _checked(of_root.sources, list[ShownSource], f"{path}: sources")
         counts.update(_checked(of_root.counts, dict[str, Count], f"{path}: counts"))
         states.append(completeness_of(root, of_root))
     return PackInfo(
