@@ -223,7 +223,7 @@ class Target:
     def _check_finite(
         self, shard: ShardToDo, values: np.ndarray, counts: np.ndarray, first: int
     ) -> None:
-        """Raise OptionError for rows with NaN or an infinity; arguments as of `stored`."""
+        """Raise OptionError for rows with NaN or an infinity; arguments as in `stored`."""
         remedy = "store such rows with allow_nonfinite=True"
         if self._scaled:
             remedy = "store rows beyond float16 without quantize"
