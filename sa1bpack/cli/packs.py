@@ -195,12 +195,12 @@ def _remedy(result: "sa1bpack.FinalizeResult") -> str:
     return f"repeat the pack command of {some or 'all tars'}"
 
 
-def _say_totals(result: "sa1bpack.PackResult | sa1bpack.FinalizeResult", place: str | Path) -> None:
+def _say_totals(result: "sa1bpack.PackResult | sa1bpack.FinalizeResult", path: str | Path) -> None:
     """Print what a pack holds now."""
     images = counted(result.images, "image")
     annotations = counted(result.annotations, "mask")
     nbytes = f"; {size_text(result.bytes)}" if result.images else ""
-    say(f"{place}: {images}, {result.masks:,} of {annotations}{nbytes}")
+    say(f"{path}: {images}, {result.masks:,} of {annotations}{nbytes}")
     say(f"identity of the sources: {result.identity}")
     if result.left_out:
         say(f"masks: {result.left_out}")

@@ -17,7 +17,7 @@ from sa1bpack import interrupts
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.options import DeriveOptions, RowOptions
-from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, share
+from sa1bpack.deriving.target import DeriveResult, FeatureTarget, ShardToDo, share
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.side.spec import SIDE_DTYPES, FeatureShard, SideSpec
@@ -209,7 +209,7 @@ class FeatureShardMaker:
             made_by["pipeline"] = str(pipeline)
         if mask_choice is not None:
             made_by["mask_choice"] = mask_choice
-        self.target = Target(ds, name, made_by | {"samples": ds.spec_text}, chosen)
+        self.target = FeatureTarget(ds, name, made_by | {"samples": ds.spec_text}, chosen)
         self.made: list[ShardToDo] = []
 
     def loader(self, shard: ShardToDo) -> Loader:
@@ -427,7 +427,7 @@ def attach(
     check_progress(progress)
     dataset = as_dataset(ds)
     rows = group_of(RowOptions, options)
-    target = Target(dataset, name, {"function": "sa1bpack:attach", "options": {}}, rows)
+    target = FeatureTarget(dataset, name, {"function": "sa1bpack:attach", "options": {}}, rows)
     padded = dataset.layout.fit != "squash"
     if padded and rows.spatial and rows.covers is None:
         raise OptionError(
@@ -500,7 +500,7 @@ class _Lookup:
 
 
 def _pieces(
-    target: Target, spec: SideSpec, shard: ShardToDo, array: Any, positions: np.ndarray
+    target: FeatureTarget, spec: SideSpec, shard: ShardToDo, array: Any, positions: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows as they are stored, about PIECE_BYTES of them, and how many each sample has."""
     counts = shard.row_counts(target.axis)

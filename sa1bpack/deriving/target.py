@@ -84,7 +84,7 @@ class ShardToDo:
         return np.ones(len(self.samples), np.int64)
 
 
-class Target:
+class FeatureTarget:
     """A feature of a dataset, to be made or completed.
 
     Attributes:

@@ -196,20 +196,20 @@ def _image_rows(
     """The rows of the image, decoded into the buffers."""
     layout = options.layout
     source_size = record.height, record.width
-    size = stored_size(*source_size, layout.image_size, layout.fit)
-    image = buffers.image(image_nbytes(layout, *size))
+    height, width = stored_size(record.height, record.width, layout.image_size, layout.fit)
+    image = buffers.image(image_nbytes(layout, height, width))
     image_row = image
-    canvas = size
+    planes = image_planes(layout, height, width)
     if not layout.flat:
-        canvas = layout.image_size, layout.image_size
+        planes = image_planes(layout, layout.image_size, layout.image_size)
         image_row = image.reshape(layout.array("image").row_shape)
-    planes = tuple(plane.view(image) for plane in image_planes(layout, *canvas))
-    pixels.decode_into(jpeg, source_size, size, planes, options.resample)
+    views = tuple(plane.view(image) for plane in planes)
+    pixels.decode_into(jpeg, source_size, (height, width), views, options.resample)
     return {
         "image": image_row,
         "image_id": np.array([record.image_id], np.int64),
         "file_name": np.frombuffer(file_name.encode().ljust(FILE_NAME_BYTES, b"\0"), np.uint8),
-        "size": np.array([[*source_size, *size]], np.int32),
+        "size": np.array([[*source_size, height, width]], np.int32),
         "annotation_count": np.array([len(record)], np.int32),
     }
 
