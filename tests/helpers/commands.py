@@ -107,9 +107,9 @@ def published(root: Path) -> int:
 
 
 def temporaries(root: Path) -> list[str]:
-    """The working names below a pack, except the lock and the record of runs, which remain."""
-    found = [str(path.relative_to(root)) for path in root.rglob(".*")]
-    return [name for name in found if name not in (".lock", ".runs.jsonl")]
+    """The working names below a folder, except locks and records of runs, which packs keep."""
+    hidden = [path for path in root.rglob(".*") if path.name not in (".lock", ".runs.jsonl")]
+    return [str(path.relative_to(root)) for path in hidden]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from mask_oracle import number
 
 from sa1bpack import OptionError, masks
 from sa1bpack.errors import MaskError
+from sa1bpack.masks.rle import take_masks
 
 FLAT = {"run_ends": np.array([480], np.int32), "run_offset": np.array([0, 1])}
 RUNS = FLAT | {"height": 20, "width": 24}
@@ -122,10 +123,11 @@ def test_offsets_that_decrease_or_leave_their_array_are_refused(offset):
     """They would lead a kernel outside its arrays."""
     of_three = {"run_ends": np.array([1, 2, 4], np.int32), "run_offset": np.array(offset)}
     of_three |= {"text": np.frombuffer(b"123", np.uint8), "text_offset": np.array(offset)}
-    for name in ("rasterize", "mask_area", "encode_counts", "take_masks", "parse_counts"):
-        given = {key: of_three.get(key, value) for key, value in CALLS[name].items()}
+    calls = [masks.rasterize, masks.mask_area, masks.encode_counts, take_masks, masks.parse_counts]
+    for call in calls:
+        arguments = CALLS[call.__name__]
         with pytest.raises(OptionError, match="_offset must be non-decreasing"):
-            getattr(masks, name)(**given)
+            call(**{key: of_three.get(key, value) for key, value in arguments.items()})
 
 
 @pytest.mark.parametrize("value", [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**58, -(2**58)])

@@ -40,7 +40,8 @@ def derived(packed: Path, out: Path) -> None:
 
 
 def means_of(batch):
-    return batch["images"].float().mean((1, 2, 3))[:, None]
+    """In numpy: torch's threads of OpenMP, which the parent has started, do not exist in a fork."""
+    return batch["images"].numpy().mean(axis=(1, 2, 3), dtype=np.float32)[:, None]
 
 
 # What writes a pack or outside packs, of a tar, a pack, and a folder to write to.
