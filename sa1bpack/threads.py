@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,47 @@ class ThreadPool(ThreadPoolExecutor):
     """A pool of threads. `submit` and `map` raise ThreadRefused if one cannot be started."""
 
     def submit(self, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        """See ThreadPoolExecutor, which starts a thread here if all others are busy."""
-        with naming_refusal():
-            return super().submit(work, *arguments, **options)
+        """See ThreadPoolExecutor, which starts a thread here if all others are busy.
+
+        Work that is refused is never done. ThreadPoolExecutor queues it before it starts a thread,
+        and so a thread that has become idle may do it all the same: if one has begun, nothing was
+        refused, and the future is that of its result; otherwise nobody begins it any more.
+        """
+        future: Future[Any] = Future()
+        try:
+            with naming_refusal():
+                queued = super().submit(_complete, future, work, arguments, options)
+        except ThreadRefused:
+            if future.cancel():
+                raise
+        else:
+            queued.add_done_callback(partial(_cancel_with, future))
+        return future
+
+
+def _complete(
+    future: Future[Any],
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> None:
+    """Do the work of a future, unless that was cancelled. In a thread of a pool."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work(*arguments, **options)
+    except BaseException as error:
+        future.set_exception(error)
+        # The error's traceback refers to this frame, so this frame must not keep the future.
+        del future, work, arguments, options
+    else:
+        future.set_result(result)
+
+
+def _cancel_with(future: Future[Any], queued: Future[None]) -> None:
+    """Cancel a future if its place in the queue was, by `shutdown(cancel_futures=True)`."""
+    if queued.cancelled():
+        future.cancel()
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
