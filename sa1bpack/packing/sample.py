@@ -198,9 +198,10 @@ def _image_rows(
     source_size = record.height, record.width
     height, width = stored_size(record.height, record.width, layout.image_size, layout.fit)
     image = buffers.image(image_nbytes(layout, height, width))
-    image_row = image
-    planes = image_planes(layout, height, width)
-    if not layout.flat:
+    if layout.flat:
+        planes = image_planes(layout, height, width)
+        image_row = image
+    else:
         planes = image_planes(layout, layout.image_size, layout.image_size)
         image_row = image.reshape(layout.array("image").row_shape)
     views = tuple(plane.view(image) for plane in planes)
