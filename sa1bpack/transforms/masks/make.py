@@ -11,7 +11,7 @@ with the cells that are set in each, (T,).
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from sa1bpack.transforms.masks.run_batch import (
 from sa1bpack.transforms.memory import Memory
 
 Masks = tuple[Tensor, Tensor]
+Work = TypeVar("Work", Drawing, Taking)
 # Bytes of mask bits in one job: small enough for the cache, large enough to be worth a start.
 JOB_BYTES = 1 << 20
 
@@ -156,23 +157,28 @@ class MaskMaker:
 
     def _draw(self, drawing: Drawing, device: torch.device) -> Masks:
         """Masks from their runs, by what their device has."""
-        if uses_compiled(device):
-            return draw_compiled(drawing, self._memory)
         kernel = "masks.draw_affine" if drawing.rotates else "masks.draw_upright"
-        result: Masks | None = launch(device, kernel, drawing)
-        if result is None:
-            masks = draw(on_device(drawing, device))
-            result = masks, count_cells(masks)
-        return result
+        return self._place(drawing, device, draw_compiled, kernel, draw)
 
     def _take(self, taking: Taking, device: torch.device) -> Masks:
         """Masks from their grids, by what their device has."""
-        if uses_compiled(device):
-            return take_compiled(taking, self._memory)
         kernel = "masks.take_affine" if taking.rotates else "masks.take_upright"
-        result: Masks | None = launch(device, kernel, taking)
+        return self._place(taking, device, take_compiled, kernel, take)
+
+    def _place(
+        self,
+        work: Work,
+        device: torch.device,
+        compiled: Callable[[Work, Memory], Masks],
+        kernel: str,
+        in_torch: Callable[[Work], Tensor],
+    ) -> Masks:
+        """Masks by the compiled kernels, by the Triton kernel, or where none runs by torch."""
+        if uses_compiled(device):
+            return compiled(work, self._memory)
+        result: Masks | None = launch(device, kernel, work)
         if result is None:
-            masks = take(on_device(taking, device))
+            masks = in_torch(on_device(work, device))
             result = masks, count_cells(masks)
         return result
 
