@@ -6,6 +6,7 @@ Pixels are not made. Arithmetic coding is not read: almost every sequence of bit
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,8 +37,48 @@ _FAULTS = {
 
 Number = int | np.int64
 
-# Places in the state of a reader of bits.
+# What the state of a reader of bits has, by place: the offset of the next byte, the byte whose bits
+# are taken, how many of them are left, and the blocks to come whose coefficients are all zero.
 _AT, _BYTE, _LEFT, _EMPTY_BLOCKS = range(4)
+
+
+class _Bits(NamedTuple):
+    """The data of a scan, read bit by bit.
+
+    Attributes:
+        data: uint8 (n,), bytes of the file.
+        state: int64 (4,), how far they are read.
+    """
+
+    data: np.ndarray
+    state: np.ndarray
+
+
+class _Codes(NamedTuple):
+    """One table of Huffman codes, or with one more axis in front, all of them.
+
+    Attributes:
+        counts: int64 (17,), how many codes have each length.
+        symbols: uint8 (256,), what they stand for.
+    """
+
+    counts: np.ndarray
+    symbols: np.ndarray
+
+
+class _Scan(NamedTuple):
+    """What the header of a scan says of each block.
+
+    Attributes:
+        progressive: True for a scan of a progressive frame.
+        first, last: range of its coefficients; without the first one, of a sequential frame.
+        refines: it has one more bit of what earlier ones began.
+    """
+
+    progressive: bool
+    first: int
+    last: int
+    refines: bool
 
 
 @dataclass(frozen=True)
@@ -95,11 +136,10 @@ class _Reader:
 
     def __init__(self, jpeg: bytes):
         self._data = np.frombuffer(jpeg, np.uint8)
-        self._counts = np.zeros((_TABLES, 17), np.int64)
-        self._symbols = np.zeros((_TABLES, 256), np.uint8)
+        self._codes = _Codes(np.zeros((_TABLES, 17), np.int64), np.zeros((_TABLES, 256), np.uint8))
         self._restart_interval = 0
         self._frame: _Frame | None = None
-        self._has_bits = np.zeros((0, 64), np.bool_)
+        self._has_bits = np.zeros((1, 64), np.bool_)
 
     def fault(self) -> str:
         """As `entropy_fault`. Raises IndexError, KeyError or ValueError for a broken segment.
@@ -147,8 +187,8 @@ class _Reader:
             symbols = body[offset + 17 : offset + 17 + total]
             _require(kind < 2 and number < _FIRST_AC and len(symbols) == total <= 256)
             number += kind * _FIRST_AC
-            self._counts[number, 1:] = counts
-            self._symbols[number, : len(symbols)] = symbols
+            self._codes.counts[number, 1:] = counts
+            self._codes.symbols[number, : len(symbols)] = symbols
             offset += 17 + len(symbols)
 
     def _begin_frame(self, body: np.ndarray, progressive: bool) -> None:
@@ -188,21 +228,19 @@ class _Reader:
         tables = body[2 : 2 + 2 * count : 2].astype(np.int64)
         _require(bool((tables >> 4 < _FIRST_AC).all() and (tables & 15 < _FIRST_AC).all()))
         blocks, owners = _blocks_of_scan(frame, components)
-        first, last, bits = (int(value) for value in body[1 + 2 * count :])
-        _require(not frame.progressive or first <= last <= 63)
+        scan = _Scan(progressive=False, first=1, last=63, refines=False)
+        if frame.progressive:
+            first, last, bits = body[1 + 2 * count :].tolist()
+            _require(first <= last <= 63)
+            scan = _Scan(progressive=True, first=first, last=last, refines=bits >> 4 > 0)
         end = _read_blocks(
-            self._data,
-            offset,
+            _Bits(self._data, np.array([offset, 0, 0, 0])),
+            scan,
+            self._codes,
             blocks,
             tables[owners] >> 4,
             _FIRST_AC + (tables[owners] & 15),
-            self._counts,
-            self._symbols,
             self._restart_interval,
-            frame.progressive,
-            first,
-            last,
-            bits >> 4 > 0,
             self._has_bits,
         )
         return int(end)
@@ -247,8 +285,9 @@ def _blocks_of_scan(frame: _Frame, components: list[_Component]) -> tuple[np.nda
 
 
 @njit
-def _next_byte(data: np.ndarray, state: np.ndarray) -> bool:
+def _next_byte(bits: _Bits) -> bool:
     """Take the next byte of the data; False if they end before."""
+    data, state = bits
     offset = state[_AT]
     if offset >= len(data):
         return False
@@ -263,11 +302,12 @@ def _next_byte(data: np.ndarray, state: np.ndarray) -> bool:
 
 
 @njit
-def _next_bits(data: np.ndarray, state: np.ndarray, count: Number) -> np.int64:
+def _next_bits(bits: _Bits, count: Number) -> Number:
     """The next bits as a number, -1 if the data end before."""
+    state = bits.state
     value = np.int64(0)
     while count > 0:
-        if state[_LEFT] == 0 and not _next_byte(data, state):
+        if state[_LEFT] == 0 and not _next_byte(bits):
             return np.int64(-1)
         width = min(state[_LEFT], count)
         state[_LEFT] -= width
@@ -277,135 +317,134 @@ def _next_bits(data: np.ndarray, state: np.ndarray, count: Number) -> np.int64:
 
 
 @njit
-def _next_symbol(
-    data: np.ndarray, state: np.ndarray, counts: np.ndarray, symbols: np.ndarray
-) -> np.int64:
+def _next_symbol(bits: _Bits, codes: _Codes) -> Number:
     """The symbol of the next Huffman code, or a negative key of `_FAULTS`."""
     code = first = index = np.int64(0)
     for length in range(1, 17):
-        if state[_LEFT] == 0 and not _next_byte(data, state):
+        bit = _next_bits(bits, 1)
+        if bit < 0:
             return np.int64(_ENDS_EARLY)
-        state[_LEFT] -= 1
-        code |= state[_BYTE] >> state[_LEFT] & 1
-        if code - first < counts[length]:
-            return np.int64(symbols[index + code - first])
-        index += counts[length]
-        first = (first + counts[length]) << 1
+        code |= bit
+        if code - first < codes.counts[length]:
+            return np.int64(codes.symbols[index + code - first])
+        index += codes.counts[length]
+        first = (first + codes.counts[length]) << 1
         code <<= 1
     return np.int64(_BAD_CODE)
 
 
 @njit
-def _read_dc(
-    data: np.ndarray, state: np.ndarray, counts: np.ndarray, symbols: np.ndarray
-) -> np.int64:
+def _read_dc(bits: _Bits, codes: _Codes) -> Number:
     """Read the first coefficient of a block; 0, or a negative key of `_FAULTS`."""
-    size = _next_symbol(data, state, counts, symbols)
+    size = _next_symbol(bits, codes)
     if size < 0:
         return size
     if size > 15:
         return np.int64(_BAD_CODE)
-    if _next_bits(data, state, size) < 0:
+    if _next_bits(bits, size) < 0:
         return np.int64(_ENDS_EARLY)
     return np.int64(0)
 
 
 @njit
-def _read_ac(
-    data: np.ndarray,
-    state: np.ndarray,
-    counts: np.ndarray,
-    symbols: np.ndarray,
-    first: int,
-    last: int,
-    progressive: bool,
-    has_bits: np.ndarray,
-) -> np.int64:
-    """Read coefficients `first` to `last` of a block; 0, or a negative key of `_FAULTS`."""
-    if state[_EMPTY_BLOCKS] > 0:
-        state[_EMPTY_BLOCKS] -= 1
-        return np.int64(0)
-    k: Number = first
-    while k <= last:
-        symbol = _next_symbol(data, state, counts, symbols)
-        if symbol < 0:
-            return symbol
-        run = symbol >> 4
-        size = symbol & 15
-        if size == 0 and run == 15:
-            k += 16
-        elif size == 0:
-            if progressive and run > 0:
-                more = _next_bits(data, state, run)
-                if more < 0:
-                    return np.int64(_ENDS_EARLY)
-                state[_EMPTY_BLOCKS] = (1 << run) + more - 1
-            return np.int64(0)
-        else:
-            k += run
-            if k > last:
-                return np.int64(_BAD_CODE)
-            if _next_bits(data, state, size) < 0:
-                return np.int64(_ENDS_EARLY)
-            if progressive:
-                has_bits[k] = True
-            k += 1
+def _begin_empty_blocks(bits: _Bits, exponent: Number) -> Number:
+    """Read of how many blocks, from this one on, the rest is zero: 2**exponent, and so many more.
+
+    Returns 0, or a negative key of `_FAULTS`.
+    """
+    more = _next_bits(bits, exponent)
+    if more < 0:
+        return np.int64(_ENDS_EARLY)
+    bits.state[_EMPTY_BLOCKS] = (1 << exponent) + more
     return np.int64(0)
 
 
 @njit
-def _refine_ac(
-    data: np.ndarray,
-    state: np.ndarray,
-    counts: np.ndarray,
-    symbols: np.ndarray,
-    first: int,
-    last: int,
-    has_bits: np.ndarray,
-) -> np.int64:
-    """Read one more bit of coefficients `first` to `last`; 0, or a negative key of `_FAULTS`."""
-    k = first
-    while k <= last and state[_EMPTY_BLOCKS] == 0:
-        symbol = _next_symbol(data, state, counts, symbols)
+def _read_ac(bits: _Bits, codes: _Codes, scan: _Scan, has_bits: np.ndarray) -> Number:
+    """Read the coefficients of a block that the scan begins; 0, or a negative key of `_FAULTS`."""
+    if bits.state[_EMPTY_BLOCKS] > 0:
+        bits.state[_EMPTY_BLOCKS] -= 1
+        return np.int64(0)
+    k: Number = scan.first
+    while k <= scan.last:
+        symbol = _next_symbol(bits, codes)
         if symbol < 0:
             return symbol
-        run = symbol >> 4
+        zeros = symbol >> 4
+        size = symbol & 15
+        if size == 0 and zeros < 15:  # the rest is zero
+            fault: Number = np.int64(0)
+            if scan.progressive:
+                fault = _begin_empty_blocks(bits, zeros)
+                bits.state[_EMPTY_BLOCKS] -= 1
+            return fault
+        k += zeros
+        if size > 0:
+            if k > scan.last:
+                return np.int64(_BAD_CODE)
+            if _next_bits(bits, size) < 0:
+                return np.int64(_ENDS_EARLY)
+            has_bits[k] = True
+        k += 1
+    return np.int64(0)
+
+
+@njit
+def _refine_until(bits: _Bits, k: Number, last: int, zeros: Number, has_bits: np.ndarray) -> Number:
+    """Read one more bit of each coefficient from `k` on that is not zero so far.
+
+    Returns the number of the zero that comes after so many others, `last` + 1 if there is none; or
+    a negative key of `_FAULTS`.
+    """
+    while k <= last:
+        if has_bits[k]:
+            if _next_bits(bits, 1) < 0:
+                return np.int64(_ENDS_EARLY)
+        elif zeros == 0:
+            break
+        else:
+            zeros -= 1
+        k += 1
+    return k
+
+
+@njit
+def _refine_ac(bits: _Bits, codes: _Codes, scan: _Scan, has_bits: np.ndarray) -> Number:
+    """Read one more bit of the coefficients of a block; 0, or a negative key of `_FAULTS`."""
+    k: Number = scan.first
+    while k <= scan.last and bits.state[_EMPTY_BLOCKS] == 0:
+        symbol = _next_symbol(bits, codes)
+        if symbol < 0:
+            return symbol
+        zeros = symbol >> 4
         size = symbol & 15
         if size > 1:
             return np.int64(_BAD_CODE)
-        if size == 0 and run < 15:
-            more = _next_bits(data, state, run)
-            if more < 0:
-                return np.int64(_ENDS_EARLY)
-            state[_EMPTY_BLOCKS] = (1 << run) + more
+        if size == 0 and zeros < 15:
+            fault = _begin_empty_blocks(bits, zeros)
+            if fault < 0:
+                return fault
             break
-        if _next_bits(data, state, size) < 0:  # its sign
+        if _next_bits(bits, size) < 0:  # the sign of the zero that becomes another number
             return np.int64(_ENDS_EARLY)
-        while k <= last:
-            if not has_bits[k]:
-                if run == 0:
-                    break
-                run -= 1
-            elif _next_bits(data, state, 1) < 0:
-                return np.int64(_ENDS_EARLY)
-            k += 1
+        k = _refine_until(bits, k, scan.last, zeros, has_bits)
+        if k < 0:
+            return k
         if size == 1:
-            if k > last:
+            if k > scan.last:
                 return np.int64(_BAD_CODE)
             has_bits[k] = True
         k += 1
-    if state[_EMPTY_BLOCKS] > 0:
-        state[_EMPTY_BLOCKS] -= 1
-        while k <= last:
-            if has_bits[k] and _next_bits(data, state, 1) < 0:
-                return np.int64(_ENDS_EARLY)
-            k += 1
-    return np.int64(0)
+    if bits.state[_EMPTY_BLOCKS] > 0:
+        bits.state[_EMPTY_BLOCKS] -= 1
+        k = _refine_until(bits, k, scan.last, 64, has_bits)
+    return min(k, np.int64(0))
 
 
 @njit
-def _next_restart(data: np.ndarray, state: np.ndarray, number: np.int64) -> np.int64:
+def _next_restart(bits: _Bits, number: Number) -> Number:
     """Pass over the restart marker of this number; 0, or a negative key of `_FAULTS`."""
+    data, state = bits
     offset = state[_AT]
     while offset + 1 < len(data) and data[offset] == 0xFF and data[offset + 1] == 0xFF:
         offset += 1
@@ -420,66 +459,62 @@ def _next_restart(data: np.ndarray, state: np.ndarray, number: np.int64) -> np.i
 
 
 @njit
+def _read_block(bits: _Bits, scan: _Scan, dc: _Codes, ac: _Codes, has_bits: np.ndarray) -> Number:
+    """Read what a scan has of a block; 0, or a negative key of `_FAULTS`."""
+    if not scan.progressive:
+        fault = _read_dc(bits, dc)
+        if fault == 0:
+            fault = _read_ac(bits, ac, scan, has_bits)
+        return fault
+    if scan.first == 0 and scan.refines:
+        return min(_next_bits(bits, 1), np.int64(0))
+    if scan.first == 0:
+        return _read_dc(bits, dc)
+    if scan.refines:
+        return _refine_ac(bits, ac, scan, has_bits)
+    return _read_ac(bits, ac, scan, has_bits)
+
+
+@njit
 def _read_blocks(
-    data: np.ndarray,
-    offset: int,
+    bits: _Bits,
+    scan: _Scan,
+    codes: _Codes,
     blocks: np.ndarray,
     dc_tables: np.ndarray,
     ac_tables: np.ndarray,
-    counts: np.ndarray,
-    symbols: np.ndarray,
     restart_interval: int,
-    progressive: bool,
-    first: int,
-    last: int,
-    refines: bool,
     has_bits: np.ndarray,
-) -> np.int64:
+) -> Number:
     """Read a scan.
 
     Args:
-        data: uint8 (n,), bytes of the file; the data of the scan begin at `offset`.
+        bits: the file, read up to the data of the scan.
+        scan: what the scan has of each block.
+        codes: the tables, int64 (8, 17) and uint8 (8, 256).
         blocks: int64 (units, m), numbers of the blocks in the order of their data.
-        dc_tables, ac_tables: int64 (m,), rows of `counts` and `symbols` for each block of a unit.
-        counts, symbols: int64 (8, 17) and uint8 (8, 256), Huffman tables: how many codes have each
-            length, and what they stand for.
+        dc_tables, ac_tables: int64 (m,), the tables of each block of a unit.
         restart_interval: units between two restart markers; 0: none.
-        progressive: True for a progressive frame; the next three are for such.
-        first, last: range of coefficients of the scan.
-        refines: True if the scan has one more bit of what earlier ones began.
-        has_bits: bool (blocks, 64), coefficients that are not zero so far.
+        has_bits: bool (blocks, 64), of a progressive frame: coefficients that are not zero so far.
+            Of a sequential one, (1, 64).
 
     Returns:
         Offset of the end of the data, or a negative key of `_FAULTS`.
     """
-    state = np.zeros(4, np.int64)
-    state[_AT] = offset
     restarts = np.int64(0)
-    unused = np.zeros(64, np.bool_)
     for unit in range(blocks.shape[0]):
         if restart_interval > 0 and unit > 0 and unit % restart_interval == 0:
-            fault = _next_restart(data, state, restarts)
+            fault = _next_restart(bits, restarts)
             if fault < 0:
                 return fault
             restarts += 1
         for k in range(blocks.shape[1]):
-            dc = dc_tables[k]
-            ac = ac_tables[k]
-            fault = np.int64(0)
-            if not progressive:
-                fault = _read_dc(data, state, counts[dc], symbols[dc])
-                if fault == 0:
-                    fault = _read_ac(data, state, counts[ac], symbols[ac], 1, 63, False, unused)
-            elif first == 0 and refines:
-                fault = min(_next_bits(data, state, 1), np.int64(0))
-            elif first == 0:
-                fault = _read_dc(data, state, counts[dc], symbols[dc])
-            elif refines:
-                bits = has_bits[blocks[unit, k]]
-                fault = _refine_ac(data, state, counts[ac], symbols[ac], first, last, bits)
-            else:
-                bits = has_bits[blocks[unit, k]]
-                fault = _read_ac(data, state, counts[ac], symbols[ac], first, last, True, bits)
+            dc = _Codes(codes.counts[dc_tables[k]], codes.symbols[dc_tables[k]])
+            ac = _Codes(codes.counts[ac_tables[k]], codes.symbols[ac_tables[k]])
+            block = np.int64(0)
+            if scan.progressive:
+                block = blocks[unit, k]
+            fault = _read_block(bits, scan, dc, ac, has_bits[block])
             if fault < 0:
                 return fault
-    return np.int64(state[_AT])
+    return np.int64(bits.state[_AT])
