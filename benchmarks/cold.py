@@ -50,8 +50,8 @@ from page_cache import drop_all
 
 from sa1bpack import Dataset, Loader
 from sa1bpack import open as open_pack
+from sa1bpack.disk.page_cache import drop_pages, resident_bytes
 from sa1bpack.measuring.ceilings import read_spans
-from sa1bpack.measuring.memory import drop_pages, resident_bytes
 
 
 class Line(NamedTuple):

@@ -16,7 +16,7 @@ from pathlib import Path
 from page_cache import drop_all
 from peers import PEERS, Peer, PeerError, environment_python
 
-from sa1bpack.measuring.memory import drop_pages, resident_bytes
+from sa1bpack.disk.page_cache import drop_pages, resident_bytes
 
 # Module → settings of it that make no sense here, by a part of their names.
 COLD_PEERS = {

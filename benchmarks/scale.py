@@ -25,6 +25,7 @@ from statistics import median
 
 import numpy as np
 
+from sa1bpack.disk.page_cache import drop_pages
 from sa1bpack.format.arrays import (
     METADATA_NAME,
     ChunkFile,
@@ -37,7 +38,6 @@ from sa1bpack.format.files import CHECKSUMS_NAME, byte_view
 from sa1bpack.format.index import publish
 from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.format.manifest import ShardEntry, make_manifest
-from sa1bpack.measuring.memory import drop_pages
 
 SAMPLES = 11_185_362  # images of SA-1B
 SHARDS = 2000

@@ -27,8 +27,7 @@ import numpy as np
 from synthetic import make_tar
 from zlib_ng import gzip_ng
 
-from sa1bpack.raw.block_inflater import WINDOW
-from sa1bpack.raw.seek_points import POINT, PointStream, SeekPoints
+from sa1bpack.raw.seek_points import POINT, WINDOW, PointStream, SeekPoints
 
 READ = 1_100_000
 SPACINGS = (1, 4, 16)  # MiB

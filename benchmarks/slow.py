@@ -46,8 +46,8 @@ from cold_packs import KINDS, describe, packs, spans
 from slow_disk import ANSWERED, CAME, COUNT, SlowDisk, Unavailable, longest_chain, most_in_flight
 
 from sa1bpack import Loader
-from sa1bpack.disk.reading_mode import IO
-from sa1bpack.measuring.memory import resident_bytes
+from sa1bpack.disk.direct import IO
+from sa1bpack.disk.page_cache import resident_bytes
 
 MISSING = 77  # the exit code by which test harnesses know what was skipped
 SINGLE_SAMPLES = 5

@@ -65,8 +65,7 @@ from torch.utils.data import DataLoader, Dataset
 import sa1bpack
 from sa1bpack import Loader, transforms
 from sa1bpack.cli.machine import describe_packages
-from sa1bpack.environment import available_cpus
-from sa1bpack.measuring.memory import own_bytes
+from sa1bpack.environment import available_cpus, own_bytes
 
 SIDE, GRID = 1024, 256
 SAM2_MASKS = 3  # that its training draws of each image

@@ -7,7 +7,7 @@ from sa1bpack.adapters.collate import Collate as Collate
 from sa1bpack.adapters.dataloader import make_dataloader as make_dataloader
 from sa1bpack.dataset.dataset import Dataset as Dataset
 from sa1bpack.dataset.open_pack import open as open
-from sa1bpack.deriving.run import attach as attach
+from sa1bpack.deriving.attach import attach as attach
 from sa1bpack.deriving.run import derive as derive
 from sa1bpack.deriving.target import DeriveResult as DeriveResult
 from sa1bpack.errors import FormatError as FormatError
@@ -24,13 +24,13 @@ from sa1bpack.format.verify import verify as verify
 from sa1bpack.loading.loader import Loader as Loader
 from sa1bpack.loading.options import ReadingOptions as ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches as OrderedBatches
-from sa1bpack.loading.order.epoch import Buckets as Buckets
 from sa1bpack.loading.order.orders import Extent as Extent
 from sa1bpack.loading.order.orders import LocalShuffleOrder as LocalShuffleOrder
 from sa1bpack.loading.order.orders import NodeShuffleOrder as NodeShuffleOrder
 from sa1bpack.loading.order.orders import SequentialOrder as SequentialOrder
 from sa1bpack.loading.order.orders import ShuffleOrder as ShuffleOrder
 from sa1bpack.loading.order.orders import WeightedOrder as WeightedOrder
+from sa1bpack.loading.order.rules import Buckets as Buckets
 from sa1bpack.loading.stats import LoadingStats as LoadingStats
 from sa1bpack.measuring.bench import bench as bench
 from sa1bpack.packing.estimate import estimate as estimate

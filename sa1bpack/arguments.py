@@ -1,4 +1,4 @@
-"""Checks of single arguments: whole numbers, numbers, choices, flags and sizes, alike everywhere.
+"""Checks of single arguments: numbers, choices, flags, sizes, parts of a job, alike everywhere.
 
 Each takes the name of the argument, for its message, and returns the value as Python's own type.
 """
@@ -6,11 +6,11 @@ Each takes the name of the argument, for its message, and returns the value as P
 import operator
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from math import inf, isfinite
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,12 @@ MAX_WORD = 2**64 - 1
 LEAST_SECONDS = 1e-3
 # 23 days: a queue between processes waits with poll(), whose milliseconds have 31 bits.
 MAX_SECONDS = min(2_000_000, threading.TIMEOUT_MAX)
+
+# Part K of N of a job, (K, N), as a job array or several machines share the work.
+Share = tuple[int, int]
+ALL: Share = (1, 1)
+
+Item = TypeVar("Item")
 
 _PREFIXES = ("", "K", "M", "G", "T", "P")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKMGTP]?)(i?)B\s*")
@@ -132,3 +138,20 @@ def bytes_of(name: str, value: Any) -> int:
 def items_of(value: Any) -> Any:
     """An option that takes several items, of which None is none, as an empty tuple."""
     return () if value is None else value
+
+
+def part_of_job(value: Any) -> Share:
+    """(K, N), the K-th of N parts of a job, as ints.
+
+    Raises OptionError unless it is a tuple of two whole numbers, K from 1 to N.
+    """
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise OptionError(f"part is {brief(value)}: choose (K, N), for the K-th of N parts")
+    count = whole_number("part", value[1], 1)
+    return whole_number("part", value[0], 1, count), count
+
+
+def share_of(items: Sequence[Item], part: Share) -> Sequence[Item]:
+    """The items of the K-th of N parts of a job: every N-th, from the K-th on."""
+    number, count = part
+    return items[number - 1 :: count]

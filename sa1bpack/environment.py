@@ -21,6 +21,9 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of memory: version 2, version 1
 
+# What belongs to the processes alone: not files that are mapped, which the page cache holds.
+_OWN = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", re.M)
+
 
 @dataclass(frozen=True)
 class Pil:
@@ -67,6 +70,26 @@ def memory_bytes() -> int:
                 with suppress(OSError, ValueError):  # no such limit: "max", for one
                     least = min(least, int((folder / name).read_text()))
     return least
+
+
+def own_bytes() -> int:
+    """Bytes of anonymous and shared memory of this process and its children, each page once."""
+    total = 0
+    for process in (os.getpid(), *_children(os.getpid())):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            sizes = _OWN.findall(Path(f"/proc/{process}/smaps_rollup").read_text())
+            total += 1024 * sum(map(int, sizes))
+    return total
+
+
+def _children(process: int) -> list[int]:
+    """The numbers of the processes that one has started, and of theirs."""
+    children = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for child in map(int, path.read_text().split()):
+                children += [child, *_children(child)]
+    return children
 
 
 def pil_in_force() -> Pil | None:

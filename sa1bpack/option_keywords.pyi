@@ -5,8 +5,8 @@ import numpy
 import os
 import sa1bpack.display
 import sa1bpack.loading.batch.mask_choice
-import sa1bpack.loading.order.epoch
 import sa1bpack.loading.order.orders
+import sa1bpack.loading.order.rules
 import sa1bpack.loading.stats
 import sa1bpack.schedules
 import sa1bpack.transforms.masks.relations
@@ -74,7 +74,7 @@ class ReadingKeywords(typing.TypedDict, total=False):
     max_masks: int | sa1bpack.schedules.Schedule | list[int] | collections.abc.Callable[[int], int] | None
     mask_select: str | collections.abc.Callable[[sa1bpack.loading.batch.mask_choice.MaskColumns], numpy.ndarray] | numpy.ndarray | sa1bpack.schedules.Schedule | list[typing.Any]
     pad_to_max: bool
-    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.epoch.Buckets | None
+    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.rules.Buckets | None
     relations: sa1bpack.transforms.masks.relations.Relate | collections.abc.Sequence[str] | None
     seed: int | None
     drop_last: bool
@@ -98,7 +98,7 @@ class LoaderKeywords(typing.TypedDict, total=False):
     max_masks: int | sa1bpack.schedules.Schedule | list[int] | collections.abc.Callable[[int], int] | None
     mask_select: str | collections.abc.Callable[[sa1bpack.loading.batch.mask_choice.MaskColumns], numpy.ndarray] | numpy.ndarray | sa1bpack.schedules.Schedule | list[typing.Any]
     pad_to_max: bool
-    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.epoch.Buckets | None
+    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.rules.Buckets | None
     relations: sa1bpack.transforms.masks.relations.Relate | collections.abc.Sequence[str] | None
     seed: int | None
     drop_last: bool

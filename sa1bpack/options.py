@@ -24,6 +24,12 @@ from sa1bpack.arguments import choice, flag, number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.paths import local_path
 
+# Choices that a heavy module and the command, which loads quickly, declare both: the layouts of
+# masks in a batch (`loading.batch.spec.MaskLayout`), and how much of a pack a report checks
+# (`export.report.Verification`).
+MASK_LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
+REPORT_CHECKS = ("sample", "quick", "full", "none")
+
 _KEY = "option"  # in the metadata of a field
 
 

@@ -1,13 +1,14 @@
-"""Paths that users give: folders, files and glob patterns of this machine, or lists of them."""
+"""Paths: those that users give, or lists and glob patterns of them; and their names in errors."""
 
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import OptionError, Sa1bpackError
 from sa1bpack.wording import brief
 
 # The second half: a URL that went through pathlib, which joins slashes.
@@ -141,3 +142,14 @@ def refuse_windows_path(name: str, text: str) -> None:
         f"{name} is {text!r}: a path of Windows, which here is a name in the current folder; "
         f"{remedy}"
     )
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Name `path` in an OSError of the calls within: calls on descriptors do not know it."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, Sa1bpackError):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

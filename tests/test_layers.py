@@ -15,9 +15,9 @@ from commands import python
 PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"arguments", "display", "environment", "errors", "finalizers", "interrupts", "lazy"}
-BASE |= {"occurrence", "oserrors", "progress", "schedules", "signatures", "threads", "urls"}
-BASE |= {"choices", "keywords", "mask_numbers", "option_keywords", "options", "parts"}
-BASE |= {"paths", "random_words", "subsets", "user_code", "wording"}
+BASE |= {"indices", "progress", "schedules", "signatures", "threads", "urls"}
+BASE |= {"keywords", "mask_numbers", "option_keywords", "options"}
+BASE |= {"paths", "random_words", "user_code", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
@@ -26,19 +26,16 @@ ALLOWED = {
     "progress": {"errors", "user_code", "wording"},
     "arguments": {"errors", "wording"},
     "paths": {"errors", "wording"},
-    "parts": {"arguments", "errors", "wording"},
     "random_words": {"arguments"},
-    "subsets": {"errors", "wording"},
     "options": {"arguments", "errors", "paths"},
     "keywords": {"errors", "options", "wording"},
     "display": {"wording", "__init__"},
     "environment": {"errors"},
     "schedules": {"arguments", "errors", "keywords", "user_code", "wording"},
     "user_code": {"errors"},
-    "occurrence": set(),
+    "indices": {"errors", "wording"},
     "signatures": {"urls"},
     "finalizers": {"errors", "interrupts", "threads"},
-    "oserrors": {"errors"},
     "threads": {"errors"},
     "urls": {"errors", "wording", "__init__"},
     **dict.fromkeys(CODECS, BASE),
@@ -47,7 +44,7 @@ ALLOWED = {
     "packing": BASE | CODECS | {"disk", "__init__"},
     "transforms": BASE | {"pixels", "masks"},
     "dataset": BASE | CODECS,
-    "disk": {"arguments", "environment", "errors", "oserrors", "threads", "wording", "kernels"},
+    "disk": {"arguments", "environment", "errors", "paths", "threads", "wording", "kernels"},
     "loading": BASE | CODECS | {"kernels", "disk", "dataset", "transforms"},
     "remote": BASE | {"disk", "format", "dataset", "packing"},
     "deriving": BASE | {"format", "dataset", "loading", "transforms"},

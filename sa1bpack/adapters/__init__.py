@@ -4,7 +4,7 @@ from typing import Any
 
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.subsets import torch_subset
+from sa1bpack.indices import torch_subset
 
 
 def opened(pack: Any) -> Dataset:

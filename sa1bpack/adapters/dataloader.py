@@ -28,6 +28,7 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.finalizers import Living
+from sa1bpack.indices import BatchIndices
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
@@ -37,7 +38,6 @@ from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
 from sa1bpack.loading.stats import EpochCounts
-from sa1bpack.occurrence import BatchIndices
 from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.threads import naming_refusal
 from sa1bpack.transforms.batch import make_known

@@ -22,7 +22,7 @@ from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.iteration import EpochSampler, UnshuffledSampler
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
-from sa1bpack.loading.order.epoch import RANKS
+from sa1bpack.loading.order.rules import RANKS
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.wording import brief
 

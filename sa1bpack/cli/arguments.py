@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
 
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
@@ -145,8 +145,19 @@ def one_or_several(paths: Sequence[str]) -> str | list[str]:
     return paths[0] if len(paths) == 1 else list(paths)
 
 
-ENGINES = ("local", "ray")
-ADDRESS = Help("of the Ray cluster (default: RAY_ADDRESS, or this machine alone)", "ADDRESS")
+# Of the options with which a command is shared among machines, those that mean the same for all.
+Engine = Annotated[
+    str,
+    Help(
+        "where the work is done: on this machine, or, in tasks, on a Ray cluster whose nodes share "
+        "all folders",
+        choices=("local", "ray"),
+    ),
+]
+Address = Annotated[
+    str | None,
+    Help("of the Ray cluster (default: RAY_ADDRESS, or this machine alone)", "ADDRESS"),
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +166,7 @@ class Machines:
 
     Attributes:
         part: K/N, the K-th of N parts, as on the command line; None for all.
-        engine: one of ENGINES.
+        engine: local or ray.
         address: of the Ray cluster.
     """
 

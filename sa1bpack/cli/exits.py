@@ -1,10 +1,14 @@
-"""Exit codes of every command, the errors that cause them, and remedies for some."""
+"""The answers of commands: lines of text, exit codes, the errors that cause these, and remedies."""
 
 import errno
+import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sa1bpack import errors
+from sa1bpack.wording import printable
 
 OK = 0
 FAILED = 1  # the work was done, but its result is bad: damage found, a source given up, ...
@@ -115,3 +119,35 @@ def remedy(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return _REMEDIES[errno.ENOMEM]
     return _REMEDIES.get(getattr(error, "errno", None) or 0)
+
+
+# ------------------------------------------------------------------------------------ lines of text
+
+
+def say(text: object) -> None:
+    """Print a result to standard output; what would control a terminal is escaped.
+
+    An error names the stream, as those of a file name the file.
+    """
+    try:
+        print(printable(text))
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = "standard output"
+        discard_output()
+        raise
+
+
+def say_json(record: dict[str, object]) -> None:
+    """Print an object on one line, in ASCII."""
+    say(json.dumps(record))
+
+
+def warn(text: object) -> None:
+    """Print to standard error, after the name of the program."""
+    print(f"sa1bpack: {printable(text)}", file=sys.stderr)
+
+
+def discard_output() -> None:
+    """Discard what standard output cannot take, so that the interpreter does not fail on it too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from sa1bpack import interrupts
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import in_flags, parse
-from sa1bpack.cli.output import discard_output, warn
+from sa1bpack.cli.exits import discard_output, warn
 from sa1bpack.errors import OptionError, PackError, UserCodeError
 
 _ENDED_BY = {KeyboardInterrupt: "interrupted", exits.Terminated: "terminated"}

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import sa1bpack
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import ADDRESS, ENGINES, Help, Machines
-from sa1bpack.cli.output import say, say_json, warn
-from sa1bpack.disk.reading_mode import IO
+from sa1bpack.cli.arguments import Address, Engine, Help, Machines
+from sa1bpack.cli.exits import say, say_json, warn
+from sa1bpack.disk.direct import IO
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import remedy_of
 from sa1bpack.format.problems import Problem, Report
@@ -45,15 +45,8 @@ def pack(
             "K/N",
         ),
     ] = None,
-    engine: Annotated[
-        str,
-        Help(
-            "where the work is done: on this machine, or on a Ray cluster whose nodes share all "
-            "folders: each tar is a task, and --workers is per task, by default 6",
-            choices=ENGINES,
-        ),
-    ] = "local",
-    address: Annotated[str | None, ADDRESS] = None,
+    engine: Engine = "local",
+    address: Address = None,
     dry_run: Annotated[
         bool,
         Help(
@@ -87,6 +80,8 @@ def pack(
 
     Members that cannot be used are listed in OUTPUT/rejects.jsonl; all others are
     packed.
+
+    On a Ray cluster, each tar is a task, and --workers is per task, by default 6.
 
     Exit code 1 means that a source was given up, that no image was packed, that
     too many members were rejected or, with --dry-run, that the pack does not fit
@@ -287,15 +282,8 @@ def verify(
             "K/N",
         ),
     ] = None,
-    engine: Annotated[
-        str,
-        Help(
-            "where the work is done: on this machine, or on a Ray cluster whose nodes share all "
-            "folders: each shard is a task",
-            choices=ENGINES,
-        ),
-    ] = "local",
-    address: Annotated[str | None, ADDRESS] = None,
+    engine: Engine = "local",
+    address: Address = None,
     json: Annotated[
         bool,
         Help(
@@ -319,7 +307,7 @@ def verify(
       sa1bpack verify s3://bucket/packed
     a job array of 20; the pack is sound if no part fails:
       sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
-    on a Ray cluster (pip install ray):
+    on a Ray cluster (pip install ray), where each shard is a task:
       sa1bpack verify /data/packed --engine ray --address auto
     """
     machines = Machines(part, engine, address)
@@ -451,15 +439,8 @@ def repair(
             "K/N",
         ),
     ] = None,
-    engine: Annotated[
-        str,
-        Help(
-            "where the work is done: on this machine, or on a Ray cluster whose nodes share all "
-            "folders: the shards of each tar are a task, and --workers is per task, by default 1",
-            choices=ENGINES,
-        ),
-    ] = "local",
-    address: Annotated[str | None, ADDRESS] = None,
+    engine: Engine = "local",
+    address: Address = None,
     workers: Annotated[
         int | None,
         Help("worker processes (default: all processors; per task of a Ray cluster 1)", "N"),
@@ -486,7 +467,7 @@ def repair(
       sa1bpack repair /data/packed --quick
     a job array of 100, each for the shards of every 100th tar:
       sa1bpack repair /data/packed '/data/sa_*.tar' --part 7/100
-    on a Ray cluster (pip install ray):
+    on a Ray cluster (pip install ray), where the shards of each tar are a task:
       sa1bpack repair /data/packed '/data/sa_*.tar' --engine ray --address auto
 
     A part names what concerns the whole pack, such as a damaged index, with the

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import sa1bpack
 from sa1bpack import interrupts
-from sa1bpack.choices import MASK_LAYOUTS, REPORT_CHECKS
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import ADDRESS, ENGINES, Help, Machines, one_or_several
-from sa1bpack.cli.output import say, say_json, warn
+from sa1bpack.cli.arguments import Address, Engine, Help, Machines, one_or_several
+from sa1bpack.cli.exits import say, say_json, warn
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import Thresholds
+from sa1bpack.options import MASK_LAYOUTS, REPORT_CHECKS
 from sa1bpack.wording import brief, counted
 
 
@@ -435,15 +435,8 @@ def derive(
         str | None,
         Help("only every N-th shard, starting with the K-th, such as 3/8 (default: all)", "K/N"),
     ] = None,
-    engine: Annotated[
-        str,
-        Help(
-            "where the work is done: on this machine, or on a Ray cluster whose nodes share all "
-            "folders: each shard is a task with --threads cores, 4, and a GPU for cuda",
-            choices=ENGINES,
-        ),
-    ] = "local",
-    address: Annotated[str | None, ADDRESS] = None,
+    engine: Engine = "local",
+    address: Address = None,
 ) -> int:
     """Compute an array with one row per image, or per mask, for a complete pack:
     embeddings of a teacher, saliency, text features, relations of masks. It is
@@ -463,7 +456,8 @@ def derive(
           --fn sa1bpack.transforms:relation --option name=parents
     a job array of 8 (or torchrun, whose RANK and WORLD_SIZE are used):
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --part 3/8
-    on a Ray cluster, with a GPU per task (pip install ray):
+    on a Ray cluster (pip install ray), where each shard is a task with --threads
+    cores, 4 by default, and a GPU for cuda:
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda \\
           --engine ray --address auto
     a pack that is read-only:

@@ -74,10 +74,8 @@ def derive_on_ray(
         Whatever else `derive` raises.
     """
     check_progress(progress)
-    chosen = group_of(DeriveOptions, call)
-    choice("device", chosen.device, ("cpu", "cuda"))
-    output = None if chosen.output is None else chosen.output.absolute()
-    chosen = replace(chosen, threads=chosen.threads or THREADS, output=output)
+    threads = call.get("threads") or THREADS
+    chosen = _options_of_tasks(replace(group_of(DeriveOptions, call), threads=threads))
     maker = FeatureShardMaker(ds, name, fn, pipeline, options, chosen)
     shards = [shard.identity.name for shard in maker.target.shards]
     todo = maker.target.missing(maker.target.shards)
@@ -85,7 +83,7 @@ def derive_on_ray(
     if todo:
         with maker.loader(todo[0]) as loader:
             memory = BASE_BYTES + loader.plan().host_bytes
-        needs = Needs(chosen.threads or THREADS, memory, gpus=int(chosen.device == "cuda"))
+        needs = Needs(threads, memory, gpus=int(chosen.device == "cuda"))
         sizes = {shard.identity.name: shard.identity.lengths.samples for shard in todo}
         task = {
             "ds": as_dataset(ds),
@@ -104,6 +102,14 @@ def derive_on_ray(
             f"{died[first]}; the rows of all others are kept: repeat the call to make the rest"
         )
     return FeatureShardMaker(ds, name, fn, pipeline, options, chosen).target.result(todo)
+
+
+def _options_of_tasks(chosen: DeriveOptions) -> DeriveOptions:
+    """The options of a task, which runs in another folder. Raises OptionError for a device."""
+    choice("device", chosen.device, ("cpu", "cuda"))
+    if chosen.output is None:
+        return chosen
+    return replace(chosen, output=chosen.output.absolute())
 
 
 def _make(folder: str, fn: str | Function, **call: Any) -> None:

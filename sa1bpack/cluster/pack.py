@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from sa1bpack.arguments import choice, items_of, whole_number
 from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_parts, run_tasks
-from sa1bpack.disk.reading_mode import IO
+from sa1bpack.disk.direct import IO
 from sa1bpack.errors import FormatError, SourceError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import Problem, Report, joined
@@ -29,7 +29,14 @@ from sa1bpack.packing.publishers import part_publisher
 from sa1bpack.packing.records import PackJob
 from sa1bpack.packing.repair import RepairResult, repair
 from sa1bpack.packing.repair_plan import OWN_FILES
-from sa1bpack.packing.run import FinalizeResult, PackResult, Totals, finalize, run_work
+from sa1bpack.packing.run import (
+    FinalizeResult,
+    PackResult,
+    Totals,
+    finalize,
+    pack_result,
+    run_work,
+)
 from sa1bpack.packing.work import Work, find_work, list_sources
 from sa1bpack.paths import local_path
 from sa1bpack.progress import ProgressOption, check_progress, report
@@ -125,16 +132,8 @@ def _result(
     unknown_keys = unknown_keys_text(counts.unknown_keys, "this run")
     if unknown_keys is not None:
         counts.note(unknown_keys)
-    return PackResult(
-        **{field.name: getattr(finalized, field.name) for field in fields(Totals)},
-        sources=work.named,
-        packed_before=work.packed_before,
-        new_images=counts.images,
-        failed=failed,
-        notes=counts.notes,
-        seconds=counts.seconds,
-        unknown_keys=dict(sorted(counts.unknown_keys.items())),
-    )
+    totals = {field.name: getattr(finalized, field.name) for field in fields(Totals)}
+    return pack_result(totals, work, failed, counts)
 
 
 def _pack_sources(

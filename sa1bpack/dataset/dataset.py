@@ -33,9 +33,9 @@ from sa1bpack.dataset.shards import Location, OpenShard
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
+from sa1bpack.indices import select_nested, torch_subset
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.paths import local_path
-from sa1bpack.subsets import select_nested, torch_subset
 from sa1bpack.urls import ShardSource
 from sa1bpack.wording import brief, counted
 

@@ -8,7 +8,7 @@ from typing import Any
 from sa1bpack.dataset.rows import Rows, as_position
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.errors import ReadError
-from sa1bpack.occurrence import BatchIndices, loading, occurrences_of
+from sa1bpack.indices import BatchIndices, loading, occurrences_of
 
 
 class MapStyle:

@@ -2,5 +2,6 @@
 
 Modules:
     target: which feature shards there are to make, and where.
-    run: `sa1bpack.derive` and `attach`.
+    run: `sa1bpack.derive`.
+    attach: `sa1bpack.attach`.
 """

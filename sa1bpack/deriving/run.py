@@ -1,4 +1,4 @@
-"""`sa1bpack.derive` and `attach`: a feature computed by a function, or of rows that exist."""
+"""`sa1bpack.derive`: a feature computed by a function of batches."""
 
 import functools
 import inspect
@@ -16,11 +16,10 @@ import xxhash
 from sa1bpack import interrupts
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.deriving.options import DeriveOptions, RowOptions
+from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.deriving.target import DeriveResult, FeatureTarget, ShardToDo, share
-from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.files import byte_view
-from sa1bpack.format.side.spec import SIDE_DTYPES, FeatureShard, SideSpec
+from sa1bpack.errors import OptionError
+from sa1bpack.format.side.spec import SIDE_DTYPES
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.mask_choice import CHOICES
@@ -32,15 +31,12 @@ from sa1bpack.transforms.geometric_steps import GeometricStep
 from sa1bpack.transforms.pipeline import Pipeline
 from sa1bpack.transforms.seeding import Seeded
 from sa1bpack.user_code import call_user
-from sa1bpack.wording import brief, counted
+from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
-    from sa1bpack.option_keywords import DeriveKeywords, RowKeywords
+    from sa1bpack.option_keywords import DeriveKeywords
 
 Function = Callable[..., torch.Tensor | np.ndarray]
-
-# Bytes of rows that are copied at once.
-PIECE_BYTES = 1 << 26
 
 
 @checks_options(masks="mask_layout", out="output")
@@ -375,158 +371,3 @@ def function_of(name: str, option: str = "fn") -> Callable[..., Any]:
         raise OptionError(f"{option} is {brief(name)}: of type {kind}, no function")
     checked: Callable[..., Any] = function
     return checked
-
-
-# ----------------------------------------------------------------------- rows that exist already
-
-
-@checks_options(out="output")
-@takes_options(RowOptions)
-def attach(
-    ds: Dataset,
-    name: str,
-    array: Any,
-    ids: Any,
-    *,
-    progress: ProgressOption = None,
-    **options: Unpack["RowKeywords"],
-) -> DeriveResult:
-    """Make a feature of rows that exist, matched by id, whatever their order.
-
-    Feature shards that exist are compared with the rows: a call that was killed is repeated to
-    resume.
-
-    Spatial rows must say what they cover, unless the pack has the fit "squash": where they come
-    from is not known here.
-
-    Args:
-        ds: a dataset of complete shards, or a torch Subset of one; all its images, or masks, must
-            have a row.
-        name: name of the array, and its key in samples and batches.
-        array: (n, ...) numpy array, memory map or torch tensor; it may have rows of other ids. Rows
-            are read shard by shard. An array of uint16 that are the bits of bfloat16 is given as
-            `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
-        ids: integers (n,), each once: the image id of each row, or with axis="mask" the annotation
-            id.
-        progress: as in `derive`.
-
-    Raises:
-        OptionError: a value that cannot be used, an id that occurs twice, samples without a row, or
-            a row with NaN or an infinity.
-        OutputRefused: the folder holds something else, or other rows.
-        FormatError: a shard cannot be read, or a feature shard that exists is damaged.
-        OutputLocked: another process makes the same feature shard.
-
-    Examples:
-        >>> ds = sa1bpack.open("packed")
-        >>> captions = np.arange(6, dtype=np.int64).reshape(3, 2)
-        >>> made = sa1bpack.attach(ds, "caption", captions, ids=[2, 5, 6], output="derived/caption")
-        >>> sa1bpack.open("packed", features="derived/caption").by_id(5)["caption"]
-        array([2, 3])
-    """
-    check_progress(progress)
-    dataset = as_dataset(ds)
-    rows = group_of(RowOptions, options)
-    target = FeatureTarget(dataset, name, {"function": "sa1bpack:attach", "options": {}}, rows)
-    padded = dataset.layout.fit != "squash"
-    if padded and rows.spatial and rows.covers is None:
-        raise OptionError(
-            "covers is None: choose covers='photograph' if rows cover the image without its "
-            "padding, or covers='canvas' if they cover its padding, too, as what a model returns "
-            "for the images of a batch"
-        )
-    if not hasattr(array, "shape") or not hasattr(array, "dtype") or len(array.shape) < 1:
-        raise OptionError(f"array is a {type(array).__name__}: choose an array of rows (n, ...)")
-    kind = stored_rows(array[:0])[1]
-    lookup = _Lookup(ids, array)
-    for shard in target.shards:  # before anything is written
-        lookup.positions(shard, target.axis)
-    target.use(kind, array.shape[1:])
-    todo = {shard.identity.feature_shard for shard in target.missing(target.shards)}
-    total = sum(shard.identity.lengths.samples for shard in target.shards)
-    spec = target.spec
-    assert spec is not None  # `use` has set it
-    made_shards = []
-    with reporting_steps(progress, "image", total) as step:
-        for shard in target.shards:
-            positions = lookup.positions(shard, target.axis)
-            pieces = _pieces(target, spec, shard, array, positions)
-            if shard.identity.feature_shard in todo:
-                with FeatureShardWriter(target.folder, spec, shard.identity) as writer:
-                    for rows_of_piece, counts in pieces:
-                        writer.append(rows_of_piece, counts)
-                    if writer.publish():
-                        made_shards.append(shard)
-            else:
-                existing = FeatureShard.open(target.folder, spec, shard.identity)
-                _compare(existing, spec.row_bytes, pieces)
-            step(len(shard.samples))
-    return target.result(made_shards)
-
-
-class _Lookup:
-    """A look-up of rows by id."""
-
-    def __init__(self, ids: Any, array: Any):
-        if isinstance(ids, torch.Tensor):
-            ids = ids.cpu().numpy()
-        ids = np.asarray(ids)
-        if ids.shape != (len(array),) or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-            raise OptionError(
-                f"ids are {ids.dtype} {ids.shape}: choose one integer for each of the "
-                f"{len(array):,} rows"
-            )
-        self._order = np.argsort(ids, kind="stable")
-        self._sorted = ids[self._order].astype(np.int64)
-        again = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
-        if len(again):
-            raise OptionError(f"ids has {self._sorted[again[0]]} more than once")
-
-    def positions(self, shard: ShardToDo, axis: str) -> np.ndarray:
-        """int64 (k,): the row of each sample or mask of a shard. Raises OptionError."""
-        if axis == "mask":
-            shard_ids = shard.samples.mask_column("annotation_id")
-            noun = "mask"
-        else:
-            shard_ids = shard.samples.column("image_id")
-            noun = "image"
-        unknown = shard_ids[~np.isin(shard_ids, self._sorted)]
-        if len(unknown):
-            raise OptionError(
-                f"ids lacks {counted(len(unknown), noun)} of shard {shard.identity.name}, such as "
-                f"{unknown[0]}"
-            )
-        return self._order[np.searchsorted(self._sorted, shard_ids)]
-
-
-def _pieces(
-    target: FeatureTarget, spec: SideSpec, shard: ShardToDo, array: Any, positions: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows as they are stored, about PIECE_BYTES of them, and how many each sample has."""
-    counts = shard.row_counts(target.axis)
-    sample_bytes = spec.row_bytes * int(counts.max(initial=1))
-    samples = max(1, PIECE_BYTES // max(1, sample_bytes))
-    edges = np.concatenate([[0], np.cumsum(counts)])
-    for first in range(0, len(counts), samples):
-        stop = min(first + samples, len(counts))
-        rows, _ = stored_rows(array[positions[edges[first] : edges[stop]]])
-        yield target.stored(shard, rows, counts[first:stop], first), counts[first:stop]
-
-
-def _compare(
-    existing: FeatureShard, row_bytes: int, pieces: Iterable[tuple[np.ndarray, np.ndarray]]
-) -> None:
-    """Raise OutputRefused unless the feature shard that exists has these rows."""
-    sample = 0
-    for rows, counts in pieces:
-        data = byte_view(rows).data
-        first = 0
-        for count in counts.tolist():
-            end = first + count * row_bytes
-            if xxhash.xxh3_64_intdigest(data[first:end]) != int(existing.checksum[sample]):
-                raise OutputRefused(
-                    f"{existing.folder}: it has other rows for sample {sample}; remove that "
-                    "folder, or choose another one"
-                )
-            first = end
-            sample += 1

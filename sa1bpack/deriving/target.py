@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from sa1bpack import __version__
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import part_of_job, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.deriving.options import RowOptions
@@ -35,7 +35,6 @@ from sa1bpack.format.side.spec import (
     side_name,
 )
 from sa1bpack.loading.order.batches import process_group
-from sa1bpack.parts import part_of_job
 from sa1bpack.paths import check_can_be_folder
 from sa1bpack.wording import brief, counted
 

@@ -1,13 +1,20 @@
-"""The page cache: what is in it, and beginning to read into it; compiled, without the GIL.
+"""The page cache: what is in it, reading into it, dropping from it.
 
-Both answers of `in_memory` and `map_in_memory` may be out of date as soon as they are given: ask
-once, and act on that answer.
+What reading needs is compiled, and runs without the GIL. Both answers of `in_memory` and
+`map_in_memory` may be out of date as soon as they are given: ask once, and act on that answer.
 """
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.kernels import external, njit, types
+from sa1bpack.paths import naming
 
 _word = types.uintp
 
@@ -16,6 +23,7 @@ _madvise = external("madvise", types.intc(_word, _word, types.intc))
 _mincore = external("mincore", types.intc(_word, _word, _word))
 _lseek = external("lseek", types.int64(types.intc, types.int64, types.intc))
 _preadv2 = external("preadv2", types.intp(types.intc, _word, types.intc, types.int64, types.intc))
+_libc = ctypes.CDLL(None, use_errno=True)
 _SEEK_END = 2
 _RWF_NOWAIT = 8
 _WILL_NEED = 3  # of both kinds of advice
@@ -62,3 +70,27 @@ def map_in_memory(address: int, file: int, position: int) -> bool:
     if failed or page[0] & 1 == 0:
         return False
     return _lseek(file, 0, _SEEK_END) > position
+
+
+def drop_pages(files: Iterable[Path]) -> None:
+    """Drop the pages of files, except those that a process has mapped and used. Raises OSError."""
+    for path in files:
+        with path.open("rb") as file, naming(path):
+            os.fdatasync(file.fileno())  # dirty pages are not dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def resident_bytes(files: Iterable[Path]) -> int:
+    """Bytes of files that are in the page cache, in whole pages. Raises OSError."""
+    total = 0
+    for path in files:
+        if not (size := path.stat().st_size):
+            continue
+        pages = np.memmap(path, np.uint8, "r", shape=size)
+        residency = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)  # a byte per page
+        address = ctypes.c_void_p(pages.ctypes.data)
+        length = ctypes.c_size_t(size)
+        if _libc.mincore(address, length, ctypes.c_void_p(residency.ctypes.data)):
+            raise OSError(ctypes.get_errno(), "mincore failed", str(path))
+        total += int((residency & 1).sum()) * mmap.PAGESIZE
+    return total

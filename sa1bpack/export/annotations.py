@@ -48,8 +48,7 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import MaskNumber, annotation_keys
 from sa1bpack.masks import encode_counts, mask_boxes
 from sa1bpack.masks.arrays import check_image_runs
-from sa1bpack.oserrors import naming
-from sa1bpack.paths import paths_of
+from sa1bpack.paths import naming, paths_of
 from sa1bpack.progress import ProgressOption, reporting_steps
 from sa1bpack.wording import brief
 

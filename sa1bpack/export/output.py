@@ -5,8 +5,7 @@ from pathlib import Path
 from sa1bpack.errors import OptionError
 from sa1bpack.format.files import temporary_beside
 from sa1bpack.format.manifest import refuse_in_pack
-from sa1bpack.oserrors import naming
-from sa1bpack.paths import local_path
+from sa1bpack.paths import local_path, naming
 
 
 def check_output(output: str | Path, *suffixes: str) -> Path:

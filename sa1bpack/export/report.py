@@ -23,7 +23,6 @@ import numpy as np
 
 from sa1bpack import __version__
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
-from sa1bpack.choices import REPORT_CHECKS
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
@@ -38,6 +37,7 @@ from sa1bpack.format.problems import Problem, joined, reason_of
 from sa1bpack.format.verify import verify as verify_pack
 from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import MASK_NUMBERS
+from sa1bpack.options import REPORT_CHECKS
 from sa1bpack.packing.progress import read_runs
 from sa1bpack.paths import paths_of
 from sa1bpack.progress import ProgressOption, check_progress

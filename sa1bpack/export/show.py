@@ -22,13 +22,13 @@ from sa1bpack.export.drawing import SIDE, Picture, contact_sheet, file_of, large
 from sa1bpack.export.subject import Subject, Unreadable, image_count, read_subject, subject_of
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
+from sa1bpack.indices import torch_subset
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.raw.decoding import PairDecoder, RawOptions, no_pairs
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
-from sa1bpack.subsets import torch_subset
 from sa1bpack.wording import brief, counted
 
 DEFAULT_SAMPLES = 12

@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 from sa1bpack.wording import brief
 
 # All of SA-1B has 1 MB of manifest, and 100 kB of metadata per shard; a source of MAX_REJECTS

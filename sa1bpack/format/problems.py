@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from sa1bpack.disk.direct import FileStream
-from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
+from sa1bpack.disk.direct import FileStream, choose_mode, direct_obstacle
 from sa1bpack.errors import FormatError
 from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest, is_shortage
 from sa1bpack.format.manifest import MANIFEST_NAME

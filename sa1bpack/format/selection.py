@@ -18,7 +18,7 @@ from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.arrays import Count, check_version
 from sa1bpack.format.files import read_metadata_file, replace_file
 from sa1bpack.format.manifest import MANIFEST_NAME
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 
 SELECTION_NAME: Literal["sa1bpack-selection"] = "sa1bpack-selection"
 SELECTION_VERSION = (1, 0)

@@ -23,7 +23,7 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format import arrays, files
 from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes, image_planes, rows_checksum
 from sa1bpack.format.manifest import ShardEntry
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 
 REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
 

@@ -31,7 +31,7 @@ from sa1bpack.format.layout import (
     rows_checksum,
 )
 from sa1bpack.format.manifest import ShardEntry
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 
 # Smaller appends are gathered before they are written.
 STAGE_BYTES = 64 * BLOCK

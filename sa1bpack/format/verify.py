@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sa1bpack.arguments import choice
-from sa1bpack.disk.reading_mode import IO
+from sa1bpack.arguments import ALL, Share, choice, part_of_job, share_of
+from sa1bpack.disk.direct import IO
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format import arrays
 from sa1bpack.format.accounts import expected_pairs
@@ -47,7 +47,6 @@ from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side import spec as side
 from sa1bpack.format.verify_shard import check_feature_shard, check_list, check_shard, compare_files
 from sa1bpack.keywords import checks_options
-from sa1bpack.parts import ALL, Share, part_of_job, share_of
 from sa1bpack.paths import local_path
 from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of

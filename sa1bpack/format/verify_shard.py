@@ -33,7 +33,7 @@ from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.format.problems import Check, PackFiles, ProblemFields
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
 from sa1bpack.format.side.spec import REMAKE, FeatureShard, ShardIdentity, SideSpec
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 from sa1bpack.threads import ThreadPool
 
 # Nine tenths and more of a pack: a quick check skips their digests.

@@ -1,5 +1,8 @@
 """The destinations of batches: the CPU, or a CUDA device, by a copy on a separate stream.
 
+`open_device` checks the name of one; `ChosenDevice` settles which one it is, and returns it in the
+thread that begins an iteration.
+
 The Loader has one code path for both. Each has two methods: `allocate` makes memory for a buffer,
 `deliver` the batch that the consumer gets. And a CUDA device has three more: `enter_thread`, at the
 beginning of a reader thread; `wait`, until the last copy out of a buffer is done; `stage`, to start
@@ -13,13 +16,14 @@ import os
 import threading
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.display import Batch
-from sa1bpack.errors import LoaderError
+from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import Living
 from sa1bpack.loading.batch.spec import BatchSpec, split_regions
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch, SentBatch
@@ -28,7 +32,7 @@ from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.loading.pinned import keep_maps, pinned_memory
 from sa1bpack.loading.tensors import arrange, batch_views, host_views, split_span
 from sa1bpack.transforms.host import SentNumbers
-from sa1bpack.wording import size_text
+from sa1bpack.wording import counted, size_text
 
 _log = logging.getLogger("sa1bpack")
 
@@ -233,6 +237,111 @@ def lacks_memory(error: RuntimeError) -> bool:
 
 # By index. Kept with their streams: memory that was allocated for a stream is used again by it.
 devices_in_use: dict[int, CudaDevice] = {}
+
+
+# ------------------------------------------------------------------------------ which device it is
+
+
+def open_device(name: str | torch.device) -> torch.device:
+    """The device of that name. Raises OptionError if it cannot be used; does not use CUDA yet."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise OptionError(
+            f"device is {str(name)!r}: choose 'cpu' or 'cuda', and move the batches from there"
+        )
+    if device.type == "cuda" and (device.index or 0) >= (count := CUDA.count()):
+        raise OptionError(
+            f"device is {str(device)!r}, but torch {torch.__version__} finds "
+            f"{counted(count, 'CUDA device')}; use device='cpu', or install a torch with CUDA for "
+            "this driver"
+        )
+    return device
+
+
+def device_here(device: torch.device) -> Host | CudaDevice:
+    """The device for an iteration that this thread begins; "cuda" is the thread's current one.
+
+    Raises LoaderError in a forked child of a process that has used CUDA.
+    """
+    if device.type == "cpu":
+        return Host()
+    if CUDA.used_before_fork():
+        raise LoaderError(
+            f"device is {str(device)!r}, but this process was forked from one that had "
+            "used CUDA before, and cannot use it: start processes with the 'spawn' method, or "
+            "use device='cpu' here"
+        )
+    index = device.index
+    if index is None:
+        index = CUDA.current()
+    # Another thread may make it at the same time: then one of the two is used.
+    return devices_in_use.setdefault(index, devices_in_use.get(index) or CudaDevice(index))
+
+
+class ChosenDevice:
+    """The device of a Loader, which is settled once in each process.
+
+    "cuda" is the device that is current in the thread that makes the Loader. (In a new thread, that
+    is the first one, whatever other threads have chosen.) Only if this process does not use CUDA
+    yet, or gets the Loader from another one, is it settled when the first iteration begins: to ask
+    would begin to use CUDA, and children could not be forked any more.
+
+    Attributes:
+        asked: the device, as it was named.
+    """
+
+    def __init__(self, name: str | torch.device):
+        """Raises OptionError as `open_device`."""
+        self.asked = open_device(name)
+        self._named = self.asked.type == "cpu" or self.asked.index is not None
+        self._maker: int | None = threading.get_ident()
+        self._process = os.getpid()
+        self._settled: int | None = None
+        if not self._named and CUDA.in_use():
+            self._settled = CUDA.current()
+
+    def __str__(self) -> str:
+        if self._settled is None:
+            return str(self.asked)
+        return f"cuda:{self._settled}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_maker": None, "_settled": None}
+
+    def here(self) -> Host | CudaDevice:
+        """The device for an iteration that this thread begins.
+
+        Raises:
+            LoaderError: it cannot be known which device is meant, because another one has become
+                current since, or the thread is not the one that made the Loader; or as for
+                `device_here`.
+        """
+        if self._named or CUDA.used_before_fork():
+            return device_here(self.asked)
+        elsewhere = False  # in the process that made the Loader, but in another thread
+        if self._process == os.getpid():
+            elsewhere = self._maker not in (None, threading.get_ident())
+        remedy = (
+            "call torch.cuda.set_device before the loader is made, or name the device, as "
+            "device='cuda:1'"
+        )
+        if self._settled is None:
+            if elsewhere and CUDA.count() > 1:
+                raise LoaderError(
+                    "device is 'cuda', but the loader was made in another thread, before CUDA was "
+                    "used, and in a new thread cuda:0 is current whatever others have chosen: "
+                    + remedy
+                )
+            self._settled = CUDA.current()
+        elif not elsewhere and CUDA.current() != self._settled:
+            raise LoaderError(
+                f"device is 'cuda', which was cuda:{self._settled} before, but now "
+                f"cuda:{CUDA.current()} is current: {remedy}"
+            )
+        return device_here(torch.device("cuda", self._settled))
 
 
 # ------------------------------------------------------------------------- memory that is not freed

@@ -19,8 +19,9 @@ from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.devices import no_memory
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import IterationState, OrderedBatches
-from sa1bpack.loading.order.epoch import BatchRules, EpochBatches, OrderedBatch
+from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.order.orders import SequentialOrder
+from sa1bpack.loading.order.rules import BatchRules
 from sa1bpack.loading.shard_prefetcher import check_order
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers

@@ -13,14 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.disk.reading_mode import ReadingMode, choose_mode
+from sa1bpack.disk.direct import ReadingMode, choose_mode
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import settle
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
-from sa1bpack.loading.chosen_device import ChosenDevice
-from sa1bpack.loading.devices import CudaDevice, Host
+from sa1bpack.loading.devices import ChosenDevice, CudaDevice, Host
 from sa1bpack.loading.iteration import BaseLoader, EpochSampler, sampler_of
 from sa1bpack.loading.located_batch import OPEN_SAMPLES
 from sa1bpack.loading.locator import Locator

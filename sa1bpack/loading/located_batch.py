@@ -3,18 +3,9 @@
 With verify_checksums=True, a sample is first read out of its files, its pixels straight into place
 in the buffer, and compared with its checksum there, so a file cannot change between the check and
 the use: the batch is loaded from those copies, once they agree with what was found by the maps.
-
-The most recently used files stay open as long as their shards do, two per shard and one for each
-feature, together at most a quarter of the process's limit of open files, however many Loaders there
-are. Each thread has a `SampleReader`: scratch memory and an AIO context.
 """
 
 import os
-import resource
-import time
-from collections import OrderedDict
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,198 +13,28 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.sample import AS_STORED, read_error
-from sa1bpack.dataset.shards import CACHE, Location, OpenShard, ShardArrays, address_of, shortage
-from sa1bpack.disk.aio import CONTEXTS, CUT_SHORT, Context
-from sa1bpack.disk.direct import aligned, open_to_read
+from sa1bpack.dataset.shards import Location, OpenShard, ShardArrays, address_of, shortage
+from sa1bpack.disk.aio import CUT_SHORT
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
-from sa1bpack.finalizers import Ending, when_gone
 from sa1bpack.format.files import is_shortage, missing
 from sa1bpack.format.shard_reader import REPAIR
-from sa1bpack.loading.batch.load_samples import load_samples
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import (
     BAD_SPANS,
-    COUNTS,
-    FILE,
     IMAGE,
     IN_MEMORY,
     MASKS,
-    NO_FILE,
     Destination,
-    ReadState,
     SampleTables,
 )
 from sa1bpack.loading.look_up import LookUp
 from sa1bpack.loading.order.epoch import OrderedBatch
+from sa1bpack.loading.sample_reader import SampleReader, ShardFiles, file_table, open_files
 from sa1bpack.loading.stats import Read
 from sa1bpack.masks.arrays import check_image_runs
-from sa1bpack.oserrors import naming
-
-_MOST_SHARDS = 4096
-
-
-def most_open_shards() -> int:
-    """Shards whose files stay open: an eighth of the soft limit of open files."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return _MOST_SHARDS
-    return min(max(soft // 8, 1), _MOST_SHARDS)
-
-
-class ShardFiles:
-    """The files of a shard and of its features, open as long as this object lives.
-
-    Attributes:
-        table: FILE (p,), one for each file, in the order of `tables.SampleTables.files`.
-    """
-
-    def __init__(self, shard: OpenShard, names: tuple[str, ...], direct: bool):
-        """Open the files of arrays of a shard, then those of its features. Raises OSError."""
-        self.table = file_table(shard, names)
-        when_gone(self, _close_files, self.table)
-        paths = [shard.path(name) for name in names]
-        paths += [feature.path for feature in shard.features]
-        counts = [len(shard.arrays[name]) for name in names]
-        counts += [len(feature.values) for feature in shard.features]
-        for path, count, file in zip(paths, counts, self.table, strict=True):
-            if not count:
-                continue
-            descriptor, past_cache = open_to_read(path, direct)
-            file["descriptor"] = descriptor
-            file["past_cache"] = past_cache
-            if past_cache:
-                file["tells"] = tells_what_is_in_memory(path, descriptor)
-
-
-def file_table(shard: ShardArrays, names: tuple[str, ...]) -> np.ndarray:
-    """FILE (p,): arrays of a shard and its features, in memory; no file of them is open."""
-    table = np.zeros(len(names) + len(shard.features), FILE)
-    addresses = [shard.addresses[name] for name in names]
-    addresses += [address_of(feature.values) for feature in shard.features]
-    table["address"] = addresses
-    table["descriptor"] = NO_FILE
-    return table
-
-
-def _close_files(table: np.ndarray) -> None:
-    for descriptor in table["descriptor"].tolist():
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def tells_what_is_in_memory(path: str, file: int) -> bool:
-    """True if mincore answers truthfully; to others than the owner and writers it says "all"."""
-    with naming(path):
-        return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
-
-
-# The most recently used files of all Loaders, by shard, until their shard is closed. Takes no lock:
-# every change is one step of the interpreter, and shards may be collected at any point. The id of a
-# shard identifies it as long as the reference stored beside it lives: a pack that was reopened,
-# perhaps after a repair, has other shards.
-_FileKey = tuple[int, tuple[str, ...], bool]
-_files: OrderedDict[_FileKey, tuple[Ending, ShardFiles]] = OrderedDict()
-
-
-def _forget_files(key: _FileKey) -> None:
-    """Forget the files of a shard that is gone."""
-    ending, _ = _files.get(key, (None, None))
-    if ending is not None and ending.owner() is None:  # not those of another one with the same id
-        _files.pop(key, None)
-
-
-def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
-    """The files of arrays of a shard and of its features, open as long as the caller keeps them.
-
-    They are in the order of `names`, then of the features. Two threads that ask for the same files
-    at once may open them twice.
-
-    Args:
-        shard: the shard.
-        names: names of the arrays.
-        direct: open them past the page cache, if their file system can do that.
-
-    Raises:
-        OSError: a file cannot be opened.
-        ResourceShortage: the system refuses more open files.
-    """
-    key = (id(shard), names, direct)
-    with suppress(KeyError):
-        ending, files = _files[key]
-        if ending.owner() is shard:  # and not one that had the same id
-            _files.move_to_end(key)  # it was used last
-            return files
-    files = CACHE.with_resources(partial(ShardFiles, shard, names, direct))
-    _files[key] = when_gone(shard, _forget_files, key), files
-    with suppress(KeyError):  # a shard is collected meanwhile
-        while len(_files) > max(2 * most_open_shards() // len(files.table), 1):
-            # Who copies out of them keeps them open until then.
-            _, (ending, _) = _files.popitem(last=False)
-            ending.cancel()
-    return files
-
-
-# Scratch memory that a thread begins with; it grows to what its samples need.
-_FIRST_SCRATCH = 1 << 20
-
-
-class SampleReader:
-    """Scratch memory and, to read past the page cache, a context of the system.
-
-    For one thread at a time, which calls `close` when it ends.
-    """
-
-    def __init__(self, direct: bool, scratch: np.ndarray | None = None):
-        """
-        Args:
-            direct: read past the page cache.
-            scratch: uint8 (n,), memory of a reader that was closed; None: new memory. It grows as
-                needed.
-
-        Raises:
-            ResourceShortage, OSError: the system refuses a context.
-        """
-        self.direct = direct
-        self._context: Context | None = None
-        if direct:
-            self._context = CONTEXTS.take()
-        if scratch is None:
-            scratch = aligned(_FIRST_SCRATCH)
-        self._state = ReadState(context=0, scratch=scratch, counts=np.zeros(1, COUNTS))
-
-    def load(self, tables: SampleTables, dest: Destination, first: int, stop: int) -> Read:
-        """Load samples `first` to `stop` of a batch by `load_samples`.
-
-        It is called again with more scratch memory as long as that does not suffice.
-
-        Raises OSError if the context is unusable, MemoryError if there is no scratch memory.
-        """
-        begin = time.perf_counter()
-        context = self._context
-        if context is not None:
-            self._state = self._state._replace(context=context.value)
-        while outcome := load_samples(self._state, tables, dest, first, stop):
-            if outcome < 0:
-                assert context is not None  # which only reads past the page cache use
-                self._context = None
-                context.close()  # its requests write to the buffer until it is closed
-                self._context = CONTEXTS.take()
-                raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
-            self._state = self._state._replace(scratch=aligned(outcome * 5 // 4))
-        cached, past, through, requests, nanoseconds = self._state.counts[0].tolist()
-        return Read(begin, begin + nanoseconds / 1e9, cached, past, through, requests)
-
-    def close(self) -> np.ndarray:
-        """Give the context back, and return the scratch memory."""
-        context = self._context
-        self._context = None
-        if context is not None:
-            CONTEXTS.append(context)
-        return self._state.scratch
-
 
 # Arrays of which a sample's rows are large.
 _IMAGE_AND_BITS = ("image", "mask_bits")

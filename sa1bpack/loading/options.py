@@ -7,13 +7,11 @@ from functools import cached_property
 import numpy as np
 
 from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, MAX_WORD
-from sa1bpack.choices import MASK_LAYOUTS
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.epoch import Buckets, checked_pad_last
 from sa1bpack.loading.order.orders import (
     LocalShuffleOrder,
     NodeShuffleOrder,
@@ -22,8 +20,9 @@ from sa1bpack.loading.order.orders import (
     SequentialOrder,
     ShuffleOrder,
 )
+from sa1bpack.loading.order.rules import Buckets, checked_pad_last
 from sa1bpack.loading.stats import LoadingStats
-from sa1bpack.options import Options, option
+from sa1bpack.options import MASK_LAYOUTS, Options, option
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.wording import brief

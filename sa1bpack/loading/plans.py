@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.disk.aio import CONTEXTS
-from sa1bpack.disk.reading_mode import direct_obstacle
+from sa1bpack.disk.direct import direct_obstacle
 from sa1bpack.environment import available_cpus
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec, Regions

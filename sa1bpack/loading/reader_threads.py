@@ -15,10 +15,11 @@ from sa1bpack.finalizers import Ending, before_release
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch, SampleRange
 from sa1bpack.loading.devices import CudaDevice, Host, keep_if_failed
 from sa1bpack.loading.iteration import LoadedBatch
-from sa1bpack.loading.located_batch import LocatedBatch, SampleReader
+from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.loading.shard_prefetcher import ShardPrefetcher
 from sa1bpack.loading.stats import EpochCounts, Read
 from sa1bpack.threads import start_thread

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, number, whole_number
-from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY, direct_obstacle
+from sa1bpack.disk.direct import SHARE_OF_MEMORY, direct_obstacle
+from sa1bpack.disk.page_cache import drop_pages
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
-from sa1bpack.loading.chosen_device import open_device
 from sa1bpack.loading.cuda import CUDA
+from sa1bpack.loading.devices import open_device
 from sa1bpack.loading.loader import DIRECT_THREADS, Loader
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
-from sa1bpack.measuring.memory import drop_pages
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
 from sa1bpack.paths import local_path
 from sa1bpack.progress import Advance, ProgressOption, check_progress, reporting

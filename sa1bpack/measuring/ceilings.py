@@ -14,8 +14,8 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.disk.aio import REQUEST, Context
 from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.loading.batch.put import stream_copy
-from sa1bpack.loading.chosen_device import device_here, open_device
 from sa1bpack.loading.cuda import CUDA
+from sa1bpack.loading.devices import device_here, open_device
 from sa1bpack.threads import ThreadPool
 
 # Of every sample: (file, first byte, number of bytes) of its pixels, and of its mask bits if the

@@ -15,11 +15,11 @@ import numpy as np
 from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.environment import memory_bytes
+from sa1bpack.disk.page_cache import drop_pages, resident_bytes
+from sa1bpack.environment import memory_bytes, own_bytes
 from sa1bpack.loading.cuda import CUDA
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.plans import dataset_bytes
-from sa1bpack.measuring.memory import drop_pages, own_bytes, resident_bytes
 
 # Warm samples take at most this much, and at most this part of the memory.
 _WARM_BYTES = 2 << 30

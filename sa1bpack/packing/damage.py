@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, OptionError, VersionError
 from sa1bpack.format import files
 from sa1bpack.format.arrays import METADATA_NAME, canonical_json
@@ -39,7 +40,6 @@ from sa1bpack.packing.records import (
     check_record,
     read_own_manifest,
 )
-from sa1bpack.parts import ALL, Share, share_of
 from sa1bpack.progress import Advance
 from sa1bpack.wording import brief, span_text
 

@@ -41,13 +41,12 @@ from sa1bpack.format.side.spec import (
     side_folders,
 )
 from sa1bpack.keywords import checks_options
-from sa1bpack.oserrors import naming
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, differences
 from sa1bpack.packing.pack_folder import locked_folder
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
 from sa1bpack.packing.records import ShardKey, published_shard, read_own_manifest
-from sa1bpack.paths import check_can_be_folder, local_path, paths_of
+from sa1bpack.paths import check_can_be_folder, local_path, naming, paths_of
 from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.wording import brief
 

@@ -6,7 +6,7 @@ Each is replaced atomically. Readers of the format depend on none of them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
@@ -148,24 +148,15 @@ def source_record(
             f"{read.name}: its {counted(read.pairs, 'pair')} make no shard {number}, but one of "
             f"{counted(pairs, 'pair')} is there; remove it, and repeat the command"
         )
-    rejects = []
-    dropped = 0
+    record = asdict(read)
+    unpaired = record.pop("unpaired")
+    record["rejects"] = []
+    record["dropped"] = 0
     for _, account in sorted(empty.items()):
-        rejects += account.rejects
-        dropped += account.dropped
-    return {
-        "name": read.name,
-        "kind": read.kind,
-        "nbytes": read.nbytes,
-        "xxh128": read.xxh128,
-        "md5": read.md5,
-        "md5_checked": read.md5_checked,
-        "pairs": read.pairs,
-        "ignored": read.ignored,
-        "ignored_names": read.ignored_names,
-        "rejects": rejects + read.unpaired,
-        "dropped": dropped,
-    }
+        record["rejects"] += account.rejects
+        record["dropped"] += account.dropped
+    record["rejects"] += unpaired
+    return record
 
 
 @dataclass(frozen=True)

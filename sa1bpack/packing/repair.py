@@ -16,7 +16,7 @@ from shlex import quote
 import msgspec
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import items_of, whole_number
+from sa1bpack.arguments import ALL, Share, items_of, part_of_job, whole_number
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, PackError, SourceError
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, put_in_place, restore_set_aside
@@ -61,7 +61,6 @@ from sa1bpack.packing.run import run_work
 from sa1bpack.packing.sample import versions_text, warm_up
 from sa1bpack.packing.source_packer import pack_sources
 from sa1bpack.packing.work import find_work
-from sa1bpack.parts import ALL, Share, part_of_job
 from sa1bpack.paths import local_path, patterns_of
 from sa1bpack.progress import ProgressOption, report, reporting
 from sa1bpack.source.find import Source, find_sources, look_at, read_links

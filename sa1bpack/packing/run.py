@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sa1bpack import interrupts
+from sa1bpack.arguments import Share, part_of_job, share_of
 from sa1bpack.errors import OptionError, PackError, SourceError
 from sa1bpack.format.files import remove_published
 from sa1bpack.format.manifest import PARTS_NAME, Manifest, identity_text
@@ -33,7 +34,6 @@ from sa1bpack.packing.records import (
 from sa1bpack.packing.sample import require_decoder, versions_in_force, versions_text, warm_up
 from sa1bpack.packing.source_packer import pack_sources
 from sa1bpack.packing.work import Work, find_work, list_sources
-from sa1bpack.parts import Share, part_of_job, share_of
 from sa1bpack.paths import local_path
 from sa1bpack.progress import ProgressOption, check_progress, report
 from sa1bpack.source.find import Source
@@ -331,8 +331,22 @@ def run_work(
         log_run(publisher.root, counts, options.worker_count, outcome)
     interrupts.check()
     manifest = publisher.finish(failed)
+    return pack_result(totals_of(publisher.root, manifest), work, failed, counts)
+
+
+def pack_result(
+    totals: Mapping[str, Any], work: Work, failed: dict[str, SourceError], counts: Progress
+) -> PackResult:
+    """The result of a run.
+
+    Args:
+        totals: the fields of Totals, of the pack now.
+        work: what there was to do.
+        failed: name → error, of the sources that were given up.
+        counts: what was counted.
+    """
     return PackResult(
-        **totals_of(publisher.root, manifest),
+        **totals,
         sources=work.named,
         packed_before=work.packed_before,
         new_images=counts.images,

@@ -38,7 +38,6 @@ from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import PackError
 from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.interrupts import SIGNALS
-from sa1bpack.oserrors import naming
 from sa1bpack.packing.decoder import Decoded, Promises
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
@@ -51,6 +50,7 @@ from sa1bpack.packing.sample import (
     most_image_bytes,
     warm_up,
 )
+from sa1bpack.paths import naming
 from sa1bpack.source.annotations import MAX_ANNOTATIONS
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, Pair, Reject

@@ -13,9 +13,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.indices import Occurrence, loading
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.order.batches import announced_ranks, process_group
-from sa1bpack.occurrence import Occurrence, loading
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.paths import local_path
 from sa1bpack.raw.decoding import PairDecoder, RawOptions, Tars, no_pairs, sources_of, unusable

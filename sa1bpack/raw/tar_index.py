@@ -34,9 +34,8 @@ from sa1bpack.format.files import (
     remove_leftovers,
     temporary_beside,
 )
-from sa1bpack.oserrors import naming
-from sa1bpack.raw.block_inflater import WINDOW
-from sa1bpack.raw.seek_points import POINT, PointStream, SeekPoints
+from sa1bpack.paths import naming
+from sa1bpack.raw.seek_points import POINT, WINDOW, PointStream, SeekPoints
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.inflate import ByteStream, remedy
 from sa1bpack.source.pairs import (

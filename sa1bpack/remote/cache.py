@@ -48,7 +48,7 @@ from sa1bpack.format.files import (
     temporary_beside,
     try_locks,
 )
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 from sa1bpack.threads import start_thread
 from sa1bpack.wording import brief, size_text
 

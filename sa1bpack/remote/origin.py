@@ -36,7 +36,7 @@ from sa1bpack.format.files import (
     write_at,
 )
 from sa1bpack.format.layout import ArraySpec
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import FOLDER_BYTES, Counts
 

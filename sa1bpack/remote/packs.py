@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import choice
-from sa1bpack.disk.reading_mode import IO
+from sa1bpack.arguments import ALL, choice, part_of_job
+from sa1bpack.disk.direct import IO
 from sa1bpack.errors import EmptyPack, FormatError, NotAPack, OptionError, SourceError, StoreError
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile
 from sa1bpack.format.files import (
@@ -50,8 +50,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import PackFiles, Report
 from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
 from sa1bpack.format.verify import check_files
-from sa1bpack.oserrors import naming
-from sa1bpack.parts import ALL, part_of_job
+from sa1bpack.paths import naming
 from sa1bpack.progress import ProgressOption, reporting
 from sa1bpack.remote.attempts import OnWait
 from sa1bpack.remote.bucket import Bucket, Pieces, StoreFile

@@ -45,11 +45,11 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.interrupts import result_of
-from sa1bpack.oserrors import naming
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
 from sa1bpack.packing.records import PublishedShard, SourceRead
+from sa1bpack.paths import naming
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import LARGE, fetch_files, is_large
 from sa1bpack.threads import ThreadPool

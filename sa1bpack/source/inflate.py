@@ -17,7 +17,7 @@ import xxhash
 from zlib_ng import zlib_ng
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 from sa1bpack.signatures import name_remedy
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Address, Stream, scheme_of

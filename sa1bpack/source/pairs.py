@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import IO
 
 from sa1bpack.errors import SourceCorrupt, SourceError
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 from sa1bpack.source.find import Source, list_folder
 from sa1bpack.source.inflate import OnWait, open_stream, remedy
 from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, split_name

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sa1bpack.arguments import MAX_WORD, is_number, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.indices import torch_subset
 from sa1bpack.masks.window import check_size
-from sa1bpack.subsets import torch_subset
 from sa1bpack.transforms.batch import Items, Tensors
 from sa1bpack.wording import brief
 

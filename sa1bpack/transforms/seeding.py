@@ -24,9 +24,9 @@ import xxhash
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from sa1bpack import occurrence
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.indices import current_occurrence
 from sa1bpack.keywords import checks_options
 from sa1bpack.random_words import words
 from sa1bpack.transforms.batch import Items
@@ -159,7 +159,7 @@ class Seeded:
 
     def _key(self, item: Any) -> tuple[int, int, int]:
         """Image id, epoch and repetition of a sample; of a batch, a digest of its image ids."""
-        current = occurrence.current()
+        current = current_occurrence()
         epoch = self.epoch
         repetition = 0
         if current is not None:

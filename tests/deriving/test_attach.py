@@ -24,7 +24,7 @@ def given(ds):
 def test_rows_are_matched_by_image_id_of_a_dataset_or_a_subset_of_complete_shards(
     ds, pack, given, monkeypatch
 ):
-    monkeypatch.setattr("sa1bpack.deriving.run.PIECE_BYTES", 16)  # two rows at a time
+    monkeypatch.setattr("sa1bpack.deriving.attach.PIECE_BYTES", 16)  # two rows at a time
     ids, rows = given
     every, _ = random_split(ds, [len(ds), 0], torch.Generator().manual_seed(0))
     result = sa1bpack.attach(every, "a", rows, ids)

@@ -12,7 +12,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from sa1bpack.loading import batch_queue, devices, iteration, loader, located_batch
+from sa1bpack.loading import (
+    batch_queue,
+    devices,
+    iteration,
+    loader,
+    located_batch,
+    sample_reader,
+)
 
 
 def ends_within(monkeypatch, seconds: float) -> None:
@@ -46,14 +53,14 @@ def before_fills(
 
 def after_reads(monkeypatch, call: Callable[..., object]) -> None:
     """A thread that has read samples calls this with them, the destination, first and last."""
-    load = located_batch.SampleReader.load
+    load = sample_reader.SampleReader.load
 
     def loaded(reader, *arguments):
         found = load(reader, *arguments)
         call(*arguments)
         return found
 
-    monkeypatch.setattr(located_batch.SampleReader, "load", loaded)
+    monkeypatch.setattr(sample_reader.SampleReader, "load", loaded)
 
 
 def around_takes(monkeypatch, call: Callable[..., object]) -> None:
@@ -66,7 +73,7 @@ def around_takes(monkeypatch, call: Callable[..., object]) -> None:
 
 def nothing_told() -> AbstractContextManager:
     """The system tells this process of no file whether it is in memory."""
-    return patch.object(located_batch, "tells_what_is_in_memory", lambda path, file: False)
+    return patch.object(sample_reader, "tells_what_is_in_memory", lambda path, file: False)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from simulated_cuda import SimulatedCuda
 from sa1bpack import Collate, finalizers, threads
 from sa1bpack.loading import (
     batch_queue,
-    chosen_device,
     devices,
     iteration,
     loader,
@@ -29,9 +28,8 @@ LATE = ("images", "masks")  # of concatenated bits: the tensors that are part of
 def simulate(monkeypatch, made: SimulatedCuda) -> None:
     """Put simulated devices in the place of CUDA's."""
     devices_in_use = {}  # none of an earlier test
-    for module in (devices, chosen_device):
-        monkeypatch.setattr(module, "CUDA", made)
-        monkeypatch.setattr(module, "devices_in_use", devices_in_use)
+    monkeypatch.setattr(devices, "CUDA", made)
+    monkeypatch.setattr(devices, "devices_in_use", devices_in_use)
 
 
 @pytest.fixture
@@ -84,7 +82,7 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
     finalizers.when_gone(schedule, int)
     with made.on(0):
         torch.zeros(1)  # for the first one torch imports modules, whose frames would keep buffers
-    modules = (devices, chosen_device, batch_queue, iteration, reader_threads, threads)
+    modules = (devices, batch_queue, iteration, reader_threads, threads)
     schedule.patch(monkeypatch, *modules)
     for module in (batch_queue, iteration, pinned):
         monkeypatch.setattr(module, "when_gone", partial(_when_gone, schedule))

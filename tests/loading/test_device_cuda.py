@@ -16,7 +16,7 @@ from sync_debug import waiting_is_an_error
 
 from sa1bpack import Collate, Loader, LoaderError
 from sa1bpack import open as open_pack
-from sa1bpack.loading.chosen_device import device_here, open_device
+from sa1bpack.loading.devices import device_here, open_device
 
 WITH_RELATIONS = pytest.mark.parametrize("relations", [(), tuple(RELATIONS)], ids=["", "relations"])
 

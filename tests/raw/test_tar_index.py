@@ -16,8 +16,7 @@ from system import without_privileges
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import MissingPackage, SourceError, SourceTruncated
-from sa1bpack.raw.block_inflater import zlib_library
-from sa1bpack.raw.seek_points import PointStream, SeekPoints
+from sa1bpack.raw.seek_points import PointStream, SeekPoints, zlib_library
 from sa1bpack.raw.tar_index import open_index
 from sa1bpack.source.find import open_source
 from sa1bpack.source.inflate import GzipStream

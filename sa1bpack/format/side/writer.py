@@ -19,7 +19,7 @@ from sa1bpack.format.side.spec import (
     feature_shard_attributes,
     read_side_manifest,
 )
-from sa1bpack.oserrors import naming
+from sa1bpack.paths import naming
 
 # In the working folder of one that may be continued: what its rows are made by.
 _ORIGIN_NAME = "origin"

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.arguments import choice
-from sa1bpack.choices import MASK_LAYOUTS
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields
 from sa1bpack.dataset.sample import AS_STORED, RGB_OF_YUV, image_spec
@@ -24,6 +23,7 @@ from sa1bpack.loading.batch.tables import (
     UNPACKED,
     Target,
 )
+from sa1bpack.options import MASK_LAYOUTS
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.wording import brief

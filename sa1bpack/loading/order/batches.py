@@ -9,9 +9,10 @@
         ...
         checkpoint = batches.state_after(count)        # a few numbers and strings
 
-What follows from the order alone is in `epoch.py`: `BatchRules` for all epochs, `EpochBatches` for
-one, `OrderedBatch` for each batch. `OrderedBatches` keeps the place of a run in its order, which is
-that of the latest batch that came out, and is a batch sampler for one rank.
+What follows from the order alone is elsewhere: `BatchRules` for all epochs in `rules.py`,
+`EpochBatches` for one and `OrderedBatch` for each batch in `epoch.py`. `OrderedBatches` keeps the
+place of a run in its order, which is that of the latest batch that came out, and is a batch sampler
+for one rank.
 """
 
 import os
@@ -23,18 +24,11 @@ from typing import Any
 
 from sa1bpack.arguments import MAX_WORD, flag, whole_number
 from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.indices import BatchIndices
 from sa1bpack.keywords import checks_options
-from sa1bpack.loading.order.epoch import (
-    MAX_RANKS,
-    STATE_VERSION,
-    BatchRules,
-    Buckets,
-    EpochBatches,
-    OrderedBatch,
-    Position,
-)
+from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches, OrderedBatch, Position
 from sa1bpack.loading.order.orders import Order
-from sa1bpack.occurrence import BatchIndices
+from sa1bpack.loading.order.rules import MAX_RANKS, BatchRules, Buckets
 from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.wording import brief
 

@@ -1,4 +1,4 @@
-"""The order of the samples in each epoch; `epoch.py` cuts it into batches.
+"""The order of the samples in each epoch; `rules.py` cuts it into batches.
 
 A subset is a dataset as well (`ds[rows]`, `ds.where(...)`, a torch Subset), so every order works
 over subsets. Its fingerprint differs, and so does its order.
@@ -21,11 +21,10 @@ import xxhash
 
 from sa1bpack.arguments import MAX_WORD, numbers_of, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.indices import earlier_occurrences, select_nested, torch_subset
 from sa1bpack.keywords import checks_options
-from sa1bpack.occurrence import earlier_occurrences
 from sa1bpack.random_words import stream_words
 from sa1bpack.schedules import Schedule, as_schedule
-from sa1bpack.subsets import select_nested, torch_subset
 from sa1bpack.user_code import call_user, is_of_user
 from sa1bpack.wording import brief, counted
 

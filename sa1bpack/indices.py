@@ -1,15 +1,19 @@
-"""The occurrence for which a sample is loaded: its epoch, and which repetition of it there.
+"""Indices of samples: those of a torch Subset, and those of a batch with what travels with them.
 
-Whoever chooses samples knows both, and random numbers of a transform depend on them. They travel
-with the indices of a batch, into worker processes too, and are noted here while a sample is loaded.
+That is the occurrence for which a sample is loaded: its epoch, and which repetition of it there.
+Whoever chooses samples knows both, and random numbers of a transform depend on them. They go into
+worker processes, too, and are noted here while a sample is loaded.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from sa1bpack.errors import OptionError
+from sa1bpack.wording import brief
 
 
 class Occurrence(NamedTuple):
@@ -43,7 +47,7 @@ class BatchIndices(list[Any]):
         self.repetitions = repetitions
 
 
-def current() -> Occurrence | None:
+def current_occurrence() -> Occurrence | None:
     """The occurrence for which a sample is being loaded; None outside of a batch."""
     return _current.get()
 
@@ -77,3 +81,31 @@ def earlier_occurrences(numbers: np.ndarray) -> np.ndarray:
     earlier = np.empty(len(numbers), np.int64)
     earlier[order] = position - first
     return earlier
+
+
+def torch_subset(value: Any) -> tuple[Any, list[Any]]:
+    """The dataset that a `torch.utils.data.Subset` selects from, and its indices.
+
+    A Subset of a Subset has several, the outermost first: see `select_nested`. Anything else is
+    returned as it is, without indices. torch need not be loaded to tell.
+    """
+    selections = []
+    while (type(value).__module__, type(value).__name__) == ("torch.utils.data.dataset", "Subset"):
+        selections.append(value.indices)
+        value = value.dataset
+    return value, selections
+
+
+def select_nested(dataset: Any, selections: Sequence[Any]) -> Any:
+    """The part of a dataset that the indices of nested Subsets, of `torch_subset`, select.
+
+    They mean what they mean as an index of the dataset: a list of bools is a mask, and numbers are
+    not rounded. Raises OptionError for indices without a dimension, and what the dataset raises.
+    """
+    for selection in reversed(selections):
+        indices = np.asarray(selection)  # a tensor of one element would count as an integer
+        if indices.ndim == 0:
+            shown = brief(selection)
+            raise OptionError(f"the indices of a torch Subset are {shown}: choose a list")
+        dataset = dataset[indices]
+    return dataset
