@@ -33,7 +33,7 @@ class ThreadPool(ThreadPoolExecutor):
         future: Future[Any] = Future()
         try:
             with naming_refusal():
-                queued = super().submit(_complete, future, work, arguments, options)
+                queued = super().submit(_complete, future, partial(work, *arguments, **options))
         except ThreadRefused:
             if future.cancel():
                 raise
@@ -42,21 +42,16 @@ class ThreadPool(ThreadPoolExecutor):
         return future
 
 
-def _complete(
-    future: Future[Any],
-    work: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-) -> None:
+def _complete(future: Future[Any], call: Callable[[], Any]) -> None:
     """Do the work of a future, unless that was cancelled. In a thread of a pool."""
     if not future.set_running_or_notify_cancel():
         return
     try:
-        result = work(*arguments, **options)
+        result = call()
     except BaseException as error:
         future.set_exception(error)
         # The error's traceback refers to this frame, so this frame must not keep the future.
-        del future, work, arguments, options
+        del future, call
     else:
         future.set_result(result)
 
