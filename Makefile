@@ -129,11 +129,12 @@ pack: setup
 verify: setup
 	@$(BIN)/sa1bpack verify "$$OUTPUT"
 
-# In as many processes as there are processors; TEST_FLAGS='-n 0' runs all tests in one. Each process
-# begins with a part of the files, so that a pack or a kernel which they share is made once, and
-# takes tests of others when it has none left.
+# In one process more than there are processors, because many tests wait for others that they start;
+# TEST_FLAGS='-n 0' runs all tests in one. Each process begins with a part of the files, so that a
+# pack or a kernel which they share is made once, and takes tests of others when it has none left.
+TEST_PROCESSES := $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
 test: setup $(VENV)/.ready-test
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(TEST_FLAGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(TEST_FLAGS)
 
 # One file of tests after another, each in a process of its own: none may rely on another.
 # pytest exits with 5 if a file has nothing to run here.

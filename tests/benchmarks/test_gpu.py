@@ -193,7 +193,8 @@ def bare(gpu, tmp_path_factory):
                 if not (site / top).exists():  # of several packages, such as CUDA's
                     (site / top).symlink_to(distribution(name).locate_file(top))
     for name in ("benchmarks", "sa1bpack", "scripts", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        # With the compiled kernels, which are bound to their code.
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.pyc"))
     for name in ("constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     env = os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,5 +1,7 @@
 """moto's server of S3, on loopback."""
 
+import functools
+import os
 import urllib.request
 from collections.abc import Iterator, Mapping
 
@@ -29,9 +31,16 @@ class S3Server:
 
 def s3_client():
     """botocore's client, for the server that the environment names."""
+    return _client_of(os.environ["AWS_ENDPOINT_URL"])
+
+
+@functools.cache
+def _client_of(url: str):
+    """One for each server: making one takes most of a second."""
     import botocore.session  # tests that need a GPU run without it
 
-    return botocore.session.Session().create_client("s3", region_name="us-east-1")
+    session = botocore.session.Session()
+    return session.create_client("s3", region_name="us-east-1", endpoint_url=url)
 
 
 def use_s3(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
