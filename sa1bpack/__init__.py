@@ -34,20 +34,14 @@ SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.
 # The module that draws datasets and batches for notebooks, see `sa1bpack.display.Pictured`.
 PICTURES = "sa1bpack.export.show"
 
-# Names of earlier releases, and those that people look for, and what they are called.
-_RENAMED = {
-    "Cosine": "CosineSchedule",
+# Names that people look for, and what they are called here.
+_OTHER_NAMES = {
     "DataLoader": "Loader, or make_dataloader for torch's own",
-    "Function": "FunctionSchedule",
-    "HomeShuffleOrder": "NodeShuffleOrder",
-    "Linear": "LinearSchedule",
-    "Steps": "PiecewiseSchedule",
     "collate": "Collate()",
     "collate_fn": "Collate()",
     "load": "open",
-    "write_report": "report",
 }
 
 # Reading a pack never loads the packer: names are imported on first use.
-_public, __getattr__, __dir__ = names_of(__name__, _RENAMED)
+_public, __getattr__, __dir__ = names_of(__name__, _OTHER_NAMES)
 __all__ = ["__version__", *_public]

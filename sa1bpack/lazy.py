@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def names_of(
-    package: str, renamed: "Mapping[str, str] | None" = None
+    package: str, other_names: "Mapping[str, str] | None" = None
 ) -> "tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]":
     """The `__all__`, `__getattr__` and `__dir__` of a package.
 
     Args:
-        renamed: names of earlier releases, and those that people look for → what they are called.
+        other_names: names that people look for → what they are called.
     """
     module = sys.modules[package]
     home = {}  # public name → the module that has it
@@ -32,7 +32,7 @@ def names_of(
 
     def get(name: str) -> "Any":
         if name not in home:
-            hint = f": it is {renamed[name]}" if renamed and name in renamed else ""
+            hint = f": it is {other_names[name]}" if other_names and name in other_names else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         if home[name] == package:
             return import_module(f"{package}.{name}")

@@ -199,7 +199,7 @@ def _batch_fields(fields: Sequence[Field], features: Sequence[SideSpec], axis: s
     return of_batch
 
 
-@checks_options(choose="mask_select", masks="mask_layout")
+@checks_options(masks="mask_layout")
 class Collate:
     """Make batches: the `collate_fn` of a torch DataLoader.
 

@@ -35,7 +35,7 @@ THREADS = 4
 BASE_BYTES = 3_000_000_000
 
 
-@checks_options(out="output")
+@checks_options
 @takes_options(DeriveOptions)
 def derive_on_ray(
     ds: Dataset,

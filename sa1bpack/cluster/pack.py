@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 WORKERS = 6
 
 
-@checks_options(out="output", select="mask_select")
+@checks_options
 @takes_options(PackOptions, RunOptions)
 def pack_on_ray(
     sources: str | Path | Iterable[str | Path],

@@ -82,14 +82,7 @@ OTHER_NAMES: dict[str, str] = {
     "verify": "verify_checksums",
     "embeddings": "features",
 }
-_METHODS = {
-    "filter": "where",
-    "info": "metadata",
-    "save": "save_selection",
-    "select": "where, or an index array",
-    "shard": "from_shards",
-    "source": "from_sources",
-}
+_METHODS = {"filter": "where", "select": "where, or an index array"}
 
 
 @checks_options(**OTHER_NAMES)

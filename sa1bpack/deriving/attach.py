@@ -30,7 +30,7 @@ PIECE_BYTES = 1 << 26
 Piece = tuple[np.ndarray, np.ndarray]
 
 
-@checks_options(out="output")
+@checks_options
 @takes_options(RowOptions)
 def attach(
     ds: Dataset,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Function = Callable[..., torch.Tensor | np.ndarray]
 
 
-@checks_options(masks="mask_layout", out="output")
+@checks_options(masks="mask_layout")
 @takes_options(DeriveOptions)
 def derive(
     ds: Dataset,

@@ -185,7 +185,7 @@ def _check_files(shard: Shard) -> None:
 # ------------------------------------------------------------------------------- SA-1B's JSON
 
 
-@checks_options(out="output")
+@checks_options
 def export_sa1b(
     pack: str | Path | Iterable[str | Path],
     output: str | Path,
@@ -349,7 +349,7 @@ def _numbers(shard: Shard, row: int, number: MaskNumber, first: int, stop: int) 
 # ---------------------------------------------------------------------------------- COCO
 
 
-@checks_options(out="output")
+@checks_options
 def export_coco(
     pack: str | Path | Iterable[str | Path],
     output: str | Path,

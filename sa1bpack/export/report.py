@@ -307,7 +307,7 @@ class ReportResult:
         return self.verification.ok and not self.unreadable
 
 
-@checks_options(out="output")
+@checks_options
 def report(
     pack: str | Path | Iterable[str | Path],
     output: str | Path,

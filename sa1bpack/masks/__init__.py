@@ -13,7 +13,5 @@ None of these steps creates a full-size mask.
 
 from sa1bpack.lazy import names_of
 
-_RENAMED = {"mask_bbox": "mask_boxes, which returns x0, y0, x1, y1"}
-
 # Imported on first use: code that draws nothing needs no compiled kernel.
-__all__, __getattr__, __dir__ = names_of(__name__, _RENAMED)
+__all__, __getattr__, __dir__ = names_of(__name__)

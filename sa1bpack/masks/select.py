@@ -64,7 +64,7 @@ class Thresholds(Options):
         return {name: value for name, value in values.items() if value is not None}
 
 
-@checks_options(select="mask_select")
+@checks_options
 @dataclass(frozen=True, kw_only=True)
 class MaskRule(Thresholds):
     """The masks of an image to keep: thresholds, then a cap. The default keeps all.

@@ -182,7 +182,7 @@ class Forecast:
         return [*self.rejects.items()][:_REJECTS_NAMED]
 
 
-@checks_options(out="output", select="mask_select")
+@checks_options
 @takes_options(PackOptions, RunOptions)
 def estimate(
     sources: str | Path | Iterable[str | Path], output: str | Path, **options: Unpack["RunKeywords"]

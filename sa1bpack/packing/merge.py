@@ -92,7 +92,7 @@ class MergeResult:
     seconds: float = 0.0
 
 
-@checks_options(out="output")
+@checks_options
 def merge(
     packs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     output: str | os.PathLike[str],

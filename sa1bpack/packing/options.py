@@ -102,7 +102,7 @@ class RunOptions(Options):
         return self.md5 or self.md5sums is not None
 
 
-@checks_options(select="mask_select")
+@checks_options
 @dataclass(frozen=True, kw_only=True)
 class PackOptions(MaskRule):
     """The options that determine which bytes a pack holds.

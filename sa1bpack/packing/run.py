@@ -139,7 +139,7 @@ class PackResult(Totals):
         return not self.failed
 
 
-@checks_options(out="output", select="mask_select")
+@checks_options
 @takes_options(PackOptions, RunOptions)
 def pack(
     sources: str | Path | Iterable[str | Path],
@@ -216,7 +216,7 @@ def pack(
     return result
 
 
-@checks_options(out="output", select="mask_select")
+@checks_options
 @takes_options(PackOptions, RunOptions)
 def pack_part(
     sources: str | Path | Iterable[str | Path],
@@ -410,7 +410,7 @@ class FinalizeResult(Totals):
         return self.known and not self.missing
 
 
-@checks_options(out="pack")
+@checks_options
 def finalize(pack: str | Path) -> FinalizeResult:
     """Make one pack of the shards that the parts of a job (`pack_part`) have published there.
 

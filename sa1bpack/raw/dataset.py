@@ -176,12 +176,7 @@ def _cache_limit(name: str, size: int | str) -> int:
 _NOT_OF_SAMPLES = ("samples_per_shard", "empty")
 
 
-@checks_options(
-    cache_bytes="cache_size",
-    cache_folder="cache_dir",
-    cache_folder_bytes="cache_dir_size",
-    masks="mask_format",
-)
+@checks_options(masks="mask_format")
 class TarDataset(MapStyle):
     """The samples of tars and folders as they are: `ds[i]` decodes a pair when it is asked for.
 

@@ -23,7 +23,7 @@ Modules:
 
 from sa1bpack.lazy import names_of
 
-_RENAMED = {"RandomFlip": "RandomHorizontalFlip, as in torchvision"}
+_OTHER_NAMES = {"RandomFlip": "RandomHorizontalFlip, as in torchvision"}
 
 # Imported on first use: a loader needs few of them.
-__all__, __getattr__, __dir__ = names_of(__name__, _RENAMED)
+__all__, __getattr__, __dir__ = names_of(__name__, _OTHER_NAMES)

@@ -126,7 +126,7 @@ class ScaleJitter(GeometricStep):
         return frame.step(maps, torch.minimum(extent, frame.sides))
 
 
-@checks_options(area="scale, as in torchvision")
+@checks_options
 class RandomResizedCrop(GeometricStep):
     """Cut out a rectangle and stretch it over the full canvas.
 

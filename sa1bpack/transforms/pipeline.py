@@ -116,7 +116,7 @@ class Moves(NamedTuple):
     mix: Callable[[Tensor], dict[str, Tensor]] | None
 
 
-@checks_options(mask_dtype="batch['masks'].to(dtype), of masks in bool")
+@checks_options
 class Pipeline:
     """Make training input from batches of a dataset, as Loader, DataLoader and Collate make them.
 
