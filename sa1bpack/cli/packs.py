@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import sa1bpack
 from sa1bpack.cli import exits
@@ -19,6 +19,9 @@ from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.paths import paths_of
 from sa1bpack.urls import is_pack_url, pack_url
 from sa1bpack.wording import counted, size_text
+
+if TYPE_CHECKING:
+    from sa1bpack.packing.estimate import Forecast
 
 
 def pack(
@@ -88,12 +91,10 @@ def pack(
     on disk or that a URL cannot be read.
     """
     machines = Machines(part, engine, address)
-    arguments: dict[str, Any] = {**asdict(options), **asdict(run_options)}
     on_ray = machines.on_ray(dry_run=dry_run, staging=staging)
-    if sum(map(bool, (staging, machines.share, dry_run))) > 1:
+    if sum(map(bool, (staging, part, dry_run))) > 1:
         raise OptionError("--part, --staging and --dry-run exclude one another: give one of them")
-    if staging is not None:
-        arguments["staging"] = staging
+    arguments: dict[str, Any] = {**asdict(options), **asdict(run_options)}
     call: Callable[..., Any]
     with interrupts_held():  # loads what packing needs
         if on_ray:
@@ -101,40 +102,56 @@ def pack(
 
             call = pack_on_ray
             arguments["address"] = machines.address
-        elif machines.share:
-            call = sa1bpack.pack_part
-            arguments["part"] = machines.share
         elif dry_run:
             call = sa1bpack.estimate
+        elif part is not None:
+            call = sa1bpack.pack_part
+            arguments["part"] = machines.share
         else:
             call = sa1bpack.pack
+            arguments["staging"] = staging
     advice = "" if dry_run else "repeat the same command to continue from here"
     with exits.refusing_damage(), exits.advising(advice):
         result: Any = call(sources, output, **arguments)
     if dry_run:
-        say(result.as_text())
-        for name, error in result.unreadable.items():
-            warn(f"{name} cannot be read: {error}")
-        return exits.OK if result.fits and not result.unreadable else exits.FAILED
-    if machines.share:
-        say(f"part {machines.part} of a job, which `sa1bpack finalize` makes one pack")
+        return _say_forecast(result)
+    if part is not None:
+        say(f"part {part} of a job, which `sa1bpack finalize` makes one pack")
         _say_totals(result, f"this part, in {result.root}")
     else:
         _say_totals(result, result.url or result.root)
     say(f"this run: {_this_run(result)}")
+    _warn_of_failed(result)
+    if part is not None:  # it has no source, if there are fewer than parts
+        return exits.OK if result.complete else exits.FAILED
+    if not result.images:
+        warn("no image was packed")
+        return exits.FAILED
+    if not result.complete:
+        return exits.FAILED
+    if result.url is None:
+        say(f"next, a page with pictures: sa1bpack report {quote(str(result.root))}")
+    return exits.OK
+
+
+def _say_forecast(forecast: "Forecast") -> int:
+    """Print what packing would take; returns the exit code."""
+    say(forecast.as_text())
+    for name, error in forecast.unreadable.items():
+        warn(f"{name} cannot be read: {error}")
+    return exits.OK if forecast.fits and not forecast.unreadable else exits.FAILED
+
+
+def _warn_of_failed(result: "sa1bpack.PackResult") -> None:
+    """Print which sources were given up, and why."""
     for name, error in result.failed.items():
         warn(f"{name} was given up: {error}")
         for note in getattr(error, "__notes__", ()):
             warn(note)
-    # A part has no source, if there are fewer than parts.
-    if not result.images and not machines.share:
-        warn("no image was packed")
-    elif result.complete and not machines.share and result.url is None:
-        say(f"next, a page with pictures: sa1bpack report {quote(str(result.root))}")
-    return exits.OK if result.complete and (result.images or machines.share) else exits.FAILED
 
 
 def _this_run(result: "sa1bpack.PackResult") -> str:
+    """What a run has done, in words."""
     from sa1bpack.packing.progress import nothing_to_do
 
     if result.sources == 0:
@@ -395,12 +412,13 @@ def advice(pack: str, problems: Iterable[Problem]) -> list[str]:
             "sa1bpack derive or sa1bpack.attach"
         )
     if any(problem.feature is None for problem in damaged):
-        lines.append(
-            f"to repair it: copy it to a disk (aws s3 sync {quote(pack)} DIR, or gsutil rsync), "
-            "sa1bpack repair DIR TARS, and copy it back"
-            if is_pack_url(pack)
-            else f"to repair it, keeping what is sound: sa1bpack repair {quote(pack)} TARS"
-        )
+        remedy = f"to repair it, keeping what is sound: sa1bpack repair {quote(pack)} TARS"
+        if is_pack_url(pack):
+            remedy = (
+                f"to repair it: copy it to a disk (aws s3 sync {quote(pack)} DIR, or gsutil "
+                "rsync), sa1bpack repair DIR TARS, and copy it back"
+            )
+        lines.append(remedy)
     return lines
 
 

@@ -74,8 +74,7 @@ def derive_on_ray(
         Whatever else `derive` raises.
     """
     check_progress(progress)
-    threads = call.get("threads") or THREADS
-    chosen = _options_of_tasks(replace(group_of(DeriveOptions, call), threads=threads))
+    chosen = _options_of_tasks(call)
     maker = FeatureShardMaker(ds, name, fn, pipeline, options, chosen)
     shards = [shard.identity.name for shard in maker.target.shards]
     todo = maker.target.missing(maker.target.shards)
@@ -83,7 +82,7 @@ def derive_on_ray(
     if todo:
         with maker.loader(todo[0]) as loader:
             memory = BASE_BYTES + loader.plan().host_bytes
-        needs = Needs(threads, memory, gpus=int(chosen.device == "cuda"))
+        needs = Needs(chosen.threads or THREADS, memory, gpus=int(chosen.device == "cuda"))
         sizes = {shard.identity.name: shard.identity.lengths.samples for shard in todo}
         task = {
             "ds": as_dataset(ds),
@@ -104,9 +103,11 @@ def derive_on_ray(
     return FeatureShardMaker(ds, name, fn, pipeline, options, chosen).target.result(todo)
 
 
-def _options_of_tasks(chosen: DeriveOptions) -> DeriveOptions:
-    """The options of a task, which runs in another folder. Raises OptionError for a device."""
+def _options_of_tasks(call: "DeriveKeywords") -> DeriveOptions:
+    """The options of tasks, which run in another folder. Raises OptionError for a device."""
+    chosen = group_of(DeriveOptions, call)
     choice("device", chosen.device, ("cpu", "cuda"))
+    chosen = replace(chosen, threads=chosen.threads or THREADS)
     if chosen.output is None:
         return chosen
     return replace(chosen, output=chosen.output.absolute())

@@ -389,12 +389,6 @@ class Pack:
         """int64 (n,): the number of each row's shard."""
         return np.searchsorted(self.first_row, rows, side="right") - 1
 
-    def image_id(self, row: int) -> int:
-        """The image id of a row, by the index."""
-        number = bisect_right(self.first_row, row) - 1
-        index = self.places[number][0].index
-        return int(index.image_id[row + int(self._shift[number])])
-
     def image_ids(self, rows: Rows) -> np.ndarray:
         """int64 (n,): the image ids of rows, by the index; a view where that is possible."""
         if len(self.folders) > 1 or not isinstance(rows, range):
@@ -477,7 +471,7 @@ class Pack:
             "%s: %s left out (duplicates='first'), such as image_id %d",
             self.name,
             counted(len(later), "sample"),
-            self.image_id(int(later[0])),
+            self.locate(int(later[0])).image_id,
         )
         return self.first_rows
 

@@ -109,7 +109,7 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadabl
         if isinstance(error, ReadError) and isinstance(error.__cause__, FormatError | OSError):
             error = error.__cause__  # which names no sample, as every picture does
         row = int(dataset.rows_at(np.array([index]))[0])
-        return Unreadable(row, dataset.pack.image_id(row), error)
+        return Unreadable(row, dataset.pack.locate(row).image_id, error)
     return Subject(
         sample,
         annotation_count=metadata.annotations,

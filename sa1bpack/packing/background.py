@@ -28,19 +28,19 @@ class Background:
         self.pool = ThreadPool(_MOST_THREADS, "sa1bpack-packing")
         self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
         # Of work whose result has not been taken over.
-        self._then: dict[Future[Any], Callable[[Any], object]] = {}
+        self._then: dict[Future[Any], Callable[[Any], object] | None] = {}
 
     def start(
         self,
         work: Callable[[], Any],
-        then: Callable[[Any], object],
+        then: Callable[[Any], object] | None = None,
         pool: ThreadPool | None = None,
     ) -> Future[Any]:
         """Do some work in a thread, and have `settle` call `then` with its result.
 
         Args:
             work: the work; what it raises, `settle` raises.
-            then: called in the thread of the run.
+            then: called in the thread of the run; None: the result says nothing.
             pool: the threads to choose from. Default: those of this object.
         """
         future = (pool or self.pool).submit(work)
@@ -76,6 +76,9 @@ class Background:
 
     def _take_over(self, future: Future[Any]) -> None:
         """Pass on the result of some work that is done, unless it has been already."""
-        then = self._then.pop(future, None)
+        if future not in self._then:
+            return
+        then = self._then.pop(future)
+        result = future.result()
         if then is not None:
-            then(future.result())
+            then(result)

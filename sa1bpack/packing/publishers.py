@@ -53,7 +53,7 @@ from sa1bpack.wording import printable
 
 
 class ShardSink(Protocol):
-    """What takes the shards of sources that are packed.
+    """What takes the shards of sources that are packed; the base of those that do.
 
     Attributes:
         ledger: what it has so far.
@@ -67,6 +67,7 @@ class ShardSink(Protocol):
 
     def add_shard(self, shard: PublishedShard) -> None:
         """Take a shard that is complete in `shards_dir`, and enter it."""
+        self.ledger.add_shard(shard)
 
     def finish_source(self, read: SourceRead, at_once: bool) -> None:
         """Take the record of a source that was read to its end, and of which all is entered.
@@ -84,16 +85,18 @@ class ShardSink(Protocol):
 
     def how_to_remove(self, names: Sequence[str]) -> str:
         """How a user removes published shards, in words for a message."""
+        folders = " ".join(quote(name) for name in names)
+        return f"run `cd {quote(str(self.root / SHARDS_NAME))} && rm -r {folders}`"
 
 
 class Publisher(ShardSink, Protocol):
-    """What publishes the pack of a run.
+    """What publishes the pack of a run; the base of those that do.
 
     Attributes:
         shards_at_once: number of its shards that are on this disk at once; None: all.
     """
 
-    shards_at_once: int | None
+    shards_at_once: int | None = None
 
     def begin(self) -> None:
         """Make the folder a pack, or leave it one, before anything is added to it."""
@@ -180,19 +183,11 @@ def make_pack(root: Path, options: PackOptions) -> None:
         write_manifest(root, Ledger(options).manifest(complete=False))
 
 
-def removal_command(root: Path, names: Sequence[str]) -> str:
-    """The command that removes published shards of a folder, in words for a message."""
-    folders = " ".join(quote(name) for name in names)
-    return f"run `cd {quote(str(root / SHARDS_NAME))} && rm -r {folders}`"
-
-
-class FolderPublisher:
+class FolderPublisher(Publisher):
     """Publishes a pack in its folder, which this process has for itself.
 
     Shards are made in the folder of the pack's shards, and have their names when they are complete.
     """
-
-    shards_at_once: int | None = None
 
     def __init__(self, root: Path, ledger: Ledger, *, rebuild_index: bool = False):
         """
@@ -207,10 +202,6 @@ class FolderPublisher:
         self._rebuild_index = rebuild_index
         self._published_at = 0.0
         self._publish_seconds = 0.0
-
-    def add_shard(self, shard: PublishedShard) -> None:
-        """See `ShardSink`."""
-        self.ledger.add_shard(shard)
 
     def finish_source(self, read: SourceRead, at_once: bool) -> None:
         """See `ShardSink`.
@@ -230,10 +221,6 @@ class FolderPublisher:
         for shard in shards:
             files.remove_published(self.shards_dir / shard.entry.name)
         return len(shards)
-
-    def how_to_remove(self, names: Sequence[str]) -> str:
-        """See `ShardSink`."""
-        return removal_command(self.root, names)
 
     def begin(self) -> None:
         """See `Publisher`."""
@@ -269,7 +256,7 @@ class FolderPublisher:
         return manifest
 
 
-class PartPublisher:
+class PartPublisher(Publisher):
     """Publishes the shards of one part of a job, beside other parts.
 
     It writes no index. Of the manifest, it writes into that of a complete pack that it is not
@@ -278,8 +265,6 @@ class PartPublisher:
     Shards are made in a working folder, and moved to their names when they are complete. If another
     process has published the same shard meanwhile, that one stays.
     """
-
-    shards_at_once: int | None = None
 
     def __init__(self, root: Path, ledger: Ledger, working: ExitStack):
         """
@@ -366,10 +351,6 @@ class PartPublisher:
                 files.remove_published(self.root / SHARDS_NAME / shard.entry.name)
                 removed += 1
         return removed
-
-    def how_to_remove(self, names: Sequence[str]) -> str:
-        """See `ShardSink`."""
-        return removal_command(self.root, names)
 
     def publish(self) -> Manifest:
         """Leave a note for `finalize` on each source whose record has changed.

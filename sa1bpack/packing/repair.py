@@ -7,7 +7,7 @@ it did before: whatever is replaced changes in one step.
 """
 
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,7 @@ from sa1bpack.packing.pack_folder import (
     working_folder,
 )
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.publishers import FolderPublisher, removal_command
+from sa1bpack.packing.publishers import FolderPublisher, ShardSink
 from sa1bpack.packing.records import PublishedShard, SourceRead, read_shard
 from sa1bpack.packing.repair_plan import (
     OWN_FILES,
@@ -273,7 +273,7 @@ def _repair_part(call: _Call, share: Share) -> RepairResult:
         return repair.apply_to_part()
 
 
-class _WorkingFolder:
+class _WorkingFolder(ShardSink):
     """Takes the shards that are made again in a working folder; nothing is published.
 
     Attributes:
@@ -289,10 +289,6 @@ class _WorkingFolder:
         self.ledger = ledger
         self.finished: set[str] = set()
 
-    def add_shard(self, shard: PublishedShard) -> None:
-        """See `ShardSink`."""
-        self.ledger.add_shard(shard)
-
     def finish_source(self, read: SourceRead, at_once: bool) -> None:
         """Enter the record of a source of which every shard is there."""
         with suppress(PackError):  # only some of its shards are damaged, and were packed again
@@ -302,10 +298,6 @@ class _WorkingFolder:
     def withdraw(self, source: str) -> int:
         """See `ShardSink`: nothing of a source that cannot be used is in the pack."""
         return 0
-
-    def how_to_remove(self, names: Sequence[str]) -> str:
-        """See `ShardSink`."""
-        return removal_command(self.root, names)
 
 
 @dataclass(frozen=True)

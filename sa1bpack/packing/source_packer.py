@@ -515,7 +515,7 @@ def _run_packers(run: PackRun, packers: Sequence[SourcePacker], readers: int) ->
     ):
         try:
             for serve in run.decoder.services:
-                run.background.start(serve, then=_ignore)
+                run.background.start(serve)
             for packer in packers:
                 run.background.start(packer.read, then=packer.finish, pool=reader_pool)
             while run.unfinished:
@@ -526,10 +526,6 @@ def _run_packers(run: PackRun, packers: Sequence[SourcePacker], readers: int) ->
                 run.stop(packers)
             finally:  # all of it: Ctrl-C may come meanwhile, and a thread that waits would stay
                 run.stop(packers)
-
-
-def _ignore(_: object) -> None:
-    """Take over a result that says nothing."""
 
 
 @contextmanager

@@ -48,7 +48,7 @@ from sa1bpack.interrupts import result_of
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
-from sa1bpack.packing.records import PublishedShard, SourceRead
+from sa1bpack.packing.records import PublishedShard
 from sa1bpack.paths import naming
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import LARGE, fetch_files, is_large
@@ -89,7 +89,7 @@ def bucket_publisher(url: str, staging: Path, options: PackOptions) -> Iterator[
         is_new = not (folder.ledger.shards or folder.ledger.sources)
         manifest = _restore(root, bucket, is_new)
         ledger = Ledger.load(root, options)  # of what was restored, too
-        publisher = BucketPublisher(FolderPublisher(root, ledger), bucket, manifest)
+        publisher = BucketPublisher(root, ledger, bucket, manifest)
         try:
             publisher.upload_all()
             yield publisher
@@ -111,24 +111,24 @@ def _staging_folder(staging: Path) -> Iterator[None]:
         raise
 
 
-class BucketPublisher:
-    """Publishes a pack in a bucket: what `folder` publishes in a working folder is uploaded."""
+class BucketPublisher(FolderPublisher):
+    """Publishes a pack in a bucket: what is published in its working folder is uploaded.
 
-    shards_at_once: int | None = MOST_WAITING + 2  # one more is made, and one is uploaded
+    The bucket gets index and manifest at the end, from `finish`.
+    """
 
-    def __init__(self, folder: FolderPublisher, bucket: Bucket, manifest: bytes | None):
+    shards_at_once = MOST_WAITING + 2  # one more is made, and one is uploaded
+
+    def __init__(self, root: Path, ledger: Ledger, bucket: Bucket, manifest: bytes | None):
         """
         Args:
-            folder: publisher of the working folder.
+            root, ledger: the working folder, as for a FolderPublisher.
             bucket: the bucket's folder.
             manifest: the manifest that it has; None if it has none.
         """
-        self.root = folder.root
-        self.shards_dir = folder.shards_dir
-        self.ledger = folder.ledger
-        self._folder = folder
+        super().__init__(root, ledger)
         self._bucket = bucket
-        self._marks = folder.root / _MARKS
+        self._marks = root / _MARKS
         self._bucket_manifest = manifest
         self._uploads: deque[Future[None]] = deque()
         self._pool = ThreadPool(1, thread_name_prefix="sa1bpack-upload")
@@ -138,17 +138,13 @@ class BucketPublisher:
 
         Waits while others wait for that. Raises what an earlier upload raised.
         """
-        self._folder.add_shard(shard)
+        super().add_shard(shard)
         self._upload(shard.entry)
 
     def upload_all(self) -> None:
         """Upload every shard that is not in the bucket yet. Raises as `add_shard` does."""
         for shard in self.ledger.shards.values():
             self._upload(shard.entry)
-
-    def finish_source(self, read: SourceRead, at_once: bool) -> None:
-        """See `ShardSink`."""
-        self._folder.finish_source(read, at_once)
 
     def withdraw(self, source: str) -> int:
         """Remove every shard of a source, in the bucket too; returns their number."""
@@ -161,20 +157,12 @@ class BucketPublisher:
                 self._bucket.delete([checksums])  # first: without it, nothing counts
             self._bucket.delete(key for key in keys if key != checksums)
             (self._marks / name).unlink(missing_ok=True)
-        return self._folder.withdraw(source)
+        return super().withdraw(source)
 
     def how_to_remove(self, names: Sequence[str]) -> str:
         """What to remove from the bucket, in words for a message."""
         folders = ", ".join(f"{SHARDS_NAME}/{name}/" for name in names)
         return f"remove {folders} from {self._bucket.url}"
-
-    def begin(self) -> None:
-        """See `Publisher`."""
-        self._folder.begin()
-
-    def publish(self) -> Manifest:
-        """Publish in the working folder; the bucket gets index and manifest from `finish`."""
-        return self._folder.publish()
 
     def finish(self, failed: Mapping[str, SourceError]) -> Manifest:
         """Publish in the working folder, and upload what the bucket lacks.
@@ -182,7 +170,7 @@ class BucketPublisher:
         Index, checksums and manifest are last. Raises StoreError, and what an upload of a shard
         raised.
         """
-        published = self._folder.finish(failed)
+        published = super().finish(failed)
         self._settle()
         manifest = read_manifest(self.root)  # with the name of the index
         keys = self._bucket.files()

@@ -81,16 +81,9 @@ def _rows(values: np.ndarray | None, samples: np.ndarray | slice) -> np.ndarray 
     return rows
 
 
-class Window(NamedTuple):
-    """The full batches of a window of `Buckets`, of all ranks.
-
-    Attributes:
-        samples: number of a batch → int64 (n,), its samples.
-        positions: number of a batch → int64 (n,), their positions in the epoch.
-    """
-
-    samples: dict[int, np.ndarray]
-    positions: dict[int, np.ndarray]
+# The full batches of a window of `Buckets`, of all ranks: the number of each → int64 (n,) each, its
+# samples and their positions in the epoch.
+Window = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
 class EpochBatches:
@@ -218,8 +211,7 @@ class EpochBatches:
         """
         rules = self.rules
         if rules.buckets is not None and self._is_full(number):
-            window = self._window(rules.buckets, number // rules.buckets.batches)
-            return window.samples[number], window.positions[number]
+            return self._window(rules.buckets, number // rules.buckets.batches)[number]
         begin, end = self._span(number)
         samples = self._take(begin, end)
         positions = np.arange(begin, end)
@@ -289,7 +281,7 @@ class EpochBatches:
         words = self._key().words(BUCKETS, window, 2 * len(numbers))
         sequence = permutation(words[: len(numbers)].copy()).tolist()
         arranging_words = words[len(numbers) :]
-        arranged = Window({}, {})
+        arranged: Window = {}
         low = 0
         for k in sequence:
             number = numbers[k]
@@ -297,8 +289,7 @@ class EpochBatches:
             of_batch = sorting[low:high]
             arrangement = buckets.arranged(samples[of_batch], int(arranging_words[k]))
             of_batch = of_batch[arrangement]
-            arranged.samples[number] = samples[of_batch]
-            arranged.positions[number] = begin + of_batch
+            arranged[number] = samples[of_batch], begin + of_batch
             low = high
         return arranged
 
