@@ -212,7 +212,7 @@ def draw_points(
         ids: int64 (T,), for example annotation ids; the points depend on them. Or (B, M) with
             padding, as a batch has them: then "..." below is (B, M), otherwise (T,).
         points: k, the number per mask.
-        region: "inside", "boundary" or "outside", see docs/masks.md.
+        region: "inside", "boundary" or "outside", see docs/prompts.md.
         seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
         boxes: int64, int32, float32 or float64 (..., 4), edges x0, y0, x1, y1 in source pixels:
