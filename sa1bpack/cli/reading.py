@@ -97,7 +97,7 @@ def show(
     ],
 ) -> int:
     """Draw samples of a pack on one sheet, 1600 pixels wide: stored pixels under
-    stored masks, boxes and points, with file name, id, sizes and number of masks
+    masks, boxes and points, with file name, id, sizes and number of masks
     below each. Look at it before you train: masks that are shifted, mirrored or
     from another image are easy to see.
 
@@ -110,9 +110,10 @@ def show(
       sa1bpack show /data/sa_000000.tar -o sheet.png    # the first of a tar
       sa1bpack show /data/packed -o sheet.png --min-iou 0.9 --min-stability 0.95
 
-    Smaller masks are drawn over larger ones; the largest has the first colour.
-    Points are white. An image that is smaller than its tile is enlarged by an
-    integer factor. If a pack has no bits, its masks are drawn from the exact runs.
+    Masks are drawn from their exact runs, or, if the pack has none, from bits.
+    Smaller ones are drawn over larger ones; the colour of a mask follows from its
+    id. Points are white. An image that is smaller than its tile is enlarged by an
+    integer factor.
     Only the samples shown are read, and compared with their checksums. A tar is
     read until its first images are complete; it needs no index, and all of their
     masks are drawn.

@@ -3,7 +3,6 @@
 A sheet shows several with captions; a large picture shows one with a table of its masks.
 """
 
-import colorsys
 import io
 import math
 import textwrap
@@ -15,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.environment import missing_pil
+from sa1bpack.export.painting import mask_colours as mask_colours
+from sa1bpack.export.painting import paint_masks
 from sa1bpack.export.subject import Subject, Unreadable
 from sa1bpack.format.files import replace_file
 from sa1bpack.mask_numbers import MASK_NUMBERS
-from sa1bpack.masks import relate_bits, unpack_bits
+from sa1bpack.masks import relate_bits
 from sa1bpack.masks.select import ranked
 from sa1bpack.wording import counted
 
@@ -30,16 +31,10 @@ except ImportError as error:
 Picture = Image.Image
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-_FILL = 0.45  # opacity of a mask's inside; its outline is opaque
 _BOX_OPACITY = 0.6
 _CROWD = 50  # masks; with more, boxes fade
 _POINT = (255, 255, 255)
 _POINT_RIM = (20, 20, 20)
-# A golden-ratio step on the hue circle: each new hue falls into one of the widest gaps.
-_HUE_STEP = 0.6180339887498949
-_FIRST_HUE = 0.58
-# Lightness and saturation alternate, so that consecutive colours differ in more than hue.
-_SHADES = ((0.62, 0.95), (0.52, 0.85), (0.70, 0.90))
 
 
 def fitted(shape: Sequence[int], box_height: int, box_width: int) -> tuple[int, int]:
@@ -64,11 +59,10 @@ def plain(subject: Subject, height: int, width: int) -> Image.Image:
     return image.resize((width, height), method)
 
 
-def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Image:
+def drawn(subject: Subject, height: int, width: int, line: float = 1.0) -> Image.Image:
     """The image with its masks, boxes and points, at a size in screen pixels.
 
-    Smaller masks are drawn over larger ones. Colours are assigned by size: the largest mask has the
-    first.
+    Smaller masks are drawn over larger ones.
 
     Args:
         subject: the sample.
@@ -79,8 +73,8 @@ def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Ima
     if subject.masks == 0:
         return image
     order = by_size(subject)
-    colours = mask_colours(len(order))
-    painted = _paint(subject, np.asarray(image), order, colours, line)
+    colours = subject.colours[order]
+    painted = paint_masks(np.asarray(image), subject.shapes, order.tolist(), colours, line=line)
     return _with_boxes_and_points(subject, Image.fromarray(painted), order, colours, line)
 
 
@@ -90,69 +84,8 @@ def by_size(subject: Subject) -> np.ndarray:
     return order
 
 
-def _paint(
-    subject: Subject, pixels: np.ndarray, order: np.ndarray, colours: np.ndarray, line: int
-) -> np.ndarray:
-    """uint8 (h, w, 3): masks drawn in the given order on the image."""
-    inside = np.full(pixels.shape[:2], -1)  # (h, w): the rank in `order` of the topmost mask
-    outline = inside.copy()
-    # The grid row of each pixel row, and the grid column of each pixel column, by their centres. A
-    # cell is 1 / G of the longer side of the source for "pad" and "native", and of each side for
-    # "squash" (docs/format.md).
-    grid = subject.sample["masks"].shape[1]
-    height, width = subject.source
-    covered_height = height
-    covered_width = width
-    if subject.fit != "squash":
-        covered_height = covered_width = max(height, width)
-    rows = _cells_of(pixels.shape[0], height, grid, covered_height)
-    columns = _cells_of(pixels.shape[1], width, 8 * subject.sample["masks"].shape[2], covered_width)
-    for rank, mask in enumerate(order.tolist()):
-        top, left, shape = _on_screen(subject.sample["masks"][mask], rows, columns)
-        window = (slice(top, top + shape.shape[0]), slice(left, left + shape.shape[1]))
-        inside[window][shape] = rank
-        outline[window][shape & ~_eroded(shape, line)] = rank
-    out = pixels.copy()
-    filled = inside >= 0
-    under = pixels[filled].astype(np.float32)
-    over = colours[inside[filled]]
-    out[filled] = np.rint(under + _FILL * (over - under))
-    out[outline >= 0] = colours[outline[outline >= 0]]
-    return out
-
-
-def _cells_of(pixels: int, side: int, cells: int, covered: int) -> np.ndarray:
-    """int64 (pixels,): the cell under the centre of each pixel that one side is drawn with.
-
-    `cells` cover as many source pixels as `covered` says, of which the side has `side`.
-    """
-    return (2 * np.arange(pixels) + 1) * side * cells // (2 * pixels * covered)
-
-
-def _on_screen(
-    bits: np.ndarray, rows: np.ndarray, columns: np.ndarray
-) -> tuple[int, int, np.ndarray]:
-    """Top, left and bool (h, w) of the part of the screen that the cells of a mask cover."""
-    used = np.flatnonzero(bits.any(axis=1))
-    if used.size == 0:
-        return 0, 0, np.zeros((0, 0), bool)
-    top, bottom = np.searchsorted(rows, [used[0], used[-1] + 1]).tolist()
-    cells = unpack_bits(bits)
-    across = np.flatnonzero(cells.any(axis=0))
-    left, right = np.searchsorted(columns, [across[0], across[-1] + 1]).tolist()
-    return top, left, cells[rows[top:bottom, None], columns[left:right]]
-
-
-def _eroded(shape: np.ndarray, times: int) -> np.ndarray:
-    """bool (h, w) without the pixels that have a 4-neighbour unset or outside the array."""
-    for _ in range(times):
-        padded = np.pad(shape, 1)
-        shape = shape & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    return shape
-
-
 def _with_boxes_and_points(
-    subject: Subject, image: Image.Image, order: np.ndarray, colours: np.ndarray, line: int
+    subject: Subject, image: Image.Image, order: np.ndarray, colours: np.ndarray, line: float
 ) -> Image.Image:
     layer = Image.new("RGBA", image.size)
     draw = ImageDraw.Draw(layer)
@@ -176,16 +109,6 @@ def _with_boxes_and_points(
             (x - radius, y - radius, x + radius, y + radius), fill=_POINT, outline=_POINT_RIM
         )
     return Image.alpha_composite(image.convert("RGBA"), layer).convert("RGB")
-
-
-def mask_colours(count: int) -> np.ndarray:
-    """uint8 (count, 3): RGB colours; colour k does not depend on `count`."""
-    colours = np.empty((count, 3))
-    for number in range(count):
-        lightness, saturation = _SHADES[number % len(_SHADES)]
-        hue = (_FIRST_HUE + number * _HUE_STEP) % 1
-        colours[number] = colorsys.hls_to_rgb(hue, lightness, saturation)
-    return np.rint(255 * colours).astype(np.uint8)
 
 
 # Suffixes of pictures, in lower case.
@@ -404,10 +327,10 @@ def large_picture(subject: Subject, title: str) -> Image.Image:
     grid = sample["masks"].shape[1]
     if not subject.masks:
         facts.append("no masks")
-    elif subject.from_runs:
+    elif subject.exact is not None:
         facts.append(f"{mask_text(subject)} drawn from exact runs")
     else:
-        facts.append(f"{mask_text(subject)} on a grid of {grid} x {grid} cells")
+        facts.append(f"{mask_text(subject)} drawn from bits of {grid} x {grid} cells: no runs")
     draw.text((_MARGIN, 54), plain_text(", ".join(facts)), font=font(15), fill=_FAINT)
     sheet.paste(drawn(subject, height, width, line=2), (_MARGIN, _TOP))
     sheet.paste(plain(subject, plain_height, plain_width), (left, _TOP))
@@ -465,7 +388,7 @@ def _write_table(
     for heading, right, _ in columns:
         write_right(draw, left + right, top, heading, font=letters, fill=_FAINT)
     shown = order if len(order) <= rows else order[: rows - 1]
-    colours = dict(zip(shown.tolist(), mask_colours(len(shown)).tolist(), strict=True))
+    colours = subject.colours.tolist()
     corners: list[tuple[int, int]] = []  # of the squares
     for number, (mask, depth, parent) in enumerate(as_tree(subject.sample["masks"], shown)):
         line = top + (1 + number) * _ROW

@@ -19,7 +19,14 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
 from sa1bpack.export.drawing import SIDE, Picture, contact_sheet, file_of, large_picture, tile_width
-from sa1bpack.export.subject import Subject, Unreadable, image_count, read_subject, subject_of
+from sa1bpack.export.subject import (
+    Subject,
+    Unreadable,
+    exact_shapes,
+    image_count,
+    read_subject,
+    subject_of,
+)
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
 from sa1bpack.indices import torch_subset
@@ -77,9 +84,9 @@ def show(
     valid, with their boxes and the points that are inside. The batch may be on any device. A batch
     without `spec` is taken to have boxes and points in stored coordinates.
 
-    It shows what training reads: the stored pixels without padding and the stored mask bits (the
-    exact runs if the pack has no bits), smaller masks over larger ones. Boxes and points are those
-    of the annotation, scaled like the image. Only the samples shown are read, and compared with
+    It shows the stored pixels without padding and the masks by their exact runs (by the stored bits
+    if the pack has no runs), smaller masks over larger ones. Boxes and points are those of the
+    annotation, scaled like the image. Only the samples shown are read, and compared with
     their checksums. A sample that is damaged or cannot be read is replaced by a tile that says why,
     and a warning is logged.
 
@@ -298,8 +305,9 @@ def first_subjects(
         SourceError: the tar cannot be read.
         OptionError: the tar has no pairs.
     """
-    options = RawOptions(coordinates="source", **rule)
-    decoder = PairDecoder(PackOptions(max_masks=None), "raise", options)
+    options = PackOptions(max_masks=None)
+    decoder = PairDecoder(options, "raise", RawOptions(coordinates="source", **rule))
+    with_runs = PairDecoder(options, "raise", RawOptions(mask_format="runs", **rule))
     subjects: list[Subject | Unreadable] = []
     with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
         for pair in islice(reader, samples):
@@ -312,7 +320,8 @@ def first_subjects(
                 continue
             assert rows is not None  # images without masks are kept
             sample = decoder.sample(rows, pair.index)
-            subjects.append(Subject(sample, int(rows["annotation_count"][0])))
+            exact = exact_shapes(with_runs.sample(rows, pair.index))
+            subjects.append(Subject(sample, int(rows["annotation_count"][0]), exact=exact))
     if not subjects:
         raise OptionError(str(no_pairs(source, reader.rejects)))
     return subjects

@@ -12,8 +12,9 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, OptionError, ReadError
+from sa1bpack.export.painting import ExactShapes, GridShapes, Shapes, id_colours
 from sa1bpack.format.problems import reason_of
-from sa1bpack.masks import rasterize
+from sa1bpack.masks import mask_area
 from sa1bpack.pixels.yuv420 import yuv420_to_rgb
 
 _LARGEST_GRID = 4096  # of masks that are drawn
@@ -31,6 +32,7 @@ class Subject:
         shard: name of the shard, "" outside a pack.
         fit: how image and grid were made from the source: "pad", "native" or "squash".
         from_runs: the bits were drawn from exact runs, because the pack stores no bits.
+        exact: the masks by their exact runs; None where there are bits alone.
     """
 
     sample: Sample
@@ -38,6 +40,7 @@ class Subject:
     shard: str = ""
     fit: str = "pad"
     from_runs: bool = False
+    exact: ExactShapes | None = None
 
     @property
     def rgb(self) -> np.ndarray:
@@ -56,6 +59,28 @@ class Subject:
     def masks(self) -> int:
         """m, the number of masks."""
         return len(self.sample["areas"])
+
+    @property
+    def shapes(self) -> Shapes:
+        """What the masks are drawn from: their runs, or bits where there are no runs."""
+        if self.exact is not None:
+            return self.exact
+        # A cell is 1 / G of the longer side of the source for "pad" and "native", and of each side
+        # for "squash" (docs/format.md).
+        height, width = self.source
+        covered_height = height
+        covered_width = width
+        if self.fit != "squash":
+            covered_height = covered_width = max(height, width)
+        return GridShapes(self.sample["masks"], height, width, covered_height, covered_width)
+
+    @property
+    def colours(self) -> np.ndarray:
+        """uint8 (m, 3): the colour of each mask, which its annotation id decides, if it has one."""
+        ids = self.sample.get("annotation_ids")
+        if ids is None:
+            ids = np.arange(self.masks)
+        return id_colours(ids)
 
 
 @dataclass(frozen=True)
@@ -89,6 +114,7 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadabl
     Raises IndexError as the dataset does, StoreError if it cannot be fetched.
     """
     layout = dataset.layout
+    exact = None
     grid = None
     if not layout.bits:
         grid = min(-(-side // 8) * 8, _LARGEST_GRID)
@@ -104,6 +130,8 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadabl
     )
     try:
         sample = as_stored[index]
+        if layout.runs:
+            exact = exact_shapes(_with_runs(as_stored)[index])
         metadata = as_stored.metadata(index)
     except (FormatError, OSError) as error:
         if isinstance(error, ReadError) and isinstance(error.__cause__, FormatError | OSError):
@@ -116,12 +144,22 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadabl
         shard=metadata.shard,
         fit=layout.fit,
         from_runs=not layout.bits,
+        exact=exact,
     )
 
 
-# -------------------------------------------------------------------------------------- of a batch
+def _with_runs(as_stored: Dataset) -> Dataset:
+    """The dataset with runs in place of bits, whose checksums were compared already."""
+    return as_stored.with_options(mask_format="runs", mask_size=None, verify_checksums=False)
 
-_GRID = 512  # cells of masks that are drawn from runs, if the batch has nothing else
+
+def exact_shapes(sample: Sample) -> ExactShapes:
+    """The masks of a sample that has runs, on all of its image."""
+    height, width = sample["size"][:2].tolist()
+    return ExactShapes(sample["run_ends"], sample["run_offset"], height, width, height, width)
+
+
+# -------------------------------------------------------------------------------------- of a batch
 
 Batch = Mapping[str, Any]
 
@@ -164,7 +202,11 @@ def subject_of(batch: Batch, row: int) -> Subject:
     if "mask_offsets" in batch:
         first = int(batch["mask_offsets"][row])
         rows = slice(first, first + count)
-    bits = _bits(batch, row, rows, count)
+    exact = _exact(batch, row, rgb.shape)
+    bits = _bits(batch, rows, count)
+    areas = np.bitwise_count(bits).sum((1, 2), dtype=np.int64)
+    if exact is not None:
+        areas = mask_area(exact.run_ends, exact.run_offset)
     boxes, points = _boxes_and_points(batch, row, rows, count)
     valid = np.ones(count, bool)
     if "valid" in batch:
@@ -180,9 +222,12 @@ def subject_of(batch: Batch, row: int) -> Subject:
         masks=bits[valid],
         bboxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[valid],
         point_coords=points[valid],
-        areas=np.bitwise_count(bits).sum((1, 2), dtype=np.int64)[valid],
+        areas=areas[valid],
     )
-    return Subject(sample, count, fit="squash")  # the grid of the masks covers the canvas
+    if "annotation_ids" in batch:
+        sample["annotation_ids"] = _array(batch["annotation_ids"][rows])[valid]
+    # The grid of the masks covers the canvas, as that of "squash".
+    return Subject(sample, count, fit="squash", exact=exact)
 
 
 def _pixels(batch: Batch, row: int) -> np.ndarray:
@@ -206,26 +251,42 @@ def _pixels(batch: Batch, row: int) -> np.ndarray:
     return rgb.transpose(1, 2, 0)
 
 
-def _bits(batch: Batch, row: int, rows: Any, count: int) -> np.ndarray:
+def _bits(batch: Batch, rows: Any, count: int) -> np.ndarray:
     """uint8 (m, h, w / 8): the masks, over the canvas; without cells if the batch has none."""
-    if "masks" in batch:
-        masks = _array(batch["masks"][rows])
-        if masks.dtype == np.uint8:
-            return masks
-        cells = masks if masks.dtype == np.bool_ else masks > 0.5
-        if cells.shape[2] % 8:  # eight cells in place of each, so that a row is whole bytes
-            cells = np.repeat(cells, 8, 2)
-        return np.packbits(cells, axis=2, bitorder="little")
-    if "runs" not in batch:
+    if "masks" not in batch:
         return np.zeros((count, 1, 1), np.uint8)
+    masks = _array(batch["masks"][rows])
+    if masks.dtype == np.uint8:
+        return masks
+    cells = masks if masks.dtype == np.bool_ else masks > 0.5
+    if cells.shape[2] % 8:  # eight cells in place of each, so that a row is whole bytes
+        cells = np.repeat(cells, 8, 2)
+    return np.packbits(cells, axis=2, bitorder="little")
+
+
+def _exact(batch: Batch, row: int, canvas: tuple[int, ...]) -> ExactShapes | None:
+    """The masks of a sample in a batch of exact runs; None for another batch.
+
+    Args:
+        batch, row: the batch, and the place of the sample in it.
+        canvas: shape of the canvas, its height and width in pixels first.
+    """
+    if "masks" in batch or "runs" not in batch:
+        return None
     runs = batch["runs"]
-    ends = _array(runs.run_ends)
-    offset = _array(runs.run_offset)
     first, last = _array(runs.mask_offset)[row : row + 2].tolist()
-    with_runs = first + np.flatnonzero(np.diff(offset[first : last + 1]) > 0)
+    offset = _array(runs.run_offset)[first : last + 1]
+    with_runs = offset[:-1][np.diff(offset) > 0]  # the others are padding
     height, width = _array(runs.sizes)[row].tolist()
-    fit = "squash" if _spec(batch).startswith("squash") else "pad"
-    return rasterize(ends, np.append(offset[with_runs], offset[last]), height, width, _GRID, fit)
+    stored_height, stored_width = _array(batch["sizes"])[row, 2:].tolist()
+    return ExactShapes(
+        run_ends=_array(runs.run_ends)[offset[0] : offset[-1]],
+        run_offset=np.append(with_runs, offset[-1]) - offset[0],
+        height=height,
+        width=width,
+        shown_height=canvas[0] * height / stored_height,
+        shown_width=canvas[1] * width / stored_width,
+    )
 
 
 def _spec(batch: Any) -> str:

@@ -1,12 +1,16 @@
 """Where masks, boxes and points are drawn, compared with arithmetic in fractions; tables."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mask_oracle import decode, runs_of
+from pycocotools import mask as mask_utils
 
 from sa1bpack.export.drawing import as_tree, drawn, fitted
+from sa1bpack.export.painting import OPACITY, ExactShapes, id_colours
 from sa1bpack.export.subject import Subject
 from sa1bpack.masks import pack_bits
 
@@ -34,7 +38,7 @@ def plain(sample: Subject, height: int, width: int):
 
 
 def colour_of(number: int, count: int) -> np.ndarray:
-    """The colour of one of several masks, the largest first, int (3,): that of its outline."""
+    """The colour of one of several masks, int (3,): that of its outline."""
     masks = np.zeros((count, 16, 16), bool)
     masks[number] = True
     return np.array(drawn(subject(masks, (1, 1)), 1, 1).getpixel((0, 0)))
@@ -53,25 +57,54 @@ def cell_of(pixel: int, pixels: int, side: int, longer: int, grid: int) -> int:
     fit=st.sampled_from(["pad", "squash", "native"]),
     seed=st.integers(0, 1000),
 )
-def test_a_pixel_shows_the_mask_of_the_cell_under_its_centre(source, screen, fit, seed):
+def test_a_cell_of_the_picture_is_in_the_mask_of_the_bit_under_its_centre(
+    source, screen, fit, seed
+):
     grid = 16
     masks = np.random.default_rng(seed).random((1, grid, grid)) < 0.5
-    sample = subject(masks, source, fit)
     longer = max(source)
     rows, columns = (
         [cell_of(at, screen[axis], source[axis], source[axis] if fit == "squash" else longer, grid)
          for at in range(screen[axis])]
         for axis in (0, 1)
     )  # fmt: skip
-    expected = masks[0][np.ix_(rows, columns)]
-    before, after = (np.asarray(draw(sample, *screen)) for draw in (plain, drawn))
+    top, left, inside = subject(masks, source, fit).shapes.on(*screen, 0)
+    found = np.zeros(screen, bool)
+    found[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+    assert np.array_equal(found, masks[0][np.ix_(rows, columns)])
+
+
+def neighbours_inside(mask: np.ndarray) -> np.ndarray:
+    """bool (h, w): the pixels whose four neighbours are in the mask."""
+    around = np.pad(mask, 1)
+    return around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
+
+
+def test_an_outline_of_runs_lies_on_the_border_of_the_decoded_mask():
+    height, width = 60, 90
+    y, x = np.mgrid[:height, :width] + 0.5
+    disc = (x - 40) ** 2 + (y - 30) ** 2 < 24**2
+    record = mask_utils.encode(np.asfortranarray(disc.astype(np.uint8)))
+    decoded = decode(record)
+    ends, offset = runs_of([disc])
+    bare = subject(np.zeros((1, 16, 16), bool), (height, width))
+    sample = replace(bare, exact=ExactShapes(ends, offset, height, width, height, width))
+    before = np.asarray(plain(sample, height, width)).astype(float)
+    after = np.asarray(drawn(sample, height, width)).astype(float)
     colour = colour_of(0, 1)
-    blend = np.rint(0.55 * before + 0.45 * colour)
-    inside = np.pad(expected, 1)
-    inner = inside[:-2, 1:-1] & inside[2:, 1:-1] & inside[1:-1, :-2] & inside[1:-1, 2:] & expected
-    assert (after[~expected] == before[~expected]).all()
-    assert np.abs(after[inner] - blend[inner]).max(initial=0) <= 1
-    assert (after[expected & ~inner] == colour).all()
+    assert (after[~decoded] == before[~decoded]).all()
+    border = decoded & ~neighbours_inside(decoded)
+    assert border.sum() > 100 and (after[border] == colour).all()
+    deep = (x - 40) ** 2 + (y - 30) ** 2 < 20**2
+    mixed = before + OPACITY * (colour - before)
+    assert np.abs(after - mixed)[deep].max() <= 0.5
+    # At a third of the size, a pixel on the border has a colour between those of its two sides.
+    small = np.asarray(drawn(sample, 20, 30)).astype(float)
+    share = decoded.reshape(20, 3, 30, 3).mean((1, 3))
+    before = np.asarray(plain(sample, 20, 30)).astype(float)
+    expected = before + share[..., None] * (colour - before)
+    partial = (share > 0) & (share < 1)
+    assert partial.sum() > 30 and np.abs(small - expected)[partial].max() <= 1
 
 
 def test_smaller_masks_are_drawn_over_larger_ones_in_any_order():
@@ -82,8 +115,17 @@ def test_smaller_masks_are_drawn_over_larger_ones_in_any_order():
     pixels = np.asarray(drawn(sample, 64, 64)).astype(int)
     under = np.asarray(plain(sample, 64, 64)).astype(int)
     assert (colour_of(0, 2) != colour_of(1, 2)).any()
-    for at, colour in ((32, colour_of(1, 2)), (8, colour_of(0, 2))):
-        assert np.abs(pixels[at, at] - (0.55 * under[at, at] + 0.45 * colour)).max() <= 1
+    for at, colour in ((32, colour_of(0, 2)), (8, colour_of(1, 2))):
+        expected = (1 - OPACITY) * under[at, at] + OPACITY * colour
+        assert np.abs(pixels[at, at] - expected).max() <= 1
+
+
+def test_a_mask_has_the_colour_of_its_id_whatever_other_masks_there_are():
+    ids = np.random.default_rng(0).integers(0, 2**40, 50)
+    assert np.array_equal(id_colours(ids)[7:9], id_colours(ids[7:9]))
+    following = id_colours(np.arange(10**6, 10**6 + 12)).astype(int)
+    apart = np.abs(following[:, None] - following).sum(2)
+    assert apart[~np.eye(12, dtype=bool)].min() > 40
 
 
 def test_a_box_covers_the_pixels_from_the_first_to_the_last():
