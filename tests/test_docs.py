@@ -16,7 +16,7 @@ from sa1bpack.cli.arguments import parse
 REPOSITORY = Path(__file__).parent.parent
 NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
 DOCUMENTS = [REPOSITORY / name for name in NAMES]
-DOCUMENTS += sorted((REPOSITORY / "docs").rglob("*.md"))
+DOCUMENTS += [*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "docs/llms.txt"]
 
 
 def name_of(path: Path) -> str:
