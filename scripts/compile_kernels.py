@@ -11,6 +11,7 @@ from pathlib import Path
 import sa1bpack
 from sa1bpack.transforms import (
     ColorJitter,
+    GaussianBlur,
     Pipeline,
     RandomAffine,
     RandomHorizontalFlip,
@@ -32,7 +33,7 @@ READ = (
 STEPS = (
     (),
     (RandomHorizontalFlip(), ScaleJitter()),
-    (RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1)),
+    (RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(3)),
 )
 
 

@@ -127,6 +127,7 @@ WRITTEN_KEYS = {
         "source_to_input",
         "input_sizes",
         "source_window",
+        "erase_box",
         "mix_lambda",
         "mix_partner",
         "mix_box",

@@ -238,8 +238,8 @@ def _resample(
 
 
 @njit
-def _clear(band: RowBand, out: np.ndarray) -> None:
-    """Set rows start..stop to 0 where there is no image."""
+def clear_rows(band: RowBand, out: np.ndarray) -> None:
+    """Set rows start..stop of float32 (3, h, w) to 0 where there is no image."""
     for c in range(out.shape[0]):
         for i in range(band.start, band.stop):
             if i < band.kept_rows:
@@ -260,7 +260,7 @@ def resample_rows(
         band: the band to make.
         out: float32 (3, h, w), C-contiguous.
     """
-    _clear(band, out)
+    clear_rows(band, out)
     if y.copies and x.copies:
         _copy(image, y, x, normal.table, band, out)
         return

@@ -10,7 +10,7 @@ Modules:
     host: what the host knows of a batch on a device, and small arrays sent there.
     frame: the place of an image on the canvas, and of its boxes and points; maps: from the canvas
         to where it comes from; geometric_steps: what moves it.
-    images/: images under these maps, pixels, steps that change pixels.
+    images/: images under these maps, pixels, colours, blur, steps that change pixels.
     masks/: masks under these maps, from runs or a grid; relations; prompts from runs.
     prompts: a prompt for each mask of what a pipeline made, and clicks that correct a prediction.
     triton/: images and masks on CUDA.

@@ -169,6 +169,25 @@ def image_region(batch: Items, size: int | Sides | None = None) -> Tensor:
     return frame.visible(check_sides("size", size, MAX_CANVAS))
 
 
+def in_boxes(boxes: Tensor, grid: Sides, canvas: Sides) -> Tensor:
+    """The cells of a grid over the canvas whose centre lies in a box, one box for each image.
+
+    Args:
+        boxes: (B, 4), x0, y0, x1, y1 in pixels of the canvas.
+        grid: (height, width) of the grid in cells.
+        canvas: (height, width) in pixels.
+
+    Returns:
+        bool (B, height, width), on the device of the boxes.
+    """
+    x = cell_centers(grid[1], boxes.device) * (canvas[1] / grid[1])
+    y = cell_centers(grid[0], boxes.device) * (canvas[0] / grid[0])
+    x0, y0, x1, y1 = boxes[:, :, None].unbind(1)
+    across = (x >= x0) & (x < x1)
+    down = (y >= y0) & (y < y1)
+    return down[:, :, None] & across[:, None, :]
+
+
 def fit_frame(sizes: Tensor, canvas: Sides) -> Frame:
     """The first frame: complete images, as large as possible, in the top left corner.
 

@@ -1,4 +1,4 @@
-"""Steps that move the image: flip, scale jitter, crops, rotation and shear.
+"""Steps that move the image: flips, scale jitter, crops, rotation and shear.
 
 A geometric step moves no pixels. It maps a `Frame` to the next one, and the pipeline moves images,
 masks, boxes and points with the map of the last frame, each exactly once.
@@ -79,12 +79,44 @@ class RandomHorizontalFlip(GeometricStep):
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
         """The frame with some images mirrored."""
-        flips = uniform(1) < self.p  # (B, 1)
-        scale = torch.ones_like(frame.extent)
-        scale[:, :1] = torch.where(flips, -1.0, 1.0)
-        offset = torch.zeros_like(frame.extent)
-        offset[:, :1] = torch.where(flips, frame.extent[:, :1], 0.0)
-        return frame.step(AxisMaps(scale, offset), frame.extent)
+        return _mirrored(frame, uniform(1)[:, 0] < self.p, axis=0)
+
+
+@checks_options
+class RandomVerticalFlip(GeometricStep):
+    """Mirror top and bottom; padding stays to the right of and below the image.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.RandomVerticalFlip()], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
+    """
+
+    def __init__(self, p: float = 0.5):
+        """
+        Args:
+            p: probability per image.
+
+        Raises:
+            OptionError: `p` is not from 0 to 1.
+        """
+        self.p = number("p", p, 0, 1)
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame with some images mirrored."""
+        return _mirrored(frame, uniform(1)[:, 0] < self.p, axis=1)
+
+
+def _mirrored(frame: Frame, flips: Tensor, axis: int) -> Frame:
+    """The frame with some images, bool (B,), mirrored along an axis: 0 is x, 1 is y."""
+    scale = torch.ones_like(frame.extent)
+    scale[:, axis] = torch.where(flips, -1.0, 1.0)
+    offset = torch.zeros_like(frame.extent)
+    offset[:, axis] = torch.where(flips, frame.extent[:, axis], 0.0)
+    return frame.step(AxisMaps(scale, offset), frame.extent)
 
 
 @checks_options

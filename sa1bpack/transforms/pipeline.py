@@ -21,14 +21,29 @@ from sa1bpack.transforms import checks
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch, Items, Tensors
 from sa1bpack.transforms.checks import MAX_CANVAS, Sides, StoredBatches, as_numbers, check_sides
-from sa1bpack.transforms.frame import Frame, fit_frame, place_annotations, stored_to_source
+from sa1bpack.transforms.frame import (
+    Frame,
+    fit_frame,
+    in_boxes,
+    place_annotations,
+    stored_to_source,
+)
 from sa1bpack.transforms.geometric_steps import GeometricStep, Step
 from sa1bpack.transforms.host import all_on_host, numbers_of, sent, unseen
-from sa1bpack.transforms.images.make import ImageMaker, Recoloring
+from sa1bpack.transforms.images.make import ImageMaker
+from sa1bpack.transforms.images.mixing import MixStep
+from sa1bpack.transforms.images.pixel_steps import (
+    ColorJitter,
+    Erasing,
+    GaussianBlur,
+    PixelChanges,
+    PixelStep,
+    RandomErasing,
+    RandomGrayscale,
+)
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.spatial import SpatialRows, move_spatial
-from sa1bpack.transforms.images.steps import ColorJitter, MixStep
-from sa1bpack.transforms.masks.cells import ranks, uncovered
+from sa1bpack.transforms.masks.cells import count_cells, ranks, uncovered
 from sa1bpack.transforms.masks.make import MaskMaker, MaskRows
 from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
@@ -41,6 +56,15 @@ _PLACED = ("bboxes", "point_coords")
 _SMALL = ("image_ids", "repetitions", "sizes", "mask_counts", *_PLACED)
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
 MASK_KEYS = (*(number.key for number in MASK_NUMBERS if number.batched), "masks")
+
+# The order of steps.
+_PLACES: tuple[tuple[type[Step], ...], ...] = (
+    (GeometricStep,),
+    (ColorJitter, RandomGrayscale),
+    (GaussianBlur,),
+    (RandomErasing,),
+    (MixStep,),
+)
 
 # A side, or (height, width), or a schedule of either. A list is a schedule.
 Size: TypeAlias = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
@@ -107,13 +131,21 @@ class Moves(NamedTuple):
 
     Attributes:
         frame: where the images are.
-        recoloring: how their colours change; None: they do not.
+        pixels: what changes the pixels of each image by itself.
         mix: a function of the images that returns what mixing changes in the batch; None: nothing.
     """
 
     frame: Frame
-    recoloring: Recoloring | None
-    mix: Callable[[Tensor], dict[str, Tensor]] | None
+    pixels: PixelChanges = PixelChanges()
+    mix: Callable[[Tensor], dict[str, Tensor]] | None = None
+
+    @property
+    def erases_masks(self) -> Erasing | None:
+        """The rectangles in which masks and points are erased; None for none."""
+        erasing = self.pixels.erasing
+        if erasing is None or not erasing.masks:
+            return None
+        return erasing
 
 
 @checks_options
@@ -153,6 +185,7 @@ class Pipeline:
                               corner, that the image is in: its size before padding
     source_window    float64  (B, 4), if a step may rotate: x0, y0, x1, y1 in source pixels. Within
                               `input_sizes`, the image is what shows this window, see `image_region`
+    erase_box        int64    (B, 4) with `RandomErasing`, see there
     mix_lambda       float32  (B,) and
     mix_partner      int64    (B,) with `Mixup` or `CutMix`, see there
     mix_box          int64    (B, 4) with `CutMix`
@@ -162,7 +195,8 @@ class Pipeline:
     photograph, are moved with the image, and have as many pixels per cell as before: afterwards all
     of them are over the canvas of the result, zero where there is no image. Those with the
     interpolation "nearest", such as integers, keep their type. Other features stay as they are.
-    `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`.
+    `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`. Nor does `RandomErasing`
+    erase them: use `erase_box`.
 
     Masks are drawn from the exact runs if the batch has `runs`, a `RunBatch` of its masks in the
     same order, without padding or with padding that has no run ends: by the rule of the dataset's
@@ -219,8 +253,9 @@ class Pipeline:
         Args:
             ds: the dataset that the batches come from, or a torch Subset of it. Its layout,
                 mask_size and options define the meaning of the numbers of a batch.
-            steps: geometric steps, of which one may rotate or shear, then at most one ColorJitter,
-                then at most one Mixup or CutMix.
+            steps: geometric steps, of which one may rotate or shear, then at most one of each of
+                these: ColorJitter and RandomGrayscale, in either order; GaussianBlur;
+                RandomErasing; Mixup or CutMix.
             size: the canvas: its side or (height, width) in pixels, up to 16384. None: that of the
                 pack. Images start as large as possible, in the top left corner.
             mask_size: the grid of the masks: its side or (height, width) in cells, up to 4096.
@@ -358,15 +393,15 @@ class Pipeline:
         """Run the steps of a batch, by the numbers that `_checked` returned."""
         frame = fit_frame(small["sizes"], canvas)
         if not self.steps:
-            return Moves(frame, None, None)
-        recoloring = None
+            return Moves(frame)
+        pixels = PixelChanges()
         mix: partial[dict[str, Tensor]] | None = None
         assert epoch is not None, "a batch without an epoch is refused where numbers are drawn"
         image_ids = repeated_ids(small["image_ids"], small.get("repetitions"))
         for k, step in enumerate(self.steps):
             drawn = partial(uniform, self.seed, epoch, image_ids, k)
-            if isinstance(step, ColorJitter):
-                recoloring = Recoloring(step, step.factors(drawn))
+            if isinstance(step, PixelStep):
+                pixels = step(pixels, frame, drawn)
             elif isinstance(step, MixStep):
                 mix = partial(step, uniform=drawn)
             elif isinstance(step, GeometricStep) and is_of_user(step):
@@ -374,7 +409,7 @@ class Pipeline:
                 frame = call_user(step, frame, drawn, role=f"step {step!r}", subject=subject)
             elif isinstance(step, GeometricStep):
                 frame = step(frame, drawn)
-        return Moves(frame, recoloring, mix)
+        return Moves(frame, pixels, mix)
 
     def _transform(
         self,
@@ -398,13 +433,15 @@ class Pipeline:
         if "epoch" in result:
             result["epoch"] = epoch
         result.pop("bboxes", None)
-        result["images"] = self._images(batch["images"], small["sizes"], frame, moves.recoloring)
+        result["images"] = self._images(batch["images"], small["sizes"], frame, moves.pixels)
         placed = self._frame_numbers(small["sizes"], frame)
+        if moves.pixels.erasing is not None:
+            placed["erase_box"] = moves.pixels.erasing.boxes
         rows = _mask_rows(batch, small)
         usable = None
         if rows is not None:
-            placed |= self._annotations(small, rows, frame)
-            usable = self._add_masks(result, batch, small, rows, frame, grid)
+            placed |= self._annotations(small, rows, moves)
+            usable = self._add_masks(result, batch, small, rows, moves, grid)
         sent_values = sent([*placed.values()], batch["images"].device)
         result |= dict(zip(placed, sent_values, strict=True))
         if usable is not None:
@@ -435,10 +472,16 @@ class Pipeline:
             numbers["source_window"] = frame.window * to_source.scale.repeat(1, 2)
         return numbers
 
-    def _annotations(self, small: Tensors, rows: MaskRows, frame: Frame) -> dict[str, Tensor]:
+    def _annotations(self, small: Tensors, rows: MaskRows, moves: Moves) -> dict[str, Tensor]:
         """Boxes and points on the canvas, and `valid` as far as boxes and padding decide it."""
-        annotations = place_annotations(small, rows.owner, frame, self.stored.coordinates)
+        annotations = place_annotations(small, rows.owner, moves.frame, self.stored.coordinates)
         valid = rows.valid
+        erasing = moves.erases_masks
+        if erasing is not None and "point_coords" in annotations:
+            boxes = erasing.boxes[rows.owner]
+            points = annotations["point_coords"]
+            erased = (points >= boxes[:, :2]) & (points < boxes[:, 2:])
+            annotations["point_inside"] &= ~erased.all(1)
         if "boxes_xyxy" in annotations:
             boxes = annotations["boxes_xyxy"]
             valid = valid & (boxes[:, 2:] > boxes[:, :2]).all(1)
@@ -455,10 +498,10 @@ class Pipeline:
         batch: Items,
         small: Tensors,
         rows: MaskRows,
-        frame: Frame,
+        moves: Moves,
         grid: Sides,
     ) -> Tensor | None:
-        """Move masks and relate them.
+        """Move masks, erase cells of them, and relate them.
 
         Returns bool (T,), which of them are large enough and not covered; None without masks.
         """
@@ -466,7 +509,12 @@ class Pipeline:
             return None
         if "runs" in batch:
             checks.check_runs(batch["runs"], small, rows.shape)
-        masks, areas = self._masks(batch, small, rows, frame, grid)
+        masks, areas = self._masks(batch, small, rows, moves.frame, grid)
+        erasing = moves.erases_masks
+        if erasing is not None:
+            boxes, owner = sent([erasing.boxes, rows.owner], masks.device)
+            masks = masks & ~in_boxes(boxes, grid, moves.frame.canvas)[owner]
+            areas = count_cells(masks)
         result["masks"] = masks.view(*rows.shape, *grid)
         usable = areas >= self.min_area
         if self._relate is None and self.max_cover == 1:
@@ -519,18 +567,29 @@ def _mask_rows(batch: Items, small: Tensors) -> MaskRows | None:
 
 def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps. Raises OptionError for anything else, and for steps in another order."""
-    kinds = (GeometricStep, ColorJitter, MixStep)
     if not isinstance(steps, Iterable):
         raise OptionError(f"steps is {brief(steps)}: pass a list of steps")
     steps = tuple(steps)
-    order = [k for step in steps for k, kind in enumerate(kinds) if isinstance(step, kind)]
-    fits = order == sorted(order) and order.count(1) <= 1 and order.count(2) <= 1
-    if len(order) < len(steps) or not fits:
+    places = [_place_of(step) for step in steps]
+    known = [place for place in places if place is not None]
+    pixel_steps = [type(step) for step in steps if not isinstance(step, GeometricStep)]
+    mixes = known.count(len(_PLACES) - 1)
+    repeats = len(set(pixel_steps)) < len(pixel_steps) or mixes > 1
+    if len(known) < len(steps) or known != sorted(known) or repeats:
         raise OptionError(
-            f"steps are {[*steps]}: pass geometric ones (GeometricStep) first, then at most one "
-            "ColorJitter, then at most one Mixup or CutMix"
+            f"steps are {[*steps]}: pass geometric ones (GeometricStep) first, then at most one of "
+            "each of these, in this order: ColorJitter and RandomGrayscale, or these two the other "
+            "way round; GaussianBlur; RandomErasing; Mixup or CutMix"
         )
     return steps
+
+
+def _place_of(step: Any) -> int | None:
+    """The place of a step among the others; None for anything else."""
+    for place, kinds in enumerate(_PLACES):
+        if isinstance(step, kinds):
+            return place
+    return None
 
 
 def _checked_dtype(dtype: Any) -> torch.dtype:

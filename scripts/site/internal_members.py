@@ -5,7 +5,7 @@ They are in neither the API reference nor tests/public_api.txt, and may change i
 
 INTERNAL = {
     "Buckets": ("arranged", "as_text", "order"),
-    "ColorJitter": ("factors", "used"),
+    "ColorJitter": ("ranges", "used"),
     "CutMix": ("draw",),
     "Dataset": ("locate", "locate_many", "rows_at", "shard_bounds"),
     "Frame": ("covered", "kept", "places", "steps", "visible"),

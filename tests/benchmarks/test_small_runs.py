@@ -8,7 +8,8 @@ from commands import python
 ROOT = Path(__file__).parents[2]
 FEW = "--rounds 1 --images 8 --masks 2 --batch 2"
 RUNS = {
-    "annotations": "TAR --repeat 1", "buckets": "--samples 3000", "counting": f"TAR {FEW}",
+    "annotations": "TAR --repeat 1", "augmenting": "--side 32 --images 2 --rounds 1",
+    "buckets": "--samples 3000", "counting": f"TAR {FEW}",
     "cloud": "--megabytes 8 --repeat 1", "decode": "TAR --photos 1 --size 64 --repeats 1",
     "features": f"TAR {FEW}", "inflate": "TAR --repeat 1 --megabytes 2", "load": f"TAR {FEW}",
     "masks": "TAR --images 1 --repeats 1 --mask-size 32 --sizes 32",

@@ -18,7 +18,7 @@ from sa1bpack.masks.relations import RELATIONS
 STEPS = {
     "none": [],
     "affine, mixup": [T.RandomAffine(10), T.ColorJitter(0.1), T.Mixup()],
-    "crop, cutmix": [T.RandomResizedCrop(), T.RandomHorizontalFlip(), T.CutMix()],
+    "crop, cutmix": [T.RandomResizedCrop(), T.RandomErasing(), T.CutMix()],
 }
 PROMPTS = T.Prompts({"point": 1, "box": 1, "mask": 1})
 ON_THE_WAY = {"mask_positions"}  # in the buffer of a Loader that sends to a device

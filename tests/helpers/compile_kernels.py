@@ -67,7 +67,8 @@ def recorded_launches() -> dict[str, tuple]:
         batch, ds = noisy_batch(layout, masks), dataset(layout)
         ds.mask_sampling = sampling
         for dtype in (torch.float32, torch.bfloat16):
-            for turn in ([], [T.RandomAffine(20), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]):
+            colors = [T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.GaussianBlur(5)]
+            for turn in ([], [T.RandomAffine(20), *colors]):
                 steps = [T.RandomHorizontalFlip(), T.ScaleJitter(), *turn]
                 T.Pipeline(ds, steps, dtype=dtype)(batch, 0)
     cells = torch.ones((3, 48, 48), dtype=torch.bool)

@@ -31,7 +31,7 @@ from sa1bpack.transforms.triton import images, masks
 DEVICE = torch.device("cpu", 0)
 STEPS = {
     "upright": [T.RandomHorizontalFlip(), T.ScaleJitter(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)],
-    "affine": [T.RandomAffine(20), T.RandomResizedCrop(), T.Mixup()],
+    "affine": [T.RandomAffine(20), T.RandomResizedCrop(), T.GaussianBlur(5), T.Mixup()],
 }
 
 

@@ -38,15 +38,36 @@ STEPS = {
     "crop": [T.RandomResizedCrop((0.1, 0.9)), FLIP],
     "jitter": [T.ScaleJitter(0.2, 2.0), FLIP],
     "affine": [T.RandomResizedCrop((0.3, 0.9)), T.RandomAffine((10, 60), 20), FLIP],
-    "affine, colors": [T.ScaleJitter(0.3), T.RandomAffine(180), T.ColorJitter(0.4), T.CutMix()],
-    "colors": [FLIP, T.ScaleJitter(0.5, 1.5), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.Mixup()],
+    "affine, colors": [
+        T.ScaleJitter(0.3),
+        T.RandomAffine(180),
+        T.ColorJitter(0.4),
+        T.GaussianBlur(5),
+        T.CutMix(),
+    ],
+    "colors": [
+        FLIP,
+        T.ScaleJitter(0.5, 1.5),
+        T.ColorJitter(0.4, 0.4, 0.4, 0.1, random_order=True),
+        T.RandomGrayscale(0.3),
+        T.GaussianBlur(5, p=0.7),
+        T.RandomErasing(masks=True),
+        T.Mixup(),
+    ],
 }
 # Few, for what does not depend on the kind of a step.
 FEW_STEPS = {
     "no steps": [],
     "enlarging": [CROP, FLIP, T.Mixup()],
     "affine": [T.RandomAffine(20, 10), CROP, T.CutMix()],
-    "any": [T.ScaleJitter(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.Mixup()],
+    "any": [
+        T.ScaleJitter(),
+        T.ColorJitter(0.4, 0.4, 0.4, 0.1, random_order=True),
+        T.RandomGrayscale(),
+        T.GaussianBlur(5),
+        T.RandomErasing(masks=True),
+        T.Mixup(),
+    ],
 }
 # Relation → whether it is of pairs of masks, and its value where there is no mask; docs/masks.md.
 RELATIONS = dict.fromkeys(

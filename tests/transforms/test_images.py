@@ -1,19 +1,16 @@
-"""Pixels: resampled as by PIL, converted as by numpy, colours as by PIL and colorsys, mixed."""
+"""Pixels: resampled as by PIL, converted as by numpy, mixed."""
 
-import colorsys
 import math
 
 import numpy as np
 import pytest
 import torch
 from made_batches import LAYOUT, dataset, drawn, moved, noisy_batch
-from PIL import Image, ImageEnhance
 
 from sa1bpack.pixels import yuv420_to_rgb as reference
 from sa1bpack.transforms import (
     SAM_MEAN,
     SAM_STD,
-    ColorJitter,
     CutMix,
     Mixup,
     Pipeline,
@@ -56,84 +53,6 @@ def test_normalising_matches_sam_and_padding_is_zero(device):
         found[:, :, :64], expected.transpose(0, 3, 1, 2)[:, :, :64], atol=1e-6
     )
     assert not found[:, :, 64:].any()
-
-
-ALL = torch.ones((1, 1, 6, 7), dtype=torch.bool)
-
-
-def image(seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (6, 7, 3), dtype=np.uint8)
-
-
-def planes(pixels: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
-
-
-def adjusted(pixels: np.ndarray, name: str, factor: float, inside=ALL) -> np.ndarray:
-    """What one operation makes of an image: (h, w, 3)."""
-    names = ("brightness", "contrast", "saturation", "hue")
-    step = ColorJitter(**{name: (-0.5, 0.5) if name == "hue" else (0, 2)})
-    factors = torch.full((1, 4), factor) * torch.tensor([each == name for each in names])
-    return step(planes(pixels), inside, factors)[0].permute(1, 2, 0).numpy()
-
-
-# torchvision uses these enhancers for PIL images.
-@pytest.mark.parametrize("factor", [0.0, 0.4, 1.0, 1.7])
-@pytest.mark.parametrize(
-    ("name", "enhancer"),
-    [
-        ("brightness", ImageEnhance.Brightness),
-        ("contrast", ImageEnhance.Contrast),
-        ("saturation", ImageEnhance.Color),
-    ],
-)
-def test_factors_match_the_enhancers_of_pil(name, enhancer, factor):
-    pixels = image()
-    expected = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor)).astype(float)
-    assert np.abs(adjusted(pixels, name, factor) - expected).max() <= 1.5  # PIL rounds
-
-
-@pytest.mark.parametrize("turn", [-0.5, -0.21, 0.0, 1e-3, 0.3, 0.5])
-def test_the_shift_of_hue_matches_colorsys(turn):
-    pixels = image()
-    pixels[0] = [[0, 0, 0], [255] * 3, [9, 9, 9], [255, 0, 0], [0, 7, 7], [7, 0, 7], [7, 7, 0]]
-    expected = np.empty(pixels.shape)
-    for at in np.ndindex(pixels.shape[:2]):
-        hue, saturation, value = colorsys.rgb_to_hsv(*(pixels[at] / 255))
-        expected[at] = np.multiply(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value), 255)
-    np.testing.assert_allclose(adjusted(pixels, "hue", turn), expected, atol=2e-3)
-
-
-def test_padding_does_not_affect_contrast():
-    pixels, inside = image(), ALL.clone()
-    inside[..., 4:, :] = False
-    expected = adjusted(pixels[:4], "contrast", 0.3, ALL[..., :4, :])
-    pixels[4:] = 255
-    np.testing.assert_allclose(adjusted(pixels, "contrast", 0.3, inside)[:4], expected, rtol=1e-5)
-
-
-def test_factors_are_drawn_per_image_and_applied_in_order(device):
-    """An image in a batch is changed as by the four operations, one after another."""
-    batch = torch.cat([planes(image(k)) for k in range(4)]).to(device)
-    numbers = drawn(4, device)
-    inside = ALL.to(device).expand(4, -1, -1, -1)
-    jitter = ColorJitter(0.4, 1.5, 0.2, 0.1)
-    factors = jitter.factors(numbers)
-    found = jitter(batch.clone(), inside, factors)
-    limits = jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue
-    for k, (low, high) in enumerate(limits):
-        torch.testing.assert_close(factors[:, k].double(), low + (high - low) * numbers(4)[:, k])
-    for name in ("brightness", "contrast", "saturation", "hue"):
-        batch = ColorJitter(**{name: 0.3})(batch, inside, factors)
-    torch.testing.assert_close(found, batch, atol=5e-3, rtol=0)
-
-
-def test_a_number_is_short_for_the_range_around_its_neutral_value():
-    """As in torchvision."""
-    spread, ranges = ColorJitter(0.5, 1.5, 0.25, 0.1), ((0.5, 1.5), (0, 2.5), (0.75, 1.25))
-    assert (spread.brightness, spread.contrast, spread.saturation) == ranges
-    assert spread.hue == (-0.1, 0.1) and ColorJitter(*ranges).contrast == (0, 2.5)
-    assert ColorJitter((1, 1), hue=(0, 0)).used == (False,) * 4
 
 
 def beta_cdf(x: float, alpha: float) -> float:

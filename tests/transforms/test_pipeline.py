@@ -27,11 +27,12 @@ from sa1bpack import transforms as T
 
 GEOMETRIC = {
     "none": [],
-    "flip": [T.RandomHorizontalFlip()],
+    "flips": [T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
     "crop and flip": [T.RandomResizedCrop((0.2, 0.9)), T.RandomHorizontalFlip()],
     "everything": [
         T.RandomHorizontalFlip(),
         T.ScaleJitter(0.5, 1.5),
+        T.RandomVerticalFlip(),
         T.RandomResizedCrop((0.5, 1.0)),
         T.RandomHorizontalFlip(0.9),
         T.ScaleJitter(0.7, 0.9),

@@ -41,18 +41,25 @@ def by_pil(rows: torch.Tensor, maps: torch.Tensor, side: int, canvas: int, out: 
         ends = maps.numpy() @ np.array([[0, canvas], [0, canvas], [1, 1]])
         box = ends * cells / side
         flipped = box[0, 0] > box[0, 1]
+        overturned = box[1, 0] > box[1, 1]
         left, right = sorted(box[0])
+        top, bottom = sorted(box[1])
         image = Image.fromarray(plane).resize(
-            (out, out), Image.Resampling.BILINEAR, (left, box[1, 0], right, box[1, 1])
+            (out, out), Image.Resampling.BILINEAR, (left, top, right, bottom)
         )
-        planes.append(np.array(image)[:, ::-1] if flipped else np.array(image))
+        cells_of_result = np.array(image)
+        if flipped:
+            cells_of_result = cells_of_result[:, ::-1]
+        if overturned:
+            cells_of_result = cells_of_result[::-1]
+        planes.append(cells_of_result)
     return np.stack(planes)
 
 
 @pytest.mark.parametrize(
     "steps",
-    [STEPS, [T.RandomHorizontalFlip(1.0)], [T.ScaleJitter()]],
-    ids=["crop", "flip", "scale"],
+    [STEPS, [T.RandomHorizontalFlip(1.0)], [T.RandomVerticalFlip(1.0)], [T.ScaleJitter()]],
+    ids=["crop", "flip", "upside down", "scale"],
 )
 def test_rows_move_with_the_images(ds, steps):
     side = ds.layout.image_size

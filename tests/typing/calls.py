@@ -114,8 +114,9 @@ def derive(ds: sa1bpack.Dataset, model: torch.nn.Module) -> sa1bpack.DeriveResul
 
 
 def transform(ds: sa1bpack.Dataset, batch: dict[str, Any]) -> dict[str, Any]:
-    geometry = [T.RandomHorizontalFlip(), T.RandomAffine(10), T.ScaleJitter()]
-    steps = [*geometry, T.ColorJitter(0.4), T.Mixup()]
+    geometry = [T.RandomVerticalFlip(0.1), T.RandomAffine(10), T.ScaleJitter()]
+    pixels = [T.ColorJitter(0.4, random_order=True), T.RandomGrayscale(), T.GaussianBlur(9, 2)]
+    steps = [*geometry, *pixels, T.RandomErasing(value=(0, 0, 1), masks=True), T.Mixup()]
     pipeline = T.Pipeline(ds, steps, size=(512, 768), dtype=torch.bfloat16, relations=["parents"])
     assert_type(pipeline(batch), Batch)
     assert_type(T.describe_kernels("cuda"), str)

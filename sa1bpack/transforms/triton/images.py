@@ -1,4 +1,4 @@
-"""Images: planes to RGB; images sampled under maps, normalised and cast in one pass; colours.
+"""Images: planes to RGB; images sampled under maps, normalised and cast in one pass.
 
 The rules and the order of all operations are those of `sa1bpack.pixels`: a triangle filter per
 axis. Under axis-aligned maps the filters of all rows and columns are computed first, in float64, by
@@ -20,12 +20,10 @@ from torch import Tensor
 from sa1bpack.transforms.backends import FLOATS
 from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.images.resample import Sampling, most_taps, supports
-from sa1bpack.transforms.images.steps import LUMA
 from sa1bpack.transforms.maps import AxisMaps
 
 BLOCK = tl.constexpr(128)  # filters of a program
 PLANE_BLOCK = tl.constexpr(512)  # pixels of a program that converts planes
-COLOR_BLOCK = tl.constexpr(1024)  # and of one that changes colours
 # Pixels of a program that samples.
 ROWS = tl.constexpr(16)
 COLUMNS = tl.constexpr(64)
@@ -34,8 +32,6 @@ AFFINE_ROWS = tl.constexpr(8)
 AFFINE_WARPS = 8
 UNIT = tl.constexpr(2.0**-32)  # of positions, in pixels
 FAR = tl.constexpr(2.0**29)
-
-RED, GREEN, BLUE = (tl.constexpr(share) for share in LUMA)
 
 # Numbers of a sample under an axis-aligned map: scale and offset, x and y each; height and width of
 # the image; rows and columns of the canvas that it covers; mean and std of R, G, B.
@@ -55,7 +51,7 @@ PLACES = tl.constexpr(14)
 
 
 @triton.jit
-def _block(count, BLOCK: tl.constexpr):
+def block(count, BLOCK: tl.constexpr):
     """The sample of a program, int64, and the numbers of its block, int32 (BLOCK,), of 0..count."""
     blocks = tl.cdiv(count, BLOCK)
     numbers = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -96,7 +92,7 @@ def _to_byte(value):
 
 @triton.jit(do_not_specialize=["side"])
 def _convert(planes, stored, out, side):
-    sample, pixel = _block(side * side, PLANE_BLOCK)
+    sample, pixel = block(side * side, PLANE_BLOCK)
     i = pixel // side
     j = pixel % side
     # Whatever the sizes are, nothing outside the canvas is read.
@@ -160,7 +156,7 @@ def _store_channel(target, value, on_canvas, inside, normal):
 
 
 @triton.jit
-def _store(target, plane, red, green, blue, on_canvas, inside, normal):
+def store_channels(target, plane, red, green, blue, on_canvas, inside, normal):
     """Write the three channels, `plane` apart."""
     _store_channel(target, red, on_canvas, inside, normal)
     _store_channel(target + plane, green, on_canvas, inside, normal + 1)
@@ -211,7 +207,7 @@ def _fill_taps(numbers, filters, width, height, taps):
         filters: float32 (B, 2, 1 + taps, max(width, height)), out: the first pixel, a whole number;
             weights.
     """
-    sample, i = _block(tl.maximum(width, height), BLOCK)
+    sample, i = block(tl.maximum(width, height), BLOCK)
     axis = tl.program_id(1)
     on_canvas = i < tl.where(axis == 0, width, height)
     of = numbers + sample * NUMBERS + axis
@@ -289,7 +285,7 @@ def _sample(images, numbers, filters, out, side, width, height, taps):
         blue += a * b
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
-    _store(target, plane, red, green, blue, on_canvas, inside, of + NORMAL)
+    store_channels(target, plane, red, green, blue, on_canvas, inside, of + NORMAL)
 
 
 @triton.jit
@@ -373,7 +369,7 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
         blue += a * b
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
-    _store(target, plane, red, green, blue, on_canvas, inside, numbers + AFFINE_NORMAL)
+    store_channels(target, plane, red, green, blue, on_canvas, inside, numbers + AFFINE_NORMAL)
 
 
 def sample_images(sampling: Sampling, dtype: torch.dtype) -> Tensor:
@@ -459,137 +455,3 @@ def _normals(sampling: Sampling) -> Tensor:
     """float32 (B, 6): mean and std of R, G, B, for each sample."""
     normal = sampling.normal.on(sampling.stored.device)
     return normal.flatten().expand(len(sampling.stored), -1)
-
-
-# ---------------------------------------------------------------------------------------- colours
-
-
-@triton.jit
-def _clip(value):
-    return tl.minimum(tl.maximum(value, 0.0), 255.0)
-
-
-@triton.jit
-def _gray(red, green, blue):
-    return RED * red + GREEN * green + BLUE * blue
-
-
-@triton.jit
-def _blend(value, other, factor):
-    return _clip(value * factor + (1 - factor) * other)
-
-
-@triton.jit
-def _brightened(images, inside, factors, sample, pixel, plane):
-    """The pixels that are inside; their red, green and blue, brightened."""
-    shown = tl.load(inside + sample * plane + pixel, mask=pixel < plane, other=0).to(tl.int32) > 0
-    source = images + sample * 3 * plane + pixel
-    factor = tl.load(factors + sample * 4)
-    red = _clip(tl.load(source, mask=shown, other=0.0) * factor)
-    green = _clip(tl.load(source + plane, mask=shown, other=0.0) * factor)
-    blue = _clip(tl.load(source + 2 * plane, mask=shown, other=0.0) * factor)
-    return shown, red, green, blue
-
-
-@triton.jit
-def _sum_gray(images, inside, factors, sums, counts, plane):
-    """The grey of the pixels inside, and their number, of each block: float32 (B, blocks)."""
-    sample, pixel = _block(plane, COLOR_BLOCK)
-    shown, red, green, blue = _brightened(images, inside, factors, sample, pixel, plane)
-    block = tl.program_id(0)
-    tl.store(sums + block, tl.sum(tl.where(shown, _gray(red, green, blue), 0.0), 0))
-    tl.store(counts + block, tl.sum(shown.to(tl.float32), 0))
-
-
-@triton.jit
-def _hued(base, value, chroma, sector: tl.constexpr):
-    """One channel of a colour from its hue, in units of 60 degrees."""
-    k = base + sector
-    k -= 6 * tl.floor(k / 6)
-    return value - chroma * tl.minimum(tl.maximum(tl.minimum(k, 4 - k), 0.0), 1.0)
-
-
-@triton.jit
-def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexpr):
-    """Change colours and normalise. A factor of 1 changes nothing; a hue is rounded even by 0."""
-    sample, pixel = _block(plane, COLOR_BLOCK)
-    shown, red, green, blue = _brightened(images, inside, factors, sample, pixel, plane)
-    of = factors + sample * 4
-    mean = tl.load(means + sample)
-    factor = tl.load(of + 1)
-    red = _blend(red, mean, factor)
-    green = _blend(green, mean, factor)
-    blue = _blend(blue, mean, factor)
-    gray = _gray(red, green, blue)
-    factor = tl.load(of + 2)
-    red = _blend(red, gray, factor)
-    green = _blend(green, gray, factor)
-    blue = _blend(blue, gray, factor)
-    if HUE:
-        value = tl.maximum(tl.maximum(red, green), blue)
-        chroma = value - tl.minimum(tl.minimum(red, green), blue)
-        # Hue in units of 60 degrees: 0 is red, 2 green, 4 blue. Without chroma it has no effect.
-        ahead = tl.where(green == value, blue - red, red - green)
-        ahead = tl.where(red == value, green - blue, ahead)
-        sector = tl.where(red == value, 0.0, tl.where(green == value, 2.0, 4.0))
-        base = sector + tl.div_rn(ahead, tl.maximum(chroma, 1e-6)) + 6 * tl.load(of + 3)
-        red = _hued(base, value, chroma, 5)
-        green = _hued(base, value, chroma, 3)
-        blue = _hued(base, value, chroma, 1)
-    target = out + sample * 3 * plane + pixel
-    on_canvas = pixel < plane
-    _store(target, plane, red, green, blue, on_canvas, shown, normal)
-
-
-def adjust_colors(
-    images: Tensor,
-    inside: Tensor,
-    factors: Tensor,
-    used: tuple[bool, bool, bool, bool],
-    normal: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Change colours, normalise and cast, as `transforms.images.steps` does.
-
-    Sums for the grey mean are added in another order.
-
-    Args:
-        images: float32 (B, 3, H, W), 0 to 255, contiguous; overwritten if `dtype` is float32.
-        inside: bool (B, H, W), False for padding, which becomes 0.
-        factors: float32 (B, 4), factors of brightness, contrast and saturation, and shift of the
-            hue as a fraction of 360 degrees.
-        used: which of the four may change anything.
-        normal: float32 (2, 3): mean and std of R, G, B; std above 0.
-        dtype: type of the result, one of `backends.FLOATS`; float32 for any other.
-
-    Returns:
-        (B, 3, H, W).
-    """
-    kind = dtype if dtype in FLOATS else torch.float32
-    out = images if kind == torch.float32 else torch.empty_like(images, dtype=kind)
-    if not out.numel():
-        return out
-    samples, _, height, width = images.shape
-    plane = height * width
-    inside = inside.contiguous().view(torch.uint8)
-    factors = factors.contiguous()
-    blocks = triton.cdiv(plane, COLOR_BLOCK.value)
-    grid = (samples * blocks,)
-    means = factors[:, 1].contiguous()  # any finite numbers: without contrast they do not count
-    if used[1]:
-        sums = torch.empty((samples, blocks), dtype=torch.float32, device=images.device)
-        counts = torch.empty_like(sums)
-        _sum_gray[grid](images, inside, factors, sums, counts, plane, enable_fp_fusion=False)
-        means = sums.sum(1) / counts.sum(1).clamp(min=1)
-    _adjust[grid](
-        images,
-        inside,
-        factors,
-        means,
-        normal.contiguous(),
-        out,
-        plane,
-        HUE=used[3],
-        enable_fp_fusion=False,
-    )
-    return out

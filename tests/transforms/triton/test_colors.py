@@ -4,7 +4,9 @@ import pytest
 import torch
 from made_batches import drawn
 
-from sa1bpack.transforms import ColorJitter, backends
+from sa1bpack.transforms import ColorJitter, RandomGrayscale, backends
+from sa1bpack.transforms.images.colors import change_with_torch
+from sa1bpack.transforms.images.pixel_steps import PixelChanges
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 JITTERS = {
@@ -13,7 +15,8 @@ JITTERS = {
     "contrast": ColorJitter(0, (0, 4)),
     "saturation": ColorJitter(0, 0, (0, 4)),
     "hue": ColorJitter(0, 0, 0, (0.1, 0.5)),
-    "nothing": ColorJitter(),
+    "any order": ColorJitter(0.6, 0.6, 0.6, 0.5, random_order=True),
+    "grey": RandomGrayscale(0.5),
 }
 
 
@@ -31,17 +34,16 @@ def made_images(device) -> tuple[torch.Tensor, torch.Tensor]:
 
 def adjusted(step, images, inside, device, dtype):
     normal = torch.tensor([MEAN, STD], dtype=torch.float32, device=device)
-    factors = step.factors(drawn(3, device))
-    given = images, inside, factors, step.used, normal, dtype
-    return backends.launch(device, "images.adjust_colors", *given)
+    change = step(PixelChanges(), None, drawn(3, device)).colors
+    return backends.launch(device, "colors.adjust_colors", images, inside, change, normal, dtype)
 
 
 @pytest.mark.parametrize("step", JITTERS.values(), ids=JITTERS.keys())
 def test_colours_are_those_of_torch_operations(step, triton_device):
     images, inside = made_images(triton_device)
     found = adjusted(step, images.clone(), inside, triton_device, torch.float32)
-    factors = step.factors(drawn(3, triton_device))
-    expected = step(images.clone(), inside[:, None], factors)
+    change = step(PixelChanges(), None, drawn(3, triton_device)).colors
+    expected = change_with_torch(images.clone(), inside[:, None], change)
     mean, std = (torch.tensor(v, device=triton_device)[:, None, None] for v in (MEAN, STD))
     expected = (expected - mean) / std * inside[:, None]
     # Saturation and hue divide by small differences of colours that sums have rounded.

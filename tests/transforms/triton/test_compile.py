@@ -15,6 +15,7 @@ HELPERS = Path(__file__).parents[2] / "helpers"
 
 ALL = {"_convert", "_fill_taps", "_sample", "_draw", "_take", "_sum_gray", "_adjust"}
 ALL |= {"_sample_affine", "_draw_affine", "_take_affine", "_measure_columns", "_find_farthest"}
+ALL |= {"_filter"}
 # Of those that write images and masks: RGB is written byte by byte, as its bytes lie.
 WRITING = ALL - {"_convert", "_fill_taps", "_sum_gray", "_measure_columns", "_find_farthest"}
 

@@ -1,12 +1,4 @@
-"""Steps that change pixels: colour jitter, drawn per image, and Mixup and CutMix.
-
-These two mix each image with another one of its batch.
-
-The operations on colours are those of torchvision's `ColorJitter`, on values of 0 to 255 without
-intermediate rounding. One thing differs: torchvision shuffles them per image; here they are applied
-in the order of the arguments, because shuffling would take every operation four times for every
-image of a batch.
-"""
+"""Mixup and CutMix: steps that mix each image with another one of its batch."""
 
 import numpy as np
 import torch
@@ -14,123 +6,11 @@ from torch import Tensor
 
 from sa1bpack.arguments import number
 from sa1bpack.keywords import checks_options
-from sa1bpack.transforms.checks import LEAST, as_range
+from sa1bpack.transforms.checks import LEAST
+from sa1bpack.transforms.frame import in_boxes
 from sa1bpack.transforms.geometric_steps import Step, Uniform
 from sa1bpack.transforms.host import sent
-from sa1bpack.transforms.masks.cells import count_cells
 from sa1bpack.transforms.memory import Table
-from sa1bpack.transforms.random import in_range
-
-# Luma of ITU-R BT.601, as torchvision's rgb_to_grayscale rounds it.
-LUMA = (0.2989, 0.587, 0.114)
-
-MAX_FACTOR = 256.0  # turns the darkest grey into white; far from overflowing float32
-
-Range = tuple[float, float]
-
-
-@checks_options
-class ColorJitter(Step):
-    """Change colours at random, as torchvision's `ColorJitter` does.
-
-    Examples:
-        >>> ds = sa1bpack.open("packed")
-        >>> pipeline = T.Pipeline(ds, [T.ColorJitter(brightness=0.4, hue=0.1)], size=256)
-        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
-        ...     batch = pipeline(next(iter(loader)))
-        >>> batch["images"].shape, batch["masks"].shape
-        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
-    """
-
-    def __init__(
-        self,
-        brightness: float | Range = 0.0,
-        contrast: float | Range = 0.0,
-        saturation: float | Range = 0.0,
-        hue: float | Range = 0.0,
-    ):
-        """An operation that cannot change anything, such as one with value 0, is skipped.
-
-        Args:
-            brightness, contrast, saturation: a value of 0 to 255, for a factor uniform from
-                max(0, 1 - value) to 1 + value; or a range (low, high) of 0 to 256.
-            hue: 0 to 0.5, for a shift uniform from -hue to hue as a fraction of 360 degrees; or a
-                range (low, high) of -0.5 to 0.5.
-
-        Raises:
-            OptionError: a value that is out of range.
-        """
-        self.brightness = as_range("brightness", brightness, 0, MAX_FACTOR, around=1)
-        self.contrast = as_range("contrast", contrast, 0, MAX_FACTOR, around=1)
-        self.saturation = as_range("saturation", saturation, 0, MAX_FACTOR, around=1)
-        self.hue = as_range("hue", hue, -0.5, 0.5, around=0)
-
-    def __call__(self, images: Tensor, inside: Tensor, factors: Tensor) -> Tensor:
-        """Change the colours of images.
-
-        Args:
-            images: float32 (B, 3, H, W), 0 to 255; may be overwritten.
-            inside: bool (B, 1, H, W), False for padding.
-            factors: float32 (B, 4), see `factors`.
-        """
-        brightness, contrast, saturation, hue = self.used
-        factors = factors[:, :, None, None, None]  # (B, 4, 1, 1, 1)
-        if brightness:  # mix with black
-            images = images.mul_(factors[:, 0]).clamp_(0, 255)
-        if contrast:  # with the mean grey of the image without its padding
-            grey = (gray(images) * inside).sum((2, 3), keepdim=True)
-            cells = count_cells(inside[:, 0]).clamp(min=1).view(-1, 1, 1, 1)
-            images = _blend(images, grey / cells, factors[:, 1])
-        if saturation:  # with the greyscale image
-            images = _blend(images, gray(images), factors[:, 2])
-        if hue:
-            images = _shift_hue(images, factors[:, 3])
-        return images
-
-    @property
-    def used(self) -> tuple[bool, bool, bool, bool]:
-        """True for those of brightness, contrast, saturation and hue that can change anything."""
-        unchanged = (1, 1)
-        brightness = self.brightness != unchanged
-        contrast = self.contrast != unchanged
-        saturation = self.saturation != unchanged
-        return brightness, contrast, saturation, self.hue != (0, 0)
-
-    def factors(self, uniform: Uniform) -> Tensor:
-        """float32 (B, 4): three factors, and the shift of the hue as a fraction of 360 degrees."""
-        drawn = uniform(4)
-        limits = self.brightness, self.contrast, self.saturation, self.hue
-        factors = [in_range(drawn[:, k], limits[k]).float() for k in range(4)]
-        return torch.stack(factors, 1)
-
-
-def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Shift hues by fractions of 360 degrees, (B, 1, 1, 1), keeping saturation and value of HSV."""
-    value, largest = images.max(1, keepdim=True)
-    chroma = value - images.amin(1, keepdim=True)
-    red, green, blue = images.chunk(3, 1)
-    # Hue in units of 60 degrees: 0 is red, 2 green, 4 blue. Without chroma it has no effect.
-    ahead = torch.where(largest == 1, blue - red, red - green)
-    ahead = torch.where(largest == 0, green - blue, ahead)
-    hue = 2 * largest + ahead / chroma.clamp(min=1e-6) + 6 * shift
-    # https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative
-    sector = torch.arange(5, 0, -2, device=images.device).view(1, 3, 1, 1)
-    k = (hue + sector).remainder_(6)
-    return value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1)
-
-
-def gray(images: Tensor) -> Tensor:
-    """Luma: (B, 1, H, W) of images (B, 3, H, W)."""
-    red, green, blue = images.chunk(3, 1)
-    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
-
-
-def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """factor * images + (1 - factor) * other, clipped to 0 and 255."""
-    return images.mul_(factor).add_((1 - factor) * other).clamp_(0, 255)
-
-
-# ------------------------------------------------------------------------------------------ mixing
 
 _KNOTS = 4097  # size of the table of quantiles
 
@@ -260,12 +140,7 @@ class CutMix(MixStep):
         y0, y1 = _clipped_edges(drawn[:, 2], half, height)
         left = (1 - ((x1 - x0) * (y1 - y0)).double() / (height * width)).float()
         box, left = sent([torch.stack([x0, y0, x1, y1], 1), left], images.device)
-        x0, y0, x1, y1 = box.unbind(1)
-        x = torch.arange(width, device=images.device)
-        y = torch.arange(height, device=images.device)
-        across = (x >= x0[:, None]) & (x < x1[:, None])
-        down = (y >= y0[:, None]) & (y < y1[:, None])
-        pasted = (down[:, :, None] & across[:, None, :])[:, None]
+        pasted = in_boxes(box, (height, width), (height, width))[:, None]
         return {
             "images": torch.where(pasted, images.roll(-1, 0), images),
             "mix_lambda": left,
