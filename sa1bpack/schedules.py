@@ -6,6 +6,7 @@ kept as the numbers at which its value changes, so the largest value is known be
 begins, and equal schedules are equal however they were written.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -179,7 +180,7 @@ class PiecewiseSchedule(Schedule):
 
 
 @checks_options
-class _Curve(Schedule):
+class _Curve(Schedule, ABC):
     """Whole numbers from `first` to `last` over some epochs or steps.
 
     A subclass has `_share`.
@@ -218,9 +219,9 @@ class _Curve(Schedule):
             text += f", multiple={multiple}"
         super().__init__(by, starts.tolist(), values[starts].tolist(), f"{text})")
 
+    @abstractmethod
     def _share(self, passed: np.ndarray) -> np.ndarray:
         """How much of the change has happened after these fractions of the length, float64 (n,)."""
-        raise NotImplementedError
 
 
 class LinearSchedule(_Curve):

@@ -123,10 +123,10 @@ def show(
     written.
     """
     from sa1bpack.export.drawing import PICTURES, write_picture
-    from sa1bpack.export.output import check_output
     from sa1bpack.export.show import draw_samples
+    from sa1bpack.format.manifest import file_to_write
 
-    path = check_output(output, *PICTURES)
+    path = file_to_write("output", output, *PICTURES)
     shown = draw_samples(
         one_or_several(packs),
         samples,

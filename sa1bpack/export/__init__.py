@@ -9,5 +9,4 @@ Modules:
     subject: a sample, with what a picture needs of it: of a dataset or of a batch.
     drawing: PIL: the image under masks, boxes and points; sheets of several, large ones.
     painting: masks on pixels, from exact runs or from bits, with outlines; colours of ids.
-    output: where pictures, pages and figures may be written.
 """

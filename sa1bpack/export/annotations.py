@@ -30,7 +30,6 @@ from sa1bpack.errors import (
     UnknownName,
 )
 from sa1bpack.export.info import attributes_of
-from sa1bpack.export.output import check_output
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     file_digest,
@@ -41,7 +40,7 @@ from sa1bpack.format.files import (
     temporary_beside,
 )
 from sa1bpack.format.layout import NONCANONICAL_BIT
-from sa1bpack.format.manifest import check_shard_name, folder_to_write
+from sa1bpack.format.manifest import check_shard_name, file_to_write, folder_to_write
 from sa1bpack.format.selection import is_selection
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.keywords import checks_options
@@ -393,7 +392,7 @@ def export_coco(
     """
     started = time.perf_counter()
     packed, rows = _chosen(pack, sources, shards, image_ids)
-    result = ExportResult(check_output(output), complete=packed.manifest.complete)
+    result = ExportResult(file_to_write("output", output), complete=packed.manifest.complete)
     ids = [np.empty(0, np.int64)]
     for shard, shard_rows in _by_shard(packed, rows):
         _check_files(shard)

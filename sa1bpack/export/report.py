@@ -28,11 +28,10 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.export.drawing import drawn, file_of, fitted, mask_text, shape_text
 from sa1bpack.export.info import DiskUse, PackInfo, bin_text, histogram, read_info, template
-from sa1bpack.export.output import check_output
 from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_subject
 from sa1bpack.format.files import replace_file
-from sa1bpack.format.manifest import REJECTS_NAME, Manifest, read_manifest
+from sa1bpack.format.manifest import REJECTS_NAME, Manifest, file_to_write, read_manifest
 from sa1bpack.format.problems import Problem, joined, reason_of
 from sa1bpack.format.verify import verify as verify_pack
 from sa1bpack.keywords import checks_options
@@ -348,7 +347,7 @@ def report(
         PosixPath('report.html')
     """
     roots = tuple(paths_of("pack", pack))
-    path = check_output(output, ".html")
+    path = file_to_write("output", output, ".html")
     choice("verify", verify, REPORT_CHECKS)
     check_progress(progress)
     samples = checked_count("samples", samples)

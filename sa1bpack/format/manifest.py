@@ -19,9 +19,9 @@ import msgspec
 from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.accounts import Shortfall, pack_shortfalls
 from sa1bpack.format.arrays import Count, canonical_json, check_version, read_json
-from sa1bpack.format.files import REMEDY, locked, replace_file
+from sa1bpack.format.files import REMEDY, locked, replace_file, temporary_beside
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, AxisLengths, Layout
-from sa1bpack.paths import check_can_be_folder, local_path
+from sa1bpack.paths import check_can_be_folder, local_path, naming
 from sa1bpack.wording import brief, counted
 
 MANIFEST_NAME = "manifest.json"
@@ -223,6 +223,37 @@ def folder_to_write(
     path = local_path(name, value)
     check_can_be_folder(path, choose or f"choose another {name}")
     refuse_in_pack(name, path, itself=itself)
+    return path
+
+
+def file_to_write(name: str, value: str | os.PathLike[str], *suffixes: str) -> Path:
+    """The file that a user gave for an option, to write to. No folder is created for it.
+
+    A result that could not be written is thus refused before it is drawn or measured.
+
+    Args:
+        name: name of the option.
+        value: value of the option. A file that exists will be replaced.
+        suffixes: suffixes of which the path must have one, in lower case; none: any.
+
+    Raises:
+        OptionError: a URL, another suffix, a missing folder, a folder in place of the file, or a
+            path inside a pack, where a check reports every foreign file.
+        OSError: no file can be made there.
+    """
+    path = local_path(name, value)
+    if suffixes and path.suffix.lower() not in suffixes:
+        patterns = " or ".join(f"*{suffix}" for suffix in suffixes)
+        raise OptionError(f"{value}: name it {patterns}")
+    if path.is_dir():
+        raise OptionError(f"{value} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise OptionError(f"{value}: the folder {path.parent} does not exist; create it first")
+    refuse_in_pack(name, path)
+    probe = temporary_beside(path)
+    with naming(path):
+        probe.touch()
+        probe.unlink()
     return path
 
 

@@ -27,9 +27,8 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import Living
 from sa1bpack.loading.batch.spec import BatchSpec, split_regions
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch, SentBatch
-from sa1bpack.loading.cuda import CUDA
+from sa1bpack.loading.cuda import CUDA, keep_maps, pinned_memory
 from sa1bpack.loading.located_batch import LocatedBatch
-from sa1bpack.loading.pinned import keep_maps, pinned_memory
 from sa1bpack.loading.tensors import arrange, batch_views, host_views, split_span
 from sa1bpack.transforms.host import SentNumbers
 from sa1bpack.wording import counted, size_text

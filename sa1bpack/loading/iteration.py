@@ -3,6 +3,7 @@
 import os
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from math import floor
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -131,7 +132,7 @@ def sampler_of(batches: OrderedBatches) -> EpochSampler:
 
 
 @checks_options
-class BaseLoader:
+class BaseLoader(ABC):
     """Loads the batches of a dataset in an order: the base of Loader and PackDataLoader.
 
     Attributes:
@@ -156,9 +157,9 @@ class BaseLoader:
         self.dropped: list[ReadError] = []  # in all epochs
         self._warned: set[str] = set()  # shards with dropped samples
 
+    @abstractmethod
     def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Producer:
         """The producer of these batches, which has not begun yet."""
-        raise NotImplementedError
 
     def _end_epoch(self) -> None:
         """End the current iteration, if any."""

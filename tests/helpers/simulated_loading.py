@@ -17,9 +17,9 @@ from sa1bpack.loading import (
     devices,
     iteration,
     loader,
-    pinned,
     reader_threads,
 )
+from sa1bpack.loading import cuda as runtime
 
 FINALIZERS = "finalizers"  # the threads of a schedule that do the work of objects that are gone
 LATE = ("images", "masks")  # of concatenated bits: the tensors that are part of what was sent
@@ -84,7 +84,7 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
         torch.zeros(1)  # for the first one torch imports modules, whose frames would keep buffers
     modules = (devices, batch_queue, iteration, reader_threads, threads)
     schedule.patch(monkeypatch, *modules)
-    for module in (batch_queue, iteration, pinned):
+    for module in (batch_queue, iteration, runtime):
         monkeypatch.setattr(module, "when_gone", partial(_when_gone, schedule))
     monkeypatch.setattr(loader, "settle", partial(_settle, schedule))
     simulate(monkeypatch, made)
