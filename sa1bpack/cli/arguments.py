@@ -2,7 +2,8 @@
 
 A parameter before `*` is an argument, one after it is an option; its annotation has the type and a
 `Help`, its default is the default. A parameter that is a dataclass stands for its fields, which are
-options, whose help is declared with them (`sa1bpack.options`). The docstring is the description,
+options, whose help is declared with them (`sa1bpack.options`); a dict whose `Help` names such a
+class holds those options that are on the command line. The docstring is the description,
 and from `examples:` on what follows the options in the help.
 """
 
@@ -22,7 +23,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
-    from sa1bpack.options import Declaration
+    from sa1bpack.options import Declaration, Options
 
 # Command, which is also the name of its function → module of this package, line in the help.
 COMMANDS = {
@@ -74,11 +75,14 @@ class Help:
         text: what it does; of a group of declared options, its title.
         metavar: what its value is called.
         choices: the values that it may have.
+        given_of: group of options of which the parameter, a dict, has those that are given; a
+            default is not.
     """
 
     text: str
     metavar: str | None = None
     choices: tuple[str, ...] = ()
+    given_of: "type[Options] | None" = None
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -120,9 +124,14 @@ def _function(command: str) -> Callable[..., int]:
 
 def _run(function: Callable[..., int], values: Mapping[str, Any]) -> int:
     """Call a command with what was parsed; raises OptionError for declared options, too."""
-    parameters = {}
+    parameters: dict[str, Any] = {}
+    hints = get_type_hints(function, include_extras=True)
     for name, kind in get_type_hints(function).items():
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        help = next(iter(get_args(hints[name])[1:]), None)
+        if isinstance(help, Help) and help.given_of is not None:
+            names = [field.name for field in dataclasses.fields(help.given_of)]
+            parameters[name] = {option: values[option] for option in names if option in values}
+        elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
             fields = {field.name: values[field.name] for field in dataclasses.fields(kind)}
             parameters[name] = kind(**fields)
         elif name in values:
@@ -330,10 +339,14 @@ def command_parser(name: str) -> Parser:
     for parameter in inspect.signature(function).parameters.values():
         kind, *extras = get_args(hints[parameter.name])
         help = extras[0]
-        if isinstance(kind, type) and issubclass(kind, Options):
+        options = help.given_of
+        if options is None and isinstance(kind, type) and issubclass(kind, Options):
+            options = kind
+        if options is not None:
             group = parser.add_argument_group(help.text)
-            for option, declaration in declarations(kind).items():
-                _add(group, option, declaration, is_option=True)
+            has_defaults = help.given_of is None
+            for option, declaration in declarations(options).items():
+                _add(group, option, declaration, is_option=True, has_default=has_defaults)
             continue
         declaration = Declaration(
             help.text,
@@ -348,9 +361,16 @@ def command_parser(name: str) -> Parser:
 
 
 def _add(
-    group: argparse._ActionsContainer, name: str, declaration: "Declaration", is_option: bool
+    group: argparse._ActionsContainer,
+    name: str,
+    declaration: "Declaration",
+    is_option: bool,
+    has_default: bool = True,
 ) -> None:
-    """Add one argument, or one option, of a command; bounds are checked when the command runs."""
+    """Add one argument, or one option, of a command; bounds are checked when the command runs.
+
+    An option that is left out is not in the result if it is to have no default.
+    """
     default = declaration.default
     required = default is inspect.Parameter.empty
     kind = declaration.kind
@@ -366,7 +386,7 @@ def _add(
     if is_option:
         words = [_flag(name)]
         details["required"] = required
-        details["default"] = declaration.default
+        details["default"] = declaration.default if has_default else argparse.SUPPRESS
     if name == "output":
         words.insert(0, "-o")
     if kind is bool:

@@ -58,12 +58,18 @@ def pack(
         ),
     ] = False,
     run_options: Annotated[RunOptions, Help("how the run works")],
-    options: Annotated[PackOptions, Help("what decides the bytes (part of the pack's identity)")],
+    options: Annotated[
+        dict[str, Any],
+        Help(
+            "what decides the bytes; left out: as in the pack OUTPUT, if it is one",
+            given_of=PackOptions,
+        ),
+    ],
 ) -> int:
     """Decode SA-1B tars (or extracted folders) once, into shards under OUTPUT that
     are numpy memory maps and Zarr v3 at the same time. Interrupted? Repeat the
     same command: it resumes after the last complete shard. Called later with more
-    tars, it adds them.
+    tars, it adds them, with the options of the pack, which need not be repeated.
 
     A tar may be a URL: https://, s3://, gs://. It is read once, as a stream; no
     copy is kept. Streams that break off are continued where they broke off.
@@ -71,6 +77,7 @@ def pack(
     examples:
       sa1bpack pack '/data/sa_*.tar' --output /data/packed --workers 16
       sa1bpack pack sa_000000.tar --output packed --dry-run
+      sa1bpack pack sa_000001.tar --output packed       # adds a tar
       sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
     from SA-1B's list of links, without keeping the tars:
       sa1bpack pack --links sa1b_links.txt -o packed --workers 16
@@ -94,7 +101,7 @@ def pack(
     on_ray = machines.on_ray(dry_run=dry_run, staging=staging)
     if sum(map(bool, (staging, part, dry_run))) > 1:
         raise OptionError("--part, --staging and --dry-run exclude one another: give one of them")
-    arguments: dict[str, Any] = {**asdict(options), **asdict(run_options)}
+    arguments: dict[str, Any] = options | asdict(run_options)
     call: Callable[..., Any]
     with interrupts_held():  # loads what packing needs
         if on_ray:

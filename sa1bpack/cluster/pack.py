@@ -23,7 +23,13 @@ from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions, PackRequest, RunOptions, check_request
+from sa1bpack.packing.options import (
+    PackOptions,
+    PackRequest,
+    RequestedOptions,
+    RunOptions,
+    check_request,
+)
 from sa1bpack.packing.progress import Progress, unknown_keys_text
 from sa1bpack.packing.publishers import part_publisher
 from sa1bpack.packing.records import PackJob
@@ -94,12 +100,17 @@ def pack_on_ray(
         job = PackJob(parts=len(named), sources=tuple(source.name for source in named))
         publisher.take_part(job, job.sources)
         work = find_work(publisher.ledger, named, run_options.records_md5)
-        check_room(request.output, request.pack_options, run_options, work.new)
+        pack_options = publisher.ledger.options
+        check_room(request.output, pack_options, run_options, work.new)
         counts = _counts(publisher.ledger, work, run_options, progress)
+        if publisher.ledger.taken_options:
+            counts.note(publisher.ledger.taken_options)
         publisher.begin()
         publisher.finish(work.unreadable)
     try:
-        failed = work.unreadable | _pack_sources(address, request, job, work.sources, counts)
+        failed = work.unreadable | _pack_sources(
+            address, request, pack_options, job, work.sources, counts
+        )
     finally:
         counts.close()
     # Once the attempts at tasks that Ray has given up have ended, too.
@@ -139,6 +150,7 @@ def _result(
 def _pack_sources(
     address: str | None,
     request: PackRequest,
+    pack_options: PackOptions,
     job: PackJob,
     sources: Sequence[Source],
     counts: Progress,
@@ -155,7 +167,7 @@ def _pack_sources(
         by_name[source.name] = source
         tasks[source.name] = {
             "output": request.output.absolute(),
-            "pack_options": request.pack_options,
+            "pack_options": pack_options,
             "run_options": run_options,
             "source": source,
             "job": job,
@@ -182,7 +194,7 @@ def pack_source(
     output: Path, pack_options: PackOptions, run_options: RunOptions, source: Source, job: PackJob
 ) -> tuple[PackResult, list[dict[str, str]]]:
     """Pack one source of a job: the task. Returns also the lines of all its rejects."""
-    with part_publisher(output, pack_options) as publisher:
+    with part_publisher(output, RequestedOptions.all_of(pack_options)) as publisher:
         publisher.take_part(job, [source.name])
         work = find_work(publisher.ledger, [source], run_options.records_md5)
         result = run_work(publisher, run_options, work, need_room=[], progress=False)

@@ -8,8 +8,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -44,6 +46,7 @@ from sa1bpack.masks.select import left_out_text
 from sa1bpack.paths import paths_of
 from sa1bpack.wording import brief, counted, printable, size_text
 
+_PACK_OPTIONS = "sa1bpack.packing.options"  # loaded when it is asked for: reading has no packer
 _BINS = 10
 _BINS_A_DECADE = 4
 _REASON = "rejects:"  # begins the keys of counts by reason
@@ -195,6 +198,26 @@ class PackInfo(DiskUse):
         return left_out_text(self.manifest.options, counts, self.manifest.masks)
 
     @property
+    def command(self) -> str | None:
+        """The command that makes such a pack of its tars, to be given as TARS.
+
+        It has the options that are no defaults. None for several packs, and for one whose options
+        this release does not know.
+        """
+        if self.packs:
+            return None
+        root = self.roots[0]
+        flags: str | None = import_module(_PACK_OPTIONS).recorded_text(self.manifest.options, root)
+        if flags is None:
+            return None
+        words = ["sa1bpack pack TARS -o", quote(str(root)), flags]
+        if any(source.md5_checked for source in self.sources):
+            words.append("--md5sums FILE")
+        elif any(source.md5 is not None for source in self.sources):
+            words.append("--md5")
+        return " ".join(filter(None, words))
+
+    @property
     def reasons(self) -> dict[str, int]:
         """Reason → members that were rejected for it."""
         counts = sorted(self.manifest.counts.items())
@@ -242,6 +265,7 @@ class PackInfo(DiskUse):
                 "images": images.tolist(),
             },
             "options": manifest.options,
+            "command": self.command,
             "identity": identity_text(manifest.sources),
             "packed_by": self.packed_by,
             "unknown_keys": self.unknown_keys,

@@ -36,6 +36,7 @@ from sa1bpack.packing.sample import (
 )
 from sa1bpack.packing.source_packer import readers_of
 from sa1bpack.packing.work import find_work, list_sources
+from sa1bpack.progress import report
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import SPOOL_MEMORY, Pair, PairReader, Reject, why_no_pairs
 from sa1bpack.source.tar import BLOCK
@@ -214,8 +215,10 @@ def estimate(
     _check_writable(request.output)
     work = find_work(ledger, list_sources(request), run_options.records_md5)
     Progress(0, run_options.max_rejects, ledger.rejects(), progress=False)  # raises as a run would
-    warm_up(request.pack_options)
-    probe = _Probe(work.new[0] if work.new else None, request.pack_options)
+    if ledger.taken_options:
+        report(ledger.taken_options)
+    warm_up(ledger.options)
+    probe = _Probe(work.new[0] if work.new else None, ledger.options)
     forecast = _forecast(request.output, run_options, work.new, probe)
     return replace(forecast, packed=work.packed_before, unreadable=work.unreadable)
 

@@ -24,7 +24,7 @@ from sa1bpack.format.manifest import (
     make_manifest,
     shard_folders,
 )
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import PackOptions, RequestedOptions
 from sa1bpack.packing.records import (
     EmptyShard,
     PublishedShard,
@@ -56,6 +56,7 @@ class Ledger:
             what is wrong. It is not among `sources`.
         listed: names of the shards that the manifest listed when it was read.
         noted: names of the sources whose records are in notes of parts, not in the manifest.
+        taken_options: a line for the user, if options were left out that the pack has; or "".
     """
 
     def __init__(self, options: PackOptions):
@@ -67,26 +68,31 @@ class Ledger:
         self.shortfalls: dict[str, Shortfall] = {}
         self.listed: set[str] = set()
         self.noted: list[str] = []
+        self.taken_options = ""
 
     @classmethod
-    def load(cls, root: Path, options: PackOptions, only: Set[str] | None = None) -> "Ledger":
+    def load(cls, root: Path, options: RequestedOptions, only: Set[str] | None = None) -> "Ledger":
         """The ledger of what is published in a folder. Writes nothing.
 
         Args:
             root: folder of the pack.
-            options: options of the pack, which the folder must have been packed with.
+            options: options that are asked for. If the folder holds a pack, it must have been made
+                with them, and others are those of the pack.
             only: names of the sources to enter; None: all.
 
         Raises:
             OptionsDiffer: the folder was packed with other options.
+            OptionError: options of a new pack do not go together.
             FormatError: the pack is damaged.
             VersionError: the pack has a newer version.
         """
-        ledger = cls(options)
         listed: tuple[ShardEntry, ...] = ()
-        if (root / MANIFEST_NAME).exists():
+        if not (root / MANIFEST_NAME).exists():
+            ledger = cls(options.of_new_pack())
+        else:
             manifest = read_own_manifest(root)
-            options.check_same(manifest.options, str(root))
+            ledger = cls(options.of_pack(manifest.options, root))
+            ledger.taken_options = options.taken_text(ledger.options)
             listed = manifest.shards
             for record in manifest.sources:
                 if only is None or record["name"] in only:

@@ -42,7 +42,7 @@ from sa1bpack.format.side.spec import (
 )
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions, differences
+from sa1bpack.packing.options import PackOptions, RequestedOptions, differences
 from sa1bpack.packing.pack_folder import locked_folder
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
 from sa1bpack.packing.records import ShardKey, published_shard, read_own_manifest
@@ -138,7 +138,7 @@ def merge(
     union = _Union(root, roots)
     with (
         reporting(progress, "byte") as advance,
-        folder_publisher(root, union.options) as publisher,
+        folder_publisher(root, RequestedOptions.all_of(union.options)) as publisher,
     ):
         missing = union.missing(publisher.ledger)
         before = len(publisher.ledger.shards)

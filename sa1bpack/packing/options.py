@@ -3,8 +3,8 @@
 Those of a pack determine its bytes: all runs into one folder must agree on them.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -33,8 +33,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "compact": {"fit": "native", "pixels": "yuv420", "masks": "runs"},
 }
 
-# Name of an option in a manifest, where that differs → its name here.
+# Name of an option in a manifest, where that differs → its name here; and the other way round.
 _OPTION_OF = {"select": "mask_select"}
+_RECORDED_AS = {name: recorded for recorded, name in _OPTION_OF.items()}
+
+# Options of which None is not a value: it stands for what other options decide.
+_DECIDED_BY_OTHERS = ("fit", "pixels", "masks", "samples_per_shard")
 
 # A tar of 11,186 images makes two shards, or one with the fit "native", whose images are smaller
 # and have one more array. docs/format.md counts the files.
@@ -109,6 +113,10 @@ class PackOptions(MaskRule):
 
     Masks outside the bounds are dropped before capping; the bounds themselves pass. Whole numbers
     may be of any integer type, and are stored as int.
+
+    An object has a value for every option. So `pack(..., **dataclasses.asdict(options))` asks for
+    all of them, and an existing pack must have the same; options that a call leaves out are those
+    of the pack.
 
     Examples:
         >>> sa1bpack.PackOptions(image_size=512, pixels="yuv420").mask_size
@@ -186,10 +194,7 @@ class PackOptions(MaskRule):
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "preset", "plain")  # which changes nothing any more
         if self.samples_per_shard is None:
-            count = SAMPLES_PER_SHARD
-            if self.fit == "native":
-                count = NATIVE_SAMPLES_PER_SHARD
-            object.__setattr__(self, "samples_per_shard", count)
+            object.__setattr__(self, "samples_per_shard", _default_shard_size(self.fit))
         _ = self.layout  # checks what goes with what
 
     @cached_property
@@ -222,14 +227,95 @@ class PackOptions(MaskRule):
         """The options that a manifest records. Raises OptionError if one cannot be used."""
         return cls(**{_OPTION_OF.get(name, name): value for name, value in recorded.items()})
 
-    def check_same(self, recorded: dict[str, Any], where: str) -> None:
-        """Raise OptionsDiffer, naming every difference from what a pack recorded."""
-        lines = [f"{where} holds a pack made with other options:"]
-        for name, theirs, ours in differences(recorded, self.to_json()):
+
+def _default_shard_size(fit: str | None) -> int:
+    return NATIVE_SAMPLES_PER_SHARD if fit == "native" else SAMPLES_PER_SHARD
+
+
+def options_text(options: PackOptions) -> str:
+    """The flags of `sa1bpack pack` that ask for these options, without those of defaults."""
+    preset = "plain"
+    for name, values in PRESETS.items():
+        if all(getattr(options, option) == value for option, value in values.items()):
+            preset = name
+    defaults = PackOptions(preset=preset)
+    words = []
+    if preset != "plain":
+        words.append(f"--preset {preset}")
+    for name in declarations(PackOptions):
+        value = getattr(options, name)
+        default = getattr(defaults, name)
+        if name == "samples_per_shard":
+            default = _default_shard_size(options.fit)
+        if value != default:
+            words.append(f"--{name.replace('_', '-')} {value}")
+    return " ".join(words)
+
+
+@dataclass(frozen=True)
+class RequestedOptions:
+    """The options of a pack that a call asks for; of those that it leaves out, a pack has its own.
+
+    Attributes:
+        named: name of each option that the call has given → its value, checked by itself. A preset
+            stands for its options.
+    """
+
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_call(cls, keywords: Mapping[str, Any]) -> "RequestedOptions":
+        """Those of the keywords of a call. Raises OptionError for a value that cannot be used."""
+        named = {}
+        for name, value in keywords.items():
+            value = declarations(PackOptions)[name].checked(name, value)
+            if value is not None or name not in _DECIDED_BY_OTHERS:
+                named[name] = value
+        if "preset" in named:
+            named = PRESETS[named.pop("preset")] | named
+        return cls(named)
+
+    @classmethod
+    def all_of(cls, options: PackOptions) -> "RequestedOptions":
+        """A request for every one of these options."""
+        return cls.of_call(asdict(options))
+
+    def of_new_pack(self) -> PackOptions:
+        """The options of a pack that does not exist yet: defaults where none is named.
+
+        Raises OptionError for options that do not go together.
+        """
+        return PackOptions(**self.named)
+
+    def of_pack(self, recorded: dict[str, Any], root: Path | str) -> PackOptions:
+        """The options that the pack at `root`, a folder or a URL, has recorded.
+
+        Raises OptionsDiffer, naming every difference, if others are asked for; FormatError if they
+        cannot be used.
+        """
+        options = recorded_options(recorded, root)
+        asked = options.to_json()
+        for name, value in self.named.items():
+            asked[_RECORDED_AS.get(name, name)] = value
+        lines = [f"{root} holds a pack made with other options:"]
+        for name, theirs, ours in differences(recorded, asked):
             lines.append(f"  {name}: the pack has {theirs}, this run asks for {ours}")
-        if len(lines) > 1:
-            lines.append("Repeat the options of the pack, or choose another output folder.")
-            raise OptionsDiffer("\n".join(lines))
+        if len(lines) == 1:
+            return options
+        lines.append(
+            "Leave these options out: without them, a run takes those of the pack. Or choose "
+            "another output folder."
+        )
+        raise OptionsDiffer("\n".join(lines))
+
+    def taken_text(self, options: PackOptions) -> str:
+        """A line for the user, if options of a pack that are no defaults were left out; or ""."""
+        values = asdict(PackOptions())
+        values["samples_per_shard"] = _default_shard_size(options.fit)
+        values.update(self.named)
+        if values == asdict(options):
+            return ""
+        return f"the options are those of the pack: {options_text(options)}"
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -252,7 +338,7 @@ def _worded(name: str, options: dict[str, Any]) -> str:
     return declarations(PackOptions)[name].none if default is None else brief(default)
 
 
-def recorded_options(recorded: dict[str, Any], root: Path) -> PackOptions:
+def recorded_options(recorded: dict[str, Any], root: Path | str) -> PackOptions:
     """The options that a manifest records. Raises FormatError if they cannot be used."""
     try:
         return PackOptions.from_json(msgspec.convert(recorded, dict[str, Any]))
@@ -262,6 +348,15 @@ def recorded_options(recorded: dict[str, Any], root: Path) -> PackOptions:
         ) from None
 
 
+def recorded_text(recorded: dict[str, Any], root: Path) -> str | None:
+    """`options_text` of the options that a manifest records; None if it has not exactly ours."""
+    try:
+        options = recorded_options(recorded, root)
+    except FormatError:
+        return None
+    return options_text(options) if options.to_json() == recorded else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackRequest:
     """What a call asks for, checked as far as that is possible without opening a file.
@@ -269,13 +364,13 @@ class PackRequest:
     Attributes:
         patterns: paths, glob patterns and URLs of sources.
         output: folder of the pack.
-        pack_options: the options that determine its bytes.
+        pack_options: those of the options that determine its bytes which the call names.
         run_options: the others.
     """
 
     patterns: Sequence[str | Path]
     output: Path
-    pack_options: PackOptions
+    pack_options: RequestedOptions
     run_options: RunOptions
 
 
@@ -295,6 +390,6 @@ def check_request(
         output=folder_to_write(
             "output", output, "give a new folder, or that of a pack", itself=False
         ),
-        pack_options=PackOptions(**of_pack),
+        pack_options=RequestedOptions.of_call(of_pack),
         run_options=RunOptions(**of_run),
     )

@@ -31,7 +31,7 @@ from sa1bpack.format.manifest import (
     write_manifest,
 )
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import PackOptions, RequestedOptions
 from sa1bpack.packing.pack_folder import (
     alone_among_parts,
     check_can_hold_pack,
@@ -119,10 +119,14 @@ class Publisher(ShardSink, Protocol):
 
 
 @contextmanager
-def folder_publisher(root: Path, options: PackOptions) -> Iterator["FolderPublisher"]:
+def folder_publisher(root: Path, options: RequestedOptions) -> Iterator["FolderPublisher"]:
     """The publisher of a folder, which is created if it does not exist, and locked in the block.
 
     If the block raises before the folder is a pack, and it was created here, it is removed.
+
+    Args:
+        root: folder of the pack.
+        options: options that are asked for; the others are those of the pack, if there is one.
 
     Raises:
         OutputLocked: another process has locked the folder.
@@ -137,14 +141,14 @@ def folder_publisher(root: Path, options: PackOptions) -> Iterator["FolderPublis
 
 
 @contextmanager
-def part_publisher(root: Path, options: PackOptions) -> Iterator["PartPublisher"]:
+def part_publisher(root: Path, options: RequestedOptions) -> Iterator["PartPublisher"]:
     """The publisher of a part of a job, in a folder that is created if it does not exist.
 
     If the block raises before the folder is a pack, and it was created here, it is removed.
 
     Args:
         root: folder of the pack.
-        options: options of the pack.
+        options: options that are asked for; the others are those of the pack, if there is one.
 
     Raises:
         OutputLocked: `pack` without a part, `finalize`, `repair` or `merge` works on the folder.
@@ -159,7 +163,7 @@ def part_publisher(root: Path, options: PackOptions) -> Iterator["PartPublisher"
             yield PartPublisher(root, ledger, working)
 
 
-def inspect_pack(root: Path, options: PackOptions) -> Ledger:
+def inspect_pack(root: Path, options: RequestedOptions) -> Ledger:
     """The ledger that a run into `root` would find. Writes nothing, and leaves nothing locked.
 
     Raises the same errors as `folder_publisher`.
@@ -289,13 +293,21 @@ class PartPublisher(Publisher):
             sources: names of the sources of the part.
         """
         self._job = job
-        self.ledger = Ledger.load(self.root, self.ledger.options, only=frozenset(sources))
+        taken_options = self.ledger.taken_options
+        options = RequestedOptions.all_of(self.ledger.options)
+        self.ledger = Ledger.load(self.root, options, only=frozenset(sources))
+        self.ledger.taken_options = taken_options
         self._noted_records = dict(self.ledger.sources)
 
     def begin(self) -> None:
-        """Make the folder a pack, and leave the job in it, unless another part has."""
+        """Make the folder a pack, and leave the job in it, unless another part has.
+
+        Raises OptionsDiffer if another part has meanwhile made a pack with other options.
+        """
+        options = self.ledger.options
         with alone_among_parts(self.root):
-            make_pack(self.root, self.ledger.options)
+            make_pack(self.root, options)
+            RequestedOptions.all_of(options).of_pack(read_manifest(self.root).options, self.root)
         if self._job is not None:
             self._job.write(self.root)
         self.shards_dir = self._working.enter_context(working_folder(self.root, of_part=True))

@@ -15,7 +15,7 @@ from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions, RunOptions, check_request, recorded_options
+from sa1bpack.packing.options import PackOptions, RequestedOptions, RunOptions, check_request
 from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
 from sa1bpack.packing.publishers import (
     FolderPublisher,
@@ -151,8 +151,9 @@ def pack(
 ) -> PackResult:
     """Pack SA-1B tars (or extracted folders) into shards under `output`.
 
-    Called again with the same options it resumes after the last complete shard, and adds sources
-    that the pack does not have yet.
+    Called again it resumes after the last complete shard, and adds sources that the pack does not
+    have yet. Options that decide the bytes of a pack, and are left out, are those of the pack that
+    `output` holds; defaults are for a new one.
 
     A source that cannot be read is given up and named in the result's `failed`; the others are
     packed. After an error, what was published stays, and nothing unfinished has a final name.
@@ -174,7 +175,8 @@ def pack(
         OptionError: a value that cannot be used.
         SourceError: no source was found, or the list has no sum for one.
         PackError: the run cannot start or continue: OutputRefused if the disk has no room,
-            OutputLocked, OptionsDiffer, TooManyRejects, or a worker that cannot start.
+            OutputLocked, OptionsDiffer if an option is given that the pack was not made with,
+            TooManyRejects, or a worker that cannot start.
         FormatError: the pack in `output` is damaged.
         MissingPackage: PIL is not installed, or the packages for an object store are not.
         StoreError: the object store of `output` fails.
@@ -358,7 +360,9 @@ def pack_result(
 
 
 def _note_state(ledger: Ledger, counts: Progress) -> None:
-    """Tell the user what a pack lacks, and whether other versions made part of it."""
+    """Tell the user what a pack lacks, and what made it: its options, and other versions."""
+    if ledger.taken_options:
+        counts.note(ledger.taken_options)
     for shortfall in ledger.shortfalls.values():
         counts.note(f"{shortfall}; what is missing is packed again from the tar, if it is given")
     packed_by = versions_in_force()
@@ -433,7 +437,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
     root = local_path("pack", pack)
     manifest = read_own_manifest(root)
     parts_folder = root / PARTS_NAME
-    with folder_publisher(root, recorded_options(manifest.options, root)) as publisher:
+    with folder_publisher(root, RequestedOptions()) as publisher:
         ledger = publisher.ledger
         jobs = read_jobs(root)
         source_notes = read_source_notes(root)

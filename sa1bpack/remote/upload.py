@@ -12,8 +12,9 @@ from the bucket.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -46,7 +47,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import RequestedOptions
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
 from sa1bpack.packing.records import PublishedShard
 from sa1bpack.paths import naming
@@ -66,7 +67,9 @@ _KNOWN = {MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME, SHARDS_NAM
 
 
 @contextmanager
-def bucket_publisher(url: str, staging: Path, options: PackOptions) -> Iterator["BucketPublisher"]:
+def bucket_publisher(
+    url: str, staging: Path, options: RequestedOptions
+) -> Iterator["BucketPublisher"]:
     """The publisher of a pack in a bucket, which continues what the bucket holds.
 
     The working folder of this URL, in `staging`, is locked in the block.
@@ -84,10 +87,15 @@ def bucket_publisher(url: str, staging: Path, options: PackOptions) -> Iterator[
         raise OptionError(f"output is {bucket.url!r}: name a bucket and a folder in it")
     root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
     with _staging_folder(staging), folder_publisher(root, options) as folder:
-        make_pack(root, options)
+        keys = bucket.files()
+        if not (root / MANIFEST_NAME).exists():
+            recorded = _recorded_options(bucket, keys)
+            if recorded is not None:
+                make_pack(root, options.of_pack(recorded, bucket.url))
+        make_pack(root, folder.ledger.options)
         (root / _MARKS).mkdir(exist_ok=True)
         is_new = not (folder.ledger.shards or folder.ledger.sources)
-        manifest = _restore(root, bucket, is_new)
+        manifest = _restore(root, bucket, keys, is_new)
         ledger = Ledger.load(root, options)  # of what was restored, too
         publisher = BucketPublisher(root, ledger, bucket, manifest)
         try:
@@ -239,7 +247,28 @@ class BucketPublisher(FolderPublisher):
         self._bucket.put({path: (file, file_digest(file)) for path, file in files.items()})
 
 
-def _restore(root: Path, bucket: Bucket, is_new: bool) -> bytes | None:
+def _recorded_options(bucket: Bucket, keys: Iterable[str]) -> dict[str, Any] | None:
+    """The options that a pack in a bucket has recorded; None if no part of one is there.
+
+    They are in its manifest, which is uploaded last, and in every shard. A damaged file is left to
+    whoever reads all of it.
+    """
+    paths = set(keys)
+    with suppress(msgspec.DecodeError, KeyError, TypeError):
+        recorded: dict[str, Any]
+        if MANIFEST_NAME in paths:
+            recorded = msgspec.json.decode(bucket.read(MANIFEST_NAME))["options"]
+            return recorded
+        for path in sorted(paths):
+            folder, _, name = path.rpartition("/")
+            if folder.startswith(f"{SHARDS_NAME}/") and name == CHECKSUMS_NAME:
+                metadata = msgspec.json.decode(bucket.read(f"{folder}/{METADATA_NAME}"))
+                recorded = metadata["attributes"]["sa1bpack"]["options"]
+                return recorded
+    return None
+
+
+def _restore(root: Path, bucket: Bucket, keys: Iterable[str], is_new: bool) -> bytes | None:
     """Bring into the working folder what is complete in the bucket, and is not there yet.
 
     Of shards, all but the bytes of the large arrays. Objects of shards that are not complete are
@@ -249,6 +278,7 @@ def _restore(root: Path, bucket: Bucket, is_new: bool) -> bytes | None:
     Args:
         root: the working folder.
         bucket: the bucket's folder.
+        keys: paths of its objects.
         is_new: nothing is in the working folder yet.
 
     Returns:
@@ -258,7 +288,6 @@ def _restore(root: Path, bucket: Bucket, is_new: bool) -> bytes | None:
         OutputRefused: the bucket's folder is not that of a pack.
         Whatever `bucket_publisher` raises.
     """
-    keys = bucket.files()
     tops = {key.partition("/")[0] for key in keys}
     strange = sorted(name for name in tops - _KNOWN if not INDEX_NAME.match(name))
     if strange:

@@ -17,7 +17,7 @@ INTERNAL = {
         "most_samples",
         "took",
     ),
-    "PackOptions": ("as_text", "check_same", "from_json", "keeps_all", "layout", "to_json"),
+    "PackOptions": ("as_text", "from_json", "keeps_all", "layout", "to_json"),
     "ReadingOptions": ("batches", "choices", "layout", "relate"),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),
     "RunBatch": ("ends", "slice"),

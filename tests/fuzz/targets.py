@@ -22,9 +22,10 @@ import numpy as np
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack import PackOptions, errors
+from sa1bpack import errors
 from sa1bpack.format.files import read_checksums
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
+from sa1bpack.packing.options import RequestedOptions
 from sa1bpack.packing.publishers import inspect_pack
 from sa1bpack.pixels.decode import decode_into
 from sa1bpack.pixels.header import read_header
@@ -212,7 +213,7 @@ def _use(root: Path) -> None:
         for problem in sa1bpack.verify(root, quick=not opened).problems:
             assert len(str(problem)) <= MAX_MESSAGE
     with _refusing(errors.FormatError, errors.OptionsDiffer):
-        inspect_pack(root, PackOptions(**SMALL))
+        inspect_pack(root, RequestedOptions(SMALL))
 
 
 def manifest(data: bytes) -> None:
@@ -283,7 +284,7 @@ def rejects(data: bytes) -> None:
     metadata["attributes"]["sa1bpack"] |= changes
     replaced = _pack_with(f"{SHARD}/zarr.json", json.dumps(metadata).encode())
     with replaced as root, _refusing(errors.FormatError):
-        ledger = inspect_pack(root, PackOptions(**SMALL))
+        ledger = inspect_pack(root, RequestedOptions(SMALL))
         assert all(reject["source"] for reject in ledger.rejects())
         assert ledger.manifest(complete=True).counts["rejects"] == len(ledger.rejects())
 

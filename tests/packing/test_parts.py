@@ -16,6 +16,7 @@ from small_tars import SMALL, contents, members, write_tar
 import sa1bpack
 from sa1bpack import FormatError
 from sa1bpack.errors import OutputLocked, OutputRefused
+from sa1bpack.packing.options import RequestedOptions
 from sa1bpack.packing.publishers import part_publisher
 
 
@@ -205,7 +206,7 @@ def test_a_first_finalize_that_fails_between_two_files_leaves_a_pack_that_is_not
 
 
 def test_a_part_that_ends_early_leaves_the_folder_in_which_another_has_begun(root):
-    options = sa1bpack.PackOptions(**SMALL)
+    options = RequestedOptions(SMALL)
     with ExitStack() as other:
         with pytest.raises(KeyboardInterrupt), part_publisher(root, options):
             publisher = other.enter_context(part_publisher(root, options))

@@ -19,7 +19,7 @@ from small_tars import members, write_tar
 
 import sa1bpack
 from sa1bpack import OptionError
-from sa1bpack.errors import NotAPack, OutputRefused, StoreError
+from sa1bpack.errors import NotAPack, OptionsDiffer, OutputRefused, StoreError
 
 OPTIONS = {"workers": 1, "image_size": 64, "mask_size": 32, "samples_per_shard": 2}
 FLAGS = flags_of(OPTIONS)
@@ -103,11 +103,17 @@ def test_a_run_that_failed_is_continued_without_its_staging_folder(
     assert "shards/sa_000000-000/checksums.xxh128" in keys
     proxy.begin()
     shutil.rmtree(tmp_path / "staging")
-    result = upload(sample_tar, tmp_path, "continued")
+    again = {"workers": 1, "staging": tmp_path / "staging"}  # the options are in the shards
+    result = sa1bpack.pack(sample_tar, "s3://packs/continued", **again)
     assert (result.images, result.new_images) == (3, 1)
     assert objects("continued") == files(expected)
     puts = [path for method, path in proxy.requests if method == "PUT"]
     assert puts and not [path for path in puts if "sa_000000-000/" in path]
+    shutil.rmtree(tmp_path / "staging")
+    assert sa1bpack.pack(sample_tar, "s3://packs/continued", **again).packed_before == 1
+    shutil.rmtree(tmp_path / "staging")
+    with pytest.raises(OptionsDiffer, match="image_size: the pack has 64, this run asks for 32"):
+        upload(sample_tar, tmp_path, "continued", image_size=32)
 
 
 # Object → what becomes of the first request that writes it, or reads it back.
