@@ -544,8 +544,11 @@ def repair(
 def _outcome(result: "sa1bpack.RepairResult") -> str:
     verdicts = []
     if damage := len(result.problems) - len(result.extra):
-        outcome = "nothing was written" if result.dry_run else "repaired"
-        outcome = "STILL DAMAGED" if result.left else outcome
+        outcome = "repaired"
+        if result.left:
+            outcome = "STILL DAMAGED"
+        elif result.dry_run:
+            outcome = "nothing was written"
         verdicts.append(f"{counted(damage, 'problem')} found, {outcome}")
     if count := len(result.extra):
         files = counted(count, "file")

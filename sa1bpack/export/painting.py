@@ -113,13 +113,12 @@ class ExactShapes:
         first = self.run_offset[mask]
         last = self.run_offset[mask + 1]
         size = (bottom - top, right - left)
-        edges = (left / across, top / down, right / across, bottom / down)
         bits = draw_window(
             self.run_ends[first:last],
             np.array([0, last - first]),
             self.height,
             self.width,
-            window_map(*edges, size),
+            window_map(left / across, top / down, right / across, bottom / down, size),
             size,
         )
         return Cells(top, left, unpack_bits(bits, size[1])[0])

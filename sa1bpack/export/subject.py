@@ -168,7 +168,9 @@ def image_count(batch: Batch) -> int:
     """Number of samples of a batch. Raises OptionError for one without images."""
     if "images" not in batch:
         keys = ", ".join(map(str, batch))
-        content = f"has {keys}, but no images" if keys else "is an empty dict"
+        content = "is an empty dict"
+        if keys:
+            content = f"has {keys}, but no images"
         raise OptionError(
             f"the batch {content}: pass a batch of a Loader, or sa1bpack.show(ds, rows=[0])"
         )
@@ -258,7 +260,9 @@ def _bits(batch: Batch, rows: Any, count: int) -> np.ndarray:
     masks = _array(batch["masks"][rows])
     if masks.dtype == np.uint8:
         return masks
-    cells = masks if masks.dtype == np.bool_ else masks > 0.5
+    cells = masks
+    if cells.dtype != np.bool_:
+        cells = masks > 0.5
     if cells.shape[2] % 8:  # eight cells in place of each, so that a row is whole bytes
         cells = np.repeat(cells, 8, 2)
     return np.packbits(cells, axis=2, bitorder="little")

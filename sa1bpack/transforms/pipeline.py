@@ -571,7 +571,7 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
         raise OptionError(f"steps is {brief(steps)}: pass a list of steps")
     steps = tuple(steps)
     places = [_place_of(step) for step in steps]
-    known = [place for place in places if place is not None]
+    known = [position for position in places if position is not None]
     pixel_steps = [type(step) for step in steps if not isinstance(step, GeometricStep)]
     mixes = known.count(len(_PLACES) - 1)
     repeats = len(set(pixel_steps)) < len(pixel_steps) or mixes > 1
@@ -586,9 +586,9 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def _place_of(step: Any) -> int | None:
     """The place of a step among the others; None for anything else."""
-    for place, kinds in enumerate(_PLACES):
+    for position, kinds in enumerate(_PLACES):
         if isinstance(step, kinds):
-            return place
+            return position
     return None
 
 

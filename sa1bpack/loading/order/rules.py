@@ -385,7 +385,9 @@ class BatchRules:
         """
         rest = self.cut.rest(epoch, start)
         if not (self.drop_last or self.pad_last) and 0 < rest.left_over < self.world_size:
-            when = "" if self.cut.sizes.constant else f" of epoch {epoch}"
+            when = ""
+            if not self.cut.sizes.constant:
+                when = f" of epoch {epoch}"
             raise OptionError(
                 f"the last batch{when} has "
                 f"{counted(rest.left_over, 'sample')} for {self.world_size} ranks; choose "

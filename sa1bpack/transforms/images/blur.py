@@ -49,11 +49,11 @@ def blurred(images: Tensor, blur: Blur, memory: Memory) -> Tensor:
     device = images.device
     if uses_compiled(device):
         return _blurred_by_kernel(images, blur, memory)
-    weights, kept = sent([blur.weights, blur.kept], device)
-    result: Tensor | None = launch(device, "blur.blur_images", images, weights, kept)
+    weights, covered = sent([blur.weights, blur.kept], device)
+    result: Tensor | None = launch(device, "blur.blur_images", images, weights, covered)
     if result is not None:
         return result
-    return _blurred_with_torch(images, weights, kept)
+    return _blurred_with_torch(images, weights, covered)
 
 
 def _blurred_by_kernel(images: Tensor, blur: Blur, memory: Memory) -> Tensor:
@@ -73,11 +73,11 @@ def _blurred_by_kernel(images: Tensor, blur: Blur, memory: Memory) -> Tensor:
     return out
 
 
-def _blurred_with_torch(images: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
+def _blurred_with_torch(images: Tensor, weights: Tensor, covered: Tensor) -> Tensor:
     """The filter of each axis as a matrix, two products."""
     samples, channels, height, width = images.shape
-    down = _filter_matrix(weights, kept[:, :1], height)
-    across = _filter_matrix(weights, kept[:, 1:], width)
+    down = _filter_matrix(weights, covered[:, :1], height)
+    across = _filter_matrix(weights, covered[:, 1:], width)
     planes = images.transpose(0, 1).reshape(channels * samples, height, width)
     rows = torch.bmm(down.repeat(channels, 1, 1), planes)
     planes = torch.bmm(rows, across.repeat(channels, 1, 1).transpose(1, 2))

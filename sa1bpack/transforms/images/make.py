@@ -61,16 +61,16 @@ class ImageMaker:
         dtype = self.dtype
         if changes.blur is not None:  # which is done to float32
             dtype = torch.float32
-        made = self._sampled(images, stored, frame, changes.colors, dtype)
+        result = self._sampled(images, stored, frame, changes.colors, dtype)
         if changes.blur is not None:
-            made = blurred(made, changes.blur, self._memory)
+            result = blurred(result, changes.blur, self._memory)
             if frame.window is not None:
                 shown = on_device(frame, device).visible(frame.canvas)
-                made.masked_fill_(~shown[:, None], 0)
-        made = made.to(self.dtype)
+                result.masked_fill_(~shown[:, None], 0)
+        result = result.to(self.dtype)
         if changes.erasing is not None:
-            _erase(made, changes.erasing)
-        return made
+            _erase(result, changes.erasing)
+        return result
 
     def _sampled(
         self,

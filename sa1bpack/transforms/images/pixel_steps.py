@@ -6,6 +6,7 @@ of the steps, after the images were moved.
 
 from dataclasses import dataclass, replace
 from math import log
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -208,7 +209,9 @@ class GaussianBlur(PixelStep):
         self.kernel_size = whole_number("kernel_size", kernel_size, 1, MAX_KERNEL)
         if self.kernel_size % 2 == 0:
             raise OptionError(f"kernel_size is {kernel_size}: choose an odd number")
-        limits = (sigma, sigma) if is_number(sigma) else sigma
+        limits: Any = sigma
+        if is_number(sigma):
+            limits = (sigma, sigma)
         self.sigma = as_range("sigma", limits, LEAST, MAX_SIGMA)
         self.p = number("p", p, 0, 1)
 
@@ -273,7 +276,10 @@ class RandomErasing(PixelStep):
         self.p = number("p", p, 0, 1)
         self.scale = as_range("scale", scale, LEAST, 1)
         self.ratio = as_range("ratio", ratio, LEAST, 1 / LEAST)
-        values = as_numbers((value,) * 3 if is_number(value) else value)
+        colour: Any = value
+        if is_number(value):
+            colour = (value,) * 3
+        values = as_numbers(colour)
         if len(values) != 3 or max(map(abs, values)) > MAX_VALUE:
             raise OptionError(
                 f"value is {brief(value)}: choose one number, or three for R, G, B, of "
@@ -285,16 +291,16 @@ class RandomErasing(PixelStep):
     def __call__(self, changes: PixelChanges, frame: Frame, uniform: Uniform) -> PixelChanges:
         """The changes with the rectangles."""
         drawn = uniform(3 + 2 * ERASING_ATTEMPTS)
-        kept = frame.kept(frame.canvas)  # rows and columns
+        covered = frame.kept(frame.canvas)  # rows and columns
         tried = drawn[:, 3:].view(len(drawn), ERASING_ATTEMPTS, 2)
-        area = in_range(tried[..., 0], self.scale) * kept.prod(1, keepdim=True)
+        area = in_range(tried[..., 0], self.scale) * covered.prod(1, keepdim=True)
         logarithms = (log(self.ratio[0]), log(self.ratio[1]))
         ratio = in_range(tried[..., 1], logarithms).exp()
         sides = torch.stack([area * ratio, area / ratio], 2).sqrt().round().long()
-        fits = (sides < kept[:, None]).all(2)
+        fits = (sides < covered[:, None]).all(2)
         first = fits.byte().argmax(1)
         chosen = sides[torch.arange(len(sides), device=sides.device), first]
-        start = (drawn[:, 1:3] * (kept - chosen + 1)).floor().long()
+        start = (drawn[:, 1:3] * (covered - chosen + 1)).floor().long()
         corners = torch.cat([start.flip(1), (start + chosen).flip(1)], 1)
         erases = (drawn[:, 0] < self.p) & fits.any(1)
         boxes = torch.where(erases[:, None], corners, 0)

@@ -27,12 +27,12 @@ def _reflect(position, length):
 
 
 @triton.jit(do_not_specialize=["height", "taps", "down"])
-def _filter(images, weights, kept, out, width, height, taps, down):
+def _filter(images, weights, covered, out, width, height, taps, down):
     """Filter planes, (B * 3, H, W), along their columns if `down` is 1, along their rows if 0."""
     plane, i, j = tile(height, width, ROWS, COLUMNS)
     sample = plane // 3
-    rows = tl.load(kept + sample * 2).to(tl.int32)
-    columns = tl.load(kept + sample * 2 + 1).to(tl.int32)
+    rows = tl.load(covered + sample * 2).to(tl.int32)
+    columns = tl.load(covered + sample * 2 + 1).to(tl.int32)
     on_canvas = (i < height)[:, None] & (j < width)[None, :]
     inside = on_canvas & (i < rows)[:, None] & (j < columns)[None, :]
     source = images + plane * height * width
@@ -47,13 +47,13 @@ def _filter(images, weights, kept, out, width, height, taps, down):
     tl.store(target, tl.where(inside, total, 0.0), mask=on_canvas)
 
 
-def blur_images(images: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
+def blur_images(images: Tensor, weights: Tensor, covered: Tensor) -> Tensor:
     """Blur images, as `transforms.images.blur` does.
 
     Args:
         images: float32 (B, 3, H, W), contiguous.
         weights: float32 (B, k), k odd: the filter of either axis.
-        kept: int64 (B, 2), rows and columns that an image covers.
+        covered: int64 (B, 2), rows and columns that an image covers.
 
     Returns:
         float32 (B, 3, H, W), zero beyond them.
@@ -63,7 +63,7 @@ def blur_images(images: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
         return out
     samples, channels, height, width = images.shape
     rows = torch.empty_like(images)
-    kept = kept.contiguous()
+    covered = covered.contiguous()
     weights = weights.contiguous()
     taps = weights.shape[1]
     tiles = triton.cdiv(height, ROWS.value) * triton.cdiv(width, COLUMNS.value)
@@ -72,7 +72,7 @@ def blur_images(images: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
         _filter[grid](
             source,
             weights,
-            kept,
+            covered,
             target,
             width,
             height,
