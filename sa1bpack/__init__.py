@@ -9,7 +9,7 @@
 What to call; `help(sa1bpack.NAME)` has the options and the rest:
 
 - make a pack: pack, estimate; on several machines pack_part, finalize; merge
-- check and look: verify, repair, info, show, report, bench
+- check and look: verify, repair, info, show, report, explore, bench
 - read: open → Dataset: ds[i], where, split, metadata, column, save_selection
 - one tar, no pack: TarDataset, IterableTarDataset
 - train: Loader; make_dataloader, or torch's DataLoader with Collate (options of the first two:

@@ -14,6 +14,7 @@ from sa1bpack.errors import FormatError as FormatError
 from sa1bpack.errors import LoaderError as LoaderError
 from sa1bpack.errors import OptionError as OptionError
 from sa1bpack.errors import ReadError as ReadError
+from sa1bpack.exploring.explore import explore as explore
 from sa1bpack.export.annotations import ExportResult as ExportResult
 from sa1bpack.export.annotations import export_coco as export_coco
 from sa1bpack.export.annotations import export_sa1b as export_sa1b

@@ -28,6 +28,8 @@ assert sa1bpack.verify("packed").ok
 with sa1bpack.Loader(sa1bpack.open("packed"), 2, max_masks=8) as loader:
     assert next(iter(loader))["images"].shape == (2, 1024, 1024, 3)
 assert sa1bpack.report("packed", "report.html", samples=1).ok
+with sa1bpack.explore("packed", port=0) as page:  # which reads the files of the page
+    assert "token=" in page.url
 """
 
 

@@ -53,9 +53,10 @@ ALLOWED = {
     "adapters": BASE | {"format", "masks", "dataset", "loading", "transforms"},
     "raw": BASE | CODECS | {"packing", "dataset", "loading"},
     "export": BASE | CODECS | {"packing", "dataset", "raw"},
+    "exploring": BASE | CODECS | {"dataset", "export"},
     "measuring": BASE | {"format", "disk", "dataset", "loading", "adapters"},
-    "cli": BASE | CODECS | {"disk", "packing", "export", "dataset", "deriving", "measuring",
-                            "cluster", "__init__"},
+    "cli": BASE | CODECS | {"disk", "packing", "export", "exploring", "dataset", "deriving",
+                            "measuring", "cluster", "__init__"},
     "__main__": {"cli", "interrupts"},
     # Everything lazily, by name: its own table holds it as text.
     "__init__": {"lazy"},

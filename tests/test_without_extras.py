@@ -9,7 +9,8 @@ from commands import python
 
 import sa1bpack
 
-EXTRAS = "remote", "cluster", "raw", "deriving", "export", "measuring", "adapters", "cli"
+EXTRAS = "remote", "cluster", "raw", "deriving", "export", "exploring", "measuring", "adapters"
+EXTRAS += ("cli",)
 # Packs, verifies, reads and loads in a copy of the package; then names URLs.
 PROGRAM = """
 import sys

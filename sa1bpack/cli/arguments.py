@@ -37,6 +37,7 @@ COMMANDS = {
     "info": ("reading", "show what is in a pack, or what this machine has"),
     "show": ("reading", "draw samples of a pack with their masks, as a PNG"),
     "report": ("reading", "write a report on a pack, as an HTML page"),
+    "explore": ("reading", "serve a page to look at a pack, with filters and selections"),
     "derive": ("reading", "compute an array per image or per mask, such as embeddings"),
     "bench": ("reading", "measure this machine with a pack: memory, disk, device, loaders"),
 }
@@ -49,11 +50,14 @@ _OTHER_NAMES = {"duration": "--seconds"}
 _ALSO_CALLED = {
     "check": "verify",
     "convert": "pack",
+    "browse": "explore",
     "draw": "show",
     "filter": "subset",
     "join": "merge",
     "select": "subset",
+    "serve": "explore",
     "stats": "info",
+    "view": "explore",
 }
 
 _OUTPUT = "-o/--output"  # as argparse names it

@@ -1,4 +1,4 @@
-"""`sa1bpack info`, `show`, `report`, `bench`, `subset`, `export`, `derive`: packs are used."""
+"""The commands that use packs: `info`, `show`, `report`, `explore`, `bench`, `subset` and more."""
 
 import json as json_text
 import os
@@ -198,6 +198,58 @@ def report(
         text += ", NOT COMPLETE"
     say(text)
     return exits.OK if result.ok else exits.FAILED
+
+
+def explore(
+    packs: Annotated[
+        list[str],
+        Help("folders of packs, quoted globs, or one selection of `sa1bpack subset`", "PACK"),
+    ],
+    *,
+    port: Annotated[
+        int | None,
+        Help(
+            "port to listen at; 0 is a free one (default: 8711, or a free one if that is in use)",
+            "N",
+        ),
+    ] = None,
+    host: Annotated[
+        str, Help("address to listen at; another than the default lets other machines in", "HOST")
+    ] = "127.0.0.1",
+    folder: Annotated[str, Help("where the page saves selections", "FOLDER")] = ".",
+) -> int:
+    """Serve a page to look at a pack, until Ctrl-C: thumbnails of all images, one
+    image large with the exact outlines of its masks, their numbers and features,
+    histograms with sliders, conditions, and selections saved as files. Open the
+    address that is printed, in a browser on this machine.
+
+    examples:
+      sa1bpack explore /data/packed
+      sa1bpack explore '/data/packs/*' --folder /data/selections
+      sa1bpack explore many.sel    # what `sa1bpack subset`, or the page, saved
+
+    The pack is on another machine? Forward a port, and open the printed address
+    here:
+      ssh -tL 8711:localhost:8711 MACHINE sa1bpack explore /data/packed --port 8711
+
+    Nobody is let in without the token in the address: other users of this machine
+    are not, either. With --host 0.0.0.0, whoever has the address can look from
+    other machines; HTTP is not encrypted, the tunnel above is.
+
+    A filter looks through all shards of the pack, once, and the page shows what is
+    found so far. Histograms are those of some 20,000 images in at most 64 shards,
+    and the page says which. Nothing is written but selections, into --folder.
+    """
+    paths = one_or_several(packs)
+    with sa1bpack.explore(paths, host=host, port=port, folder=folder) as page:
+        for note in page.notes:
+            warn(note)
+        say(f"{page.url}\nCtrl-C ends it; selections are saved in {page.folder}")
+        try:
+            page.wait()
+        except KeyboardInterrupt:  # the way to end it
+            interrupts.forget()
+    return exits.OK
 
 
 def bench(

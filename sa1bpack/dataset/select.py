@@ -15,6 +15,7 @@ import logging
 import operator
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -258,6 +259,7 @@ def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
     Raises:
         OptionError: the condition is neither bools nor a function that returns them.
     """
+    fulfils: Callable[[Columns], np.ndarray]
     if isinstance(condition, str):
         fulfils = parse_condition(condition)
     elif callable(condition):
@@ -286,8 +288,37 @@ def _of_user(condition: Callable[[Columns], np.ndarray], columns: Columns) -> np
     return bools
 
 
-def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
-    """The function of `Dataset.where` for a condition: columns of k samples → bool (k,).
+@dataclass(frozen=True)
+class Condition:
+    """A condition as text: a number of each sample, compared with a constant.
+
+    Attributes:
+        name: one of NUMBERS; of masks, one of MASK_NUMBERS.
+        reduce: how the number of masks becomes one of a sample, a key of REDUCTIONS; None: it is
+            one of the sample itself.
+        sign: a key of SIGNS.
+        number: the constant.
+    """
+
+    name: str
+    reduce: str | None
+    sign: str
+    number: int | float
+
+    def __call__(self, columns: Columns) -> np.ndarray:
+        """bool (k,): which of the k samples of the columns fulfil it."""
+        if self.reduce is None:
+            return self.holds(columns[self.name])
+        return self.holds(columns.reduced(self.name, self.reduce))
+
+    def holds(self, values: np.ndarray) -> np.ndarray:
+        """bool (k,): which of k values of the number fulfil it."""
+        fulfilled: np.ndarray = SIGNS[self.sign](values, self.number)
+        return fulfilled
+
+
+def parse_condition(text: str) -> Condition:
+    """The condition of `Dataset.where` that a text says.
 
     Raises OptionError, naming what there is, for a text that is not a condition.
     """
@@ -297,16 +328,14 @@ def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
             f"where is {brief(text)}: write NAME SIGN NUMBER, such as 'mask_count >= 10' or "
             f"'max(area) > 100000'; a sign is one of {' '.join(SIGNS)}"
         )
-    compare = SIGNS[match["sign"]]
     digits = match["number"].replace("_", "")
     number = int(digits) if digits.lstrip("+-").isdigit() else float(digits)
     name = match["name"]
     mask = match["mask"]
-    reduce = match["reduce"]
     if name in NUMBERS:
-        return lambda columns: compare(columns[name], number)
+        return Condition(name, None, match["sign"], number)
     if mask in MASK_NUMBERS:
-        return lambda columns: compare(columns.reduced(mask, reduce), number)
+        return Condition(mask, match["reduce"], match["sign"], number)
     raise OptionError(
         f"where is {brief(text)}: {brief(mask or name)} is not a number of a sample: it has "
         f"{', '.join(NUMBERS)}, and {', '.join(REDUCTIONS)} of {', '.join(MASK_NUMBERS)}"

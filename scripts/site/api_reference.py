@@ -12,7 +12,7 @@ TOP = {
         "estimate", "verify", "repair", "RepairResult", "merge", "MergeResult", "export_sa1b",
         "export_coco", "ExportResult",
     ]),
-    "looking": ("Looking", ["info", "show", "report"]),
+    "looking": ("Looking", ["info", "show", "report", "explore"]),
     "reading": ("Reading", ["open", "Dataset", "TarDataset", "IterableTarDataset"]),
     "order": ("Order and schedules", [
         "SequentialOrder", "ShuffleOrder", "LocalShuffleOrder", "NodeShuffleOrder", "WeightedOrder",
@@ -27,7 +27,9 @@ TOP = {
 # What functions of a page return, and nobody makes.
 RESULTS = {
     "packing": ["packing.estimate.Forecast", "format.problems.Report", "format.problems.Problem"],
-    "looking": ["export.info.PackInfo", "export.report.ReportResult"],
+    "looking": [
+        "export.info.PackInfo", "export.report.ReportResult", "exploring.explore.Explorer",
+    ],
     "reading": ["dataset.dataset.SampleInfo"],
     "loading": [
         "adapters.dataloader.PackDataLoader", "loading.plans.LoadingPlan",
