@@ -66,7 +66,7 @@ _FIRST_STEPS = """\
 first steps:
   sa1bpack pack sa_000000.tar -o packed    # again: resumes, or adds tars
   sa1bpack verify packed
-  sa1bpack show packed -o sheet.png        # look at it before you train
+  sa1bpack show packed                     # sheet.png: look before you train
 
 """
 

@@ -16,7 +16,7 @@ from sa1bpack.cli.exits import say, say_json, warn
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import Thresholds
-from sa1bpack.options import MASK_LAYOUTS, REPORT_CHECKS
+from sa1bpack.options import BENCH_MASKS, MASK_LAYOUTS, REPORT_CHECKS
 from sa1bpack.wording import brief, counted
 
 
@@ -73,7 +73,7 @@ def show(
     *,
     output: Annotated[
         str, Help("the picture, *.png or *.jpg; an existing file is replaced", "FILE.png")
-    ],
+    ] = "sheet.png",
     samples: Annotated[
         int | None, Help("number of random samples, 1 to 400 (default: 12, with --large 1)", "N")
     ] = None,
@@ -102,7 +102,7 @@ def show(
     from another image are easy to see.
 
     examples:
-      sa1bpack show /data/packed -o sheet.png    # 12 random ones
+      sa1bpack show /data/packed    # 12 random ones, into sheet.png
       sa1bpack show /data/packed -o sheet.png --samples 40 --seed 7
       sa1bpack show /data/packed -o sheet.png --image-id 5 6 2    # in this order
       sa1bpack show /data/packed -o one.png --image-id 5 --large
@@ -257,6 +257,14 @@ def bench(
     *,
     device: Annotated[str, Help("where batches go: cpu or cuda", "DEVICE")] = "cpu",
     batch_size: Annotated[int, Help("samples per batch", "N")] = 32,
+    mask_format: Annotated[
+        str,
+        Help(
+            "what is read of the masks: as in sa1bpack.open, or none; without stored bits, bits "
+            "are drawn from the runs",
+            choices=BENCH_MASKS,
+        ),
+    ] = "bits",
     mask_layout: Annotated[
         str, Help("layout of the masks in a batch, as in Loader", choices=MASK_LAYOUTS)
     ] = "padded",
@@ -283,6 +291,7 @@ def bench(
     examples:
       sa1bpack bench /data/packed --device cuda --batch-size 16
       sa1bpack bench /data/packed --device cuda --batch-size 16 --sweep
+      sa1bpack bench /data/packed --mask-format runs     # or none: pixels alone
 
     Nothing else should run meanwhile. Dropping pages slows down other programs
     that read the pack, and nothing else.
@@ -291,6 +300,7 @@ def bench(
         pack,
         device=device,
         batch_size=batch_size,
+        mask_format=mask_format,
         mask_layout=mask_layout,
         max_masks=max_masks,
         duration=seconds,

@@ -3,11 +3,12 @@
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, number, whole_number
+from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, choice, number, whole_number
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.disk.direct import SHARE_OF_MEMORY, direct_obstacle
 from sa1bpack.disk.page_cache import drop_pages
 from sa1bpack.environment import available_cpus, memory_bytes
@@ -20,9 +21,10 @@ from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
+from sa1bpack.options import BENCH_MASKS
 from sa1bpack.paths import local_path
 from sa1bpack.progress import Advance, ProgressOption, check_progress, reporting
-from sa1bpack.wording import counted, size_text
+from sa1bpack.wording import brief, counted, size_text
 
 # So many tell how much the same setting differs from itself.
 ROUNDS = 3
@@ -166,6 +168,8 @@ def compare_settings(
     usual = ReadingOptions()
     options = {key: value for key, value in task.options.items() if value != getattr(usual, key)}
     lines = {}
+    if task.mask_format != "bits":
+        lines["open"] = f"ds = sa1bpack.open({str(task.pack)!r}, mask_format={task.mask_format!r})"
     for setting in (best, best_workers):
         lines[setting.reader] = setting.call(options, task.device)
     return comparisons.sweeps, lines
@@ -312,16 +316,26 @@ class BenchResult:
     """Result of `bench`.
 
     Attributes:
+        pack: its folder.
+        samples: number of its samples.
+        sample_bytes: bytes of a sample in large files that are read, on average: of its pixels and
+            of its masks, whose part is `mask_bytes`.
+        image_format, mask_format: what is read of them, in words.
+        batch_size, cores, device: what it was measured with.
         lines: loader → "cold" and "warm" → Speed.
         remaining_share: fraction of the pack that was in the page cache after its pages were
             dropped.
         sweeps: with `sweep`, the comparisons of settings.
-        settings: with `sweep`, loader → the line of Python that makes it with the best settings.
+        settings: with `sweep`, loader → the line of Python that makes it with the best settings;
+            before them, "open" → the line that opens the pack, if it has options.
     """
 
     pack: str
     samples: int
     sample_bytes: float
+    mask_bytes: float
+    image_format: str
+    mask_format: str
     batch_size: int
     cores: int
     device: str
@@ -349,8 +363,10 @@ class BenchResult:
                 rows.append((name, size_text(speed), f"{speed / self.sample_bytes:,.0f}"))
         head = ("loader", "cold", "of ceiling", "warm", "of ceiling", "host", "device")
         lines = [
-            f"{self.pack}: {counted(self.samples, 'sample')} of {size_text(self.sample_bytes)} "
-            f"(pixels and stored mask bits), batches of {self.batch_size}",
+            f"{self.pack}: {counted(self.samples, 'sample')} of {size_text(self.sample_bytes)}, "
+            f"batches of {self.batch_size}",
+            f"pixels: {size_text(self.sample_bytes - self.mask_bytes)}, {self.image_format}",
+            f"masks: {size_text(self.mask_bytes)}, {self.mask_format}",
             f"{counted(self.cores, 'core')}, {size_text(memory_bytes())} of memory, {self.device}",
             "",
             *_table(rows),
@@ -360,7 +376,7 @@ class BenchResult:
         lines += [
             "",
             *_table([head, *map(self._row, self.lines)]),
-            "cold, warm: samples/s; host, device: memory",
+            "cold: samples/s from the disk; warm: from memory; host, device: memory that is taken",
         ]
         least = min((line["cold"] for line in self.lines.values()), key=lambda cold: cold.seconds)
         if least.seconds < _LEAST_SECONDS:
@@ -407,11 +423,47 @@ class BenchResult:
         return f"{speed.samples_per_second * self.sample_bytes / ceiling:.2f}"
 
 
-def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
-    """The ceilings, and the bytes of pixels and mask bits of a sample; `duration` seconds each."""
+def _image_format(ds: Dataset) -> str:
+    """What is read of the images of a pack, in words."""
+    layout = ds.layout
+    side = layout.image_size
+    sizes = {
+        "pad": f"on a square of {side}",
+        "squash": f"scaled to a square of {side}",
+        "native": f"longer side {side}, without padding",
+    }
+    return f"{layout.pixels}, {sizes[layout.fit]}"
+
+
+def _mask_format(ds: Dataset, mask_format: str) -> str:
+    """What is read of the masks of a pack, and made of it, in words."""
+    if mask_format == "none":
+        return "none read"
+    spec = ds.spec.masks
+    grid = f"{spec.size} x {spec.size}"
+    texts = {
+        "bits": f"stored bits of {grid}",
+        "drawn": f"exact runs, from which {grid} cells are drawn",
+        "runs": "exact runs, as they are",
+    }
+    return texts[spec.source]
+
+
+def measure_ceilings(
+    task: Task, duration: float, *, with_masks: bool = True
+) -> tuple[Ceilings, float, float]:
+    """The ceilings; bytes of a sample in large files; those of its masks among them.
+
+    Args:
+        task: the task.
+        duration: seconds for each ceiling.
+        with_masks: masks are read, not only pixels.
+    """
     ds = task.open()
-    spans = large_spans(ds, some_samples(ds, _MOST_SAMPLES, _MOST_SHARDS))
+    indices = some_samples(ds, _MOST_SAMPLES, _MOST_SHARDS)
+    spans = large_spans(ds, indices, with_masks=with_masks)
     sample_bytes = sum(count for sample in spans for _, _, count in sample) / len(spans)
+    mask_bytes = sum(count for sample in spans for _, _, count in sample[1:]) / len(spans)
     memory = memory_ceiling(available_cpus(), duration)
     disk = None
     why = direct_obstacle(Path(spans[0][0][0])) or ""
@@ -431,15 +483,31 @@ def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
     device = None
     if index is not None:
         device = device_ceiling(index, _DEVICE_BYTES, duration)
-    return Ceilings(memory, disk, device, why), sample_bytes
+    return Ceilings(memory, disk, device, why), sample_bytes, mask_bytes
 
 
-@checks_options(masks="mask_layout")
+def _task(path: Path, device: str, options: dict[str, Any], mask_format: str) -> Task:
+    """The task that is measured. Raises OptionError for options that do not fit it."""
+    choice("mask_format", mask_format, BENCH_MASKS)
+    ReadingOptions(**options)  # checks them
+    if mask_format == "none":
+        if options["max_masks"]:
+            most = brief(options["max_masks"])
+            raise OptionError(f"max_masks is {most}: leave it out with the mask_format none")
+        options = options | {"max_masks": 0}
+        mask_format = "bits"
+    task = Task(path, device, options, mask_format=mask_format)
+    Loader(task.open(), 1, device=device, **options).close()
+    return task
+
+
+@checks_options(masks="mask_format")
 def bench(
     pack: str | Path,
     *,
     device: str = "cpu",
     batch_size: int = 32,
+    mask_format: str = "bits",
     mask_layout: str = "padded",
     max_masks: int | None = None,
     duration: float = 5.0,
@@ -452,6 +520,8 @@ def bench(
         pack: folder of a pack.
         device: "cpu" or "cuda".
         batch_size, mask_layout, max_masks: options of both loaders.
+        mask_format: what they read of the masks: "bits", "bool" or "runs", as in `sa1bpack.open`,
+            of which the first two are drawn from runs if the pack has no bits; or "none".
         duration: seconds per measurement: three of ceilings, six of loaders, and three of each
             setting that is compared.
         sweep: compare settings as well: threads, io and prefetch of a Loader, half and twice the
@@ -480,10 +550,10 @@ def bench(
     batch_size = whole_number("batch_size", batch_size, 1)
     duration = number("duration", duration, LEAST_SECONDS, MAX_SECONDS)
     options: dict[str, Any] = {"mask_layout": mask_layout, "max_masks": max_masks}
-    ReadingOptions(**options)  # checks them
+    task = _task(path, device, options, mask_format)
     open_device(device)
-    cold = Task(path, device, options, cold=True)
-    warm = Task(path, device, options)
+    cold = replace(task, cold=True)
+    warm = task
     settings = {"Loader": Setting("Loader", batch_size)}
     for workers in _WORKERS:
         name = f"DataLoader, {counted(workers, 'worker')}"
@@ -491,16 +561,23 @@ def bench(
     with reporting(progress, "measurement") as advance:
         measurements = Measurements(advance, total=1 + 2 * len(settings))
         measurements.begin("ceilings")
-        ceilings, sample_bytes = measure_ceilings(cold, duration)
+        ceilings, sample_bytes, mask_bytes = measure_ceilings(
+            cold, duration, with_masks=mask_format != "none"
+        )
+        ds = cold.open()
         result = BenchResult(
             pack=str(path),
-            samples=len(cold.open()),
+            samples=len(ds),
             sample_bytes=sample_bytes,
+            mask_bytes=mask_bytes,
+            image_format=_image_format(ds),
+            mask_format=_mask_format(ds, mask_format),
             batch_size=batch_size,
             cores=available_cpus(),
             device=CUDA.name_of(device),
             ceilings=ceilings,
         )
+        del ds  # maps keep pages
         for name, setting in settings.items():
             measurements.begin(f"{name}, cold")
             cold.prepare()

@@ -199,9 +199,13 @@ def _request(file: int, begin: int, count: int, block: int) -> tuple[int, ...]:
     return file, begin - before, -(-needed // block) * block, 0, needed
 
 
-def large_spans(ds: Dataset, indices: np.ndarray) -> Spans:
-    """The spans of some samples of a dataset, int64 (n,). Raises FormatError as reading does."""
+def large_spans(ds: Dataset, indices: np.ndarray, *, with_masks: bool = True) -> Spans:
+    """The spans of some samples of a dataset, int64 (n,): its image, then its bits or its runs.
+
+    Raises FormatError as reading does.
+    """
     layout = ds.layout
+    reads_bits = ds.spec.masks.source == "bits"
     spans = []
     arrays = {spec.name: spec for spec in layout.arrays}
     numbers, local, first, stop = (array.tolist() for array in ds.locate_many(indices))
@@ -216,9 +220,15 @@ def large_spans(ds: Dataset, indices: np.ndarray) -> Spans:
         if layout.flat:
             begin, end = shard.arrays["image_offset"][row : row + 2].tolist()
         sample = [(shard.path("image"), begin, end - begin)]
-        if "mask_bits" in arrays:
+        if with_masks and reads_bits:
             row_bytes = arrays["mask_bits"].row_bytes
             nbytes = (mask_stop - first_mask) * row_bytes
             sample.append((shard.path("mask_bits"), first_mask * row_bytes, nbytes))
+        elif with_masks:
+            row_bytes = arrays["run_ends"].row_bytes
+            offsets = shard.arrays["run_offset"]
+            begin = int(offsets[first_mask]) * row_bytes
+            end = int(offsets[mask_stop]) * row_bytes
+            sample.append((shard.path("run_ends"), begin, end - begin))
         spans.append(sample)
     return spans

@@ -37,6 +37,7 @@ class Task:
         pack: folder of the pack.
         device: device of the batches.
         options: options of both loaders: mask_layout, max_masks.
+        mask_format: as in `sa1bpack.open`.
         cold: pages are dropped before each measurement, and no sample is read twice; otherwise as
             many samples as fit into a part of the memory are read again and again.
     """
@@ -45,6 +46,7 @@ class Task:
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)
     cold: bool = False
+    mask_format: str = "bits"
 
     def files(self) -> list[Path]:
         """All files of the pack."""
@@ -52,7 +54,7 @@ class Task:
 
     def open(self) -> Dataset:
         """The samples that are read."""
-        ds: Dataset = open_pack(self.pack, duplicates="all")
+        ds: Dataset = open_pack(self.pack, duplicates="all", mask_format=self.mask_format)
         most = min(_WARM_BYTES, int(_WARM_SHARE * memory_bytes()))
         if self.cold or dataset_bytes(ds) <= most:
             return ds

@@ -51,7 +51,7 @@ WRITTEN = "the following arguments are required: -o/--output, which names what i
         ("pack a.tar -o x -j 2", "-j; see `sa1bpack pack --help`"),
         ("show a --mi 3", "--mi: is --min-area or --min-iou or --min-stability meant? See"),
         ("verify --packs a", "--packs: PACK is given without a flag; see"),
-        ("bench a --masks padded", "--masks: is --mask-layout meant? See"),
+        ("bench a --masks padded", "--masks: is --mask-format or --mask-layout meant? See"),
         ("--verison", "--verison: is --version meant? See `sa1bpack --help`"),
         ("pakc a.tar", "command 'pakc': is pack meant? See `sa1bpack --help`\n"),
         ("Pack a.tar", "command 'Pack': is pack meant?"),

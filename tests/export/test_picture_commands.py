@@ -9,7 +9,7 @@ from system import without_privileges
 import sa1bpack
 
 
-def test_show_writes_the_picture_that_the_call_returns(small_pack, tmp_path, command):
+def test_show_writes_the_picture_that_the_call_returns(small_pack, tmp_path, command, monkeypatch):
     out = tmp_path / "sheet.png"
     code, said, _ = command("show", small_pack, "-o", out, "--samples", 3, "--seed", 4)
     expected = sa1bpack.show(small_pack, samples=3, seed=4)
@@ -20,6 +20,10 @@ def test_show_writes_the_picture_that_the_call_returns(small_pack, tmp_path, com
     with Image.open(out) as picture:
         assert picture.width == 1600
     assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
+    out.unlink()
+    monkeypatch.chdir(tmp_path)
+    code, said, _ = command("show", small_pack, "--row", 1)
+    assert code == 0 and said.startswith("sheet.png: ") and out.exists()
 
 
 def test_damage_is_named_and_sets_the_exit_code(own_pack, tmp_path, command):

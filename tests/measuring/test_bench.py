@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import page_cache
 import pytest
+from small_tars import members, write_tar
 
 import sa1bpack
 from sa1bpack import OptionError, bench
@@ -99,6 +100,41 @@ def test_a_benchmark_has_every_line(packed):
     assert "disk: not measured: there is no disk" in result.as_text()
 
 
+def test_what_is_read_of_the_masks_is_said_and_counted(packed):
+    """The bytes of a sample are those of what `sa1bpack.open` gives of it."""
+    said = {}
+    for form in ("bool", "runs", "none"):
+        result = bench(packed.root, batch_size=4, duration=0.01, mask_format=form)
+        ds = open_pack(packed.root, mask_format="runs")
+        images = sum(sample["image"].nbytes for sample in ds) / len(ds)
+        runs = sum(sample["run_ends"].nbytes for sample in ds) / len(ds)
+        assert result.sample_bytes - result.mask_bytes == pytest.approx(images)
+        if form == "runs":
+            assert result.mask_bytes == runs > 0
+        if form == "none":
+            assert result.mask_bytes == 0
+        pixels, masks = result.as_text().splitlines()[1:3]
+        assert pixels.endswith(f" kB, rgb, on a square of {ds.layout.image_size}")
+        said[form] = masks.partition(", ")[2]
+    size = ds.layout.mask_size
+    assert said == {
+        "bool": f"stored bits of {size} x {size}",
+        "runs": "exact runs, as they are",
+        "none": "none read",
+    }
+
+
+def test_bits_of_a_pack_without_bits_are_drawn_from_runs_whose_bytes_count(tmp_path):
+    tar = write_tar(tmp_path / "sa_0.tar", members(range(3)))
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, preset="compact", image_size=64, mask_size=16)
+    result = bench(tmp_path / "pack", batch_size=2, duration=0.01)
+    ds = open_pack(tmp_path / "pack", mask_format="runs")
+    assert result.mask_bytes == sum(sample["run_ends"].nbytes for sample in ds) / len(ds)
+    text = result.as_text()
+    assert "yuv420, longer side 64, without padding" in text
+    assert "exact runs, from which 16 x 16 cells are drawn" in text
+
+
 def test_spans_are_the_bytes_of_the_samples_and_reading_them_counts_them(packed, direct_folder):
     ds = open_pack(packed.root)
     spans = large_spans(ds, np.arange(len(ds)))
@@ -142,6 +178,9 @@ def test_the_ceiling_of_a_device_is_that_of_copies_from_pinned_memory(cuda, monk
         ({"mask_layout": "none"}, "mask_layout is 'none'"),
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"max_masks": -1}, "max_masks is -1"),
+        ({"mask_format": "rle"}, "mask_format is 'rle': choose one of bits, bool, runs, none"),
+        ({"mask_format": "none", "max_masks": 5}, "max_masks is 5: leave it out"),
+        ({"mask_format": "runs", "mask_layout": "padded_bits"}, "runs"),
         ({"duration": -1}, "duration is -1"),
         ({"pack": "manifest.json"}, "a file: name the folder of a pack"),
     ],
