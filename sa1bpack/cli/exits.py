@@ -60,6 +60,11 @@ _CODES = {
 ERRORS = (errors.Sa1bpackError, OSError, MemoryError, KeyboardInterrupt, Terminated)
 
 
+def code_if(succeeded: bool) -> int:
+    """The exit code of work that was done: OK, or FAILED if its result is bad."""
+    return OK if succeeded else FAILED
+
+
 def code_of(error: BaseException) -> int:
     """The exit code of an error, one of ERRORS: that of the nearest of its classes."""
     code_by_class = {kind: code for code, kinds in _CODES.items() for kind in kinds}

@@ -130,7 +130,7 @@ def pack(
     say(f"this run: {_this_run(result)}")
     _warn_of_failed(result)
     if part is not None:  # it has no source, if there are fewer than parts
-        return exits.OK if result.complete else exits.FAILED
+        return exits.code_if(result.complete)
     if not result.images:
         warn("no image was packed")
         return exits.FAILED
@@ -146,7 +146,7 @@ def _say_forecast(forecast: "Forecast") -> int:
     say(forecast.as_text())
     for name, error in forecast.unreadable.items():
         warn(f"{name} cannot be read: {error}")
-    return exits.OK if forecast.fits and not forecast.unreadable else exits.FAILED
+    return exits.code_if(forecast.fits and not forecast.unreadable)
 
 
 def _warn_of_failed(result: "sa1bpack.PackResult") -> None:
@@ -201,7 +201,7 @@ def finalize(
         say(f"NOT COMPLETE: {_remedy(result)}")
     elif not result.images:
         warn("no image was packed")
-    return exits.OK if result.complete and result.images else exits.FAILED
+    return exits.code_if(result.complete and result.images > 0)
 
 
 def _remedy(result: "sa1bpack.FinalizeResult") -> str:
@@ -271,7 +271,7 @@ def merge(
             say(f"feature {name}: {counted(len(shards), 'shard')} without rows")
     if not result.complete:
         warn("not complete: one of the packs is not; repeat its pack command, and merge again")
-    return exits.OK if result.complete else exits.FAILED
+    return exits.code_if(result.complete)
 
 
 # ---------------------------------------------------------------------------------------- checking
@@ -538,7 +538,7 @@ def repair(
     if not result.complete:
         say(f"NOT COMPLETE: {remedy_of(result.root)}")
     say(f"{result.root}: {machines.prefix}{_outcome(result)}")
-    return exits.OK if result.ok else exits.FAILED
+    return exits.code_if(result.ok)
 
 
 def _outcome(result: "sa1bpack.RepairResult") -> str:

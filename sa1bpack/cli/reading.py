@@ -197,7 +197,7 @@ def report(
     if not result.complete:
         text += ", NOT COMPLETE"
     say(text)
-    return exits.OK if result.ok else exits.FAILED
+    return exits.code_if(result.ok)
 
 
 def explore(

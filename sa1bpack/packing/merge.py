@@ -148,11 +148,7 @@ def merge(
         publisher.publish()
         _place_shards(missing, union, publisher, placing)
         union.create_sides()
-        for folder, final in feature_shards.items():
-            interrupts.check()
-            # A name that tells it from those at which `derive` is working.
-            working = files.temporary_beside(final.with_name(_WORKING + final.name))
-            placing.publish(folder, working, final)
+        _place_feature_shards(feature_shards, placing)
         interrupts.check()
         publisher.ledger.sources.update(union.sources)
         manifest = publisher.publish(complete=union.complete)
@@ -218,6 +214,15 @@ def _place_shards(
             final = publisher.shards_dir / shard.entry.name
             placing.publish(shard.folder, files.temporary_beside(final), final, shard.digest)
             publisher.add_shard(published)
+
+
+def _place_feature_shards(folders: Mapping[Path, Path], placing: "FolderCopier") -> None:
+    """Place feature shards in the merged pack: folder of each → its folder there."""
+    for folder, final in folders.items():
+        interrupts.check()
+        # A name that tells it from those at which `derive` is working.
+        working = files.temporary_beside(final.with_name(_WORKING + final.name))
+        placing.publish(folder, working, final)
 
 
 class _Union:
