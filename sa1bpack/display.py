@@ -177,15 +177,18 @@ class Batch(Pictured, _Arrays):
         numbers: what the host knows of small tensors on a device, a
             `transforms.host.SentNumbers`; None: nothing. Who has asked for such a tensor may write
             to it, so that every way to a value tells `numbers`; copies of a batch have none.
+        counts: the statistics of the epoch of a loader, in which a `Pipeline` notes its time; None
+            for a batch that came another way, and for copies.
     """
 
     spec: str | None = None
 
-    __slots__ = ("numbers",)  # not in `vars`, and so in no pickle or copy
+    __slots__ = ("counts", "numbers")  # not in `vars`, and so in no pickle or copy
 
     def __init__(self, *items: Any, **more: Any):
         super().__init__(*items, **more)
         self.numbers: Any = None
+        self.counts: Any = None
 
     def unseen(self) -> dict[str, Any]:
         """The items, for code of sa1bpack that writes to none of them."""

@@ -84,12 +84,15 @@ class ReadingKeywords(typing.TypedDict, total=False):
     on_error: str
     max_dropped: float
     timeout: float
+    progress: bool | collections.abc.Callable[[int, int], object] | None
     on_epoch_end: collections.abc.Callable[[sa1bpack.loading.stats.LoadingStats], object] | None
 
 class LoaderKeywords(typing.TypedDict, total=False):
     device: str
     threads: int | None
     prefetch: int | None
+    pipeline: collections.abc.Callable[[typing.Any], typing.Any] | None
+    pipeline_threads: int | None
     io: str | None
     global_batch_size: int | sa1bpack.schedules.Schedule | list[int] | collections.abc.Callable[[int], int] | None
     shuffle: bool
@@ -108,6 +111,7 @@ class LoaderKeywords(typing.TypedDict, total=False):
     on_error: str
     max_dropped: float
     timeout: float
+    progress: bool | collections.abc.Callable[[int, int], object] | None
     on_epoch_end: collections.abc.Callable[[sa1bpack.loading.stats.LoadingStats], object] | None
 
 class RowKeywords(typing.TypedDict, total=False):

@@ -4,6 +4,7 @@ import os
 import threading
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from math import floor
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -13,7 +14,7 @@ from torch.utils.data import Sampler, SequentialSampler
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.display import Batch
-from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.finalizers import Ending, when_gone
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.spec import warn_of_dropped
@@ -23,6 +24,7 @@ from sa1bpack.loading.order.batches import IterationState, OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.order.orders import SequentialOrder
 from sa1bpack.loading.order.rules import BatchRules
+from sa1bpack.loading.progress_line import ProgressLine
 from sa1bpack.loading.shard_prefetcher import check_order
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
@@ -42,14 +44,19 @@ class LoadedBatch(NamedTuple):
         nbytes: bytes of the batch, see LoadingStats.
         ready: number of batches that were complete when this one was asked for; None if that is not
             known.
+        is_transformed: `tensors` is what a pipeline made of the batch.
     """
 
     ordered: OrderedBatch
-    tensors: Batch | None
+    tensors: Any
     errors: list[ReadError]
     nbytes: int
     ready: int | None
+    is_transformed: bool = False
 
+
+# Images of a batch that a message names.
+_NAMED = 8
 
 # How long ending an iteration waits for copies in progress. Nothing depends on it: a thread that is
 # still reading ends by itself, and cannot affect a later epoch.
@@ -142,6 +149,8 @@ class BaseLoader(ABC):
 
     _counts: EpochCounts | None = None  # of the latest epoch
     _ending: Ending | None = None  # ends the latest epoch, once
+    # What the consumer calls with each batch; None: nothing, or its threads do.
+    _pipeline: Callable[[Any], Any] | None = None
 
     def _set_up(
         self, ds: Dataset, batch_size: WholeNumbers | None, options: ReadingOptions
@@ -239,11 +248,13 @@ class _RunningEpoch(NamedTuple):
         state: its place in the order.
         producer: makes the batches.
         counts: the figures.
+        line: shows how far it is.
     """
 
     state: IterationState
     producer: Producer
     counts: EpochCounts
+    line: ProgressLine
 
 
 class Iteration:
@@ -312,11 +323,12 @@ class Iteration:
         counts = EpochCounts(state.batches.epoch, begin)
         loader._counts = counts
         producer = loader._begin(state.batches, counts)
-        running = _RunningEpoch(state, producer, counts)
+        line = ProgressLine(loader._options.progress, state.batches, counts)
+        running = _RunningEpoch(state, producer, counts, line)
         self._running = running
         # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
         producer.belong_to(self)
-        self._ending = when_gone(self, _end_producer, producer, counts, at_exit=True)
+        self._ending = when_gone(self, _end_producer, producer, counts, line, at_exit=True)
         loader._ending = self._ending
         loader.batches.check(state)  # ended meanwhile, when there was no run to end
         producer.start()
@@ -337,7 +349,10 @@ class Iteration:
             begin = perf_counter()
             if loaded.errors:
                 self._note_dropped(loaded, state.batches.rules)
-            batch = self._completed(loaded)
+            batch: Batch | None = loaded.tensors
+            if batch is not None and not loaded.is_transformed:
+                batch = self._completed(loaded, running.counts)
+            running.line.took(loaded.ordered.number)
             cursor.took(state, loaded.ordered)
             if batch is not None:
                 self._has_yielded = True
@@ -352,29 +367,17 @@ class Iteration:
             )
         return None
 
-    def _completed(self, loaded: LoadedBatch) -> Batch | None:
-        """The batch for the consumer, which says which one it is; None if no sample remained.
-
-        Raises LoaderError if its device has no memory for that.
-        """
-        tensors = loaded.tensors
-        if tensors is None:
-            return None
+    def _completed(self, loaded: LoadedBatch, counts: EpochCounts) -> Any:
+        """The batch for the consumer, through the pipeline if it is the consumer who calls that."""
         loader = self._loader
-        batch = batch_class(loader._dataset.spec_text)(
-            unseen(tensors),
-            epoch=loaded.ordered.epoch,
-            batch_idx=loaded.ordered.number,
-            global_step=loaded.ordered.step,
-        )
-        batch.numbers = tensors.numbers
-        if loader._options.on_error == "drop":
-            device = unseen(tensors)["indices"].device
-            try:
-                batch["dropped"] = rows_of(loaded.errors, device)
-            except torch.OutOfMemoryError as error:
-                raise no_memory(device, loaded.nbytes, str(error)) from None
-        return batch
+        batch = completed(loaded, loader._dataset.spec_text, loader._options.on_error == "drop")
+        if loader._pipeline is None:
+            batch.counts = counts
+            return batch
+        begin = counts.clock()
+        result = through_pipeline(loader._pipeline, batch, loaded.ordered)
+        counts.worked("pipeline", begin)
+        return result
 
     def _note_dropped(self, loaded: LoadedBatch, rules: BatchRules) -> None:
         """Note the errors of a batch. Raises LoaderError beyond what may be dropped."""
@@ -406,11 +409,57 @@ class Iteration:
             running.counts.end()
             self._loader.batches.end(running.state)
             if self._ending is None:  # it was interrupted before it began
-                _end_producer(running.producer, running.counts)
+                _end_producer(running.producer, running.counts, running.line)
             else:
                 self._ending.run()
         self._over = self._over or why
         self._running = None
+
+
+def completed(loaded: LoadedBatch, spec: str, says_dropped: bool) -> Batch:
+    """A batch that was loaded, and of which some samples remained, with all of its keys.
+
+    Args:
+        loaded: the batch.
+        spec: of its samples.
+        says_dropped: it gets the key "dropped".
+
+    Raises LoaderError if its device has no memory for that.
+    """
+    tensors = loaded.tensors
+    batch = batch_class(spec)(
+        unseen(tensors),
+        epoch=loaded.ordered.epoch,
+        batch_idx=loaded.ordered.number,
+        global_step=loaded.ordered.step,
+    )
+    batch.numbers = tensors.numbers
+    if says_dropped:
+        device = unseen(tensors)["indices"].device
+        try:
+            batch["dropped"] = rows_of(loaded.errors, device)
+        except torch.OutOfMemoryError as error:
+            raise no_memory(device, loaded.nbytes, str(error)) from None
+    return batch
+
+
+def through_pipeline(pipeline: Callable[[Any], Any], batch: Batch, ordered: OrderedBatch) -> Any:
+    """What a pipeline makes of a batch.
+
+    Raises UserCodeError for what a function of the user's raises, and what this package raises, by
+    both with the batch and its samples; OptionError for None in place of a batch.
+    """
+    ids = unseen(batch)["image_ids"]
+    images = counted(len(ids), "image")
+    if ids.device.type == "cpu":
+        images = f"the images {', '.join(map(str, ids[:_NAMED].tolist()))}"
+        if len(ids) > _NAMED:
+            images += f" and {len(ids) - _NAMED:,} more"
+    subject = f"batch {ordered.number} of epoch {ordered.epoch}, {images}"
+    result = call_user(pipeline, batch, role="pipeline", subject=subject)
+    if result is None:
+        raise OptionError(f"pipeline returned None for {subject}: return the batch")
+    return result
 
 
 def _clear_frames(error: BaseException | None) -> None:
@@ -420,9 +469,10 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__cause__
 
 
-def _end_producer(producer: Producer, counts: EpochCounts) -> None:
+def _end_producer(producer: Producer, counts: EpochCounts, line: ProgressLine) -> None:
     producer.end(END_SECONDS)
     counts.end(left=True)
+    line.close()
 
 
 def rows_of(errors: list[ReadError], device: torch.device) -> torch.Tensor:

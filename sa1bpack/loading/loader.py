@@ -8,6 +8,7 @@ over (`devices`), and the consumer receives the batches in order (`BatchQueue`).
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -20,11 +21,19 @@ from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import ChosenDevice, CudaDevice, Host
-from sa1bpack.loading.iteration import BaseLoader, EpochSampler, sampler_of
+from sa1bpack.loading.iteration import (
+    BaseLoader,
+    EpochSampler,
+    LoadedBatch,
+    completed,
+    sampler_of,
+    through_pipeline,
+)
 from sa1bpack.loading.located_batch import OPEN_SAMPLES
 from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
 from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.pipeline_threads import PipelineThreads
 from sa1bpack.loading.plans import LoadingPlan, cores, dataset_bytes, io_obstacle, largest_batch
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
@@ -40,6 +49,9 @@ MOST_THREADS = 12
 
 # Past the page cache, threads mostly wait: this many keep a disk busy, however few cores there are.
 DIRECT_THREADS = 4
+
+# Threads that call a pipeline if nobody chose a number: each takes memory for a batch.
+MOST_PIPELINE_THREADS = 4
 
 # Batches that are ready or in progress while one is used.
 PREFETCH = 2
@@ -86,11 +98,18 @@ class Loader(BaseLoader):
     inherited from the parent raises LoaderError. A copy or pickle of a Loader keeps the position in
     the order, but no iteration.
 
+    With `pipeline`, batches are what that makes of them. On a CPU, `pipeline_threads` call it ahead
+    of the consumer, several batches at once: in the order of the batches, and as long as results
+    depend on the batch alone, as those of a `transforms.Pipeline` do, with the results of calls in
+    the loop. A state is that after the batch that was taken last. With a device, the consumer calls
+    it, on its current stream.
+
     Taking a batch raises ReadError, which names the sample, if one cannot be read, unless
     `on_error` is "drop"; LoaderTimeout if the batch takes longer than `timeout`; LoaderError if the
     iteration was ended, if more samples are dropped than `max_dropped` allows, or if there is no
-    memory for a buffer; ResourceShortage if the system refuses memory or an open file; StoreError
-    if an object store fails.
+    memory for a buffer; UserCodeError, which names the batch and its images, if the pipeline fails;
+    ResourceShortage if the system refuses memory or an open file; StoreError if an object store
+    fails.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -142,6 +161,14 @@ class Loader(BaseLoader):
             repeats=rules.repeats,
             marks_repeated=bool(rules.pad_last),
         )
+        self._called_ahead: Callable[[Any], Any] | None = None  # on a CPU, by so many threads
+        self._pipeline_threads = 0
+        if self._spec.to_device:
+            self._pipeline = chosen.pipeline
+        elif chosen.pipeline is not None:
+            self._called_ahead = chosen.pipeline
+            usual = min(cores(), MOST_PIPELINE_THREADS)
+            self._pipeline_threads = chosen.pipeline_threads or usual
         self._pool: BufferPool | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -182,6 +209,8 @@ class Loader(BaseLoader):
         spec = self._spec
         plan = largest_batch(self._dataset, spec, self.batches, self._masks)
         buffers = self._prefetch + 2
+        if self._pipeline_threads:  # results may share memory with the batch that they are made of
+            buffers += self._pipeline_threads + 1
         plan = replace(
             plan,
             batches=buffers,
@@ -225,7 +254,7 @@ class Loader(BaseLoader):
 
     # ------------------------------------------------------------------------------------ epochs
 
-    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> ReaderThreads:
+    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> ReaderThreads | PipelineThreads:
         if self._closed:
             raise LoaderError("this loader is closed; make a new one")
         device = self._device.here()
@@ -241,8 +270,19 @@ class Loader(BaseLoader):
         counts.count_store(self._dataset.pack.fetched)
         locator.prepare()  # here: threads that did it would seem to wait for the disk
         _log.info("epoch %d begins: %r", batches.epoch, self)
-        return ReaderThreads(
+        readers = ReaderThreads(
             self._pool, device, locator, batches, self._options, counts, direct=self._mode.direct
+        )
+        if self._called_ahead is None:
+            return readers
+        transform = partial(
+            _transformed,
+            pipeline=self._called_ahead,
+            spec=self._dataset.spec_text,
+            says_dropped=self._options.on_error == "drop",
+        )
+        return PipelineThreads(
+            readers, transform, self._pipeline_threads, self._options.timeout, counts
         )
 
     def close(self) -> None:
@@ -264,6 +304,17 @@ class Loader(BaseLoader):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _transformed(
+    loaded: LoadedBatch, pipeline: Callable[[Any], Any], spec: str, says_dropped: bool
+) -> LoadedBatch:
+    """What a pipeline makes of a batch, in a thread; a batch without samples as it is."""
+    if loaded.tensors is None:
+        return loaded
+    batch = completed(loaded, spec, says_dropped)
+    result = through_pipeline(pipeline, batch, loaded.ordered)
+    return loaded._replace(tensors=result, is_transformed=True)
 
 
 def usual_threads(mode: ReadingMode) -> int:

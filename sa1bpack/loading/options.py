@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from sa1bpack.loading.order.orders import (
 from sa1bpack.loading.order.rules import Buckets, checked_pad_last
 from sa1bpack.loading.stats import LoadingStats
 from sa1bpack.options import MASK_LAYOUTS, Options, option
+from sa1bpack.progress import ProgressOption, check_progress
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.wording import brief
@@ -43,7 +45,7 @@ OF_OTHER_LOADERS: dict[str, str] = {
     "mask_sampling": "mask_select",
     "generator": "seed",
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
-    "transform": "a transforms.Pipeline, called with each batch",
+    "transform": "a transforms.Pipeline: pipeline of Loader, or called with each batch",
     "collate_fn": "sa1bpack.Collate with torch's DataLoader",
     "persistent_workers": "it without this one: threads and workers persist from epoch to epoch",
 }
@@ -163,6 +165,13 @@ class ReadingOptions(Options):
         low=LEAST_SECONDS,
         high=MAX_SECONDS,
     )
+    progress: ProgressOption = option(
+        False,
+        "show on stderr how far the epoch is: images per second, the share of the time that the "
+        "loop waited, the time left. True: always; None: if stderr is a terminal; or a function "
+        "that is called as function(batches, batches of the epoch) before each batch",
+        none="if stderr is a terminal",
+    )
     on_epoch_end: Callable[[LoadingStats], object] | None = option(
         None,
         "a function that is called with the `LoadingStats` of every epoch that was taken to its "
@@ -173,6 +182,7 @@ class ReadingOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "pad_last", checked_pad_last(self.pad_last))
+        check_progress(self.progress)
         if self.shuffle and self.order is not None:
             raise OptionError(
                 "shuffle is True, and an order is given, which says itself how samples are "
@@ -279,6 +289,21 @@ class LoaderOptions(ReadingOptions):
         high=MAX_PREFETCH,
         none="2; past the page cache as many as let each thread read eight samples at once",
     )
+    pipeline: Callable[[Any], Any] | None = option(
+        None,
+        "a `transforms.Pipeline`, or another function of a batch: the loader yields what it makes "
+        "of each. On a CPU, threads call it ahead of the loop; with CUDA the loop does, when it "
+        "takes a batch, on its current stream",
+        none="",
+    )
+    pipeline_threads: int | None = option(
+        None,
+        "threads that call the pipeline on a CPU, several batches at once; each has a batch and "
+        "what is made of it",
+        low=1,
+        high=MAX_THREADS,
+        none="one per core available to this process, at most 4",
+    )
     io: str | None = option(
         None,
         "how to read images and masks that are not in the page cache; those that are in it are "
@@ -288,3 +313,22 @@ class LoaderOptions(ReadingOptions):
         'else "direct"; `plan()` says which, and why',
         none="auto",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pipeline is not None and not callable(self.pipeline):
+            raise OptionError(
+                f"pipeline is {brief(self.pipeline)}: choose a transforms.Pipeline of the dataset, "
+                "or another function that takes a batch and returns one"
+            )
+        if self.pipeline_threads is None:
+            return
+        if self.pipeline is None:
+            raise OptionError(
+                f"pipeline_threads is {self.pipeline_threads}, but there is no pipeline for them"
+            )
+        if self.device.partition(":")[0] == "cuda":
+            raise OptionError(
+                f"pipeline_threads is {self.pipeline_threads}, but with device={self.device!r} the "
+                "loop itself calls the pipeline, on its stream: leave pipeline_threads out"
+            )

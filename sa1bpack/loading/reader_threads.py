@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice, pairwise
 
 import numpy as np
@@ -238,14 +239,19 @@ class ReaderThreads:
 
     # ------------------------------------------------------------------------------ in the consumer
 
-    def take(self) -> LoadedBatch | None:
+    def take(self, timeout: float | None = None) -> LoadedBatch | None:
         """The next batch; None if the epoch was ended.
+
+        Args:
+            timeout: seconds to wait at most; None: those of the options.
 
         Raises the error that came instead of the batch, LoaderTimeout, or an error from allocating
         a buffer.
         """
+        if timeout is None:
+            timeout = self._timeout
         ready = self._queue.ready
-        batch = self._queue.take(self._timeout, self._late_text)
+        batch = self._queue.take(timeout, partial(self.late_text, timeout))
         if batch is None:
             return None
         error = batch.error
@@ -261,8 +267,8 @@ class ReaderThreads:
         self._counts.worked("deliver", begin)
         return LoadedBatch(located.ordered, tensors, batch.dropped, located.nbytes, ready)
 
-    def _late_text(self) -> str:
-        """The message for a batch that does not arrive in time: what every thread does."""
+    def late_text(self, timeout: float) -> str:
+        """The message for a batch that does not arrive within `timeout`: what every thread does."""
         now = time.monotonic()
         texts = []
         for name, (doing, since) in list(self._doing.items()):
@@ -276,7 +282,7 @@ class ReaderThreads:
         threads = "; ".join(texts) or "all threads are waiting for a free buffer"
         return (
             f"batch {self._awaited} of epoch {self._epoch} did not arrive within "
-            f"{self._timeout:g} s; {threads}. If the storage is slow, raise `timeout` or `threads`"
+            f"{timeout:g} s; {threads}. If the storage is slow, raise `timeout` or `threads`"
         )
 
     def end(self, wait: float) -> None:

@@ -76,6 +76,11 @@ class LoadingStats:
         fetched_bytes: bytes that were fetched.
         requests: number of requests to the object store, which it may charge for.
         fetch_seconds: time that the next batch waited for its shards to be fetched or opened.
+        pipeline_seconds: time in a `transforms.Pipeline`, or whatever the Loader has as `pipeline`:
+            in the loop itself, or of `pipeline_threads` together. On CUDA it is time of the host,
+            which does not wait for the device. None: no pipeline was called with these batches as
+            they came.
+        pipeline_threads: number of threads of a Loader that call its pipeline; None: the loop does.
 
     Examples:
         >>> with sa1bpack.Loader(sa1bpack.open("packed"), batch_size=2) as loader:
@@ -110,11 +115,29 @@ class LoadingStats:
     fetched_bytes: int | None = None
     requests: int | None = None
     fetch_seconds: float | None = None
+    pipeline_seconds: float | None = None
+    pipeline_threads: int | None = None
 
     @property
     def waited_share(self) -> float:
         """The share of the epoch that the consumer waited, 0 to 1."""
         return min(self.waited_seconds / max(self.seconds, 1e-9), 1.0)
+
+    @property
+    def pipeline_share(self) -> float | None:
+        """The share of the epoch that the loop itself spent in a pipeline, 0 to 1.
+
+        None if no pipeline is known; or threads call it, and waiting for them is waiting for data.
+        """
+        if self.pipeline_seconds is None or self.pipeline_threads is not None:
+            return None
+        share = self.pipeline_seconds / max(self.seconds, 1e-9)
+        return min(share, 1 - self.waited_share)
+
+    @property
+    def rest_share(self) -> float:
+        """The share of the epoch that the loop did something else: the step of a training."""
+        return 1 - self.waited_share - (self.pipeline_share or 0)
 
     @property
     def samples_per_second(self) -> float:
@@ -139,6 +162,9 @@ class LoadingStats:
 
         "nothing yet"  no batch was taken
         "consumer"     the epoch waited for less than 5 % of its time: the loader keeps up
+        "pipeline"     the loop spent most of its time in a Pipeline, or more than it waited where
+                       it waited for 5 % or more; or the threads that call the pipeline were at work
+                       for 70 % of their time or more
         "first batch"  more than half of the waiting was for the first batch
         "tensors"      more than half of the waiting was to make the tensors of batches
         "network"      batches waited for shards being fetched for 70 % of the epoch or more
@@ -158,6 +184,10 @@ class LoadingStats:
         seconds = max(self.seconds, 1e-9)
         if not self.batches:
             return _Diagnosis("nothing yet")
+        pipeline = self.pipeline_share or 0.0
+        largest = max(self.waited_share, self.rest_share)
+        if pipeline > largest or (self.waited_share >= _LITTLE and pipeline > self.waited_share):
+            return _Diagnosis("pipeline", "the Pipeline takes the most")
         if self.waited_share < _LITTLE:
             return _Diagnosis("consumer")
         if self.first_batch_seconds > waited / 2:
@@ -165,15 +195,22 @@ class LoadingStats:
             return _Diagnosis("first batch", f"most of it for the first batch, {first}")
         if (self.deliver_seconds or 0) > waited / 2:
             return _Diagnosis("tensors", "most of it while the tensors of batches were made")
+        transforming = 0.0
+        if self.pipeline_threads is not None:
+            transforming = (self.pipeline_seconds or 0) / (self.pipeline_threads * seconds)
+        if transforming >= _BUSY:
+            threads = counted(self.pipeline_threads or 0, "thread")
+            text = f"the pipeline's {threads} worked {percent_text(transforming)} of the time"
+            return _Diagnosis("pipeline", text)
         fetching = (self.fetch_seconds or 0) / seconds
         if fetching >= _BUSY:
             rate = f"{size_text((self.fetched_bytes or 0) / seconds)}/s"
-            share = _percent(fetching)
+            share = percent_text(fetching)
             return _Diagnosis("network", f"batches waited for shards {share} of the time, {rate}")
         reading = (self.disk_seconds or 0) / seconds
         if reading >= _BUSY:
             rate = f"{size_text(self.disk_bytes_per_second or 0)}/s"
-            share = _percent(reading)
+            share = percent_text(reading)
             return _Diagnosis("disk", f"the disk delivers {rate}, read {share} of the time")
         if self.threads is None:
             text = "what torch and its workers waited for is not known here"
@@ -181,13 +218,13 @@ class LoadingStats:
         times = (self.locate_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
         busy = sum(time or 0.0 for time in times) / (self.threads * seconds)
         if busy >= _BUSY:
-            worked = f"{counted(self.threads, 'thread')} worked {_percent(busy)} of the time"
+            worked = f"{counted(self.threads, 'thread')} worked {percent_text(busy)} of the time"
             return _Diagnosis("threads", f"{worked}, mostly copying")
         per_batch = seconds / self.batches
         if per_batch < _SHORT:
             text = f"a batch takes {1e3 * per_batch:.2g} ms, mostly to hand it over"
             return _Diagnosis("small batches", text)
-        return _Diagnosis("bursts", f"the threads worked only {_percent(busy)} of the time")
+        return _Diagnosis("bursts", f"the threads worked only {percent_text(busy)} of the time")
 
     @property
     def verdict(self) -> str:
@@ -195,14 +232,21 @@ class LoadingStats:
         diagnosis = self._diagnosis
         if diagnosis.cause == "nothing yet":
             return "no batch was taken yet"
-        waited = f"{_percent(self.waited_share)} of the epoch waited for data"
+        waited = f"{percent_text(self.waited_share)} of the epoch waited for data"
+        if self.pipeline_share is not None:
+            pipeline = percent_text(self.pipeline_share)
+            rest = percent_text(self.rest_share)
+            waited += f", {pipeline} was in the Pipeline, {rest} in the rest of the loop"
         if diagnosis.cause == "consumer":
             return f"not input-bound: {waited}"
         return f"input-bound: {waited}; {diagnosis.reason} ({_GUIDE}, {diagnosis.cause})"
 
     def scalars(self) -> dict[str, float]:
         """Name → number of all that is known, for TensorBoard, W&B and the like."""
-        rates = ("waited_share", "samples_per_second", "bytes_per_second", "disk_bytes_per_second")
+        rates = (
+            *("waited_share", "pipeline_share", "rest_share"),
+            *("samples_per_second", "bytes_per_second", "disk_bytes_per_second"),
+        )
         figures = vars(self) | {name: getattr(self, name) for name in rates}
         return {
             name: float(value)
@@ -221,10 +265,12 @@ class LoadingStats:
             f"{counted(self.samples, 'sample')} in {self.seconds:.3g} s",
             f"{rate} samples/s",
             f"{size_text(self.bytes_per_second)}/s",
-            f"waited {self.waited_seconds:.3g} s ({_percent(self.waited_share)})",
+            f"waited {self.waited_seconds:.3g} s ({percent_text(self.waited_share)})",
         ]
+        if self.pipeline_seconds is not None:
+            texts.append(self._pipeline_text())
         if self.cached_share is not None:
-            texts.append(f"{_percent(self.cached_share)} from the page cache")
+            texts.append(f"{percent_text(self.cached_share)} from the page cache")
         if self.cache_misses is not None:  # and so are the other three
             texts.append(
                 f"{counted(self.cache_misses, 'shard')} fetched, "
@@ -239,8 +285,15 @@ class LoadingStats:
             texts.append(f"{self.dropped:,} dropped")
         return f"{', '.join(texts)}; {self.verdict}"
 
+    def _pipeline_text(self) -> str:
+        """The time in a pipeline as text."""
+        seconds = f"{self.pipeline_seconds or 0:.3g} s"
+        if self.pipeline_share is None:
+            return f"pipeline {seconds} in {counted(self.pipeline_threads or 0, 'thread')}"
+        return f"pipeline {seconds} ({percent_text(self.pipeline_share)})"
 
-def _percent(share: float) -> str:
+
+def percent_text(share: float) -> str:
     """A share as text: 0.4 %, 31 %."""
     if share < 0.095:
         return f"{100 * share:.2g} %"
@@ -331,6 +384,7 @@ class EpochCounts:
 
     Attributes:
         threads: number of threads of a Loader; None: only what the consumer waited for is known.
+        pipeline_threads: number of its threads that call a pipeline; None: the consumer does.
         reads_known: it is known where bytes come from.
         fetch_seconds: time that batches waited for their shards, by the one thread that locates.
     """
@@ -346,7 +400,7 @@ class EpochCounts:
         self._epoch = epoch
         self.pid = os.getpid()
         self._begun = begun
-        self._last = begun  # the end of the last wait
+        self._last = begun  # the end of the last wait, or of the pipeline after it
         self._ended: float | None = None
         # (kind, begin, end, reads), and of a wait what `took` is given: plain tuples, as making a
         # named one takes five times as long.
@@ -357,6 +411,7 @@ class EpochCounts:
         self._first = 0.0
         self._disk = BusyTime()
         self.threads: int | None = None
+        self.pipeline_threads: int | None = None
         self.reads_known = False
         self.fetch_seconds = 0.0
         self._fetched: Callable[[], Counts] | None = None  # what was fetched so far
@@ -378,11 +433,14 @@ class EpochCounts:
         """Note a piece of work that ends now.
 
         Args:
-            kind: "locate", "copy", "stage", or "deliver", which is a part of a wait.
+            kind: "locate", "copy", "stage", "deliver", which is a part of a wait, or "pipeline".
             begin: start of the work, in seconds of the clock.
             reads: for a copy, what was read in it.
         """
-        self._records.append((kind, begin, self.clock(), reads))
+        end = self.clock()
+        self._records.append((kind, begin, end, reads))
+        if kind == "pipeline" and self.pipeline_threads is None:
+            self._last = end  # of a loop that is left after this batch
 
     def took(
         self, begin: float, samples: int, nbytes: int, dropped: int, ready: int | None
@@ -466,7 +524,10 @@ class EpochCounts:
                 waited_seconds=sums["wait"],
                 first_batch_seconds=self._first,
                 threads=self.threads,
+                pipeline_threads=self.pipeline_threads,
             )
+            if sums["pipeline"] or self.pipeline_threads is not None:
+                stats = replace(stats, pipeline_seconds=sums["pipeline"])
             if self.threads is not None:
                 stats = replace(
                     stats,

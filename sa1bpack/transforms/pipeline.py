@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -339,6 +340,17 @@ class Pipeline:
                 the host knows them, as those of a Loader's batches: nothing waits for a device.
             MaskError: runs on the CPU are damaged.
         """
+        begin = perf_counter()
+        result = self._made(batch, epoch)
+        if isinstance(batch, Batch):
+            result.numbers = batch.numbers  # it has the same small tensors
+            result.counts = batch.counts
+            if batch.counts is not None:
+                batch.counts.worked("pipeline", begin)
+        return result
+
+    def _made(self, batch: Items, epoch: int | None) -> Batch:
+        """The training input of a batch, see a call."""
         checks.check_spec(batch, self.stored.spec)
         items = unseen(batch)
         small = self._checked(items, numbers_of(batch))
@@ -356,10 +368,7 @@ class Pipeline:
             table.on(device)  # a graph that is captured later may read it there alone
         with full_precision(device):
             moves = self._run_steps(small, epoch, canvas)
-            result = self._transform(items, small, epoch, moves, grid)
-        if isinstance(batch, Batch):
-            result.numbers = batch.numbers  # it has the same small tensors
-        return result
+            return self._transform(items, small, epoch, moves, grid)
 
     def _tables(self) -> list[Table]:
         """The constants that are read on the device of a batch."""

@@ -8,6 +8,7 @@ from commands import python
 ROOT = Path(__file__).parents[2]
 FEW = "--rounds 1 --images 8 --masks 2 --batch 2"
 RUNS = {
+    "ahead": "TAR --images 8 --rounds 1 --size 64",
     "annotations": "TAR --repeat 1", "augmenting": "--side 32 --images 2 --rounds 1",
     "buckets": "--samples 3000", "counting": f"TAR {FEW}",
     "cloud": "--megabytes 8 --repeat 1", "decode": "TAR --photos 1 --size 64 --repeats 1",

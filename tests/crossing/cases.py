@@ -205,6 +205,14 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
             case.own = tuple(own | {"io": "direct"} for own in case.own)
     case.stop = (rng.randrange(2), rng.randint(1, 5)) if rng.random() < 0.35 else None
     case.keep, case.transform = rng.random() < 0.4, rng.random() < 0.3
+    if case.workers is None and rng.random() < 0.3:
+        ahead = {"pipeline": as_it_is, "pipeline_threads": rng.randint(1, 3)}
+        case.own = tuple(own | ahead for own in case.own)
+
+
+def as_it_is(batch: dict) -> dict:
+    """The batch, for threads that call a pipeline."""
+    return batch
 
 
 def _drawn_order(rng: random.Random, ds: sa1bpack.Dataset) -> tuple[str, dict[str, Any]]:

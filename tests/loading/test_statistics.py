@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from batches import BOTH
 from page_cache import drop
 
-from sa1bpack import Loader, LoaderError, LoadingStats
+from sa1bpack import Loader, LoaderError, LoadingStats, transforms
 from sa1bpack import open as open_pack
 from sa1bpack.errors import UserCodeError
 from sa1bpack.loading.stats import EpochCounts, Read
@@ -128,6 +129,16 @@ DISK = {"disk_bytes": 18 * 10**9, "disk_seconds": 9.0}
         ({"batches": 5000}, "small batches", "a batch takes 2 ms, mostly to hand it over"),
         ({"batches": 5000, "copy_seconds": 18.0}, "threads", "2 threads worked 90 % of the time"),
         ({"threads": None, "disk_seconds": None}, "unknown", "torch and its workers"),
+        ({"waited_seconds": 0.2, "pipeline_seconds": 9.7}, "pipeline",
+         "2 % of the epoch waited for data, 97 % was in the Pipeline, 1 % in the rest of the loop"),
+        ({"pipeline_seconds": 3.2}, "pipeline", "the Pipeline takes the most"),
+        ({"pipeline_seconds": 3.0, "copy_seconds": 18.0}, "threads", "30 % was in the Pipeline"),
+        ({"waited_seconds": 0.2, "pipeline_seconds": 4.0}, "consumer", "58 % in the rest"),
+        ({"pipeline_seconds": 15.0, "pipeline_threads": 2}, "pipeline",
+         "the pipeline's 2 threads worked 75 % of the time"),
+        ({"pipeline_seconds": 9.0, "pipeline_threads": 2}, "bursts", "worked only 0 %"),
+        ({"waited_seconds": 0.2, "pipeline_seconds": 9.0, "pipeline_threads": 2}, "consumer",
+         "not input-bound: 2 % of the epoch waited for data"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_cause_and_where_the_remedy_is(given, cause, text):
@@ -141,7 +152,16 @@ def test_the_verdict_names_the_cause_and_where_the_remedy_is(given, cause, text)
 def test_every_verdict_has_a_row_in_the_guide():
     guide = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
     table = guide.partition("## Verdicts")[2].partition("## ")[0]
-    limited = ("first batch", "tensors", "network", "disk", "threads", "small batches", "bursts")
+    limited = (
+        "first batch",
+        "pipeline",
+        "tensors",
+        "network",
+        "disk",
+        "threads",
+        "small batches",
+        "bursts",
+    )
     for cause in (*limited, "not input-bound"):
         assert f"\n| {cause} | " in table
 
@@ -156,7 +176,50 @@ def test_the_line_has_what_is_known_and_nothing_else():
     assert line.startswith("epoch 0 so far: ") and "cache" not in line and "flight" not in line
 
 
+def test_the_parts_of_a_loop_add_up():
+    found = stats(pipeline_seconds=4.9)
+    assert (found.pipeline_share, found.rest_share) == pytest.approx((0.49, 0.2))
+    assert "waited 3.1 s (31 %), pipeline 4.9 s (49 %)" in str(found)
+    assert found.scalars().keys() >= {"pipeline_seconds", "pipeline_share", "rest_share"}
+    assert stats().pipeline_share is None and stats().rest_share == pytest.approx(0.69)
+    assert "ipeline" not in str(stats())
+    threads = stats(pipeline_seconds=12.0, pipeline_threads=2)
+    assert threads.pipeline_share is None and threads.rest_share == pytest.approx(0.69)
+    assert "pipeline 12 s in 2 threads" in str(threads)
+
+
+def test_a_loop_that_is_left_ends_after_the_pipeline_of_its_last_batch():
+    clock = Clock(now=100.0)
+    counts = EpochCounts(0, clock.now, clock=clock)
+    clock.now += 1
+    counts.took(100.0, 4, 40, 0, None)
+    clock.now += 3
+    counts.worked("pipeline", 101.0)
+    clock.now += 5
+    counts.end(left=True)
+    found = counts.stats()
+    assert found.seconds == pytest.approx(4) and found.pipeline_share == pytest.approx(0.75)
+
+
 # ---------------------------------------------------------------------------------------- loaders
+
+
+@BOTH
+def test_the_time_in_a_pipeline_is_known_of_batches_as_they_come(ds, make):
+    pipeline = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()])
+    loader = make(ds, 4)
+    begin = perf_counter()
+    inside = 0.0
+    for batch in loader:
+        before = perf_counter()
+        pipeline(batch)
+        inside += perf_counter() - before
+    found = loader.stats()
+    assert 0 < found.pipeline_seconds <= inside <= perf_counter() - begin
+    assert found.waited_share + found.pipeline_share + found.rest_share == pytest.approx(1)
+    for batch in loader:
+        pipeline(dict(batch))
+    assert loader.stats().pipeline_seconds is None
 
 
 @BOTH
