@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from math import inf
 from typing import Any, TypeVar, overload
@@ -24,18 +24,24 @@ class _Unchanged:
 UNCHANGED = _Unchanged()
 
 
-def takes_options(*groups: type[Options], unchanged: bool = False) -> Callable[[_Call], _Call]:
+def takes_options(
+    *groups: type[Options], unchanged: bool = False, without: Collection[str] = ()
+) -> Callable[[_Call], _Call]:
     """A decorator of a call with `**options`, which are the fields of these groups.
 
     The signature has each of them, and the docstring a section `Options:` with their texts. For
     type checkers, the annotation is an `Unpack` of `option_keywords.pyi`.
 
     Args:
+        groups: the groups; of an option that several have, the declaration of the last counts.
         unchanged: what is not given stays as it is, in place of the defaults of the groups.
+        without: fields that are no options of this call.
     """
     declared: dict[str, Declaration] = {}
     for group in groups:
         declared |= declarations(group)
+    for name in without:
+        del declared[name]
 
     def completed(call: _Call) -> _Call:
         signature = inspect.signature(call)

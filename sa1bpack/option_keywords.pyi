@@ -140,3 +140,38 @@ class DeriveKeywords(typing.TypedDict, total=False):
     output: str | os.PathLike[str] | None
     allow_nonfinite: bool
     quantize: str | None
+
+class ModuleKeywords(typing.TypedDict, total=False):
+    on_error: str
+    verify_checksums: bool
+    features: str | os.PathLike[str] | collections.abc.Iterable[str | os.PathLike[str]] | None
+    mask_format: str
+    mask_size: int | None
+    mask_sampling: str | None
+    pixels: str
+    coordinates: str
+    min_area: int
+    max_area_frac: float | None
+    min_iou: float | None
+    min_stability: float | None
+    device: str
+    threads: int | None
+    prefetch: int | None
+    io: str | None
+    global_batch_size: int | sa1bpack.schedules.Schedule | list[int] | collections.abc.Callable[[int], int] | None
+    shuffle: bool
+    order: str | sa1bpack.loading.order.orders.Order | None
+    mask_layout: str
+    max_masks: int | sa1bpack.schedules.Schedule | list[int] | collections.abc.Callable[[int], int] | None
+    mask_select: str | collections.abc.Callable[[sa1bpack.loading.batch.mask_choice.MaskColumns], numpy.ndarray] | numpy.ndarray | sa1bpack.schedules.Schedule | list[typing.Any]
+    pad_to_max: bool
+    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.rules.Buckets | None
+    relations: sa1bpack.transforms.masks.relations.Relate | collections.abc.Sequence[str] | None
+    seed: int | None
+    drop_last: bool
+    pad_last: bool | str
+    rank: int | None
+    world_size: int | None
+    max_dropped: float
+    timeout: float
+    on_epoch_end: collections.abc.Callable[[sa1bpack.loading.stats.LoadingStats], object] | None

@@ -11,7 +11,7 @@ from pathlib import Path
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.deriving.options import DeriveOptions, RowOptions
 from sa1bpack.loading.options import LoaderOptions, ReadingOptions
-from sa1bpack.options import declarations
+from sa1bpack.options import Declaration, declarations
 from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.raw.decoding import RawOptions
 
@@ -25,7 +25,11 @@ GROUPS = {
     "LoaderKeywords": (LoaderOptions,),
     "RowKeywords": (RowOptions,),
     "DeriveKeywords": (DeriveOptions,),
+    "ModuleKeywords": (SampleOptions, LoaderOptions),
 }
+
+# Fields that are no options of these calls, as the decorator there says.
+WITHOUT = {"ModuleKeywords": ("transform",)}
 
 
 def text() -> str:
@@ -33,11 +37,15 @@ def text() -> str:
     classes = []
     for keywords, groups in GROUPS.items():
         lines = [f"class {keywords}(typing.TypedDict, total=False):"]
+        declared: dict[str, Declaration] = {}
         for group in groups:
-            for name, declaration in declarations(group).items():
-                accepts = declaration.accepts
-                named = accepts.__name__ if isinstance(accepts, type) else repr(accepts)
-                lines.append(f"    {name}: {named}")
+            declared |= declarations(group)
+        for name in WITHOUT.get(keywords, ()):
+            del declared[name]
+        for name, declaration in declared.items():
+            accepts = declaration.accepts
+            named = accepts.__name__ if isinstance(accepts, type) else repr(accepts)
+            lines.append(f"    {name}: {named}")
         classes.append("\n".join(lines))
     body = "\n\n".join(classes)
     modules = {found.rstrip(".") for found in re.findall(r"(?:[a-z_0-9]+\.)+(?=[A-Za-z])", body)}

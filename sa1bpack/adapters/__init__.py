@@ -7,9 +7,14 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.indices import torch_subset
 
 
-def opened(pack: Any) -> Dataset:
+def is_dataset(pack: Any) -> bool:
+    """True for a dataset, and for a torch Subset of one; not for what `sa1bpack.open` takes."""
+    return isinstance(torch_subset(pack)[0], Dataset)
+
+
+def opened(pack: Any, **options: Any) -> Dataset:
     """The dataset that `pack` is, or that `sa1bpack.open` makes of it; a torch Subset is accepted.
 
-    Raises as `sa1bpack.open` does.
+    The options are those of `sa1bpack.open`, and say nothing of a dataset. Raises as it does.
     """
-    return as_dataset(pack) if isinstance(torch_subset(pack)[0], Dataset) else open_pack(pack)
+    return as_dataset(pack) if is_dataset(pack) else open_pack(pack, **options)

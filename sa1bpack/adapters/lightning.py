@@ -7,27 +7,30 @@ the two does not matter: the epoch of a loaded state keeps the place in it, and 
 at its beginning.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Unpack
 from weakref import proxy
 
-from sa1bpack.adapters import opened
+from sa1bpack.adapters import is_dataset, opened
 from sa1bpack.adapters.lightning_places import first_epoch_of, unused_batches
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.iteration import EpochSampler, UnshuffledSampler
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
 from sa1bpack.loading.order.rules import RANKS
+from sa1bpack.options import declarations, group_of
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
-    from sa1bpack.option_keywords import LoaderKeywords
+    from sa1bpack.option_keywords import ModuleKeywords
 
 # One library under two names, each of which refuses the classes of the other: the name that the
 # program has imported, otherwise the newer one if it is installed.
@@ -40,6 +43,10 @@ else:
         from pytorch_lightning import LightningDataModule, Trainer
 
 _STATE_VERSION = 1
+
+# Options of `sa1bpack.open`; one of that name for the batches of a loader is the loader's.
+_OPENING = declarations(SampleOptions).keys() - declarations(LoaderOptions).keys() - {"transform"}
+_OPENING |= {"duplicates", "cache_dir", "cache_size"}
 
 _CHANGING = {"global_batch_size", "max_masks", "mask_select"}
 
@@ -122,7 +129,7 @@ class DataModule(LightningDataModule):
     `train` and `val` are the two Datasets, once `setup` has run; `val` is None if there is none.
     """
 
-    @takes_options(LoaderOptions)
+    @takes_options(SampleOptions, LoaderOptions, without=("transform",))
     def __init__(
         self,
         pack: Any,
@@ -131,11 +138,15 @@ class DataModule(LightningDataModule):
         val: Any = 0.01,
         split_seed: int = 0,
         val_options: Mapping[str, Any] | None = None,
-        **options: Unpack["LoaderKeywords"],
+        duplicates: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | str | None = None,
+        **options: Unpack["ModuleKeywords"],
     ):
         """
         Args:
-            pack: what `sa1bpack.open` takes, or a dataset without a transform.
+            pack: what `sa1bpack.open` takes, which is then opened with its options among these; or
+                a dataset without a transform, which has been opened already.
             batch_size: images per batch of each rank; or a schedule; or None, as in `Loader`.
             val: fraction of the images that are for validation, 0 for none; or the images
                 themselves, in any form that `pack` accepts, and then all of `pack` is for training.
@@ -143,8 +154,14 @@ class DataModule(LightningDataModule):
             val_options: options of the validation loader that differ from `options`. By default it
                 has no shuffle, order or bucket_by, `pad_last="ranks"`, and what changes while
                 training has its last value in every validation.
-            options: options of both loaders, see `Loader`; `shuffle=True`, `drop_last` and
-                `pad_last` are for training alone. The device is the trainer's unless given.
+            duplicates, cache_dir, cache_size: as in `sa1bpack.open`.
+            options: options of `sa1bpack.open`, but for a transform, and of both loaders, see
+                `Loader`; `shuffle=True`, `drop_last` and `pad_last` are for training alone. The
+                device is the trainer's unless given.
+
+        Raises:
+            OptionError: a value that cannot be used, or an option of `sa1bpack.open` although
+                `pack` is a dataset.
         """
         super().__init__()
         self.pack = pack
@@ -153,7 +170,19 @@ class DataModule(LightningDataModule):
         self.val: Dataset | None = None
         self._val = val
         self._split_seed = split_seed
-        self._options = dict(options)
+        opening: dict[str, Any] = {
+            "duplicates": duplicates,
+            "cache_dir": cache_dir,
+            "cache_size": cache_size,
+        }
+        self._opening = {name: value for name, value in opening.items() if value is not None}
+        self._options: dict[str, Any] = {}
+        for name, value in options.items():
+            if name in _OPENING:
+                self._opening[name] = value
+            else:
+                self._options[name] = value
+        _check_opening(pack, self._opening)
         if "max_masks" in options:  # a function is called here, once
             self._options["max_masks"] = as_schedule("max_masks", options["max_masks"])
         fixed = {name: _last(name, self._options[name]) for name in _CHANGING & options.keys()}
@@ -180,10 +209,10 @@ class DataModule(LightningDataModule):
             self._begin_run(self.trainer)
         if self.train is not None:
             return
-        train = opened(self.pack)
+        train = opened(self.pack, **self._opening)
         val = None
         if not isinstance(self._val, Real):
-            val = opened(self._val)
+            val = opened(self._val, **self._opening)
         elif self._val != 0:
             fraction = float(self._val)
             train, val = train.split(val_fraction=fraction, seed=self._split_seed)
@@ -294,6 +323,18 @@ class DataModule(LightningDataModule):
             self._unused_epoch = max(self._unused_epoch, unused_epoch)
         while self._loaders:
             self._loaders.popitem()[1].close()
+
+
+def _check_opening(pack: Any, options: Mapping[str, Any]) -> None:
+    """Raise OptionError for options of `sa1bpack.open` that cannot be used, or are of no use."""
+    if options and is_dataset(pack):
+        name = min(options)
+        raise OptionError(
+            f"{name} is {brief(options[name])}, an option of sa1bpack.open, but pack is a dataset, "
+            "which has been opened: give the folder of the pack, or open the dataset with it"
+        )
+    of_samples = {name: options[name] for name in options if name in declarations(SampleOptions)}
+    group_of(SampleOptions, of_samples)
 
 
 def _last(name: str, value: Any) -> Any:

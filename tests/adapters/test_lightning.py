@@ -136,6 +136,42 @@ def test_validation_has_options_of_its_own_and_any_images(photos):
     data.teardown()
 
 
+def test_a_pack_that_is_named_is_opened_with_the_options_of_open(photos):
+    data = DataModule(
+        photos.root, 2, val=0.15, split_seed=2, mask_format="runs", min_area=1, duplicates="first"
+    )
+    data.setup()
+    ds = sa1bpack.open(photos.root, mask_format="runs", min_area=1, duplicates="first")
+    train, val = ds.split(val_fraction=0.15, seed=2)
+    assert (data.train.fingerprint, data.val.fingerprint) == (train.fingerprint, val.fingerprint)
+    for loader, part in ((data.train_dataloader(), train), (data.val_dataloader(), val)):
+        runs = [run for batch in loader for run in batch["runs"].run_ends.tolist()]
+        assert runs == [run for sample in part for run in sample["run_ends"].tolist()]
+    data.teardown()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mask_fromat": "runs"}, "DataModule has no option 'mask_fromat': is mask_format meant?"),
+        ({"transform": len}, "'transform': use a transforms.Pipeline, called with each batch"),
+        ({"mask_format": "rle"}, "mask_format is 'rle': choose one of bits, bool, runs"),
+        ({"mask_size": 12}, "mask_size is 12: choose a multiple of 8"),
+    ],
+    ids=str,
+)
+def test_an_option_that_there_is_not_is_refused_when_the_module_is_made(photos, options, said):
+    with pytest.raises(sa1bpack.OptionError, match=said):
+        DataModule(photos.root, 2, **options)
+
+
+def test_a_dataset_is_not_opened_again_with_other_options(photos):
+    ds = sa1bpack.open(photos.root)
+    for pack in (ds, torch.utils.data.Subset(ds, [0, 1])):
+        with pytest.raises(sa1bpack.OptionError, match="mask_format is 'runs', an option of sa1b"):
+            DataModule(pack, 2, mask_format="runs")
+
+
 def test_what_changes_while_training_has_its_last_value_in_every_validation(photos):
     ds = sa1bpack.open(photos.root)
     data = DataModule(
