@@ -17,9 +17,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs/figures"
 ORDER = ("packing", "loading", "cold")
-WIDTH, BARS, ROW = 440, 290, 37  # as wide as a phone, where the letters stay as large as they are
-HIGH, GAP = 460, 8  # of the pictures: pixels of a photograph, and between two
-LEAST_AREA = 20_000  # source pixels of a mask in the sheet: smaller ones are specks there
+WIDTH, BARS, ROW = 520, 300, 37  # pixels: of the chart, of its longest bar, and of a row
+WIDEST = {"title": 0.7, "source": 0.62, "": 0.62}  # of a character in Verdana or DejaVu Sans, in em
+HIGH, GAP = 460, 10  # pixels of a crop of batch.jpg, and between two pictures
+STORED = 1536  # pixels at which photographs are stored and drawn, before they are made smaller
+SHEET_WIDTH, TITLES, LETTERS = 1760, 44, 28  # of sheet.jpg, in pixels
+SHEET_TITLES = (
+    "the photograph",
+    "its 90 masks, from their exact outlines",
+    "a crop of a batch, with prompts",
+)
+IN_SHEET = (5, 6)  # image ids
+CROPS = {5: 7, 6: 7, 2: 4}  # image id → epoch whose crop is shown
+SHARES = (0.003, 0.3)  # of a crop that a mask with a prompt covers, at least and at most
+AS_STORED = {"mean": (0, 0, 0), "std": (1, 1, 1)}  # colours of a pipeline without normalisation
 BEGIN, END = "<!-- measured: make_figures.py -->\n", "<!-- end -->\n"
 
 
@@ -34,25 +45,22 @@ def number(value: float) -> str:
 
 def chart(panels: list[dict]) -> str:
     """The measurements as bars, one panel below the other: SVG on a white ground."""
-    parts, y = [], 8
+    parts: list[str] = []
+    y = 8
     for panel in panels:
         most = max(line["value"] for line in panel["lines"])
         most = 1.0 if most <= 1 else most
         source = f"{panel['command']}, {panel['date']}"
-        parts += [
-            f'<text x="12" y="{y + 15}" class="title">{escape(panel["title"])}</text>',
-            f'<text x="12" y="{y + 33}" class="source">{escape(source)}</text>',
-        ]
+        parts.append(text_at(12, y + 15, panel["title"], "title"))
+        parts.append(text_at(12, y + 33, source, "source"))
         y += 42
         for line in panel["lines"]:
             length = max(2, round(BARS * line["value"] / most))
             kind = "ours" if line.get("ours") else "other"
-            text = f"{number(line['value'])} {panel['unit']}"
-            parts += [
-                f'<text x="12" y="{y + 13}">{escape(line["name"])}</text>',
-                f'<rect x="12" y="{y + 18}" width="{length}" height="13" class="{kind}"/>',
-                f'<text x="{length + 18}" y="{y + 29}">{escape(text)}</text>',
-            ]
+            parts.append(text_at(12, y + 13, line["name"], ""))
+            parts.append(f'<rect x="12" y="{y + 18}" width="{length}" height="13" class="{kind}"/>')
+            value = f"{number(line['value'])} {panel['unit']}"
+            parts.append(text_at(length + 18, y + 29, value, ""))
             y += ROW
         y += 14
     style = (
@@ -64,6 +72,15 @@ def chart(panels: list[dict]) -> str:
         f'height="{y}" role="img">\n<style>{style}</style>\n'
         f'<rect width="{WIDTH}" height="{y}" fill="#fff"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
+
+
+def text_at(x: int, y: int, text: str, kind: str) -> str:
+    """A line of text. Raises ValueError if it could leave the picture in a wide fallback font."""
+    size = {"title": 15, "source": 13, "": 14}[kind]
+    widest = WIDEST[kind] * size * len(text)
+    if x + widest > WIDTH:
+        raise ValueError(f"{text!r} may be {widest:.0f} pixels wide: shorten it, or widen WIDTH")
+    return f'<text x="{x}" y="{y}" class="{kind}">{escape(text)}</text>'
 
 
 def summary(panels: list[dict]) -> str:
@@ -93,77 +110,114 @@ def with_summary(readme: str, text: str) -> str:
 
 
 def draw_pictures(folder: Path) -> None:
-    """The sample tar, which is freely licensed (tests/samples/ATTRIBUTION.md): sheet.jpg, its
-    photographs under their masks, boxes and points, as `sa1bpack.show` draws them; and batch.jpg, a
-    batch after a pipeline with crops and flips, with points and boxes as prompts."""
+    """Write sheet.jpg and batch.jpg, of the sample tar: tests/samples/ATTRIBUTION.md."""
     import sa1bpack
 
-    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
-        sa1bpack.pack(ROOT / "tests/samples/sa_000000.tar", "packed", workers=1, progress=False)
-        in_a_row(photographs(), folder / "sheet.jpg")
-        in_a_row(prompted(), folder / "batch.jpg")
+    tar = ROOT / "tests/samples/sa_000000.tar"
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        sa1bpack.pack(tar, "packed", workers=1, image_size=STORED, progress=False)
+        ds = sa1bpack.open("packed", mask_format="runs")
+        draw_sheet(ds, folder / "sheet.jpg")
+        crops = [crop_with_prompts(ds, image_id, epoch) for image_id, epoch in CROPS.items()]
+        tiles = [crop.resize((HIGH, HIGH)) for crop in crops]
+        save_jpeg(in_a_row(tiles), folder / "batch.jpg")
 
 
-def photographs() -> list:
-    """The stored images under their masks."""
+def draw_sheet(ds, path: Path) -> None:
+    """Rows of a photograph, the same under its masks, and a crop with prompts; titles above."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    rows = []
+    lefts: list[int] = []
+    for image_id in IN_SHEET:
+        photo, masks = photograph(ds, image_id)
+        crop = crop_with_prompts(ds, image_id, CROPS[image_id])
+        height = round((SHEET_WIDTH - 2 * GAP) / (2 * photo.width / photo.height + 1))
+        width = round(height * photo.width / photo.height)
+        sizes = [(width, height), (width, height), (SHEET_WIDTH - 2 * (width + GAP), height)]
+        tiles = [
+            picture.resize(size, Image.Resampling.LANCZOS)
+            for picture, size in zip((photo, masks, crop), sizes, strict=True)
+        ]
+        rows.append(in_a_row(tiles))
+        lefts = lefts or [0, width + GAP, 2 * (width + GAP)]
+    sheet = Image.new(
+        "RGB", (SHEET_WIDTH, TITLES + sum(row.height + GAP for row in rows) - GAP), "white"
+    )
+    draw = ImageDraw.Draw(sheet)
+    for left, title in zip(lefts, SHEET_TITLES, strict=True):
+        draw.text((left, 2), title, fill=(34, 34, 34), font=ImageFont.load_default(LETTERS))
+    top = TITLES
+    for row in rows:
+        sheet.paste(row, (0, top))
+        top += row.height + GAP
+    save_jpeg(sheet, path)
+
+
+def photograph(ds, image_id: int) -> tuple:
+    """A stored image without its padding, and the same under its masks, drawn from their runs."""
+    from training_pictures import painted
+
     import sa1bpack
-    from sa1bpack.export.drawing import drawn
-    from sa1bpack.export.subject import read_subject
+    from sa1bpack.export.drawing import mask_colours
 
-    ds = sa1bpack.open("packed", min_area=LEAST_AREA)
-    subjects = [read_subject(ds, row, side=1024) for row in range(len(ds))]
-    return [
-        drawn(one, HIGH, round(HIGH * one.rgb.shape[1] / one.rgb.shape[0]), line=2)
-        for one in subjects
-    ]
+    sides = {"size": STORED, "mask_size": STORED}
+    pipeline = sa1bpack.transforms.Pipeline(ds, **AS_STORED, **sides)
+    with sa1bpack.Loader(ds[[ds.index_of(image_id)]], batch_size=1) as loader:
+        batch = pipeline(next(iter(loader)))
+    height, width = batch["sizes"][0, 2:].tolist()
+    image = batch["images"][0, :, :height, :width].permute(1, 2, 0).round().byte()
+    masks = batch["masks"][0, :, :height, :width]
+    plain = painted(image, masks[:0])
+    return plain, painted(image, masks, mask_colours(len(masks)).tolist())
 
 
-def prompted() -> list:
-    """The images of a batch with one prompt per mask: a point, or a box with noise."""
-    import torch
-    from PIL import Image, ImageDraw
+def crop_with_prompts(ds, image_id: int, epoch: int):
+    """A crop, STORED pixels wide and high, with masks of which each has a point or a box."""
+    from PIL import ImageDraw
+    from training_pictures import painted
 
     import sa1bpack
     from sa1bpack.export.drawing import mask_colours
 
     transforms = sa1bpack.transforms
-    ds = sa1bpack.open("packed", mask_format="runs", min_area=LEAST_AREA)
-    steps = [transforms.RandomHorizontalFlip(), transforms.RandomResizedCrop(scale=(0.4, 0.8))]
-    plain = {"mean": (0, 0, 0), "std": (1, 1, 1)}  # colours as they are stored
-    pipeline = transforms.Pipeline(ds, steps, size=HIGH, mask_size=HIGH, **plain)
-    prompts = transforms.Prompts({"point": 0.5, "box": 0.5})
-    with sa1bpack.Loader(ds, batch_size=3, max_masks=12, mask_select="largest") as loader:
+    steps = [transforms.RandomHorizontalFlip(), transforms.RandomResizedCrop(scale=(0.1, 0.3))]
+    sides = {"size": STORED, "mask_size": STORED}
+    pipeline = transforms.Pipeline(ds, steps, **AS_STORED, **sides)
+    prompts = transforms.Prompts({"point": 0.6, "box": 0.4}, where="interior")
+    with sa1bpack.Loader(ds[[ds.index_of(image_id)]], batch_size=1) as loader:
+        loader.set_epoch(epoch)
         batch = prompts(pipeline(next(iter(loader))))
-    tiles, colours = [], torch.from_numpy(mask_colours(12)).float()
-    for k, image in enumerate(batch["images"]):
-        rgb = image.permute(1, 2, 0).float()
-        for m in range(12):
-            mask = batch["masks"][k, m]
-            rgb[mask] = 0.55 * rgb[mask] + 0.45 * colours[m]
-        tile = Image.fromarray(rgb.round().clamp(0, 255).byte().numpy())
-        draw = ImageDraw.Draw(tile)
-        for m, kind in enumerate(batch["prompt_kinds"][k].tolist()):
-            if kind == 1:
-                box = batch["prompt_boxes"][k, m].tolist()
-                draw.rectangle(box, outline=tuple(map(int, colours[m].tolist())), width=3)
-            elif kind == 0:
-                x, y = batch["prompt_points"][k, m, 0].tolist()
-                draw.ellipse((x - 6, y - 6, x + 6, y + 6), fill="white", outline="black", width=2)
-        tiles.append(tile)
-    return tiles
+    share = batch["masks"][0].float().mean((1, 2))
+    visible = ((share > SHARES[0]) & (share < SHARES[1])).nonzero()[:, 0]
+    colours = mask_colours(len(visible)).tolist()
+    image = batch["images"][0].permute(1, 2, 0).round().clamp(0, 255).byte()
+    picture = painted(image, batch["masks"][0, visible], colours)
+    draw = ImageDraw.Draw(picture)
+    for mask, colour in zip(visible.tolist(), colours, strict=True):
+        if batch["prompt_kinds"][0, mask] == 1:
+            draw.rectangle(batch["prompt_boxes"][0, mask].tolist(), outline=tuple(colour), width=9)
+            continue
+        x, y = batch["prompt_points"][0, mask, 0].tolist()
+        draw.ellipse((x - 18, y - 18, x + 18, y + 18), fill="white", outline="black", width=6)
+    return picture
 
 
-def in_a_row(tiles: list, path: Path) -> None:
-    """Write pictures of one height side by side."""
+def in_a_row(tiles: list):
+    """Pictures of one height side by side."""
     from PIL import Image
 
-    width = sum(tile.width for tile in tiles) + GAP * (len(tiles) - 1)
-    picture = Image.new("RGB", (width, HIGH), "white")
+    width = sum(tile.width + GAP for tile in tiles) - GAP
+    picture = Image.new("RGB", (width, tiles[0].height), "white")
     left = 0
     for tile in tiles:
         picture.paste(tile, (left, 0))
         left += tile.width + GAP
-    picture.save(path, quality=82, optimize=True)
+    return picture
+
+
+def save_jpeg(picture, path: Path) -> None:
+    picture.save(path, quality=85, optimize=True)
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def test_every_page_is_in_the_navigation():
 def test_a_notebook_becomes_a_page_with_its_code_and_outputs(site):
     text = site("notebook").notebook_page(DOCS / "first_steps.ipynb")
     assert text.startswith("# First steps\n") and "\n```python\nimport torch\n" in text
-    assert "```text\n3 images, 203 masks; sound: True\n```" in text
+    assert "```text\n3 images, 270 masks; sound: True\n```" in text
     assert text.count("](data:image/jpeg;base64,") == 1
 
 

@@ -251,7 +251,7 @@ class Collate:
         >>> ds = sa1bpack.open("packed")
         >>> batch = sa1bpack.Collate(max_masks=64, sample_spec=ds.spec)([ds[0], ds[1]])
         >>> batch["images"].shape, batch["masks"].shape, batch["mask_counts"].tolist()
-        (torch.Size([2, 1024, 1024, 3]), torch.Size([2, 64, 256, 256]), [35, 64])
+        (torch.Size([2, 1024, 1024, 3]), torch.Size([2, 64, 256, 256]), [64, 64])
     """
 
     def __init__(

@@ -146,9 +146,9 @@ class Dataset(MapStyle, Pictured):
     Examples:
         >>> ds = sa1bpack.open("packed")
         >>> len(ds), ds[0]["image"].shape, ds[0]["masks"].shape
-        (3, (1024, 1024, 3), (35, 256, 32))
-        >>> ds.column("mask_count").tolist(), len(ds.where("mask_count > 50"))
-        ([35, 69, 99], 2)
+        (3, (1024, 1024, 3), (90, 256, 32))
+        >>> ds.column("image_id").tolist(), len(ds.where("image_id > 2"))
+        ([2, 6, 5], 2)
     """
 
     def __init__(self, pack: Pack, rows: Rows, options: SampleOptions):

@@ -80,7 +80,7 @@ class ExportResult:
     Examples:
         >>> result = sa1bpack.export_sa1b("packed", "records", progress=False)
         >>> result.images, result.masks, result.lossless
-        (3, 203, True)
+        (3, 270, True)
     """
 
     path: Path
@@ -388,7 +388,7 @@ def export_coco(
     Examples:
         >>> result = sa1bpack.export_coco("packed", "instances.json", progress=False)
         >>> result.images, result.masks, result.files
-        (3, 203, 1)
+        (3, 270, 1)
     """
     started = time.perf_counter()
     packed, rows = _chosen(pack, sources, shards, image_ids)

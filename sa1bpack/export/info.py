@@ -367,7 +367,7 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
     Examples:
         >>> facts = sa1bpack.info("packed")
         >>> int(facts.mask_counts.sum()), facts.files
-        (203, 52)
+        (270, 52)
         >>> print(facts.as_text().splitlines()[2])
           images     3 in 1 shard from 1 source
     """

@@ -366,7 +366,7 @@ def relate(
         >>> sample = sa1bpack.open("packed", mask_format="runs")[0]
         >>> relations = sa1bpack.masks.relate(sample)
         >>> relations.ious.shape, relations.ious.dtype, relations.parents[:8]
-        ((35, 35), dtype('float64'), array([-1, -1, 19, -1, 19, -1, -1, -1]))
+        ((90, 90), dtype('float64'), array([12, 11, 64, -1, -1, 69, -1, 58]))
     """
     if "run_ends" in sample:
         height, width = (int(side) for side in sample["size"][:2])

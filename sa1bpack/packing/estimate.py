@@ -206,7 +206,7 @@ def estimate(
     Examples:
         >>> forecast = sa1bpack.estimate("tests/samples/sa_000000.tar", "another")
         >>> forecast.images, forecast.masks, forecast.disk_bytes
-        (3, 203, 11822090)
+        (3, 270, 12354584)
     """
     require_decoder()
     request = check_request(sources, output, options)

@@ -185,7 +185,7 @@ def pack(
     Examples:
         >>> result = sa1bpack.pack("tests/samples/sa_000000.tar", "packed", workers=1)
         >>> result.images, result.masks
-        (3, 203)
+        (3, 270)
     """
     check_progress(progress)
     require_decoder()

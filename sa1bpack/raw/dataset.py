@@ -209,7 +209,7 @@ class TarDataset(MapStyle):
     Examples:
         >>> ds = sa1bpack.TarDataset("tests/samples/sa_000000.tar", index_folder="indices")
         >>> len(ds), ds[0]["image"].shape, ds.metadata(0).masks
-        (3, (1024, 1024, 3), 35)
+        (3, (1024, 1024, 3), 90)
     """
 
     @takes_options(RawOptions)

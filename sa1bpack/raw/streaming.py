@@ -77,7 +77,7 @@ class IterableTarDataset(IterableDataset[Any]):
     Examples:
         >>> ds = sa1bpack.IterableTarDataset("tests/samples/sa_000000.tar")
         >>> [sample["image_id"] for sample in ds]
-        [5, 6, 2]
+        [2, 6, 5]
     """
 
     @takes_options(RawOptions)

@@ -156,7 +156,7 @@ def image_region(batch: Items, size: int | Sides | None = None) -> Tensor:
         >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
         ...     batch = T.Pipeline(ds, [T.RandomHorizontalFlip()])(next(iter(loader)))
         >>> batch["input_sizes"].tolist(), T.image_region(batch, 64).sum((1, 2)).tolist()
-        ([[1024.0, 682.0], [693.0, 1024.0]], [2752, 2752])
+        ([[576.0, 1024.0], [693.0, 1024.0]], [2304, 2752])
     """
     check_made(batch, ("images", "input_sizes", "input_to_source"))
     height, width = batch["images"].shape[-2:]

@@ -26,7 +26,7 @@ from sa1bpack.errors import OutputRefused
 
 # The second one has the records of eight photographs with blank pictures of the same sizes.
 @pytest.mark.parametrize(
-    ("name", "images", "masks"), [("sa_000000", 3, 203), ("sa_000001_records", 8, 760)]
+    ("name", "images", "masks"), [("sa_000000", 3, 270), ("sa_000001_records", 8, 760)]
 )
 def test_records_of_the_sample_tars_equal_their_members_byte_for_byte(
     sample_tar, tmp_path, name, images, masks

@@ -194,7 +194,7 @@ class Extent:
     Examples:
         >>> from torch.utils.data import ConcatDataset
         >>> ds = sa1bpack.open("packed")
-        >>> both = ConcatDataset([ds, ds.where("mask_count > 50")])
+        >>> both = ConcatDataset([ds, ds.where("image_id > 2")])
         >>> extent = sa1bpack.Extent(len(both), "00000000000000a1")
         >>> sorted(sa1bpack.ShuffleOrder(extent).take(0, 0, 5).tolist())
         [0, 1, 2, 3, 4]
@@ -573,7 +573,7 @@ class WeightedOrder(SeededOrder):
 
     Examples:
         >>> ds = sa1bpack.open("packed")
-        >>> order = sa1bpack.WeightedOrder(ds, ds.column("mask_count") > 50)
+        >>> order = sa1bpack.WeightedOrder(ds, ds.column("image_id") > 2)
         >>> set(order.take(epoch=0, start=0, stop=3).tolist()) <= {1, 2}
         True
     """

@@ -342,7 +342,7 @@ def draw_runs(
         >>> scale = runs.sizes.max(1).values.double() / 64
         >>> maps = T.AxisMaps(scale[:, None].expand(2, 2).contiguous(), torch.zeros(2, 2).double())
         >>> T.draw_runs(runs, maps, (64, 64)).shape
-        torch.Size([104, 64, 64])
+        torch.Size([180, 64, 64])
     """
     size = window.check_size(size)
     choice("sampling", sampling, SAMPLINGS)

@@ -237,7 +237,7 @@ def draw_points(
         >>> ids = torch.arange(len(runs.run_offset) - 1)
         >>> points, valid = T.draw_points(runs, ids, 3, seed=0, epoch=0)
         >>> points.shape, points.dtype, valid.dtype
-        (torch.Size([104, 3, 2]), torch.float32, torch.bool)
+        (torch.Size([180, 3, 2]), torch.float32, torch.bool)
     """
     if isinstance(ids, Tensor) and ids.ndim == 2:
         shape = ids.shape

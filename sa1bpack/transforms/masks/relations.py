@@ -284,7 +284,7 @@ def relation(batch: Items, name: str, share: float = SHARE, neighbors: int = NEI
         >>> ds = sa1bpack.open("packed")
         >>> batch = sa1bpack.Collate("concat", sample_spec=ds.spec)([ds[0], ds[1]])
         >>> T.relation(batch, "depths").shape
-        torch.Size([104])
+        torch.Size([180])
     """
     relate = Relate([name], share=share, neighbors=neighbors)
     if RELATIONS[name].pairs:

@@ -42,7 +42,7 @@ class RunBatch:
         >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
         >>> runs = batch["runs"]
         >>> runs.run_ends.dtype, len(runs.run_offset) - 1, runs.sizes.shape
-        (torch.int32, 104, torch.Size([2, 2]))
+        (torch.int32, 180, torch.Size([2, 2]))
     """
 
     run_ends: Tensor
