@@ -16,6 +16,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.select import MASK_NUMBERS, NUMBERS, REDUCTIONS
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.exploring.features import feature_record, map_picture
 from sa1bpack.exploring.filters import Filter
 from sa1bpack.exploring.outlines import outlines_of_bits, outlines_of_runs
 from sa1bpack.exploring.shard_parts import ShardParts
@@ -25,17 +26,16 @@ from sa1bpack.export.drawing import drawn, file_of, fitted, plain
 from sa1bpack.export.painting import id_colours
 from sa1bpack.export.subject import Subject, Unreadable, read_subject
 from sa1bpack.format.problems import reason_of
-from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.masks.select import ranked
 from sa1bpack.threads import start_thread
+from sa1bpack.wording import brief
 
 THUMBNAIL_SIDES = (200, 400)  # of the longer side, in pixels
 MOST_ROWS = 1000  # of one answer
 _QUALITY = {"thumbnail": 80, "image": 92}
 _PATIENCE = 0.3  # seconds that an answer waits for a view that still grows
 _SURVEY_PATIENCE = 120  # seconds that an answer waits for the survey, which reads some shards
-_SHOWN_VALUES = 24  # numbers of a row of a feature
 
 
 class NotReady(Exception):
@@ -195,11 +195,8 @@ class Answers:
 
     def sample(self, index: int) -> dict[str, Any]:
         """Everything about a sample but its pixels. Raises FormatError if it cannot be read."""
-        try:
-            metadata = self._detailed.metadata(index)
-            sample: Sample = self._detailed[index]
-        except (FormatError, OSError) as error:
-            raise FormatError(reason_of(error)) from error
+        sample = self._detailed_sample(index)
+        metadata = self._detailed.metadata(index)
         height, width = sample["size"][:2].tolist()
         outlines, unit = self._outlines(sample, height, width)
         order = ranked(sample["areas"])
@@ -228,9 +225,17 @@ class Answers:
             "colours": [f"#{colour.tobytes().hex()}" for colour in colours],
             "numbers": self._numbers(sample),
             "features": [
-                _feature(spec, sample[spec.name]) for spec in self._detailed.spec.features
+                feature_record(spec, sample[spec.name]) for spec in self._detailed.spec.features
             ],
         }
+
+    def _detailed_sample(self, index: int) -> Sample:
+        """A sample with all that is shown of it. Raises FormatError if it cannot be read."""
+        try:
+            sample: Sample = self._detailed[index]
+        except OSError as error:
+            raise FormatError(reason_of(error)) from error
+        return sample
 
     def _outlines(
         self, sample: Mapping[str, Any], height: int, width: int
@@ -287,6 +292,19 @@ class Answers:
             picture = plain(subject, *fitted(subject.rgb.shape, side, side))
         return file_of(picture, "JPEG", _QUALITY["thumbnail"])
 
+    def feature_map(self, index: int, name: str) -> bytes:
+        """The picture of a spatial feature of a sample, as a PNG.
+
+        Raises FormatError if it cannot be read, OptionError if there is no such feature.
+        """
+        for spec in self._detailed.spec.features:
+            if spec.name == name and spec.spatial:
+                sample = self._detailed_sample(index)
+                side = self.dataset.layout.image_size
+                picture = map_picture(spec, sample[name], sample["size"], side)
+                return file_of(picture, "PNG", 0)
+        raise OptionError(f"name is {brief(name)}: there is no such feature with a map")
+
     def _without_masks(self, index: int) -> Subject:
         """The sample to draw without its masks. Raises FormatError if it cannot be read."""
         try:
@@ -332,35 +350,3 @@ def _title(names: Sequence[str]) -> str:
 def _count_text(masks: int, annotations: int) -> str:
     """The number of masks, and of how many if some were left out."""
     return f"{masks:,}" if masks == annotations else f"{masks:,} of {annotations:,}"
-
-
-def _feature(spec: SideSpec, value: Any) -> dict[str, Any]:
-    """A feature of a sample: its text, or its first numbers and what all are like."""
-    record: dict[str, Any] = {"name": spec.name, "type": spec.to_text(), "axis": spec.axis}
-    if isinstance(value, str):
-        record["text"] = value
-        return record
-    rows = np.asarray(value)
-    if spec.dtype == "bfloat16":  # which is read as its bits
-        rows = (rows.astype(np.uint32) << 16).view(np.float32)
-    if spec.axis == "mask":
-        flat = rows.reshape(len(rows), -1)[:, :_SHOWN_VALUES] if rows.size else rows
-        record["rows"] = _listed(flat)
-        return record
-    flat = rows.reshape(-1)
-    record["values"] = _listed(flat[:_SHOWN_VALUES])
-    record["more"] = max(0, flat.size - _SHOWN_VALUES)
-    finite = flat[np.isfinite(flat)].astype(np.float64)
-    if flat.size > 1 and finite.size:
-        record["range"] = [float(finite.min()), float(finite.mean()), float(finite.max())]
-    return record
-
-
-def _listed(values: np.ndarray) -> list[Any]:
-    """Values as numbers of JSON, or as texts where JSON has no exact number for them."""
-    if values.dtype.kind in "iu":
-        beyond = np.abs(values.astype(np.float64)) > 2**53
-        listed: list[Any] = (values.astype(str) if beyond.any() else values).tolist()
-        return listed
-    listed = values.astype(np.float64).tolist()
-    return listed

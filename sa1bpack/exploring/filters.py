@@ -19,7 +19,7 @@ from sa1bpack.wording import brief
 COUNT = "mask_count"
 WHERE = "where"  # in a query, the conditions
 MAX_CONDITIONS = 20
-_AND = re.compile(r"\s+and\s+", re.IGNORECASE)
+_AND = re.compile(" and ", re.IGNORECASE)
 # Numbers of a sample that the index of a pack has: for others, shards are read.
 _IN_THE_INDEX = (COUNT, "image_id")
 
@@ -106,7 +106,8 @@ def parse_conditions(text: str) -> list[Condition]:
 
     Raises OptionError as `Dataset.where` does, and for more than MAX_CONDITIONS.
     """
-    parts = _AND.split(text.strip()) if text.strip() else []
+    words = " ".join(text.split())
+    parts = _AND.split(words) if words else []
     if len(parts) > MAX_CONDITIONS:
         raise OptionError(f"where has {len(parts)} conditions: write at most {MAX_CONDITIONS}")
     return [parse_condition(part) for part in parts]
@@ -169,5 +170,5 @@ def any_mask(inside: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """
     before = np.zeros(len(inside) + 1, np.int64)
     np.cumsum(inside, out=before[1:])
-    found: np.ndarray = before[offsets[1:]] > before[offsets[:-1]]
-    return found
+    has_inside: np.ndarray = before[offsets[1:]] > before[offsets[:-1]]
+    return has_inside

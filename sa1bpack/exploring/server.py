@@ -289,6 +289,10 @@ class Handler(BaseHTTPRequestHandler):
         jpeg = self.server.answers.thumbnail(self._index(query), side, with_masks)
         self._send("image/jpeg", jpeg, cache=_FOR_A_WHILE)
 
+    def _feature(self, query: dict[str, str]) -> None:
+        picture = self.server.answers.feature_map(self._index(query), query.get("name", ""))
+        self._send("image/png", picture, cache=_FOR_A_WHILE)
+
     def _index(self, query: dict[str, str]) -> int:
         """The position of a sample in the dataset."""
         return self._number(query, "index", 0, len(self.server.answers.dataset) - 1)
@@ -377,6 +381,7 @@ _READERS: dict[str, Callable[[Handler, dict[str, str]], None]] = {
     "/api/sample": Handler._sample,
     "/image": Handler._image,
     "/thumbnail": Handler._thumbnail,
+    "/feature": Handler._feature,
 }
 
 

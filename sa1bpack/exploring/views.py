@@ -19,7 +19,7 @@ from sa1bpack.exploring.shard_parts import ShardParts
 from sa1bpack.format.problems import reason_of
 from sa1bpack.threads import start_thread
 
-_KEPT = 8  # views; of all of SA-1B, one takes at most 90 MB
+_MOST_VIEWS = 8  # views; of all of SA-1B, one takes at most 90 MB
 _READ_AT_ONCE = 2
 _AHEAD = 500  # samples that are found beyond what was asked for, where each shard is fetched
 _MOST_NOTES = 5
@@ -147,7 +147,7 @@ class Views:
         self._cancelled = [thread for thread in self._cancelled if thread.is_alive()]
         for key in list(self._filling)[: -_READ_AT_ONCE + 1]:
             self._forget(key)
-        while len(self._views) >= _KEPT:
+        while len(self._views) >= _MOST_VIEWS:
             self._forget(next(iter(self._views)))
         self._filling[chosen] = start_thread(partial(self._fill, view, steps), "view of a pack")
         self._views[chosen] = view
@@ -166,19 +166,19 @@ class Views:
             possible = steps.by_index(self._dataset)
             if not steps.reads_shards:
                 everything = range(len(self._dataset))
-                found = everything if possible is None else np.flatnonzero(possible)
-                view.add(found, len(self._parts))
+                meeting = everything if possible is None else np.flatnonzero(possible)
+                view.add(meeting, len(self._parts))
                 return
             for part in range(len(self._parts)):
                 if not view.is_wanted():
                     return
-                view.add(self._found_in(part, view, steps, possible), 1)
+                view.add(self._meeting_in(part, view, steps, possible), 1)
         except (Sa1bpackError, OSError) as error:
             view.note(f"{error}; nothing after it was looked at")
         finally:
             view.finish()
 
-    def _found_in(
+    def _meeting_in(
         self, part: int, view: View, steps: FilterSteps, possible: np.ndarray | None
     ) -> np.ndarray:
         """int64 (k,): positions of those samples of a part that meet the filter."""
@@ -192,8 +192,8 @@ class Views:
             return positions[:0]
         if possible is not None:
             met &= possible[positions]
-        found: np.ndarray = positions[met]
-        return found
+        meeting: np.ndarray = positions[met]
+        return meeting
 
     def close(self) -> None:
         """End the threads; views that are asked for later are empty."""

@@ -201,6 +201,45 @@ def test_features_are_beside_the_image(served, with_features):
             assert feature["rows"] == rows.reshape(masks, -1)[:, :24].tolist()
 
 
+def test_bytes_that_are_text_are_shown_as_text(served, pack, tmp_path):
+    copy = shutil.copytree(pack, tmp_path / "pack")
+    ds = sa1bpack.open(copy)
+    ids, mask_ids = ds.column("image_id"), ds.mask_column("annotation_id")
+    captions = [f"Ein Foto, n° {number}, 犬" for number in ids]
+    rows = np.array([text.encode() for text in captions])
+    rows = rows.view(np.uint8).reshape(len(ids), -1)
+    sa1bpack.attach(ds, "caption", rows, ids)
+    phrases = np.array([f"mask {number}".encode() for number in mask_ids])
+    phrases = phrases.view(np.uint8).reshape(len(mask_ids), -1)
+    sa1bpack.attach(ds, "phrase", phrases, mask_ids, axis="mask")
+    sa1bpack.attach(ds, "noise", np.full((len(ids), 8), 200, np.uint8), ids)
+    shown = served(copy).ask("/api/sample", index=6)
+    found = {feature["name"]: feature for feature in shown["features"]}
+    assert found["caption"]["text"] == captions[6]
+    of_masks = ds[6]["annotation_ids"].tolist()
+    assert len(of_masks) and found["phrase"]["rows"] == [f"mask {number}" for number in of_masks]
+    assert "text" not in found["noise"] and found["noise"]["values"] == [200] * 8
+
+
+def test_a_map_is_a_picture_over_the_photograph(served, with_features):
+    client = served(with_features.root)
+    size = sa1bpack.open(with_features.root)[0]["size"].tolist()
+    side = sa1bpack.open(with_features.root).layout.image_size
+    answer = client.get("/feature?index=0&name=teacher")
+    assert answer.status == 200 and answer.headers["Content-Type"] == "image/png"
+    with Image.open(io.BytesIO(answer.body)) as picture:
+        scale = 320 / max(size[2:])
+        assert picture.size == (round(size[3] * scale), round(size[2] * scale))
+        pixels = np.asarray(picture)[..., 0].astype(int)
+    image_id = sa1bpack.open(with_features.root)[0]["image_id"]
+    cells = expected_rows("teacher", image_id, 0).astype(float).mean(0)
+    shown = cells[: -(-size[2] * 32 // side), : -(-size[3] * 32 // side)]
+    shade = 255 * (shown - shown.min()) / (shown.max() - shown.min())
+    assert abs(pixels[1, 1] - shade[0, 0]) <= 1 and abs(pixels[-2, -2] - shade[-1, -1]) <= 1
+    for name in ("odd", "nothing", ""):
+        assert client.get(f"/feature?index=0&name={name}").status == 400
+
+
 def test_a_feature_that_does_not_fit_is_named_and_the_others_are_shown(served, pack, tmp_path):
     copy = shutil.copytree(pack, tmp_path / "pack")
     ds = sa1bpack.open(copy)

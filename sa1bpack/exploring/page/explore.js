@@ -561,6 +561,7 @@ const detail = {
     $("features-box").hidden = true;
     $("table").tBodies[0].replaceChildren();
     $("photo").removeAttribute("src");
+    $("overlay").removeAttribute("src");
     showPicked();
     let sample;
     try {
@@ -618,7 +619,8 @@ const detail = {
       const text = feature.values.map((value) => number(value, 4)).join(" ");
       const range = feature.range ? `, ${feature.range.map((value) => number(value, 4)).join(" … ")} (least, mean, most)` : "";
       return element("div", {}, element("b", { textContent: feature.name }), ` ${feature.type}${range}`,
-        element("code", { textContent: feature.more ? `${text} … ${number(feature.more)} more` : text }));
+        element("code", { textContent: feature.more ? `${text} … ${number(feature.more)} more` : text }),
+        ...(feature.is_map ? [this.mapOf(feature)] : []));
     }));
     $("features-box").hidden = !arrays.length;
     const columns = [{ heading: "area", values: this.values("area") }, ...sample.numbers.filter((each) => each.heading)];
@@ -635,6 +637,17 @@ const detail = {
       return line;
     }));
     if (!sample.order.length) $("mask").textContent = "This image has no masks.";
+  },
+
+  mapOf(feature) { // a picture, which a click lays over the photograph
+    const address = `/feature?index=${this.row[0]}&name=${feature.name}&v=${session}`;
+    const picture = element("img", { src: address, alt: `${feature.name} as a picture`, title: "Lay it over the image" });
+    picture.addEventListener("click", () => {
+      const isOver = $("overlay").getAttribute("src") === address;
+      if (isOver) $("overlay").removeAttribute("src");
+      else $("overlay").src = address;
+    });
+    return picture;
   },
 
   showInside() { // masks that no slider excludes; the others are faint
@@ -679,7 +692,9 @@ const detail = {
       return [each.title, Array.isArray(value) ? value.map((part) => number(part)).join(", ") : number(value, 8)];
     });
     for (const feature of sample.features) {
-      if ("rows" in feature) pairs.push([feature.name, [feature.rows[mask]].flat().map((value) => number(value, 4)).join(" ")]);
+      if (!("rows" in feature)) continue;
+      const row = feature.rows[mask];
+      pairs.push([feature.name, typeof row === "string" ? row : row.map((value) => number(value, 4)).join(" ")]);
     }
     const share = (100 * this.values("area")[mask]) / (sample.width * sample.height);
     pairs.push(["of the image", `${number(share, 3)} %`]);
