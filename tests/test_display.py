@@ -67,7 +67,10 @@ def test_steps_show_their_parameters(ds):
     crop = transforms.RandomResizedCrop()
     assert repr(crop) == "RandomResizedCrop(scale=(0.08, 1), ratio=(0.75, 1.333))"
     jitter = transforms.ColorJitter(0.4, hue=0.1)
-    assert repr(jitter).startswith("ColorJitter(brightness=(0.6, 1.4), contrast=(1, 1), ")
+    ranges = "brightness=(0.6, 1.4), contrast=(1, 1), saturation=(1, 1), hue=(-0.1, 0.1)"
+    assert repr(jitter) == f"ColorJitter({ranges})"  # as features have it since before random_order
+    shuffled = transforms.ColorJitter(0.4, hue=0.1, random_order=True)
+    assert repr(shuffled) == f"ColorJitter({ranges}, random_order=True)"
     pipeline = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip(), jitter])
     assert f"([RandomHorizontalFlip(p=0.5), {jitter!r}], size=(24, 24), " in repr(pipeline)
 

@@ -424,7 +424,8 @@ def completed(loaded: LoadedBatch, spec: str, says_dropped: bool) -> Batch:
         spec: of its samples.
         says_dropped: it gets the key "dropped".
 
-    Raises LoaderError if its device has no memory for that.
+    Raises:
+        LoaderError: its device has no memory for that.
     """
     tensors = loaded.tensors
     batch = batch_class(spec)(

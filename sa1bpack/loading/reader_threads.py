@@ -242,11 +242,11 @@ class ReaderThreads:
     def take(self, timeout: float | None = None) -> LoadedBatch | None:
         """The next batch; None if the epoch was ended.
 
-        Args:
-            timeout: seconds to wait at most; None: those of the options.
-
         Raises the error that came instead of the batch, LoaderTimeout, or an error from allocating
         a buffer.
+
+        Args:
+            timeout: seconds to wait at most; None: those of the options.
         """
         if timeout is None:
             timeout = self._timeout

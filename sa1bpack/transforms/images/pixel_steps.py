@@ -136,6 +136,14 @@ class ColorJitter(PixelStep):
             choices = (kinds,) * len(kinds)
         return changes.with_colors(ColorChange(order, factors.float(), choices))
 
+    def __repr__(self) -> str:
+        """As a call, without an option that has its default.
+
+        The text is in the records of features: those that were made before there was the option are
+        found again.
+        """
+        return super().__repr__().replace(", random_order=False", "")
+
     @property
     def ranges(self) -> tuple[Range, Range, Range, Range]:
         """The ranges of the four factors, by kind."""
