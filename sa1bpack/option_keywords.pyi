@@ -157,6 +157,8 @@ class ModuleKeywords(typing.TypedDict, total=False):
     device: str
     threads: int | None
     prefetch: int | None
+    pipeline: collections.abc.Callable[[typing.Any], typing.Any] | None
+    pipeline_threads: int | None
     io: str | None
     global_batch_size: int | sa1bpack.schedules.Schedule | list[int] | collections.abc.Callable[[int], int] | None
     shuffle: bool
@@ -174,4 +176,14 @@ class ModuleKeywords(typing.TypedDict, total=False):
     world_size: int | None
     max_dropped: float
     timeout: float
+    progress: bool | collections.abc.Callable[[int, int], object] | None
     on_epoch_end: collections.abc.Callable[[sa1bpack.loading.stats.LoadingStats], object] | None
+
+class LookKeywords(typing.TypedDict, total=False):
+    outlines: bool
+    opacity: float
+    boxes: bool
+    points: bool
+    numbers: bool
+    max_masks: int | None
+    feature: str | None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.deriving.options import DeriveOptions, RowOptions
+from sa1bpack.export.look import Look
 from sa1bpack.loading.options import LoaderOptions, ReadingOptions
 from sa1bpack.options import Declaration, declarations
 from sa1bpack.packing.options import PackOptions, RunOptions
@@ -26,6 +27,7 @@ GROUPS = {
     "RowKeywords": (RowOptions,),
     "DeriveKeywords": (DeriveOptions,),
     "ModuleKeywords": (SampleOptions, LoaderOptions),
+    "LookKeywords": (Look,),
 }
 
 # Fields that are no options of these calls, as the decorator there says.

@@ -393,6 +393,12 @@ def _add(
         details["default"] = declaration.default if has_default else argparse.SUPPRESS
     if name == "output":
         words.insert(0, "-o")
+    if kind is bool and default is True:
+        details["help"] = f"do not {declaration.help}"
+        group.add_argument(
+            f"--no-{name.replace('_', '-')}", dest=name, action="store_false", **details
+        )
+        return
     if kind is bool:
         group.add_argument(*words, action="store_true", **details)
         return

@@ -15,6 +15,7 @@ from sa1bpack.cli.arguments import Address, Engine, Help, Machines, one_or_sever
 from sa1bpack.cli.exits import say, say_json, warn
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.errors import OptionError
+from sa1bpack.export.look import Look
 from sa1bpack.masks.select import Thresholds
 from sa1bpack.options import BENCH_MASKS, MASK_LAYOUTS, REPORT_CHECKS
 from sa1bpack.wording import brief, counted
@@ -95,6 +96,7 @@ def show(
     rule: Annotated[
         Thresholds, Help("masks: draw only those that pass, as `sa1bpack.open` reads them")
     ],
+    look: Annotated[Look, Help("what is drawn")],
 ) -> int:
     """Draw samples of a pack on one sheet, 1600 pixels wide: stored pixels under
     masks, boxes and points, with file name, id, sizes and number of masks
@@ -106,6 +108,9 @@ def show(
       sa1bpack show /data/packed -o sheet.png --samples 40 --seed 7
       sa1bpack show /data/packed -o sheet.png --image-id 5 6 2    # in this order
       sa1bpack show /data/packed -o one.png --image-id 5 --large
+      sa1bpack show /data/packed -o one.png --row 7 --large --no-numbers --no-boxes
+      sa1bpack show /data/packed -o outlines.png --opacity 0 --max-masks 20
+      sa1bpack show /data/packed -o teacher.png --feature teacher    # beside it
       sa1bpack show '/data/packs/*' -o sheet.png    # of several packs
       sa1bpack show /data/sa_000000.tar -o sheet.png    # the first of a tar
       sa1bpack show /data/packed -o sheet.png --min-iou 0.9 --min-stability 0.95
@@ -113,7 +118,13 @@ def show(
     Masks are drawn from their exact runs, or, if the pack has none, from bits.
     Smaller ones are drawn over larger ones; the colour of a mask follows from its
     id. Points are white. An image that is smaller than its tile is enlarged by an
-    integer factor.
+    integer factor. On a large picture masks have the numbers of its table.
+
+    --feature draws what `sa1bpack derive` or `sa1bpack.attach` made, by its name
+    or the path of its folder: label maps in the colours of their ids, 0 black,
+    and embeddings by their first three principal components as red, green and
+    blue, with their share of the variance. Batches, prompts and predictions are
+    drawn by `sa1bpack.show` in Python.
     Only the samples shown are read, and compared with their checksums. A tar is
     read until its first images are complete; it needs no index, and all of their
     masks are drawn.
@@ -135,6 +146,7 @@ def show(
         seed=seed,
         large=large,
         rule=asdict(rule),
+        look=look,
     )
     write_picture(shown.picture, path)
     text = f"{path}: {shown.picture.width} x {shown.picture.height} pixels"

@@ -24,6 +24,11 @@ _RIM = 0.4  # of the width of an outline
 _RIM_COLOUR = 15
 _RIM_OPACITY = 0.6
 
+# Stripes: pixels from one to the next, and across one, both along a row.
+_STRIPE_STEP = 7
+_STRIPE_WIDTH = 2
+_STRIPE_OPACITY = 0.75
+
 # A golden-ratio step on the hue circle: each new hue falls into one of the widest gaps.
 _HUE_STEP = 0.6180339887498949
 _FIRST_HUE = 0.58
@@ -244,3 +249,28 @@ def _eroded(shape: np.ndarray, times: int) -> np.ndarray:
         else:
             shape = within[:, 1:-1] & shape & padded[1:-1, :-2] & padded[1:-1, 2:]
     return shape
+
+
+def paint_stripes(
+    pixels: np.ndarray, shapes: Shapes, masks: Sequence[int], colour: Sequence[int]
+) -> np.ndarray:
+    """The picture under diagonal stripes where any of some masks is: uint8 (h, w, 3).
+
+    Args:
+        pixels: uint8 (h, w, 3), RGB.
+        shapes, masks: the masks, and which of them.
+        colour: of the stripes, RGB.
+    """
+    height, width = pixels.shape[:2]
+    fine = max(1, min(_FINE, MAX_MASK_SIZE // max(height, width)))
+    layer = np.zeros((fine * height, fine * width), np.int8)
+    for mask in masks:
+        top, left, inside = shapes.on(fine * height, fine * width, mask)
+        layer[top : top + inside.shape[0], left : left + inside.shape[1]] |= inside
+    rows = np.arange(layer.shape[0])[:, None]
+    columns = np.arange(layer.shape[1])
+    layer &= (rows + columns) % (fine * _STRIPE_STEP) < fine * _STRIPE_WIDTH
+    over = np.zeros((2, 4), np.float32)
+    over[1] = (*colour, 1)
+    over[1] *= _STRIPE_OPACITY
+    return _mixed(pixels, layer, over, fine)

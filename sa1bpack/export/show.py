@@ -9,34 +9,42 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.arguments import MAX_WORD, number, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
-from sa1bpack.export.drawing import SIDE, Picture, contact_sheet, file_of, large_picture, tile_width
+from sa1bpack.export.batch_samples import Predictions, image_count, row_of_id, subject_of
+from sa1bpack.export.drawing import Picture, file_of
+from sa1bpack.export.large import large_picture
+from sa1bpack.export.look import Look
+from sa1bpack.export.sheet import WIDTH, contact_sheet, tile_width
 from sa1bpack.export.subject import (
     Subject,
     Unreadable,
     exact_shapes,
-    image_count,
     read_subject,
-    subject_of,
+    subject_of_sample,
 )
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
 from sa1bpack.indices import torch_subset
-from sa1bpack.keywords import checks_options
+from sa1bpack.keywords import checks_options, takes_options
+from sa1bpack.options import group_of
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.raw.decoding import PairDecoder, RawOptions, no_pairs
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.wording import brief, counted
+
+if TYPE_CHECKING:
+    from sa1bpack.option_keywords import LookKeywords
 
 DEFAULT_SAMPLES = 12
 _IMAGES = (".jpg", ".jpeg")
@@ -68,6 +76,7 @@ class Shown:
 
 
 @checks_options
+@takes_options(Look)
 def show(
     pack: str | Path | Iterable[str | Path] | Dataset | Mapping[str, Any],
     *,
@@ -76,17 +85,23 @@ def show(
     rows: Sequence[int] | None = None,
     seed: int = 0,
     large: bool = False,
+    predictions: Any = None,
+    threshold: float = 0.0,
+    **options: Unpack["LookKeywords"],
 ) -> Picture:
     """Draw samples of a pack or of a batch, to see whether masks, boxes and points match.
 
-    Of a batch of Loader, make_dataloader, Collate or Pipeline it shows what the model gets: the
-    canvas with its padding, normalised images with their colours back, and the masks that are
-    valid, with their boxes and the points that are inside. The batch may be on any device. A batch
-    without `spec` is taken to have boxes and points in stored coordinates.
+    Of a batch of Loader, make_dataloader, Collate, Pipeline or Prompts it shows what the model
+    gets: the canvas with its padding, normalised images with their colours back, and the masks that
+    are valid, with their boxes and the points that are inside. In place of these it shows prompts,
+    if the batch has them: points in the mask are green with a plus, others red with a minus; a mask
+    that is a prompt has white stripes. Masks that are not valid have grey ones. The batch may be on
+    any device. A batch without `spec` is taken to have boxes and points in stored coordinates, and
+    so is a sample, `ds[i]`.
 
-    It shows the stored pixels without padding and the masks by their exact runs (by the stored bits
-    if the pack has no runs), smaller masks over larger ones. Boxes and points are those of the
-    annotation, scaled like the image. Only the samples shown are read, and compared with
+    Of a pack it shows the stored pixels without padding and the masks by their exact runs (by the
+    stored bits if the pack has no runs), smaller masks over larger ones. Boxes and points are those
+    of the annotation, scaled like the image. Only the samples shown are read, and compared with
     their checksums. A sample that is damaged or cannot be read is replaced by a tile that says why,
     and a warning is logged.
 
@@ -94,14 +109,21 @@ def show(
         pack: what `sa1bpack.open` takes: the folder of a pack, several, or a saved selection. Or a
             dataset, which may be a subset, torch's Subset included; its transform is not called,
             and masks that its thresholds leave out are not drawn. Or a tar or extracted folder, of
-            which the first samples are shown, as a pack would have them. Or a batch.
+            which the first samples are shown, as a pack would have them. Or a batch, or a sample.
         samples: number of random samples. Default: 12, or 1 with `large`. Of a batch or a tar,
             the first ones.
-        image_ids: samples with these ids, in this order; for packs only.
+        image_ids: samples with these ids, in this order; for packs and batches.
         rows: samples at these indices of the dataset, or at these places in the batch, in this
             order.
         seed: seed of the random choice. The same seed chooses the same samples. For packs only.
-        large: one large sample, with the image alone beside it and a table of its masks.
+        large: one large sample, with the image alone beside it, and a table of its masks, which are
+            numbered.
+        predictions: masks that a model predicted for a batch, to be drawn beside the true ones:
+            (B, M, h, w), or (T, h, w) for concatenated masks; or a pair of (T, h, w) and offsets
+            (B + 1,), where those of each sample begin. Any h x w covers the canvas. With as many
+            as the batch has masks, each has the colour of its mask, and the IoU is written.
+        threshold: what is above it in predictions of floats is in the mask: 0 for logits, 0.5 for
+            probabilities.
 
     Returns:
         An RGB image, at most 1600 pixels wide. `image.save("sheet.png")` writes it.
@@ -109,7 +131,8 @@ def show(
     Raises:
         OptionError: more than one way of choosing, more than one sample for `large`, a pack without
             samples, an id or a row that does not exist, or more than 400 samples; a batch with
-            other arrays, or `image_ids` or `large` with a batch.
+            other arrays; a feature that does not exist or is not spatial; predictions of another
+            shape.
         FormatError: the folder is not a pack, its index is damaged, or with `large` the sample is.
         MissingPackage: neither pillow-simd nor Pillow is installed.
         OSError: with `large`, a file of the sample cannot be opened.
@@ -119,7 +142,17 @@ def show(
         >>> picture.mode
         'RGB'
     """
-    shown = draw_samples(pack, samples, image_ids, rows, seed=seed, large=large)
+    shown = draw_samples(
+        pack,
+        samples,
+        image_ids,
+        rows,
+        seed=seed,
+        large=large,
+        predictions=predictions,
+        threshold=threshold,
+        look=group_of(Look, options),
+    )
     for sample in shown.unreadable:
         _log.warning("%s cannot be shown: %s", shown.name, sample)
     return shown.picture
@@ -133,45 +166,84 @@ def draw_samples(
     *,
     seed: int = 0,
     large: bool = False,
+    predictions: Any = None,
+    threshold: float = 0.0,
     rule: Mapping[str, Any] | None = None,
+    look: Look | None = None,
 ) -> Shown:
     """As `show`, but unreadable samples are returned, not logged.
 
     Args:
-        pack, samples, image_ids, rows, seed, large: as in `show`.
+        pack, samples, image_ids, rows, seed, large, predictions, threshold: as in `show`.
         rule: thresholds of masks, as `sa1bpack.open` takes them; not with a dataset.
+        look: what is drawn.
     """
     chosen_by = [samples, image_ids, rows]
     if len(chosen_by) - chosen_by.count(None) > 1:
         raise OptionError("choose by one of samples, image_ids and rows, not by several")
     if samples is not None:
         samples = checked_count("samples", samples)
-    choice = _Choice(samples, image_ids, rows, whole_number("seed", seed, 0, MAX_WORD), large)
+    choice = _Choice(
+        samples=samples,
+        image_ids=image_ids,
+        rows=rows,
+        seed=whole_number("seed", seed, 0, MAX_WORD),
+        large=large,
+        predictions=_checked_predictions(pack, predictions, threshold),
+        look=look or Look(),
+    )
     source = None if isinstance(pack, Mapping) else raw_source(pack)
     if isinstance(pack, Mapping):
-        name, note, subjects = _of_batch(pack, choice)
+        name, note, subjects = _of_mapping(pack, choice)
     elif source is not None:
         name, note, subjects = _of_source(source, choice, rule or {})
     else:
         name, note, subjects = _of_dataset(_dataset_of(pack, rule or {}), choice)
     unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
     if not large:
-        return Shown(name, contact_sheet(subjects, name, note), unreadable)
+        return Shown(name, contact_sheet(subjects, name, note, choice.look), unreadable)
     [subject] = subjects
     if isinstance(subject, Unreadable):
         raise subject.error
-    return Shown(name, large_picture(subject, f"{name}, {note}"), ())
+    return Shown(name, large_picture(subject, f"{name}, {note}", choice.look), ())
+
+
+def _checked_predictions(pack: Any, predictions: Any, threshold: float) -> Predictions | None:
+    """The predictions of a batch. Raises OptionError for those of anything else."""
+    threshold = number("threshold", threshold, -inf, inf)
+    if predictions is None:
+        return None
+    if not isinstance(pack, Mapping) or "images" not in pack:
+        raise OptionError("predictions are of a batch: pass the batch that the model was given")
+    masks = predictions
+    offsets = None
+    if isinstance(predictions, tuple | list) and len(predictions) == 2:
+        masks, offsets = predictions
+    if not hasattr(masks, "shape"):
+        raise OptionError(
+            f"predictions is {brief(predictions)}: give a tensor (B, M, h, w), or a pair of a "
+            "tensor (T, h, w) and offsets (B + 1,)"
+        )
+    return Predictions(masks, offsets, threshold)
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """The samples to show: at most one of `samples`, `image_ids` and `rows` is not None."""
+    """The samples to show, at most one of `samples`, `image_ids` and `rows` is not None; and how.
+
+    Attributes:
+        samples, image_ids, rows, seed, large: as in `show`.
+        predictions: for a batch.
+        look: what is drawn.
+    """
 
     samples: int | None
     image_ids: Sequence[int] | None
     rows: Sequence[int] | None
     seed: int
     large: bool
+    predictions: Predictions | None
+    look: Look
 
     @property
     def count(self) -> int:
@@ -195,15 +267,34 @@ class _Choice:
 _Drawn = tuple[str, str, Sequence[Subject | Unreadable]]  # name, note and samples of a picture
 
 
+def _of_mapping(value: Mapping[str, Any], choice: _Choice) -> _Drawn:
+    """What is shown of a batch, or of one sample."""
+    if "image" in value and "images" not in value:
+        if (choice.samples, choice.image_ids, choice.rows) != (None, None, None):
+            raise OptionError("samples, image_ids and rows choose from several: this is a sample")
+        subject = subject_of_sample(value, choice.look.feature)
+        return "sample", "1 sample", [subject]
+    return _of_batch(value, choice)
+
+
 def _of_batch(batch: Mapping[str, Any], choice: _Choice) -> _Drawn:
-    """What is shown of a batch: its first samples, or some rows."""
-    if choice.image_ids is not None or choice.large:
-        raise OptionError("image_ids and large are for packs: of a batch, give samples or rows")
+    """What is shown of a batch: its first samples, or some of them."""
     count = image_count(batch)
-    subjects = [subject_of(batch, row) for row in choice.rows_of(count)]
+    if choice.image_ids is None:
+        rows = choice.rows_of(count)
+    else:
+        rows = [row_of_id(batch, image_id) for image_id in choice.image_ids]
+    checked_count("the number of samples asked for", len(rows))
+    choice.require_one(len(rows))
+    subjects = [subject_of(batch, row, choice.look.feature, choice.predictions) for row in rows]
     numbers = [f"{key} {batch[key]}" for key in ("epoch", "batch_idx") if key in batch]
     name = ", ".join(["batch", *numbers])
-    return name, f"{len(subjects)} of {counted(count, 'sample')}", subjects
+    note = f"{len(subjects)} of {counted(count, 'sample')}"
+    if any(subject.prompts is not None for subject in subjects):
+        note += "; prompts: + in the mask, - outside, striped masks"
+    if any(subject.ignored is not None for subject in subjects):
+        note += "; grey stripes: not valid"
+    return name, note, subjects
 
 
 def _of_source(source: Source, choice: _Choice, rule: Mapping[str, Any]) -> _Drawn:
@@ -212,6 +303,10 @@ def _of_source(source: Source, choice: _Choice, rule: Mapping[str, Any]) -> _Dra
     if choice.image_ids is not None or choice.rows is not None or choice.seed:
         raise OptionError(
             f"image_ids, rows and seed are for packs: of {name} the first samples are shown"
+        )
+    if choice.look.feature is not None:
+        raise OptionError(
+            f"feature is {choice.look.feature!r}: packs have features, {name} is none"
         )
     choice.require_one(choice.count)
     subjects = first_subjects(source, choice.count, rule)
@@ -236,9 +331,24 @@ def _of_dataset(dataset: Dataset, choice: _Choice) -> _Drawn:
         indices = choice.rows_of(size)
     checked_count("the number of samples asked for", len(indices))
     choice.require_one(len(indices))
-    side = SIDE if choice.large else tile_width(len(indices))
-    subjects = [read_subject(dataset, index, side) for index in indices]
+    feature = choice.look.feature
+    if feature is not None:
+        dataset, feature = _with_feature(dataset, feature)
+    side = WIDTH if choice.large else tile_width(len(indices))
+    subjects = [read_subject(dataset, index, side, feature) for index in indices]
     return dataset.pack.name, f"{len(indices):,} of {counted(size, 'image')}{note}", subjects
+
+
+def _with_feature(dataset: Dataset, name: str) -> tuple[Dataset, str]:
+    """The dataset with a feature, by its name or the path of its folder; and its name.
+
+    Raises as `Dataset.with_options` does.
+    """
+    names = [feature.name for feature in dataset.spec.features]
+    if name in names:
+        return dataset, name
+    dataset = dataset.with_options(features=(*dataset.options.features, name))
+    return dataset, dataset.spec.features[-1].name
 
 
 def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:

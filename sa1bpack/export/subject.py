@@ -1,7 +1,4 @@
-"""One sample, with what a picture needs of it: of a dataset of any layout, or of a batch.
-
-Arrays of a batch may be tensors on any device, or of numpy. This package does not import torch.
-"""
+"""One sample, with what a picture needs of it: of a dataset of any layout, or by itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +9,51 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, OptionError, ReadError
+from sa1bpack.export.feature_maps import feature_picture
 from sa1bpack.export.painting import ExactShapes, GridShapes, Shapes, id_colours
 from sa1bpack.format.problems import reason_of
-from sa1bpack.masks import mask_area
-from sa1bpack.pixels.yuv420 import yuv420_to_rgb
+from sa1bpack.masks import pack_bits
+from sa1bpack.wording import brief
 
 _LARGEST_GRID = 4096  # of masks that are drawn
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts for the m masks of a sample, in pixels of the canvas.
+
+    Attributes:
+        kinds: int64 (m,): 0 points, 1 a box, 2 a mask, -1 none.
+        points: float (m, k, 2), x and y.
+        labels: int64 (m, k): 1 a point in the mask, 0 one outside, -1 none.
+        boxes: float (m, 4), edges x0, y0, x1, y1.
+        masks: the masks that are prompts; None for none.
+    """
+
+    kinds: np.ndarray
+    points: np.ndarray
+    labels: np.ndarray
+    boxes: np.ndarray
+    masks: Shapes | None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture beside that of a sample, of the same part of the image.
+
+    Attributes:
+        title: what it shows.
+        pixels: uint8 (h, w, 3); None: the image.
+        shown: how many rows and columns of the pixels are shown; None: all.
+        shapes, order, colours: masks over the pixels, see `paint_masks`.
+    """
+
+    title: str
+    pixels: np.ndarray | None = None
+    shown: tuple[float, float] | None = None
+    shapes: Shapes | None = None
+    order: tuple[int, ...] = ()
+    colours: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +69,11 @@ class Subject:
         fit: how image and grid were made from the source: "pad", "native" or "squash".
         from_runs: the bits were drawn from exact runs, because the pack stores no bits.
         exact: the masks by their exact runs; None where there are bits alone.
+        area_unit: what areas are counted in: "px" of the source, or "cells" of the grid.
+        prompts: those of a batch, in place of the boxes and points of the annotation.
+        ignored: masks of a batch that are not valid, which losses leave out.
+        overlaps: float64 (m,), IoU of each mask with its prediction; None without predictions.
+        panels: pictures beside it.
     """
 
     sample: Sample
@@ -41,6 +82,11 @@ class Subject:
     fit: str = "pad"
     from_runs: bool = False
     exact: ExactShapes | None = None
+    area_unit: str = "px"
+    prompts: Prompts | None = None
+    ignored: GridShapes | None = None
+    overlaps: np.ndarray | None = None
+    panels: tuple[Panel, ...] = ()
 
     @property
     def rgb(self) -> np.ndarray:
@@ -105,19 +151,32 @@ class Unreadable:
         return f"row {self.index:,}, id {self.image_id}: {self.reason}"
 
 
-def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadable:
+def read_subject(
+    dataset: Dataset, index: int, side: int, feature: str | None = None
+) -> Subject | Unreadable:
     """A sample of a dataset, to be drawn at most `side` pixels wide or high, or why it cannot be.
 
     Its bytes are compared with their checksums. Without stored bits, the runs are drawn on a grid
     of one cell per pixel.
 
-    Raises IndexError as the dataset does, StoreError if it cannot be fetched.
+    Args:
+        dataset, index: the sample.
+        side: pixels of the picture.
+        feature: name of a spatial feature to be drawn beside it, one of the dataset's.
+
+    Raises:
+        IndexError: as the dataset does.
+        OptionError: the feature is not spatial.
+        StoreError: the sample cannot be fetched.
     """
     layout = dataset.layout
     exact = None
     grid = None
     if not layout.bits:
         grid = min(-(-side // 8) * 8, _LARGEST_GRID)
+    features: tuple[str, ...] = ()
+    if feature is not None:
+        features = dataset.options.features
     as_stored = dataset.with_options(
         mask_format="bits",
         mask_size=grid,
@@ -126,7 +185,7 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadabl
         coordinates="source",
         verify_checksums=True,
         transform=None,
-        features=(),
+        features=features,
     )
     try:
         sample = as_stored[index]
@@ -138,6 +197,9 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadabl
             error = error.__cause__  # which names no sample, as every picture does
         row = int(dataset.rows_at(np.array([index]))[0])
         return Unreadable(row, dataset.pack.locate(row).image_id, error)
+    panels: tuple[Panel, ...] = ()
+    if feature is not None:
+        panels = (_feature_panel(dataset, sample, feature),)
     return Subject(
         sample,
         annotation_count=metadata.annotations,
@@ -145,6 +207,102 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadabl
         fit=layout.fit,
         from_runs=not layout.bits,
         exact=exact,
+        panels=panels,
+    )
+
+
+def _feature_panel(dataset: Dataset, sample: Sample, name: str) -> Panel:
+    """The picture of a spatial feature, cut to the image. Raises OptionError for another one."""
+    [spec] = [feature for feature in dataset.spec.features if feature.name == name]
+    if not spec.spatial:
+        raise OptionError(
+            f"feature is {name!r}, whose rows {spec.row_shape} are not spatial: choose one that "
+            "was made with spatial=True"
+        )
+    rows = sample[name]
+    if spec.dtype == "bfloat16":
+        rows = (rows.astype(np.uint32) << 16).view(np.float32)
+    side = None
+    if spec.covers == "canvas":
+        side = dataset.layout.image_size
+    return cut_panel(name, rows, sample["size"], side)
+
+
+def cut_panel(name: str, rows: np.ndarray, size: np.ndarray, side: int | None) -> Panel:
+    """The picture of a spatial feature of a sample.
+
+    Args:
+        name, rows: see `feature_picture`.
+        size: (4,), of the sample; the picture is cut to its stored height and width.
+        side: pixels of the canvas that the feature covers; None if it covers the image.
+    """
+    if side is None:
+        pixels, title = feature_picture(name, rows)
+        return Panel(title, pixels)
+    height, width = size[2:].tolist()
+    shown = height / side, width / side
+    pixels, title = feature_picture(name, rows, shown)
+    return Panel(title, pixels, (shown[0] * rows.shape[-2], shown[1] * rows.shape[-1]))
+
+
+def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> Subject:
+    """A sample that a dataset returned, with boxes and points in stored coordinates.
+
+    Args:
+        sample: `ds[i]`, with masks as bits, as bool, as runs, or none.
+        feature: key of a spatial feature to be drawn beside it.
+
+    Raises:
+        OptionError: the sample lacks a key, its image is not RGB, or it has no such feature.
+    """
+    missing = [key for key in ("image", "size", "bboxes", "areas") if key not in sample]
+    if missing:
+        raise OptionError(
+            f"the sample has no {' and no '.join(missing)}: pass one that a dataset returned, "
+            "such as ds[0]"
+        )
+    image = np.asarray(sample["image"])
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise OptionError(
+            f"the sample's image is {image.dtype} {image.shape}: open the dataset with "
+            "pixels='rgb', without a transform"
+        )
+    source_height, source_width, height, width = np.asarray(sample["size"]).tolist()
+    scale = np.array([source_width / width, source_height / height])
+    shown = Sample({**sample, "image": image, "size": np.asarray(sample["size"])})
+    shown["bboxes"] = np.asarray(sample["bboxes"]) * np.tile(scale, 2)
+    if "point_coords" in sample:
+        shown["point_coords"] = np.asarray(sample["point_coords"]) * scale
+    masks = np.asarray(sample.get("masks", np.zeros((len(shown["areas"]), 8, 1), np.uint8)))
+    if masks.dtype == np.bool_:
+        masks = pack_bits(masks)
+    shown["masks"] = masks
+    fit = "pad"
+    if height == width and source_height != source_width:
+        fit = "squash"
+    exact = None
+    if "run_ends" in sample:
+        exact = exact_shapes(shown)
+    panels: tuple[Panel, ...] = ()
+    if feature is not None:
+        if feature not in sample:
+            raise OptionError(
+                f"feature is {brief(feature)}, which the sample does not have; it has "
+                f"{', '.join(map(str, sample))}"
+            )
+        rows = np.asarray(sample[feature])
+        # As features are taken whose description does not say what they cover.
+        side = None
+        if rows.ndim > 1 and rows.shape[-1] == rows.shape[-2]:
+            side = max(height, width)
+        panels = (cut_panel(feature, rows, shown["size"], side),)
+    return Subject(
+        shown,
+        annotation_count=len(shown["areas"]),
+        fit=fit,
+        from_runs="masks" not in sample,
+        exact=exact,
+        panels=panels,
     )
 
 
@@ -157,172 +315,3 @@ def exact_shapes(sample: Sample) -> ExactShapes:
     """The masks of a sample that has runs, on all of its image."""
     height, width = sample["size"][:2].tolist()
     return ExactShapes(sample["run_ends"], sample["run_offset"], height, width, height, width)
-
-
-# -------------------------------------------------------------------------------------- of a batch
-
-Batch = Mapping[str, Any]
-
-
-def image_count(batch: Batch) -> int:
-    """Number of samples of a batch. Raises OptionError for one without images."""
-    if "images" not in batch:
-        keys = ", ".join(map(str, batch))
-        content = "is an empty dict"
-        if keys:
-            content = f"has {keys}, but no images"
-        raise OptionError(
-            f"the batch {content}: pass a batch of a Loader, or sa1bpack.show(ds, rows=[0])"
-        )
-    count = len(batch["images"])
-    if not count:
-        raise OptionError("the batch has no samples to show")
-    return count
-
-
-def _array(value: Any) -> np.ndarray:
-    """A tensor, whatever its device and type, or an array."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if value.is_floating_point():
-            value = value.float()
-        value = value.numpy()
-    return np.asarray(value)
-
-
-def subject_of(batch: Batch, row: int) -> Subject:
-    """The sample in this place of a batch: the entire canvas, with the masks that are valid.
-
-    Raises OptionError if the arrays are not those of a batch of Loader, DataLoader, Collate or
-    Pipeline, or if its images are normalised by an unknown mean.
-    """
-    rgb = _pixels(batch, row)
-    count = 0
-    if "mask_counts" in batch:
-        count = int(batch["mask_counts"][row])
-    rows: Any = row, slice(0, count)  # of arrays with one row per mask: padded, or concatenated
-    if "mask_offsets" in batch:
-        first = int(batch["mask_offsets"][row])
-        rows = slice(first, first + count)
-    exact = _exact(batch, row, rgb.shape)
-    bits = _bits(batch, rows, count)
-    areas = np.bitwise_count(bits).sum((1, 2), dtype=np.int64)
-    if exact is not None:
-        areas = mask_area(exact.run_ends, exact.run_offset)
-    boxes, points = _boxes_and_points(batch, row, rows, count)
-    valid = np.ones(count, bool)
-    if "valid" in batch:
-        valid = _array(batch["valid"][rows])
-    image_id = -1
-    if "image_ids" in batch:
-        image_id = int(_array(batch["image_ids"])[row])
-    sample = Sample(
-        image_id=image_id,
-        file_name=f"{row} of the batch",
-        image=rgb,
-        size=np.tile(rgb.shape[:2], 2),
-        masks=bits[valid],
-        bboxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[valid],
-        point_coords=points[valid],
-        areas=areas[valid],
-    )
-    if "annotation_ids" in batch:
-        sample["annotation_ids"] = _array(batch["annotation_ids"][rows])[valid]
-    # The grid of the masks covers the canvas, as that of "squash".
-    return Subject(sample, count, fit="squash", exact=exact)
-
-
-def _pixels(batch: Batch, row: int) -> np.ndarray:
-    """uint8 (H, W, 3): the canvas, as RGB."""
-    image = _array(batch["images"][row])
-    if image.dtype == np.uint8 and image.ndim == 2:  # planes
-        side = image.shape[1]
-        chroma = image[side:].reshape(2, side // 2, side // 2)
-        return yuv420_to_rgb(np.ascontiguousarray(image[:side]), *chroma)
-    if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
-        return image
-    if image.ndim != 3 or image.shape[0] != 3:
-        raise OptionError(f"images are {image.dtype} {('B', *image.shape)}: pass a Loader's batch")
-    missing = [name for name in ("pixel_mean", "pixel_std") if name not in batch]
-    if missing:
-        raise OptionError(
-            f"images are normalised, but without {' and '.join(missing)}: pass a Pipeline's batch"
-        )
-    mean, std = (_array(batch[name]).reshape(3, 1, 1) for name in ("pixel_mean", "pixel_std"))
-    rgb: np.ndarray = np.rint(np.clip(image * std + mean, 0, 255)).astype(np.uint8)
-    return rgb.transpose(1, 2, 0)
-
-
-def _bits(batch: Batch, rows: Any, count: int) -> np.ndarray:
-    """uint8 (m, h, w / 8): the masks, over the canvas; without cells if the batch has none."""
-    if "masks" not in batch:
-        return np.zeros((count, 1, 1), np.uint8)
-    masks = _array(batch["masks"][rows])
-    if masks.dtype == np.uint8:
-        return masks
-    cells = masks
-    if cells.dtype != np.bool_:
-        cells = masks > 0.5
-    if cells.shape[2] % 8:  # eight cells in place of each, so that a row is whole bytes
-        cells = np.repeat(cells, 8, 2)
-    return np.packbits(cells, axis=2, bitorder="little")
-
-
-def _exact(batch: Batch, row: int, canvas: tuple[int, ...]) -> ExactShapes | None:
-    """The masks of a sample in a batch of exact runs; None for another batch.
-
-    Args:
-        batch, row: the batch, and the place of the sample in it.
-        canvas: shape of the canvas, its height and width in pixels first.
-    """
-    if "masks" in batch or "runs" not in batch:
-        return None
-    runs = batch["runs"]
-    first, last = _array(runs.mask_offset)[row : row + 2].tolist()
-    offset = _array(runs.run_offset)[first : last + 1]
-    with_runs = offset[:-1][np.diff(offset) > 0]  # the others are padding
-    height, width = _array(runs.sizes)[row].tolist()
-    stored_height, stored_width = _array(batch["sizes"])[row, 2:].tolist()
-    return ExactShapes(
-        run_ends=_array(runs.run_ends)[offset[0] : offset[-1]],
-        run_offset=np.append(with_runs, offset[-1]) - offset[0],
-        height=height,
-        width=width,
-        shown_height=canvas[0] * height / stored_height,
-        shown_width=canvas[1] * width / stored_width,
-    )
-
-
-def _spec(batch: Any) -> str:
-    """The spec of a batch, "" for one without."""
-    return getattr(batch, "spec", None) or ""
-
-
-def _boxes_and_points(
-    batch: Batch, row: int, rows: Any, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Edges x0, y0, x1, y1, float (m, 4), and x, y, float (m, 2), in pixels of the canvas.
-
-    They are not finite where the batch has none, or where a point is outside.
-    """
-    boxes = np.full((count, 4), np.nan)
-    points = np.full((count, 2), np.nan)
-    if "boxes_xyxy" in batch or "input_to_source" in batch:  # of a pipeline
-        if "boxes_xyxy" in batch:
-            boxes = _array(batch["boxes_xyxy"][rows])
-        if "point_coords" in batch:
-            points = _array(batch["point_coords"][rows])
-        if "point_inside" in batch:
-            points = np.where(_array(batch["point_inside"][rows])[:, None], points, np.nan)
-        return boxes, points
-    if "bboxes" in batch or "point_coords" in batch:
-        sizes = _array(batch["sizes"])[row].astype(float)
-        scale = pixel = (sizes[2:] / sizes[:2])[::-1]  # of a source pixel on the canvas, x and y
-        if "source coordinates" not in _spec(batch):
-            scale = np.ones(2)
-        if "bboxes" in batch:
-            edges = np.split(_array(batch["bboxes"][rows]), 2, axis=1)
-            boxes = np.concatenate([edges[0] * scale, sum(edges) * scale + pixel], 1)
-        if "point_coords" in batch:
-            points = _array(batch["point_coords"][rows]) * scale
-    return boxes, points

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from mask_oracle import decode, runs_of
 from pycocotools import mask as mask_utils
 
-from sa1bpack.export.drawing import as_tree, drawn, fitted
+from sa1bpack.export.drawing import drawn, fitted
+from sa1bpack.export.large import as_tree
 from sa1bpack.export.painting import OPACITY, ExactShapes, id_colours
 from sa1bpack.export.subject import Subject
-from sa1bpack.masks import pack_bits
+from sa1bpack.masks import pack_bits, relate_bits
 
 NOWHERE = 1e9  # of a box or a point that must not be visible
 
@@ -180,4 +181,4 @@ def test_children_follow_their_parent_from_large_to_small():
     bits = squares((20, 20, 4), (0, 0, 16), (9, 9, 5), (1, 1, 7), (2, 2, 3), (20, 0, 8))
     shown = np.array([1, 5, 3, 2, 0, 4])  # by size
     expected = [(1, 0, None), (3, 1, 0), (4, 2, 1), (2, 1, 0), (5, 0, None), (0, 0, None)]
-    assert as_tree(bits, shown) == expected
+    assert as_tree(relate_bits(bits[shown]).parents, shown) == expected

@@ -9,7 +9,7 @@ from PIL import Image
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack import transforms as T
-from sa1bpack.export.subject import subject_of
+from sa1bpack.export.batch_samples import subject_of
 
 
 def cells(bits: np.ndarray) -> np.ndarray:
@@ -132,8 +132,7 @@ def test_the_picture_has_a_tile_for_each_sample():
         (lambda batch: batch.pop("pixel_mean"), {}, "normalised, but without pixel_mean"),
         (lambda batch: batch.update(images=batch["images"][:, 0]), {}, "images are float32"),
         (lambda batch: batch.update(images=batch["images"][:0]), {}, "no samples to show"),
-        (lambda batch: None, {"image_ids": [1]}, "image_ids and large are for packs"),
-        (lambda batch: None, {"large": True}, "image_ids and large are for packs"),
+        (lambda batch: batch.pop("image_ids"), {"image_ids": [1]}, "it has no image_ids"),
         (lambda batch: None, {"rows": [4]}, "rows is 4"),
         (lambda batch: None, {"rows": [0], "samples": 1}, "choose by one of"),
     ],

@@ -41,7 +41,7 @@ def pack_and_look(tars: list[Path], out: Path) -> None:
     assert_type(sa1bpack.report(out, "report.html", samples=4, progress=False).path, Path)
     with sa1bpack.explore([out], port=0, folder=out) as page:
         assert_type(page.url, str)
-    sa1bpack.show(out, image_ids=[5], large=True).save("sheet.png")
+    sa1bpack.show(out, image_ids=[5], large=True, boxes=False, max_masks=9).save("sheet.png")
     assert_type(sa1bpack.bench(out, progress=told).as_text(), str)
     assert_type(sa1bpack.PackOptions(fit="native").mask_size, int)
     assert_type(sa1bpack.__version__, str)

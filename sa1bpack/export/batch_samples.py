@@ -1,0 +1,399 @@
+"""Samples of a batch, as a picture needs them: of Loader, DataLoader, Collate, Pipeline or Prompts.
+
+Arrays may be tensors on any device, or of numpy. This package does not import torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.display import Sample
+from sa1bpack.errors import OptionError
+from sa1bpack.export.feature_maps import feature_picture
+from sa1bpack.export.painting import ExactShapes, GridShapes, mask_colours
+from sa1bpack.export.subject import Panel, Prompts, Subject
+from sa1bpack.mask_numbers import MASK_NUMBERS
+from sa1bpack.masks import mask_area
+from sa1bpack.pixels.yuv420 import yuv420_to_rgb
+from sa1bpack.wording import brief
+
+Batch = Mapping[str, Any]
+# What a sample of a batch has beside what is drawn: its numbers, as the table of a large picture.
+_LISTED = [
+    number.key for number in MASK_NUMBERS if number.heading or number.key == "annotation_ids"
+]
+_POINT, _BOX, _MASK = 0, 1, 2  # kinds of prompts
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Masks that a model predicted for a batch.
+
+    Attributes:
+        masks: (B, M, h, w), or (T, h, w) with the masks of all samples one after the other. Bool,
+            or whole numbers, of which all but 0 are in the mask, or floats, such as logits.
+        offsets: int64 (B + 1,), where those of each sample begin in (T, h, w); None: as in the
+            batch.
+        threshold: a float above it is in the mask.
+    """
+
+    masks: Any
+    offsets: Any = None
+    threshold: float = 0.0
+
+
+def image_count(batch: Batch) -> int:
+    """Number of samples of a batch. Raises OptionError for one without images."""
+    if "images" not in batch:
+        keys = ", ".join(map(str, batch))
+        content = "is an empty dict"
+        if keys:
+            content = f"has {keys}, but no images"
+        raise OptionError(
+            f"the batch {content}: pass a batch of a Loader, or sa1bpack.show(ds, rows=[0])"
+        )
+    count = len(batch["images"])
+    if not count:
+        raise OptionError("the batch has no samples to show")
+    return count
+
+
+def row_of_id(batch: Batch, image_id: int) -> int:
+    """The place of an image in a batch. Raises OptionError if it is not there."""
+    ids: list[int] = []
+    if "image_ids" in batch:
+        ids = _array(batch["image_ids"]).tolist()
+    if image_id not in ids:
+        raise OptionError(
+            f"image_ids is {brief(image_id)}, which the batch does not have; it has "
+            f"{', '.join(map(str, ids)) or 'no image_ids'}"
+        )
+    return ids.index(image_id)
+
+
+def _array(value: Any) -> np.ndarray:
+    """A tensor, whatever its device and type, or an array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if value.is_floating_point():
+            value = value.float()
+        value = value.numpy()
+    return np.asarray(value)
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """Where the masks of one sample of a batch are.
+
+    Attributes:
+        rows: index of its rows in arrays that have one per mask, padded or concatenated.
+        count: number of masks, valid or not.
+        valid: bool (count,).
+    """
+
+    rows: Any
+    count: int
+    valid: np.ndarray
+
+    @classmethod
+    def of(cls, batch: Batch, row: int) -> "_Masks":
+        count = 0
+        if "mask_counts" in batch:
+            count = int(batch["mask_counts"][row])
+        rows: Any = row, slice(0, count)
+        if "mask_offsets" in batch:
+            first = int(batch["mask_offsets"][row])
+            rows = slice(first, first + count)
+        valid = np.ones(count, bool)
+        if "valid" in batch:
+            valid = _array(batch["valid"][rows])
+        return cls(rows, count, valid)
+
+
+def subject_of(
+    batch: Batch, row: int, feature: str | None = None, predictions: Predictions | None = None
+) -> Subject:
+    """The sample in this place of a batch: the entire canvas, with the masks that are valid.
+
+    Args:
+        batch, row: the batch, and the place in it.
+        feature: key of a spatial feature to be drawn beside it.
+        predictions: masks to be drawn beside it.
+
+    Raises:
+        OptionError: the arrays are not those of a batch of Loader, DataLoader, Collate or Pipeline,
+            images are normalised by an unknown mean, the batch has no such feature, or predictions
+            of another shape.
+    """
+    rgb = _pixels(batch, row)
+    masks = _Masks.of(batch, row)
+    exact = _exact(batch, row, rgb.shape)
+    bits = _bits(batch, masks.rows, masks.count)
+    areas = np.bitwise_count(bits).sum((1, 2), dtype=np.int64)
+    area_unit = "cells"
+    if exact is not None:
+        areas = mask_area(exact.run_ends, exact.run_offset)
+        area_unit = "px"
+    boxes, points = _boxes_and_points(batch, row, masks.rows, masks.count)
+    image_id = -1
+    if "image_ids" in batch:
+        image_id = int(_array(batch["image_ids"])[row])
+    sample = Sample(
+        image_id=image_id,
+        file_name=f"{row} of the batch",
+        image=rgb,
+        size=np.tile(rgb.shape[:2], 2),
+        masks=bits[masks.valid],
+        bboxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[masks.valid],
+        point_coords=points[masks.valid],
+        areas=areas[masks.valid],
+    )
+    for key in _LISTED:
+        if key in batch:
+            sample[key] = _array(batch[key][masks.rows])[masks.valid]
+    ignored = None
+    if not masks.valid.all() and "masks" in batch:
+        ignored = _over_canvas(bits[~masks.valid], rgb)
+    # The grid of the masks covers the canvas, as that of "squash".
+    subject = Subject(
+        sample,
+        masks.count,
+        fit="squash",
+        exact=exact,
+        area_unit=area_unit,
+        prompts=_prompts(batch, masks, sample["masks"], rgb),
+        ignored=ignored,
+    )
+    if predictions is not None:
+        subject = _with_predictions(subject, batch, row, masks, predictions)
+    if feature is not None:
+        pixels, title = feature_picture(feature, _feature(batch, row, feature))
+        subject = replace(subject, panels=(*subject.panels, Panel(title, pixels)))
+    return subject
+
+
+def _over_canvas(bits: np.ndarray, rgb: np.ndarray) -> GridShapes:
+    """Masks whose grid covers the canvas."""
+    height, width = rgb.shape[:2]
+    return GridShapes(bits, height, width, height, width)
+
+
+def _feature(batch: Batch, row: int, name: str) -> np.ndarray:
+    """The feature of a sample. Raises OptionError if the batch has none of that name."""
+    if name not in batch:
+        keys = [str(key) for key in batch if getattr(batch[key], "ndim", 0) == 4]
+        raise OptionError(
+            f"feature is {brief(name)}, which the batch does not have; of four axes, it has "
+            f"{', '.join(keys)}: open the dataset with features=[{name!r}]"
+        )
+    return _array(batch[name][row])
+
+
+def _prompts(batch: Batch, masks: _Masks, bits: np.ndarray, rgb: np.ndarray) -> Prompts | None:
+    """The prompts of the masks that are valid, whose bits are given; None for a batch without."""
+    if not {"prompt_points", "prompt_boxes", "prompt_masks"} & set(batch):
+        return None
+    count = masks.count
+    points = np.zeros((count, 0, 2))
+    if "prompt_points" in batch:
+        points = _array(batch["prompt_points"][masks.rows])
+    labels = np.ones(points.shape[:2], np.int64)
+    if "prompt_labels" in batch:
+        labels = _array(batch["prompt_labels"][masks.rows])
+    boxes = np.zeros((count, 4))
+    if "prompt_boxes" in batch:
+        boxes = _array(batch["prompt_boxes"][masks.rows])
+    if "prompt_kinds" in batch:
+        kinds = _array(batch["prompt_kinds"][masks.rows])
+    else:
+        kinds = np.where((boxes != 0).any(1), _BOX, _POINT)
+    shapes = None
+    if "prompt_masks" in batch:
+        shapes = _over_canvas(_packed(_array(batch["prompt_masks"][masks.rows]) > 0), rgb)
+        shapes = replace(shapes, bits=shapes.bits[masks.valid])
+    return Prompts(
+        kinds=kinds[masks.valid],
+        points=points[masks.valid],
+        labels=labels[masks.valid],
+        boxes=boxes[masks.valid],
+        masks=shapes,
+    )
+
+
+def _with_predictions(
+    subject: Subject, batch: Batch, row: int, masks: _Masks, predictions: Predictions
+) -> Subject:
+    """The sample with its predictions in a panel, and their IoU with the masks on the same grid."""
+    predicted = _predicted(batch, row, masks, predictions)
+    if predicted.dtype == bool or predicted.dtype.kind in "iu":
+        cells = predicted != 0
+    else:
+        cells = predicted > predictions.threshold
+    title = f"{len(cells)} predicted"
+    colours = mask_colours(len(cells))
+    overlaps = None
+    if len(cells) == masks.count:  # of each mask one, in the same order
+        cells = cells[masks.valid]
+        colours = subject.colours
+        title = f"{len(cells)} predicted"
+        if "masks" in batch:
+            truth = _array(batch["masks"][masks.rows])[masks.valid]
+            overlaps = _ious(cells, truth)
+    if overlaps is not None and len(overlaps):
+        title += f", mean IoU {overlaps.mean():.3f}"
+    order = np.argsort(-cells.sum((1, 2)), kind="stable")
+    panel = Panel(
+        title=title,
+        shapes=_over_canvas(_packed(cells), subject.rgb),
+        order=tuple(order.tolist()),
+        colours=colours[order],
+    )
+    return replace(subject, overlaps=overlaps, panels=(panel, *subject.panels))
+
+
+def _predicted(batch: Batch, row: int, masks: _Masks, predictions: Predictions) -> np.ndarray:
+    """The predictions of a sample, (n, h, w). Raises OptionError for another shape."""
+    values = predictions.masks
+    shape = tuple(values.shape)
+    images = len(batch["images"])
+    if len(shape) == 4 and shape[0] == images:
+        of_sample = _array(values[row])
+        if "mask_counts" in batch and shape[1] == _padded_to(batch):
+            of_sample = of_sample[: masks.count]
+        return of_sample
+    if len(shape) == 3:
+        offsets = predictions.offsets
+        if offsets is None:
+            offsets = batch.get("mask_offsets")
+        if offsets is not None:
+            offsets = _array(offsets)
+            if len(offsets) == images + 1 and offsets[-1] <= shape[0]:
+                return _array(values[offsets[row] : offsets[row + 1]])
+            raise OptionError(
+                f"predictions is {shape}, with {len(offsets)} offsets up to {offsets[-1]}: for "
+                f"{images} samples, give {images + 1} offsets up to {shape[0]}"
+            )
+    raise OptionError(
+        f"predictions is {shape}: give ({images}, M, h, w), or (T, h, w) with their offsets, "
+        f"predictions=(masks, offsets)"
+    )
+
+
+def _padded_to(batch: Batch) -> int:
+    """M of arrays (B, M, ...) of the batch, -1 if its masks are concatenated."""
+    for key in ("masks", "valid", "annotation_ids", "areas"):
+        if key in batch and "mask_offsets" not in batch:
+            return int(batch[key].shape[1])
+    return -1
+
+
+def _ious(cells: np.ndarray, truth: np.ndarray) -> np.ndarray | None:
+    """float64 (m,): IoU of masks on one grid, 1 where both are empty; None for other grids."""
+    if truth.dtype == np.uint8:
+        truth = np.unpackbits(truth, axis=2, bitorder="little")
+    if truth.shape != cells.shape:
+        return None
+    truth = truth > 0.5
+    both = (cells & truth).sum((1, 2))
+    either = (cells | truth).sum((1, 2))
+    return np.where(either > 0, both / np.maximum(either, 1), 1.0)
+
+
+def _pixels(batch: Batch, row: int) -> np.ndarray:
+    """uint8 (H, W, 3): the canvas, as RGB."""
+    image = _array(batch["images"][row])
+    if image.dtype == np.uint8 and image.ndim == 2:  # planes
+        side = image.shape[1]
+        chroma = image[side:].reshape(2, side // 2, side // 2)
+        return yuv420_to_rgb(np.ascontiguousarray(image[:side]), *chroma)
+    if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+        return image
+    if image.ndim != 3 or image.shape[0] != 3:
+        raise OptionError(f"images are {image.dtype} {('B', *image.shape)}: pass a Loader's batch")
+    missing = [name for name in ("pixel_mean", "pixel_std") if name not in batch]
+    if missing:
+        raise OptionError(
+            f"images are normalised, but without {' and '.join(missing)}: pass a Pipeline's batch"
+        )
+    mean, std = (_array(batch[name]).reshape(3, 1, 1) for name in ("pixel_mean", "pixel_std"))
+    rgb: np.ndarray = np.rint(np.clip(image * std + mean, 0, 255)).astype(np.uint8)
+    return rgb.transpose(1, 2, 0)
+
+
+def _bits(batch: Batch, rows: Any, count: int) -> np.ndarray:
+    """uint8 (m, h, w / 8): the masks, over the canvas; without cells if the batch has none."""
+    if "masks" not in batch:
+        return np.zeros((count, 1, 1), np.uint8)
+    masks = _array(batch["masks"][rows])
+    if masks.dtype == np.uint8:
+        return masks
+    return _packed(masks > 0.5)
+
+
+def _packed(cells: np.ndarray) -> np.ndarray:
+    """uint8 (m, h, w / 8): the bits of cells, bool (m, h, w)."""
+    if cells.shape[2] % 8:  # eight cells in place of each, so that a row is whole bytes
+        cells = np.repeat(cells, 8, 2)
+    return np.packbits(cells, axis=2, bitorder="little")
+
+
+def _exact(batch: Batch, row: int, canvas: tuple[int, ...]) -> ExactShapes | None:
+    """The masks of a sample in a batch of exact runs; None for another batch.
+
+    Args:
+        batch, row: the batch, and the place of the sample in it.
+        canvas: shape of the canvas, its height and width in pixels first.
+    """
+    if "masks" in batch or "runs" not in batch:
+        return None
+    runs = batch["runs"]
+    first, last = _array(runs.mask_offset)[row : row + 2].tolist()
+    offset = _array(runs.run_offset)[first : last + 1]
+    with_runs = offset[:-1][np.diff(offset) > 0]  # the others are padding
+    height, width = _array(runs.sizes)[row].tolist()
+    stored_height, stored_width = _array(batch["sizes"])[row, 2:].tolist()
+    return ExactShapes(
+        run_ends=_array(runs.run_ends)[offset[0] : offset[-1]],
+        run_offset=np.append(with_runs, offset[-1]) - offset[0],
+        height=height,
+        width=width,
+        shown_height=canvas[0] * height / stored_height,
+        shown_width=canvas[1] * width / stored_width,
+    )
+
+
+def _spec(batch: Any) -> str:
+    """The spec of a batch, "" for one without."""
+    return getattr(batch, "spec", None) or ""
+
+
+def _boxes_and_points(
+    batch: Batch, row: int, rows: Any, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Edges x0, y0, x1, y1, float (m, 4), and x, y, float (m, 2), in pixels of the canvas.
+
+    They are not finite where the batch has none, or where a point is outside.
+    """
+    boxes = np.full((count, 4), np.nan)
+    points = np.full((count, 2), np.nan)
+    if "boxes_xyxy" in batch or "input_to_source" in batch:  # of a pipeline
+        if "boxes_xyxy" in batch:
+            boxes = _array(batch["boxes_xyxy"][rows])
+        if "point_coords" in batch:
+            points = _array(batch["point_coords"][rows])
+        if "point_inside" in batch:
+            points = np.where(_array(batch["point_inside"][rows])[:, None], points, np.nan)
+        return boxes, points
+    if "bboxes" in batch or "point_coords" in batch:
+        sizes = _array(batch["sizes"])[row].astype(float)
+        scale = pixel = (sizes[2:] / sizes[:2])[::-1]  # of a source pixel on the canvas, x and y
+        if "source coordinates" not in _spec(batch):
+            scale = np.ones(2)
+        if "bboxes" in batch:
+            edges = np.split(_array(batch["bboxes"][rows]), 2, axis=1)
+            boxes = np.concatenate([edges[0] * scale, sum(edges) * scale + pixel], 1)
+        if "point_coords" in batch:
+            points = _array(batch["point_coords"][rows]) * scale
+    return boxes, points

@@ -1,0 +1,39 @@
+"""What pictures of samples show: options of `show`, in Python and on the command line."""
+
+from dataclasses import dataclass
+
+from sa1bpack.export.painting import OPACITY
+from sa1bpack.masks.select import MAX_MASKS
+from sa1bpack.options import Options, option
+
+
+@dataclass(frozen=True)
+class Look(Options):
+    """What a picture shows of its samples, besides their pixels."""
+
+    outlines: bool = option(True, "draw the outlines of masks")
+    opacity: float = option(
+        OPACITY,
+        "opacity of the inside of masks; with 0, outlines alone are drawn",
+        low=0,
+        high=1,
+        metavar="X",
+    )
+    boxes: bool = option(True, "draw boxes")
+    points: bool = option(True, "draw points")
+    numbers: bool = option(True, "write the numbers of masks on a large picture")
+    max_masks: int | None = option(
+        None,
+        "draw and list at most this many masks of each sample, the largest",
+        low=0,
+        high=MAX_MASKS,
+        none="all",
+        metavar="N",
+    )
+    feature: str | None = option(
+        None,
+        "draw a spatial feature beside each sample: whole numbers as labels, other values by "
+        "their first three principal components",
+        none="",
+        metavar="NAME",
+    )
