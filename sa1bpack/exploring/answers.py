@@ -162,13 +162,15 @@ class Answers:
 
     # -------------------------------------------------------------------------------------- samples
 
-    def rows(self, chosen: Filter, start: int, stop: int) -> dict[str, Any]:
+    def rows(self, chosen: Filter, start: int, stop: int, page: str = "") -> dict[str, Any]:
         """The samples of a view from `start` to `stop`, and how far the view has grown.
+
+        `page` is the name of the page that asks, see `Views.get`.
 
         A sample is [position in the dataset, image id, number of masks]; with a rule for masks,
         their number is None.
         """
-        view = self.views.get(chosen)
+        view = self.views.get(chosen, page)
         view.want(stop)
         view.wait(stop, _PATIENCE)
         is_done = view.is_done

@@ -30,6 +30,7 @@ _POLL = 0.2  # seconds until the thread that accepts connections sees that it sh
 _MOST_CONNECTIONS = 100
 _MOST_FIELDS = 40  # of a query
 MOST_BODY = 1 << 25  # bytes of what is posted: 2 million picked images
+_LONGEST_NAME = 40  # of a page
 _NAME_BYTES = 200  # of the file of a selection
 
 _PAGE = {
@@ -272,8 +273,10 @@ class Handler(BaseHTTPRequestHandler):
         answers = self.server.answers
         start = self._number(query, "start", 0, 1 << 40)
         stop = self._number(query, "stop", start, start + MOST_ROWS)
-        chosen = {name: text for name, text in query.items() if name not in ("start", "stop")}
-        self._send_json(answers.rows(Filter.parse(chosen, answers.dataset), start, stop))
+        page = query.pop("page", "")[:_LONGEST_NAME]
+        del query["start"], query["stop"]
+        chosen = Filter.parse(query, answers.dataset)
+        self._send_json(answers.rows(chosen, start, stop, page))
 
     def _sample(self, query: dict[str, str]) -> None:
         self._send_json(self.server.answers.sample(self._index(query)), _FOR_A_WHILE)

@@ -1,8 +1,9 @@
 """The samples that meet a filter, found shard by shard beside the answers.
 
 To know which of 11 million images have a mask of some area, all shards are read, which takes
-seconds to minutes. So a view can be used while it grows, and is kept for the next question. One
-that nobody asks for any more gives way: shards are read for the latest two.
+seconds to minutes. So a view can be used while it grows, and is kept for the next question. When a
+page goes on to another filter, as it does with every step of a slider, the view that it leaves
+ends, unless another page looks at it.
 """
 
 import threading
@@ -20,7 +21,7 @@ from sa1bpack.format.problems import reason_of
 from sa1bpack.threads import start_thread
 
 _MOST_VIEWS = 8  # views; of all of SA-1B, one takes at most 90 MB
-_READ_AT_ONCE = 2
+_MOST_PAGES = 100  # of which is known what they look at
 _AHEAD = 500  # samples that are found beyond what was asked for, where each shard is fetched
 _MOST_NOTES = 5
 
@@ -77,7 +78,9 @@ class View:
     def wait(self, stop: int, seconds: float) -> None:
         """Wait until this many samples are found, or all, but no longer than some seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_done or self.count >= stop, seconds)
+            self._changed.wait_for(
+                lambda: self.is_done or self._is_cancelled or self.count >= stop, seconds
+            )
 
     # ----------------------------------------------------------------- for the thread that fills it
 
@@ -96,9 +99,9 @@ class View:
             self.notes.append(text)
 
     def finish(self) -> None:
-        """Say that nothing more will be found."""
+        """Say that nothing more will be found; of a view that was cancelled, that is not known."""
         with self._changed:
-            self.is_done = True
+            self.is_done = not self._is_cancelled
             self._changed.notify_all()
 
     def cancel(self) -> None:
@@ -122,34 +125,56 @@ class Views:
         self._parts = parts
         self._lock = threading.Lock()
         self._views: OrderedDict[Filter, View] = OrderedDict()
+        self._looked_at: OrderedDict[str, Filter] = OrderedDict()  # by each page
         self._filling: dict[Filter, threading.Thread] = {}
         self._cancelled: list[threading.Thread] = []  # which are about to end
         self._is_closed = False
 
-    def get(self, chosen: Filter) -> View:
-        """The view of a filter, which may still grow. Raises ThreadRefused as `start_thread`."""
+    def get(self, chosen: Filter, page: str = "") -> View:
+        """The view of a filter, which may still grow.
+
+        Args:
+            chosen: the filter.
+            page: name of the page that goes on to it from another filter; "": none does.
+
+        Raises:
+            ThreadRefused: the system refuses a thread.
+        """
         with self._lock:
+            if page:
+                self._go_on(page, chosen)
             view = self._views.get(chosen)
             if view is None:
                 view = self._begin(chosen)
             self._views.move_to_end(chosen)
             return view
 
+    def _go_on(self, page: str, chosen: Filter) -> None:
+        """Note what a page looks at, and end the view that nobody looks at any more."""
+        left = self._looked_at.pop(page, None)
+        self._looked_at[page] = chosen
+        while len(self._looked_at) > _MOST_PAGES:
+            self._looked_at.popitem(last=False)
+        thread = self._filling.get(left) if left is not None else None
+        if thread is None or not thread.is_alive() or left in self._looked_at.values():
+            return
+        assert left is not None
+        self._forget(left)
+
     def _begin(self, chosen: Filter) -> View:
         """A new view, which a thread fills; with the lock held."""
         steps = FilterSteps(chosen, self._dataset)
         fetches = bool(self._dataset.pack.sources) and steps.reads_shards
         view = View(len(self._dataset), len(self._parts), reads_all=not fetches)
-        if self._is_closed:
-            view.finish()
-            return view
         self._filling = {key: thread for key, thread in self._filling.items() if thread.is_alive()}
         self._cancelled = [thread for thread in self._cancelled if thread.is_alive()]
-        for key in list(self._filling)[: -_READ_AT_ONCE + 1]:
-            self._forget(key)
         while len(self._views) >= _MOST_VIEWS:
             self._forget(next(iter(self._views)))
-        self._filling[chosen] = start_thread(partial(self._fill, view, steps), "view of a pack")
+        if self._is_closed:
+            view.cancel()
+        else:
+            fill = partial(self._fill, view, steps)
+            self._filling[chosen] = start_thread(fill, "view of a pack")
         self._views[chosen] = view
         return view
 

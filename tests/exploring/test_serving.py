@@ -12,7 +12,7 @@ from commands import finish, start
 from page_client import Client
 
 import sa1bpack
-from sa1bpack.exploring import answers
+from sa1bpack.exploring import answers, filters
 
 PATIENCE = 60  # seconds until a test fails in place of waiting for ever
 
@@ -113,12 +113,28 @@ def test_closing_ends_every_thread_and_connection_whatever_they_do(pack, served)
         client.get("/api/pack")
 
 
-def test_filters_that_nobody_asks_for_any_more_end(client):
-    """As when a slider moves: only the last of many is of interest."""
-    for low in range(50):
-        client.ask("/api/rows", start=0, stop=1, area=f"{low}:")
-    assert len(client.view(area="300:")) > 5
-    client.view(area="0:")
+def test_a_view_that_a_page_leaves_ends_unless_another_looks_at_it(served, pack, monkeypatch):
+    """As when a slider moves: only the last of many filters is of interest."""
+    go_on = threading.Event()
+    by_shard = filters.FilterSteps.by_shard
+
+    calls = []
+
+    def slowly(steps, columns):
+        calls.append(steps)
+        assert go_on.wait(PATIENCE)
+        return by_shard(steps, columns)
+
+    client = served(pack)
+    monkeypatch.setattr(filters.FilterSteps, "by_shard", slowly)
+    query = {"start": 0, "stop": 1}
+    assert not client.ask("/api/rows", **query, area="5:", page="other")["is_done"]
+    for low in (5, 6, 7, 8, 9):
+        assert client.ask("/api/rows", **query, area=f"{low}:", page="one")["count"] == 0
+    go_on.set()
+    for low in (5, 9):
+        assert len(client.view(area=f"{low}:")) > 5
+    assert 10 <= len(calls) <= 13  # of 25: all 5 shards for two views, at most one for the others
 
 
 def test_the_command_prints_the_address_and_ends_on_ctrl_c(pack, tmp_path):

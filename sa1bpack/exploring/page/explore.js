@@ -3,7 +3,8 @@
    meet the filter), the grid, the filters, one image, saving, keys. */
 
 const $ = (id) => document.getElementById(id);
-const session = Date.now().toString(36); // in addresses of pictures, which the browser then keeps
+// The name of this page: in addresses of pictures, which the browser then keeps, and with filters.
+const session = Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
 const COUNT = "mask_count";
 const BLOCK = 200; // images of one request
 const GAP = 6; // pixels between cells
@@ -55,7 +56,7 @@ function drawing(name, attributes) {
 
 const number = (value, digits = 6) =>
   value === null || value === undefined ? "–" : typeof value === "string" ? value
-    : value.toLocaleString("en", { maximumSignificantDigits: Math.max(digits, String(Math.trunc(value)).length) });
+    : value.toLocaleString("en", { maximumSignificantDigits: Math.min(21, Math.max(digits, String(Math.trunc(value)).length)) });
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const facts = (pairs) => pairs.map(([name, value]) =>
   element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value })));
@@ -101,10 +102,11 @@ async function followView(generation, isFirst) {
     let answer;
     try {
       const stop = isFirst ? BLOCK : 0;
-      answer = await ask(`/api/rows?${query({ start: 0, stop })}`);
+      answer = await ask(`/api/rows?${query({ start: 0, stop, page: session })}`);
     } catch (error) {
       if (generation !== state.generation) return;
       showTrouble(error);
+      $("clear-button").hidden = false;
       if (error.status === 400) state.where = state.goodWhere; // what is shown stays
       return;
     }
@@ -268,7 +270,7 @@ const grid = {
     for (const [place, cell] of this.cells) {
       if (place < first || place >= stop) {
         this.cells.delete(place);
-        cell.lastChild.previousSibling.previousSibling.removeAttribute("src");
+        cell.firstChild.removeAttribute("src");
         cell.hidden = true;
         this.spare.push(cell);
       }
@@ -334,7 +336,7 @@ const grid = {
     if (this.pending.has(key)) return this.pending.get(key);
     const generation = state.generation;
     const start = block * BLOCK;
-    const done = ask(`/api/rows?${query({ start, stop: start + BLOCK })}`).then((answer) => {
+    const done = ask(`/api/rows?${query({ start, stop: start + BLOCK, page: session })}`).then((answer) => {
       if (generation !== state.generation) return;
       state.blocks.set(block, answer.rows);
       if (state.blocks.size > 300) state.blocks.delete(state.blocks.keys().next().value);
@@ -475,8 +477,8 @@ function showRanges() {
     axis.after.setAttribute("width", Math.max(0, bins - last));
     axis.sliders[0].value = Math.round(first);
     axis.sliders[1].value = Math.round(last);
-    axis.fields[0].value = low === null ? "" : number(low);
-    axis.fields[1].value = high === null ? "" : number(high);
+    axis.fields[0].value = low ?? "";
+    axis.fields[1].value = high ?? "";
   }
   detail.showInside();
 }
@@ -656,7 +658,7 @@ const detail = {
     for (const mask of this.sample.order) {
       const isOutside = ranges.some(([name, [low, high]]) => {
         const value = this.values(name)?.[mask];
-        return !(value >= (low ?? -Infinity) && value <= (high ?? Infinity));
+        return !Number.isFinite(value) || value < (low ?? -Infinity) || value > (high ?? Infinity);
       });
       this.paths[mask].classList.toggle("outside", isOutside);
       this.lines[mask].classList.toggle("outside", isOutside);
@@ -985,7 +987,10 @@ async function start() {
   }
   history.replaceState(null, "", location.hash || "#");
   $("size-range").value = state.side;
-  if (PHONE.matches) toggleFilters();
+  if (PHONE.matches) {
+    $("filters").classList.add("closed");
+    $("filters-button").setAttribute("aria-expanded", false);
+  }
   try {
     state.pack = await ask("/api/pack");
   } catch (error) {
