@@ -35,6 +35,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
+    ShardIdentity,
     coverage,
     feature_shard_names,
     read_side_manifest,
@@ -331,7 +332,9 @@ def _features_of(roots: Sequence[Path], manifests: Sequence[Manifest]) -> dict[s
 def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Name and text of the features in PACK/side. Raises FormatError for damaged digests."""
     folders = side_folders(root)
-    shards = shard_identities(root, manifest) if folders else ()
+    shards: Sequence[ShardIdentity] = ()
+    if folders:
+        shards = shard_identities(root, manifest)
     for folder in folders:
         try:
             side = read_side_manifest(folder)
@@ -348,7 +351,10 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
         if function is not None:
             facts.append(f"by {brief(function)}")
         covered = coverage(names, shards)
-        facts.append(str(covered) if covered.missing else "complete")
+        state = "complete"
+        if covered.missing:
+            state = str(covered)
+        facts.append(state)
         yield folder.name, ", ".join(facts)
 
 

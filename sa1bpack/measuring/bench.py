@@ -501,6 +501,15 @@ def _task(path: Path, device: str, options: dict[str, Any], mask_format: str) ->
     return task
 
 
+def _usual_settings(batch_size: int) -> dict[str, Setting]:
+    """By name, the loaders that are measured in any case."""
+    settings = {"Loader": Setting("Loader", batch_size)}
+    for workers in _WORKERS:
+        name = f"DataLoader, {counted(workers, 'worker')}"
+        settings[name] = Setting("DataLoader", batch_size, {"num_workers": workers})
+    return settings
+
+
 @checks_options(masks="mask_format")
 def bench(
     pack: str | Path,
@@ -550,14 +559,10 @@ def bench(
     batch_size = whole_number("batch_size", batch_size, 1)
     duration = number("duration", duration, LEAST_SECONDS, MAX_SECONDS)
     options: dict[str, Any] = {"mask_layout": mask_layout, "max_masks": max_masks}
-    task = _task(path, device, options, mask_format)
+    warm = _task(path, device, options, mask_format)
     open_device(device)
-    cold = replace(task, cold=True)
-    warm = task
-    settings = {"Loader": Setting("Loader", batch_size)}
-    for workers in _WORKERS:
-        name = f"DataLoader, {counted(workers, 'worker')}"
-        settings[name] = Setting("DataLoader", batch_size, {"num_workers": workers})
+    cold = replace(warm, cold=True)
+    settings = _usual_settings(batch_size)
     with reporting(progress, "measurement") as advance:
         measurements = Measurements(advance, total=1 + 2 * len(settings))
         measurements.begin("ceilings")

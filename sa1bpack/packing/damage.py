@@ -7,7 +7,7 @@ files differ in about thirty of their 32 digits.
 
 from collections.abc import Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,12 +203,9 @@ def diagnose(
     is_first = share[0] == 1
     if not is_first:  # the first part compares them with the pack's own files
         _check_shard_digests(check, contents, sources)
-    scope = Scope(
-        quick=quick or bool(full),
-        own_files=is_first,
-        full=full,
-        sources=None if share == ALL else sources,
-    )
+    scope = Scope(quick=quick or bool(full), own_files=is_first, full=full)
+    if share != ALL:
+        scope = replace(scope, sources=sources)
     problems = check_pack(check, contents.manifest, scope).problems
     if share != ALL:
         problems = _problems_of_sources(problems, contents, sources)
@@ -376,7 +373,9 @@ def _manifest_of_shards(root: Path) -> Manifest:
     shards = _sound_shards(root)
     recorded = {canonical_json(shard.attributes.get("options")) for shard in shards}
     if len(recorded) != 1 or recorded == {canonical_json(None)}:
-        options = "different options" if len(recorded) > 1 else "no options"
+        options = "no options"
+        if len(recorded) > 1:
+            options = "different options"
         raise FormatError(
             f"{root / MANIFEST_NAME}: lost, and its shards record {options}; restore a copy of it"
         )

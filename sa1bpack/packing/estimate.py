@@ -218,7 +218,7 @@ def estimate(
     if ledger.taken_options:
         report(ledger.taken_options)
     warm_up(ledger.options)
-    probe = _Probe(work.new[0] if work.new else None, ledger.options)
+    probe = _Probe(next(iter(work.new), None), ledger.options)
     forecast = _forecast(request.output, run_options, work.new, probe)
     return replace(forecast, packed=work.packed_before, unreadable=work.unreadable)
 

@@ -221,9 +221,10 @@ class Ledger:
                 reason = why_no_pairs(record["ignored_names"], codes)
                 names_by_reason.setdefault(reason, []).append(name)
         for reason, names in names_by_reason.items():
-            more = " and others" if len(names) > _SOURCES_NAMED else ""
+            named = ", ".join(names[:_SOURCES_NAMED])
+            if len(names) > _SOURCES_NAMED:
+                named += " and others"
             lines.append(
-                "no pair of a .jpg and a .json file of the same name is in "
-                f"{', '.join(names[:_SOURCES_NAMED])}{more}: {reason}"
+                f"no pair of a .jpg and a .json file of the same name is in {named}: {reason}"
             )
         return lines

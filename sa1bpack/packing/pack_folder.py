@@ -94,8 +94,12 @@ def locked_folder(
         OutputRefused: the lock is of a part, and the file system has no locks.
         OSError: the folder has no such file that can be opened.
     """
-    flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
-    kind = fcntl.LOCK_SH if shared or of_part else fcntl.LOCK_EX
+    flags = os.O_RDONLY
+    if create:
+        flags = os.O_RDWR | os.O_CREAT
+    kind = fcntl.LOCK_EX
+    if shared or of_part:
+        kind = fcntl.LOCK_SH
     descriptor = _lock(root, kind | fcntl.LOCK_NB, flags, of_part)
     try:
         yield

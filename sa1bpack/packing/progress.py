@@ -96,7 +96,9 @@ class Progress:
                     self._first.append("  {source}: {member}: {detail}".format_map(line))
         if self._max_rejects is None or self.rejected <= self._max_rejects:
             return
-        verb = "was" if self.rejected == 1 else "were"
+        verb = "were"
+        if self.rejected == 1:
+            verb = "was"
         message = [
             f"max_rejects is {self._max_rejects}, but {counted(self.rejected, 'member')} "
             f"{verb} rejected; the run ends, and published shards stay:",

@@ -174,20 +174,27 @@ def repair(
         True
     """
     started = time.perf_counter()
-    share = None if part is None else part_of_job(part)
+    share = None
+    if part is not None:
+        share = part_of_job(part)
     shards = list(items_of(shards))
     if share is not None and shards:
         raise OptionError(f"shards is {shards}, but a part has those of its sources: choose one")
     root = local_path("pack", pack)
-    listed = [] if links is None else read_links(local_path("links", links))
+    listed = []
+    if links is not None:
+        listed = read_links(local_path("links", links))
     patterns = patterns_of("sources", items_of(sources))
     source_list = find_sources(patterns, links=listed, on_wait=report)
+    processes = available_cpus()
+    if workers is not None:
+        processes = whole_number("workers", workers, 1)
     call = _Call(
         root=root,
         sources={source.name: source for source in source_list},
         full=frozenset(shards),
         quick=quick,
-        workers=available_cpus() if workers is None else whole_number("workers", workers, 1),
+        workers=processes,
         dry_run=dry_run,
         progress=progress,
     )

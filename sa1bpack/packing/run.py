@@ -198,7 +198,10 @@ def pack(
             f"output is {shown_output!r}: name a folder as `staging` if the pack is to be uploaded "
             "to the URL of an object store, and only then"
         )
-    request = check_request(sources, output if staging is None else staging, options)
+    folder = output
+    if staging is not None:
+        folder = staging
+    request = check_request(sources, folder, options)
     if url is None:
         opened = folder_publisher(request.output, request.pack_options)
     else:
