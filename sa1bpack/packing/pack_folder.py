@@ -31,16 +31,17 @@ _WITHOUT_LOCKS = (
 
 def check_can_hold_pack(root: Path) -> None:
     """Raise OutputRefused for a folder of something else, before anything in it is changed."""
-    if (root / MANIFEST_NAME).exists():
-        return
     working_names = (LOCK_NAME, PARTS_NAME, files.TEMPORARY_PREFIX + MANIFEST_NAME)
+    others = False
     for path in root.iterdir():
         if not (path.name.startswith(working_names) or files.is_of_system(path.name)):
-            raise OutputRefused(
-                f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
-                "folder. If it is a pack that lost its manifest: sa1bpack repair "
-                f"{quote(str(root))} TARS"
-            )
+            others = True
+    # Asked last: the manifest is the first file of a pack that another process makes meanwhile.
+    if others and not (root / MANIFEST_NAME).exists():
+        raise OutputRefused(
+            f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new folder. "
+            f"If it is a pack that lost its manifest: sa1bpack repair {quote(str(root))} TARS"
+        )
 
 
 def existing_parent(path: Path) -> Path:
