@@ -27,7 +27,7 @@ _NO_BIN = 255  # of a value that the axis does not have, such as NaN
 
 
 @dataclass(frozen=True)
-class Axis:
+class HistogramAxis:
     """The bins of a number, and the bin of each surveyed value.
 
     Attributes:
@@ -45,7 +45,7 @@ class Axis:
     whole: bool
 
     @classmethod
-    def of(cls, title: str, values: np.ndarray, logarithmic: bool) -> "Axis":
+    def of(cls, title: str, values: np.ndarray, logarithmic: bool) -> "HistogramAxis":
         """The axis of these values."""
         _, edges = histogram(values, _BINS, logarithmic)
         last = len(edges) - 2
@@ -81,7 +81,7 @@ class Survey:
     shards: int = 0
     coverage: str = ""
     unreadable: list[str] = field(default_factory=list)
-    axes: dict[str, Axis] = field(default_factory=dict)
+    axes: dict[str, HistogramAxis] = field(default_factory=dict)
     offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     columns: list[Columns] = field(default_factory=list)
 
@@ -160,10 +160,10 @@ def survey_of(dataset: Dataset, parts: ShardParts) -> Survey:
     mask_counts = np.concatenate([*counts, np.empty(0, np.int64)])
     survey.offsets = np.concatenate([[0], np.cumsum(mask_counts)])
     survey.masks = int(survey.offsets[-1])
-    survey.axes = {COUNT: Axis.of(_COUNT_TITLE, mask_counts, logarithmic=False)}
+    survey.axes = {COUNT: HistogramAxis.of(_COUNT_TITLE, mask_counts, logarithmic=False)}
     for name, title in names.items():
         joined = np.concatenate(values[name]) if values[name] else np.empty(0)
-        survey.axes[name] = Axis.of(title, joined, name in _LOGARITHMIC)
+        survey.axes[name] = HistogramAxis.of(title, joined, name in _LOGARITHMIC)
     survey.coverage = _coverage(survey, dataset, len(parts))
     return survey
 

@@ -136,12 +136,15 @@ class DiskUse:
         attributes = attributes_of(shard)
         paths = [*shard.folder.rglob("*")]
         sizes = [path.stat().st_blocks * 512 for path in paths if path.is_file()]
+        versions = []
+        if attributes.packed_by:
+            versions.append(attributes.packed_by)
         return cls(
             bytes=shard.entry.bytes,
             disk_bytes=sum(sizes),
             files=len(sizes),
             folders=len(paths) - len(sizes),
-            packed_by=[attributes.packed_by] if attributes.packed_by else [],
+            packed_by=versions,
             unknown_keys=attributes.unknown_keys,
         )
 

@@ -57,7 +57,7 @@ _BINS = 30
 
 
 @dataclass
-class Survey:
+class PackSurvey:
     """Findings in the surveyed shards.
 
     Attributes:
@@ -78,12 +78,12 @@ class Survey:
     stored: DiskUse = field(default_factory=DiskUse)
 
 
-def survey_of(dataset: Dataset, seed: int) -> Survey:
+def survey_of(dataset: Dataset, seed: int) -> PackSurvey:
     """Survey shards of a complete dataset, in random order, until they have 20,000 images.
 
     At most 64 shards are read. Damage does not end the survey: it is named in `unreadable`.
     """
-    survey = Survey()
+    survey = PackSurvey()
     stored_arrays = {spec.name for spec in dataset.layout.arrays}
     order = np.random.default_rng(seed).permutation(len(dataset.pack))
     for number in order[:MAX_SHARDS].tolist():
@@ -134,7 +134,7 @@ class Chart:
     ends: tuple[str, str] | None = None
 
 
-def charts_of(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[Chart]:
+def charts_of(manifest: Manifest, mask_counts: np.ndarray, survey: PackSurvey) -> list[Chart]:
     """Histograms of masks per image, image sizes, areas, predicted IoU and stability."""
     if not mask_counts.size:
         return []
@@ -361,7 +361,7 @@ def report(
     if dataset is None and not manifest.complete:  # else sa1bpack.open has logged it
         _log.warning("%s: %s", roots[0].absolute(), held.completeness)
     checked = verification(roots, verify, seed, progress)
-    survey = Survey()
+    survey = PackSurvey()
     pictures: list[dict[str, str | int]] = []
     if dataset is not None:
         survey = survey_of(dataset, seed)
@@ -380,7 +380,7 @@ def report(
 def _page(
     held: PackInfo,
     checked: Verification,
-    survey: Survey,
+    survey: PackSurvey,
     pictures: list[dict[str, str | int]],
     seed: int,
 ) -> str:

@@ -229,7 +229,9 @@ class PackOptions(MaskRule):
 
 
 def _default_shard_size(fit: str | None) -> int:
-    return NATIVE_SAMPLES_PER_SHARD if fit == "native" else SAMPLES_PER_SHARD
+    if fit == "native":
+        return NATIVE_SAMPLES_PER_SHARD
+    return SAMPLES_PER_SHARD
 
 
 def options_text(options: PackOptions) -> str:
