@@ -20,7 +20,7 @@ What to call; `help(sa1bpack.NAME)` has the options and the rest:
   a loader OrderedBatches
 - over time: LinearSchedule, CosineSchedule, PiecewiseSchedule, FunctionSchedule
 - precompute: derive, attach; then open(features=[NAME])
-- write out: export_sa1b, export_coco
+- write out: export_sa1b, export_coco; copy_selection, to a pack of its own
 - masks alone: masks.parse_counts, rasterize, mask_boxes, draw_points, relate, ...
 """
 

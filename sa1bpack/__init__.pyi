@@ -18,6 +18,8 @@ from sa1bpack.exploring.explore import explore as explore
 from sa1bpack.export.annotations import ExportResult as ExportResult
 from sa1bpack.export.annotations import export_coco as export_coco
 from sa1bpack.export.annotations import export_sa1b as export_sa1b
+from sa1bpack.export.copy_selection import CopyResult as CopyResult
+from sa1bpack.export.copy_selection import copy_selection as copy_selection
 from sa1bpack.export.info import info as info
 from sa1bpack.export.report import report as report
 from sa1bpack.export.show import show as show

@@ -194,7 +194,7 @@ def lost_pairs(manifest: dict[str, Any]) -> list[str]:
     for record in manifest.get("sources", ()):
         try:
             rows, pairs = manifest["options"]["samples_per_shard"], record["pairs"]
-            found = record["dropped"]
+            found = record["dropped"] + record.get("left_out", 0)
             for shard in manifest["shards"]:
                 if shard["source"] == record["name"]:
                     found += max(0, min(rows, pairs - shard["part"] * rows))

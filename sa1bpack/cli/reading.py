@@ -18,7 +18,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.export.look import Look
 from sa1bpack.masks.select import Thresholds
 from sa1bpack.options import BENCH_MASKS, MASK_LAYOUTS, REPORT_CHECKS
-from sa1bpack.wording import brief, counted
+from sa1bpack.wording import brief, counted, size_text
 
 
 def info(
@@ -333,7 +333,23 @@ _LONGEST_LINE = 1000  # characters of a file of ids, which may be anything, such
 def subset(
     packs: Annotated[list[str], Help("folders of packs, quoted globs, or one selection", "PACK")],
     *,
-    output: Annotated[str, Help("file to write; an earlier selection is replaced", "OUTPUT")],
+    output: Annotated[
+        str,
+        Help(
+            "file to write, an earlier selection is replaced; with --copy, folder of the new pack",
+            "OUTPUT",
+        ),
+    ],
+    copy: Annotated[
+        bool,
+        Help(
+            "copy the samples to a pack of their own: pixels, masks and records, byte for byte, "
+            "nothing is decoded"
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, Help("with --copy: print what would be copied, in bytes; write nothing")
+    ] = False,
     where: Annotated[
         Sequence[str],
         Help("keep samples that meet this condition, see below; may be repeated", "CONDITION"),
@@ -359,8 +375,9 @@ def subset(
 ) -> int:
     """Select samples of one or several packs, and save their image ids in a small
     file. sa1bpack.open(OUTPUT) opens it for training; `show`, `export` and
-    `subset` accept it in place of a pack. No pixels are read or copied: it is not
-    a pack, which takes `sa1bpack pack` of fewer tars, or with its thresholds.
+    `subset` accept it in place of a pack. No pixels are read or copied, unless
+    --copy makes it an ordinary pack: to keep, to move, to send. Interrupted?
+    Repeat the command. Features are not copied.
 
     A sample must meet all conditions. The samples are in the order of the pack, or
     in the order of --ids.
@@ -375,10 +392,13 @@ def subset(
       sa1bpack subset /data/packed -o some.sel --where 'max(area) > 1e6'
       sa1bpack subset /data/packed -o tenth.sel --fraction 0.1 --seed 7
       sa1bpack subset '/data/packs/*' -o these.sel --ids ids.txt
+      sa1bpack subset /data/packed -o /data/small --copy --fraction 0.01
     """
     from sa1bpack.paths import local_path
 
     file = local_path("output", output)
+    if dry_run and not copy:
+        raise OptionError("--dry-run is for --copy: a selection is a small file of ids")
     ds = everything = sa1bpack.open(one_or_several(packs), duplicates=duplicates)
     if ids is not None:
         ds = ds[ds.index_of(_read_ids(local_path("ids", ids)))]
@@ -388,9 +408,33 @@ def subset(
         ds = ds.fraction(fraction, seed=seed)
     for condition in where:
         ds = ds.where(condition)
+    if copy:
+        return _copy_selection(ds, output, dry_run)
     ds.save_selection(file)
     images = counted(len(everything), "image")
     say(f"{file}: {len(ds):,} of {images}, fingerprint {ds.fingerprint}")
+    return exits.OK
+
+
+def _copy_selection(ds: "sa1bpack.Dataset", output: str, dry_run: bool) -> int:
+    """Copy a selection to a pack, and print what is in it; returns the exit code."""
+    with interrupts.interrupts_held():
+        call = sa1bpack.copy_selection
+    advice = "" if dry_run else "repeat the same command to continue from here"
+    with exits.advising(advice):
+        result = call(ds, output, dry_run=dry_run)
+    say(
+        f"{result.root}: {counted(result.images, 'image')}, {counted(result.masks, 'mask')} in "
+        f"{counted(result.shards, 'shard')}; {size_text(result.bytes)}"
+    )
+    if result.left_out:
+        say(f"left out: {counted(result.left_out, 'image')} of the same tars")
+    if result.before:
+        say(f"{counted(result.before, 'shard')} already there")
+    if result.features:
+        say(f"not copied: the features {', '.join(result.features)}")
+    if dry_run:
+        say(f"would copy {size_text(result.bytes_to_copy)}; nothing was written")
     return exits.OK
 
 

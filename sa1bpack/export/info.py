@@ -205,10 +205,10 @@ class PackInfo(DiskUse):
     def command(self) -> str | None:
         """The command that makes such a pack of its tars, to be given as TARS.
 
-        It has the options that are no defaults. None for several packs, and for one whose options
-        this release does not know.
+        It has the options that are no defaults. None for several packs, for a copy of a selection,
+        and for a pack whose options this release does not know.
         """
-        if self.packs:
+        if self.packs or self.manifest.counts.get("left_out_images"):
             return None
         root = self.roots[0]
         flags: str | None = import_module(_PACK_OPTIONS).recorded_text(self.manifest.options, root)

@@ -1,8 +1,8 @@
 """The accounts of a pack: what became of each pair of its sources (docs/format.md, "Accounts").
 
-A pair is a sample, a reject or dropped, and nothing else, so a shard that is lost leaves a gap that
-no other number closes. Every door of a pack asks here: opening, packing, finalizing, merging,
-repairing and verifying.
+A pair is a sample, a reject, dropped, or left out by a copy of a selection, and nothing else, so a
+shard that is lost leaves a gap that no other number closes. Every door of a pack asks here:
+opening, packing, finalizing, merging, repairing and verifying.
 """
 
 import re
@@ -54,6 +54,7 @@ class _ShardAccount(msgspec.Struct):
     samples: Count
     dropped: Count
     rejects: list[_Rejected]
+    left_out: Count = 0
 
 
 class _SourceAccount(msgspec.Struct):
@@ -63,6 +64,7 @@ class _SourceAccount(msgspec.Struct):
     pairs: Count
     dropped: Count
     rejects: list[_Rejected]
+    left_out: Count = 0  # samples of shards that do not exist
 
     @property
     def rejected_pairs(self) -> int:
@@ -74,6 +76,7 @@ class _Counts(msgspec.Struct):
     """What a manifest's `counts` say of all pairs; it also has `rejects:<reason>`."""
 
     dropped_images: Count
+    left_out_images: Count = 0
 
 
 def shard_count(pairs: int, samples_per_shard: int) -> int:
@@ -99,11 +102,12 @@ def shard_fault(attributes: Mapping[str, Any], expected_pairs: int | None = None
         account = msgspec.convert(attributes, _ShardAccount)
     except msgspec.ValidationError:
         return None
-    accounted = account.samples + len(account.rejects) + account.dropped
+    accounted = account.samples + len(account.rejects) + account.dropped + account.left_out
     if accounted != account.pairs:
+        left_out = f" and {account.left_out:,} left out" if account.left_out else ""
         return (
             f"it has {counted(account.pairs, 'pair')}, but {counted(account.samples, 'sample')}, "
-            f"{counted(len(account.rejects), 'reject')} and {account.dropped:,} dropped"
+            f"{counted(len(account.rejects), 'reject')} and {account.dropped:,} dropped{left_out}"
         )
     if expected_pairs is not None and account.pairs != expected_pairs:
         return (
@@ -213,7 +217,7 @@ def source_shortfall(
                 f"which has {counted(count, noun)}"
             )
             return Shortfall(account.name, fault)
-    accounted = in_shards + account.dropped + account.rejected_pairs
+    accounted = in_shards + account.dropped + account.rejected_pairs + account.left_out
     if accounted == account.pairs:
         return None
     fault = (
@@ -271,7 +275,9 @@ def _totals_fault(
     pairs = 0
     rejected = 0
     try:
-        dropped = msgspec.convert(counts, _Counts).dropped_images
+        totals = msgspec.convert(counts, _Counts)
+        dropped = totals.dropped_images
+        left_out = totals.left_out_images
         for key, count in counts.items():
             kind, _, reason = key.partition(":")
             if kind == "rejects" and reason:
@@ -283,11 +289,12 @@ def _totals_fault(
             rejected -= len(account.rejects) - account.rejected_pairs
     except msgspec.ValidationError:
         return None
-    if not sources or samples + rejected + dropped == pairs:
+    if not sources or samples + rejected + dropped + left_out == pairs:
         return None
+    left_out_words = f" and {left_out:,} left out" if left_out else ""
     return (
         f"its sources have {counted(pairs, 'pair')}, but it has {counted(samples, 'sample')}, "
-        f"{rejected:,} rejected pairs and {dropped:,} dropped images"
+        f"{rejected:,} rejected pairs and {dropped:,} dropped images{left_out_words}"
     )
 
 

@@ -379,6 +379,12 @@ def _manifest_of_shards(root: Path) -> Manifest:
         raise FormatError(
             f"{root / MANIFEST_NAME}: lost, and its shards record {options}; restore a copy of it"
         )
+    for shard in shards:
+        if shard.attributes.get("left_out"):
+            raise FormatError(
+                f"{root / MANIFEST_NAME}: lost, and the pack is a copy of selected samples; "
+                "restore a copy of it, or copy the selection again (sa1bpack subset --copy)"
+            )
     options = shards[0].attributes["options"]
     return make_manifest(
         recorded_options(options, root).layout,

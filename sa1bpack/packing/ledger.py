@@ -179,6 +179,7 @@ class Ledger:
                 no other source is packed in part, and no pair is missing.
         """
         counts = {"images": 0, "masks": 0, "annotations": 0, "dropped_images": 0, "rejects": 0}
+        left_out = 0
         entries = []
         sources = []
         for (source, _), shard in sorted(self.shards.items(), key=itemgetter(0)):
@@ -187,10 +188,14 @@ class Ledger:
             counts["masks"] += shard.entry.masks
             counts["annotations"] += shard.entry.annotations
             counts["dropped_images"] += shard.attributes["dropped"]
+            left_out += shard.attributes.get("left_out", 0)
             complete = complete and source in self.sources
         for _, record in sorted(self.sources.items()):
             sources.append(record)
             counts["dropped_images"] += record["dropped"]
+            left_out += record.get("left_out", 0)
+        if left_out:
+            counts["left_out_images"] = left_out
         for line in self.rejects():
             reason = f"rejects:{line['reason']}"
             counts["rejects"] += 1

@@ -45,7 +45,12 @@ from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, RequestedOptions, differences
 from sa1bpack.packing.pack_folder import locked_folder
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
-from sa1bpack.packing.records import ShardKey, published_shard, read_own_manifest
+from sa1bpack.packing.records import (
+    ShardKey,
+    is_copied_in_part,
+    published_shard,
+    read_own_manifest,
+)
 from sa1bpack.paths import check_can_be_folder, local_path, naming, paths_of
 from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.wording import brief
@@ -132,7 +137,7 @@ def merge(
     started = time.perf_counter()
     roots = paths_of("packs", packs)
     root = local_path("output", output)
-    _check_apart(root, roots, output)
+    check_apart(root, roots, output)
     check_can_be_folder(root, "give a new folder, or that of a pack")
     refuse_in_pack("output", root)
     union = _Union(root, roots)
@@ -169,7 +174,7 @@ def merge(
     )
 
 
-def _check_apart(root: Path, packs: Sequence[Path], output: str | os.PathLike[str]) -> None:
+def check_apart(root: Path, packs: Sequence[Path], output: str | os.PathLike[str]) -> None:
     """Raise OptionError if the output is one of the packs, or one of them is in the other."""
     merged = root.resolve()
     for pack in packs:
@@ -250,7 +255,7 @@ class _Union:
         manifests = {pack: read_own_manifest(pack) for pack in packs}
         self.root = root
         self.packs = packs
-        self.options = _common_options(manifests)
+        self.options = common_options(manifests, "merged")
         self.shards: dict[ShardKey, _PackShard] = {}
         self.sources: dict[str, dict[str, Any]] = {}
         self.repeated = 0
@@ -285,9 +290,21 @@ class _Union:
             self.repeated += 1
 
     def _add_sources(self, pack: Path, manifest: Manifest) -> None:
-        """Add the sources of a pack. Raises OutputRefused if another pack's is another file."""
+        """Add the sources of a pack.
+
+        Raises OutputRefused if another pack's is another file, or one has a copy of a part of it.
+        """
         for record in manifest.sources:
-            first = self.sources.setdefault(record["name"], record)
+            name = record["name"]
+            if name in self.sources and (
+                is_copied_in_part(record) or is_copied_in_part(self.sources[name])
+            ):
+                raise OutputRefused(
+                    f"{pack / MANIFEST_NAME}: the source {name} is in several of the packs, of "
+                    "which one has a copy of some of its samples: leave one out, or copy both "
+                    "selections from the pack that has all"
+                )
+            first = self.sources.setdefault(name, record)
             for key in ("kind", "nbytes", "pairs", *DIGEST_NAMES):
                 value = record.get(key)
                 expected = first.get(key)
@@ -352,8 +369,11 @@ class _Union:
                     files.remove_entry(leftover)
 
 
-def _common_options(manifests: Mapping[Path, Manifest]) -> PackOptions:
-    """The options of all packs. Raises OptionsDiffer, naming the differences, if they differ."""
+def common_options(manifests: Mapping[Path, Manifest], purpose: str) -> PackOptions:
+    """The options of all packs, which are to be "merged" or the like.
+
+    Raises OptionsDiffer, naming the differences, if they differ.
+    """
     first_pack, first = next(iter(manifests.items()))
     for pack, manifest in manifests.items():
         lines = []
@@ -363,7 +383,7 @@ def _common_options(manifests: Mapping[Path, Manifest]) -> PackOptions:
             raise OptionsDiffer(
                 "\n".join(
                     [
-                        "packs made with other options cannot be merged:",
+                        f"packs made with other options cannot be {purpose}:",
                         *lines,
                         "sa1bpack.open([...]) opens packs together if they have one layout.",
                     ]

@@ -55,6 +55,7 @@ class ShardRecord(msgspec.Struct):
     rejects: list[_Reject]
     unknown_keys: list[str]
     packed_by: dict[str, str]
+    left_out: Count = 0  # of the copy of a selection: samples that it does not have
 
 
 class SourceRecord(msgspec.Struct):
@@ -71,6 +72,12 @@ class SourceRecord(msgspec.Struct):
     dropped: Count
     rejects: list[_Reject]
     xxh128: str | None = None  # packs made by earlier releases have md5 only
+    left_out: Count = 0  # of a source that was copied in part: samples of shards that do not exist
+
+
+def is_copied_in_part(record: Mapping[str, Any]) -> bool:
+    """True if a pack has a copy of some samples of a source: its tar would bring others, too."""
+    return "left_out" in record
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from shlex import quote
 
 from sa1bpack.errors import SourceError
 from sa1bpack.packing.damage import Damage
+from sa1bpack.packing.records import is_copied_in_part
 from sa1bpack.source.find import Source
 
 # What `RepairResult.left` calls the manifest, the index and the other files at the top of a pack.
@@ -120,6 +121,12 @@ def _obstacle(
         if problem.shard == name:
             return f"its folder holds foreign files, move them away first: {problem.what}"
     source_name, _ = damage.shards[name]
+    for record in damage.manifest.sources:
+        if record["name"] == source_name and is_copied_in_part(record):
+            return (
+                f"the pack has a copy of some samples of {source_name}, and a tar does not tell "
+                "which: remove the pack, and copy the selection again (sa1bpack subset --copy)"
+            )
     if source is None:
         return f"the source {source_name} is needed, but was not given"
     if error is not None:

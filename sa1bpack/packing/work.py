@@ -9,6 +9,7 @@ from sa1bpack.errors import FormatError, OptionError, OutputRefused, SourceError
 from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackRequest
+from sa1bpack.packing.records import is_copied_in_part
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, find_sources, look_at, read_links, read_md5sums
 from sa1bpack.wording import brief
@@ -102,6 +103,12 @@ def find_work(ledger: Ledger, sources: Sequence[Source], records_md5: bool) -> W
             continue
         _check_same_source(source, record)
         if record["md5"] is None:
+            if records_md5 and is_copied_in_part(record):
+                raise OutputRefused(
+                    f"{source.path}: the pack has a copy of some samples of this source, and an "
+                    "md5 is recorded where the whole source is packed: leave out --md5 and "
+                    "--md5sums, or the source"
+                )
             if records_md5 and source.kind != "folder":
                 to_read.append(source)
         elif source.expected_md5 is not None:

@@ -10,7 +10,7 @@ TOP = {
     "packing": ("Packing and checking", [
         "pack", "PackOptions", "PackResult", "pack_part", "finalize", "FinalizeResult",
         "estimate", "verify", "repair", "RepairResult", "merge", "MergeResult", "export_sa1b",
-        "export_coco", "ExportResult",
+        "export_coco", "ExportResult", "copy_selection", "CopyResult",
     ]),
     "looking": ("Looking", ["info", "show", "report", "explore"]),
     "reading": ("Reading", ["open", "Dataset", "TarDataset", "IterableTarDataset"]),

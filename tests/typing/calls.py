@@ -37,6 +37,9 @@ def pack_and_look(tars: list[Path], out: Path) -> None:
     assert_type(sa1bpack.merge(["one", "two"], out, progress=True), sa1bpack.MergeResult)
     assert_type(sa1bpack.export_sa1b([out], "records", progress=told), sa1bpack.ExportResult)
     assert_type(sa1bpack.export_coco(out, Path("coco.json"), renumber=True).complete, bool)
+    assert_type(
+        sa1bpack.copy_selection(sa1bpack.open(out)[:9], "nine", dry_run=True), sa1bpack.CopyResult
+    )
     assert_type(sa1bpack.info(["one", "two"]).as_text(), str)
     assert_type(sa1bpack.report(out, "report.html", samples=4, progress=False).path, Path)
     with sa1bpack.explore([out], port=0, folder=out) as page:
