@@ -691,7 +691,7 @@ const detail = {
     swatch.style.background = sample.colours[mask];
     const pairs = sample.numbers.map((each) => {
       const value = each.values[mask];
-      return [each.title, Array.isArray(value) ? value.map((part) => number(part)).join(", ") : number(value, 8)];
+      return [each.title, Array.isArray(value) ? value.map((part) => part?.toFixed(3).replace(/\.?0+$/, "") ?? "–").join(", ") : number(value, 8)];
     });
     for (const feature of sample.features) {
       if (!("rows" in feature)) continue;
