@@ -13,7 +13,7 @@ from sa1bpack.display import Sample
 from sa1bpack.errors import OptionError
 from sa1bpack.export.feature_maps import feature_picture
 from sa1bpack.export.painting import ExactShapes, GridShapes, mask_colours
-from sa1bpack.export.subject import Panel, Prompts, Subject
+from sa1bpack.export.subject import Panel, ShownPrompts, Subject
 from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks import mask_area
 from sa1bpack.pixels.yuv420 import yuv420_to_rgb
@@ -24,7 +24,10 @@ Batch = Mapping[str, Any]
 _LISTED = [
     number.key for number in MASK_NUMBERS if number.heading or number.key == "annotation_ids"
 ]
-_POINT, _BOX, _MASK = 0, 1, 2  # kinds of prompts
+# Kinds of prompts.
+_POINT = 0
+_BOX = 1
+_MASK = 2
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ def _feature(batch: Batch, row: int, name: str) -> np.ndarray:
     return _array(batch[name][row])
 
 
-def _prompts(batch: Batch, masks: _Masks, bits: np.ndarray, rgb: np.ndarray) -> Prompts | None:
+def _prompts(batch: Batch, masks: _Masks, bits: np.ndarray, rgb: np.ndarray) -> ShownPrompts | None:
     """The prompts of the masks that are valid, whose bits are given; None for a batch without."""
     if not {"prompt_points", "prompt_boxes", "prompt_masks"} & set(batch):
         return None
@@ -213,7 +216,7 @@ def _prompts(batch: Batch, masks: _Masks, bits: np.ndarray, rgb: np.ndarray) -> 
     if "prompt_masks" in batch:
         shapes = _over_canvas(_packed(_array(batch["prompt_masks"][masks.rows]) > 0), rgb)
         shapes = replace(shapes, bits=shapes.bits[masks.valid])
-    return Prompts(
+    return ShownPrompts(
         kinds=kinds[masks.valid],
         points=points[masks.valid],
         labels=labels[masks.valid],
@@ -296,9 +299,9 @@ def _ious(cells: np.ndarray, truth: np.ndarray) -> np.ndarray | None:
     if truth.shape != cells.shape:
         return None
     truth = truth > 0.5
-    both = (cells & truth).sum((1, 2))
-    either = (cells | truth).sum((1, 2))
-    return np.where(either > 0, both / np.maximum(either, 1), 1.0)
+    common = (cells & truth).sum((1, 2))
+    covered = (cells | truth).sum((1, 2))
+    return np.where(covered > 0, common / np.maximum(covered, 1), 1.0)
 
 
 def _pixels(batch: Batch, row: int) -> np.ndarray:

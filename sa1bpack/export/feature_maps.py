@@ -10,7 +10,8 @@ from sa1bpack.export.painting import id_colours
 
 COMPONENTS = 3  # red, green and blue
 # Values below and above these quantiles are as dark and as bright as can be.
-_DARKEST, _BRIGHTEST = 0.01, 0.99
+_DARKEST = 0.01
+_BRIGHTEST = 0.99
 _BACKGROUND = 0  # the label that is black
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from sa1bpack.environment import missing_pil
 from sa1bpack.export.lettering import font
 from sa1bpack.export.painting import Shapes
-from sa1bpack.export.subject import Prompts, Subject
+from sa1bpack.export.subject import ShownPrompts, Subject
 from sa1bpack.masks.cells import squared_distances
 
 try:
@@ -23,7 +23,8 @@ _BOX_OPACITY = 0.6
 _CROWD = 50  # masks; with more, boxes fade
 
 # Of the points of prompts, by their label.
-POSITIVE, NEGATIVE = 1, 0
+POSITIVE = 1
+NEGATIVE = 0
 _LABEL_COLOURS = {POSITIVE: (0, 158, 60), NEGATIVE: (214, 30, 30)}
 
 _NUMBER_HEIGHT = 13
@@ -75,7 +76,11 @@ def draw_points(image: Image.Image, subject: Subject, order: np.ndarray, radius:
 
 
 def draw_prompt_boxes(
-    image: Image.Image, prompts: Prompts, scale: np.ndarray, order: np.ndarray, colours: np.ndarray
+    image: Image.Image,
+    prompts: ShownPrompts,
+    scale: np.ndarray,
+    order: np.ndarray,
+    colours: np.ndarray,
 ) -> None:
     """Draw the boxes among prompts: two pixels wide, within a dark line.
 
@@ -100,7 +105,7 @@ def draw_prompt_boxes(
 
 
 def draw_prompt_points(
-    image: Image.Image, prompts: Prompts, scale: np.ndarray, order: np.ndarray, radius: float
+    image: Image.Image, prompts: ShownPrompts, scale: np.ndarray, order: np.ndarray, radius: float
 ) -> None:
     """Draw the points among prompts: those in the mask green with a plus, others red with a minus.
 
@@ -147,21 +152,21 @@ def draw_numbers(image: Image.Image, shapes: Shapes, order: Sequence[int]) -> No
     """
     draw = ImageDraw.Draw(image)
     letters = font(_NUMBER_HEIGHT)
-    taken: list[tuple[float, float, float, float]] = []
+    written: list[tuple[float, float, float, float]] = []
     for mask, (x, y, depth) in zip(order, _anchors(image, shapes, order), strict=True):
         text = f"{mask}"
         half_width = letters.getlength(text) / 2
         half_height = _NUMBER_HEIGHT / 2
-        place = _free_place((x, y), depth, (half_width, half_height), image.size, taken)
-        taken.append(
-            (place[0] - half_width, place[1] - half_height,
-             place[0] + half_width, place[1] + half_height)
+        center = _free_place((x, y), depth, (half_width, half_height), image.size, written)
+        written.append(
+            (center[0] - half_width, center[1] - half_height,
+             center[0] + half_width, center[1] + half_height)
         )  # fmt: skip
-        if place != (x, y):
-            draw.line((x, y, *place), fill=_DARK, width=3)
-            draw.line((x, y, *place), fill=_LIGHT, width=1)
+        if center != (x, y):
+            draw.line((x, y, *center), fill=_DARK, width=3)
+            draw.line((x, y, *center), fill=_LIGHT, width=1)
         draw.text(
-            (place[0] - half_width, place[1] - half_height - 1),
+            (center[0] - half_width, center[1] - half_height - 1),
             text,
             font=letters,
             fill=_LIGHT,
@@ -207,7 +212,7 @@ def _free_place(
     depth: float,
     half: tuple[float, float],
     size: tuple[int, int],
-    taken: Sequence[tuple[float, float, float, float]],
+    written: Sequence[tuple[float, float, float, float]],
 ) -> tuple[float, float]:
     """The centre of a number: in its mask, if it fits, or near it, where no other number is.
 
@@ -216,7 +221,7 @@ def _free_place(
         depth: distance of that from the mask's edge.
         half: half the width and height of the number.
         size: width and height of the picture.
-        taken: left, top, right and bottom of the numbers that are written.
+        written: left, top, right and bottom of the numbers that are written.
     """
     x, y = anchor
     for distance in _NEAR:
@@ -224,12 +229,14 @@ def _free_place(
             continue  # it would cover the mask
         for step in range(_DIRECTIONS if distance else 1):
             angle = 2 * math.pi * (step / _DIRECTIONS - 1 / 8)  # to the upper right first
-            place = (
+            center = (
                 x + (distance + half[0] - half[1]) * math.cos(angle) * (distance > 0),
                 y + distance * math.sin(angle),
             )
-            left, top = place[0] - half[0], place[1] - half[1]
-            right, bottom = place[0] + half[0], place[1] + half[1]
+            left = center[0] - half[0]
+            top = center[1] - half[1]
+            right = center[0] + half[0]
+            bottom = center[1] + half[1]
             if left < 0 or top < 0 or right > size[0] or bottom > size[1]:
                 continue
             gap = _NUMBER_GAP
@@ -238,7 +245,7 @@ def _free_place(
                 and right > other[0] - gap
                 and top < other[3] + gap
                 and bottom > other[1] - gap
-                for other in taken
+                for other in written
             ):
-                return place
+                return center
     return anchor

@@ -19,7 +19,7 @@ _LARGEST_GRID = 4096  # of masks that are drawn
 
 
 @dataclass(frozen=True)
-class Prompts:
+class ShownPrompts:
     """Prompts for the m masks of a sample, in pixels of the canvas.
 
     Attributes:
@@ -83,7 +83,7 @@ class Subject:
     from_runs: bool = False
     exact: ExactShapes | None = None
     area_unit: str = "px"
-    prompts: Prompts | None = None
+    prompts: ShownPrompts | None = None
     ignored: GridShapes | None = None
     overlaps: np.ndarray | None = None
     panels: tuple[Panel, ...] = ()

@@ -126,7 +126,9 @@ class LocatedBatch:
     def name(self) -> str:
         """The samples, for messages."""
         ids = self._tables.samples["image_id"].tolist()
-        more = " and more" if len(ids) > 8 else ""
+        more = ""
+        if len(ids) > 8:
+            more = " and more"
         return f"samples with the image ids {ids[:8]}{more}"
 
     def begin(self, buffer: np.ndarray) -> None:

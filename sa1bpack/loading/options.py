@@ -214,7 +214,9 @@ class ReadingOptions(Options):
     @property
     def relate(self) -> Relate | None:
         """The relations that are added to batches."""
-        return self.relations if isinstance(self.relations, Relate) else None
+        if isinstance(self.relations, Relate):
+            return self.relations
+        return None
 
     def batches(self, ds: Ordered, batch_size: WholeNumbers | None) -> OrderedBatches:
         """The batches of a dataset, with `batch_size` samples on each rank.

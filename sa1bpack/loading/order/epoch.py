@@ -330,7 +330,9 @@ class EpochBatches:
         Each sample of an epoch may come as often as the epoch has samples.
         """
         order = self.rules.order
-        most = len(order) if order.repeats else 1
+        most = 1
+        if order.repeats:
+            most = len(order)
         parts = []
         for lap, low, high in _laps(begin, end, len(order)):
             parts.append(order.repetitions(self.epoch, low, high) + lap * most)
