@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -21,7 +21,7 @@ from sa1bpack.exploring.access import Access
 from sa1bpack.exploring.answers import MOST_ROWS, THUMBNAIL_SIDES, Answers, NotReady
 from sa1bpack.exploring.filters import Filter
 from sa1bpack.threads import start_thread
-from sa1bpack.wording import brief
+from sa1bpack.wording import brief, printable
 
 _log = logging.getLogger("sa1bpack")
 
@@ -187,11 +187,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, make: Callable[[str, dict[str, str]], None]) -> None:
         """Let a request in, and answer it, or say why not."""
+        path, _, fields = self.path.partition("?")
         try:
-            address = urlsplit(self.path)
-            query = self._query(address.query)
-            self._let_in(address.path, query)
-            make(address.path, query)
+            query = self._query(fields)
+            self._let_in(path, query)
+            make(path, query)
         except Refused as refused:
             self._send_error(refused.status, str(refused))
         except OptionError as error:
@@ -205,7 +205,7 @@ class Handler(BaseHTTPRequestHandler):
         except (Sa1bpackError, OSError) as error:
             self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
         except Exception as error:
-            _log.exception("%s could not be answered", address.path)
+            _log.exception("%s could not be answered", printable(path))
             self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
 
     def _query(self, text: str) -> dict[str, str]:

@@ -98,6 +98,7 @@ URL = "s3://bucket/pack"
         ("export", "{pack}", "-o", URL), ("show", URL, "-o", "a.png"),
         ("show", "{pack}", "-o", URL),
         ("report", URL, "-o", "a.html"), ("report", "{pack}", "-o", URL),
+        ("explore", URL), ("explore", "{pack}", "--folder", URL),
     ],
     ids=" ".join,
 )  # fmt: skip

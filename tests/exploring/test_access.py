@@ -99,7 +99,8 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(saver, tmp_path, name):
 
 @pytest.mark.parametrize(
     "path", ["/../../etc/passwd", "/..%2f..%2fetc/passwd", "//etc/passwd", "/explore.js/../../x",
-             "/page/explore.js", "/server.py", "/%2e%2e/server.py", "/manifest.json"],
+             "/page/explore.js", "/server.py", "/%2e%2e/server.py", "/manifest.json", "//[",
+             "http://127.0.0.1/api/pack", "/api/pack#x", "*"],
 )  # fmt: skip
 def test_paths_lead_to_nothing_but_the_page(client, path):
     assert client.get(path).status == 404
