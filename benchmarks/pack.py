@@ -11,6 +11,10 @@ On one tar, in one run, in turn and repeatedly (medians are shown):
     pack xN     the same as pack x1 with as many workers as processors (at least two)
     usual way   PIL decode and resize, pycocotools decode of every mask at full size, each resized
                 to the mask grid, stacked; in memory, nothing is written
+    no pack     the fastest way that is known without a pack: PIL at the smallest scale that is
+                large enough, masks resized as runs by rlemasklib (runs_domain.py, which says how to
+                install it); in memory, nothing is written
+    Loader      an epoch over the pack, which is in the page cache, in batches of 8
 
 CPU is user + system time of all processes, including start-up of the worker processes. Each method
 runs in a new process; its imports and compiled kernels are loaded before the clock starts.
@@ -36,6 +40,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from runs_domain import MISSING, is_installed
 from synthetic import make_tar
 
 USUAL_IMAGES = 12
@@ -147,30 +152,41 @@ def run_pack(tar: Path, out: Path, images: int, workers: int, **options) -> tupl
     return *clock(work), *meter.shares()
 
 
-def run_usual(tar: Path, out: Path, images: int) -> tuple[float, float]:
-    """The usual sample loader of public code, on the first images of the tar."""
-    from PIL import Image
-    from pycocotools import mask as coco
-
+def first_pairs(tar: Path, count: int) -> list[dict[str, bytes]]:
+    """The first complete pairs of a tar: {"jpg": ..., "json": ...} each."""
     pairs: dict[str, dict[str, bytes]] = {}
-    whole = []
+    complete = []
     with tarfile.open(tar) as file:
         for member in file:
             if member.isfile():
                 stem, suffix = member.name.rsplit(".", 1)
                 pairs.setdefault(stem, {})[suffix] = file.extractfile(member).read()
                 if len(pairs[stem]) == 2:
-                    whole.append(pairs.pop(stem))
-            if len(whole) == USUAL_IMAGES:
+                    complete.append(pairs.pop(stem))
+            if len(complete) == count:
                 break
+    return complete
+
+
+def sides_of(width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height of a stored image without its padding, and of the grid of its masks."""
+    scale = 1024 / max(width, height)
+    size = int(width * scale + 0.5), int(height * scale + 0.5)
+    return size, (max(1, size[0] // 4), max(1, size[1] // 4))
+
+
+def run_usual(tar: Path, out: Path, images: int) -> tuple[float, float]:
+    """The usual sample loader of public code, on the first images of the tar."""
+    from PIL import Image
+    from pycocotools import mask as coco
+
+    pairs = first_pairs(tar, USUAL_IMAGES)
 
     def work():
-        for pair in whole:
+        for pair in pairs:
             image = Image.open(io.BytesIO(pair["jpg"])).convert("RGB")
-            scale = 1024 / max(image.size)
-            size = tuple(int(side * scale + 0.5) for side in image.size)
+            size, grid = sides_of(*image.size)
             np.asarray(image.resize(size, Image.Resampling.BICUBIC))
-            grid = tuple(max(1, side // 4) for side in size)
             masks = [
                 np.asarray(
                     Image.fromarray(coco.decode(annotation["segmentation"])).resize(
@@ -182,8 +198,40 @@ def run_usual(tar: Path, out: Path, images: int) -> tuple[float, float]:
             np.stack(masks).astype(np.float32)
 
     wall, cpu = clock(work)
-    factor = images / len(whole)
+    factor = images / len(pairs)
     return wall * factor, cpu * factor
+
+
+def run_without_pack(tar: Path, out: Path, images: int) -> tuple[float, float]:
+    """The fastest way that is known without a pack, on the first images of the tar."""
+    from PIL import Image
+    from runs_domain import decode_sample
+
+    pairs = first_pairs(tar, USUAL_IMAGES)
+    sizes = [sides_of(*Image.open(io.BytesIO(pair["jpg"])).size) for pair in pairs]
+
+    def work():
+        for pair, (size, grid) in zip(pairs, sizes, strict=True):
+            decode_sample(pair["jpg"], pair["json"], size, grid)
+
+    work()  # what PIL and rlemasklib load at first use
+    wall, cpu = clock(work)
+    factor = images / len(pairs)
+    return wall * factor, cpu * factor
+
+
+def run_loader(tar: Path, out: Path, images: int) -> tuple[float, float]:
+    """An epoch over the pack, after one that loads what is compiled."""
+    import sa1bpack
+
+    sa1bpack.pack(tar, out, workers=1)
+    with sa1bpack.Loader(sa1bpack.open(out), 8, shuffle=True, device="cpu") as loader:
+
+        def work():
+            assert sum(len(batch["images"]) for batch in loader) == images
+
+        work()
+        return clock(work)
 
 
 WAYS = {
@@ -194,6 +242,8 @@ WAYS = {
     "pack x1 native": lambda *args: run_pack(*args, 1, fit="native"),
     MANY: lambda *args: run_pack(*args, WORKERS),
     "usual way": run_usual,
+    "no pack": run_without_pack,
+    "Loader": run_loader,
 }
 
 
@@ -206,6 +256,7 @@ def main() -> None:
     parser.add_argument("--masks", type=int, default=100, help="masks per image")
     parser.add_argument("--repeat", type=int, default=5, help="rounds")
     parser.add_argument("--scratch", type=Path, help="folder for the tar and the packs")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="to measure")
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -225,9 +276,13 @@ def measure(scratch: Path, options) -> None:
         f"{options.images} images of {nbytes / options.images / 1e6:.2f} MB with {options.masks} "
         f"masks each, {options.repeat} rounds, {PROCESSORS} processors"
     )
-    seconds = {way: [] for way in WAYS}
+    ways = ["floor", *(way for way in options.ways if way != "floor")]
+    if "no pack" in ways and not is_installed():
+        print(MISSING)
+        ways.remove("no pack")
+    seconds = {way: [] for way in ways}
     for _ in range(options.repeat):
-        for way in WAYS:
+        for way in ways:
             settle(scratch, options.images)
             command = [sys.executable, __file__, *options.tars, "--one", way]
             command += ["--images", str(options.images), "--scratch", str(scratch)]
@@ -263,13 +318,17 @@ def table(seconds: dict[str, list[tuple[float, ...]]], images: int) -> None:
         print(f"{way:14} {wall:14.2f} {cpu:13.2f} {ratio:12.2f}")
         if shares:
             print(f"{'':14} processors busy with it: {shares[0]:.1%}, with all: {shares[1]:.1%}")
-    walls = {way: [each[0] for each in rounds] for way, rounds in seconds.items()}
-    for label, upper, lower in (
-        (f"{WORKERS} workers / one worker, wall", MANY, "pack x1"),
-        ("usual way / pack x1, wall", "usual way", "pack x1"),
-    ):
-        ratio = statistics.median(a / b for a, b in zip(walls[upper], walls[lower], strict=True))
-        print(f"{label}: {ratio:.2f}")
+    ratios = (
+        (MANY, "pack x1", "wall", 0),
+        ("usual way", "pack x1", "CPU", 1),
+        ("no pack", "pack x1", "CPU", 1),
+        ("no pack", "Loader", "CPU", 1),
+    )
+    for upper, lower, name, column in ratios:
+        if upper in seconds and lower in seconds:
+            pairs = zip(seconds[upper], seconds[lower], strict=True)
+            ratio = statistics.median(a[column] / b[column] for a, b in pairs)
+            print(f"{upper} / {lower}, {name}: {ratio:.2f}")
 
 
 if __name__ == "__main__":

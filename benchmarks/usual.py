@@ -14,6 +14,8 @@ guide   Image float32 (3, 1024, 1024) and every mask float32 (256, 256), padded 
         at 1024 need 16 times the memory for them. Beside it: Loader on the pack, with the same
         tensors made of its batches, with bool masks, and with bits; and TarDataset, which decodes
         the tar.
+        And the fastest way that is known without a pack, as bytes: PIL decodes at the smallest
+        scale that is large enough, and rlemasklib resizes masks as runs (runs_domain.py).
 SAM 2   Image float32 (3, 1024, 1024), normalised, and 3 random masks bool (1024, 1024), flipped at
         random: the steps of SAM 2's training dataset for SA-1B (see pipeline.py), and Loader and
         Pipeline on the pack's exact runs.
@@ -58,6 +60,7 @@ import torch
 from PIL import Image
 from pipeline import Photo, sam2_sample
 from pycocotools import mask as coco
+from runs_domain import MISSING, decode_sample, is_installed
 from synthetic import make_tar
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
@@ -75,6 +78,8 @@ SAMPLED_EVERY, LONGEST = 0.02, 600  # seconds
 FORK = multiprocessing.get_context("fork")
 
 GUIDE, SAM2 = "guide", "SAM 2"
+RUNS = "PIL + rlemasklib"
+BYTES = "Loader, bool masks"
 FIRST = {GUIDE: "guide, 0 workers", SAM2: "SAM 2's steps, 0 workers"}
 
 
@@ -102,6 +107,25 @@ class GuideDataset(Dataset):
             cells = torch.from_numpy(coco.decode(annotation["segmentation"])).float()
             masks.append(interpolate(cells[None, None], (GRID, GRID), mode="nearest")[0, 0])
         return pixels, torch.stack(masks)
+
+
+class RunsDataset(Dataset):
+    """A folder of pairs, decoded by the fastest libraries.
+
+    A sample is image uint8 (SIDE, SIDE, 3) and masks bool (m, GRID, GRID).
+    """
+
+    def __init__(self, folder: Path):
+        self.images = sorted(folder.rglob("*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        path = self.images[index]
+        record = path.with_suffix(".json").read_bytes()
+        image, masks = decode_sample(path.read_bytes(), record, (SIDE, SIDE), (GRID, GRID))
+        return torch.from_numpy(image), torch.from_numpy(masks).view(torch.bool)
 
 
 class Sam2Dataset(Dataset):
@@ -202,11 +226,16 @@ def ways(folder: Path, batch: int, workers: list[int]) -> list[Way]:
     found = [guide("", count) for count in workers]
     found += [guide(", prefetch_factor 4", count, prefetch_factor=4) for count in with_workers]
     found += [guide(", pin_memory", count, pinned=True) for count in with_workers[:1]]
+    if is_installed():
+        for count in workers:
+            found.append(
+                Way(f"{RUNS}, {counted_workers(count)}", GUIDE, partial(usual, RunsDataset, count))
+            )
     few = [count for count in workers if count in (0, 2)]
     found += [
         *(Way(f"TarDataset, {counted_workers(n)}", GUIDE, partial(raw, n)) for n in few),
         Way("Loader, float32 masks", GUIDE, lambda: Floats(ours("padded")), True),
-        Way("Loader, bool masks", GUIDE, partial(ours, "padded"), True),
+        Way(BYTES, GUIDE, partial(ours, "padded"), True),
         Way("Loader, bits", GUIDE, partial(ours, "padded_bits"), True),
     ]
     for count in few:
@@ -401,6 +430,17 @@ def claims(found: list[dict], cpus: int, cuda: bool) -> list[dict]:
     return result
 
 
+def against_the_fastest(found: list[dict]) -> str | None:
+    """How many times the best line without a pack the Loader is, both with the same bytes."""
+    ours = next(figures for figures in found if figures["line"] == BYTES)
+    others = [figures for figures in found if figures["line"].startswith(RUNS)]
+    if not others:
+        return None
+    best = max(others, key=lambda figures: statistics.median(figures["speed"]))
+    middle, least, most = ratios(ours, best)
+    return f"{BYTES}: {middle:.0f} times {best['line']} ({least:.0f} to {most:.0f})"
+
+
 def _claim(name: str, claimed: float, found: tuple, met: bool | None, text: str) -> dict:
     return {"claim": name, "claimed": claimed, "found": found, "reproduced": met, "text": text}
 
@@ -432,6 +472,7 @@ def main() -> None:
     verdicts = claims(found, cpus, cuda)
     print(f"{said}\n\n{table(found)}\n")
     print("\n".join(f"- {claim['text']}" for claim in verdicts))
+    print(f"- {against_the_fastest(found) or MISSING}")
     if options.json:
         figures = {
             "environment": describe_packages(), "measured": said, "cpus": cpus, "cuda": cuda,

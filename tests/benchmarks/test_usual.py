@@ -1,13 +1,18 @@
 """The benchmark of the usual way: all ways deliver the same samples, and every line is reported."""
 
+import importlib.util
+
 import pytest
 import torch
 
 # pycocotools' decode and numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+WITHOUT_PACK = ["PIL + rlemasklib, 0 workers", "PIL + rlemasklib, 2 workers"]
 LINES = [
     "guide, 0 workers", "guide, 2 workers", "guide, 2 workers, prefetch_factor 4",
-    "guide, 2 workers, pin_memory", "TarDataset, 0 workers", "TarDataset, 2 workers",
+    "guide, 2 workers, pin_memory",
+    *(WITHOUT_PACK if importlib.util.find_spec("rlemasklib") else []),
+    "TarDataset, 0 workers", "TarDataset, 2 workers",
     "Loader, float32 masks", "Loader, bool masks", "Loader, bits", "SAM 2's steps, 0 workers",
     "SAM 2's steps, 2 workers", "Loader and Pipeline",
 ]  # fmt: skip
@@ -50,6 +55,38 @@ def test_the_ways_of_a_task_deliver_the_same_samples(usual, tmp_path, sample_tar
     assert ours["images"].shape == sam2[0].shape == (2, 3, 1024, 1024)
     assert ours["masks"].shape == sam2[1].shape == (2, 3, 1024, 1024)
     assert ours["masks"].dtype == sam2[1].dtype == torch.bool
+
+
+def test_the_fastest_way_without_a_pack_delivers_the_samples_of_the_guide(
+    usual, tmp_path, sample_tar
+):
+    pytest.importorskip("rlemasklib")
+    usual.prepare([sample_tar], tmp_path, images=3, masks=90)
+    guide, runs = (
+        dataset(tmp_path / "photos") for dataset in (usual.GuideDataset, usual.RunsDataset)
+    )
+    for row in range(3):
+        image, masks = runs[row]
+        expected_image, expected_masks = guide[row]
+        colours = image.permute(2, 0, 1).float() / 255
+        assert (colours - expected_image).abs().mean() < 0.02
+        assert masks.dtype == torch.bool and masks.shape == expected_masks.shape
+        expected = expected_masks.bool()
+        assert (masks == expected).float().mean() > 0.99
+        largest = expected.sum((1, 2)).argmax()  # of small ones, the edges are a large part
+        shared, both = masks[largest] & expected[largest], masks[largest] | expected[largest]
+        assert shared.sum() > 0.95 * both.sum()
+
+
+def test_the_loader_is_compared_with_the_fastest_line_without_a_pack(usual):
+    def line(name, *speeds):
+        return {"line": name, "task": "guide", "speed": speeds, "memory_bytes": None}
+
+    found = [line("Loader, bool masks", 60, 80, 100), line(WITHOUT_PACK[0], 10, 10, 10)]
+    found.append(line(WITHOUT_PACK[1], 20, 20, 25))
+    said = "Loader, bool masks: 4 times PIL + rlemasklib, 2 workers (3 to 4)"
+    assert usual.against_the_fastest(found) == said
+    assert usual.against_the_fastest(found[:1]) is None
 
 
 def test_a_claim_is_judged_by_the_ratios_of_the_same_round(usual):
