@@ -377,7 +377,7 @@ def subset(
     file. sa1bpack.open(OUTPUT) opens it for training; `show`, `export` and
     `subset` accept it in place of a pack. No pixels are read or copied, unless
     --copy makes it an ordinary pack: to keep, to move, to send. Interrupted?
-    Repeat the command. Features are not copied.
+    Repeat the command. Features in PACK/side come along.
 
     A sample must meet all conditions. The samples are in the order of the pack, or
     in the order of --ids.
@@ -431,8 +431,9 @@ def _copy_selection(ds: "sa1bpack.Dataset", output: str, dry_run: bool) -> int:
         say(f"left out: {counted(result.left_out, 'image')} of the same tars")
     if result.before:
         say(f"{counted(result.before, 'shard')} already there")
-    if result.features:
-        say(f"not copied: the features {', '.join(result.features)}")
+    for name, shards in result.features.items():
+        without = f", {counted(len(shards), 'shard')} without rows" if shards else ""
+        say(f"feature {name}{without}")
     if dry_run:
         say(f"would copy {size_text(result.bytes_to_copy)}; nothing was written")
     return exits.OK

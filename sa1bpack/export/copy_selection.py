@@ -7,7 +7,7 @@ that is killed is repeated: shards that are published stay.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,13 +21,20 @@ from sa1bpack import interrupts
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.pack import Pack, PackFolder
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
+from sa1bpack.export.copy_features import (
+    CopiedShard,
+    FeatureCopy,
+    copy_feature_shard,
+    find_feature_copies,
+    make_feature_folder,
+)
 from sa1bpack.format import files
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, folder_to_write
 from sa1bpack.format.shard_reader import Shard, open_shard, read_sample_rows
 from sa1bpack.format.shard_writer import ShardWriter
-from sa1bpack.format.side.spec import side_folders
+from sa1bpack.format.side.spec import ShardIdentity
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.merge import FolderCopier, check_apart, common_options
@@ -59,8 +66,9 @@ class CopyResult:
         left_out: images of its sources that are not in it, because they were not selected.
         bytes: size of the files of its shards, with holes counted.
         before: number of shards that an earlier call had put there.
-        bytes_to_copy: size of the files of the other shards.
-        features: names of the features in PACK/side of the packs, none of which is copied.
+        bytes_to_copy: size of the files of the other shards, and of their rows of features.
+        features: name of each feature in PACK/side of the packs, whose rows come along → shards for
+            which it has none.
         dry_run: nothing was written.
         seconds: wall time.
 
@@ -68,7 +76,7 @@ class CopyResult:
         >>> ds = sa1bpack.open("packed")
         >>> result = sa1bpack.copy_selection(ds[:2], "two", progress=False)
         >>> result.images, result.left_out, result.features
-        (2, 1, ())
+        (2, 1, {})
     """
 
     root: Path
@@ -79,7 +87,7 @@ class CopyResult:
     bytes: int
     before: int
     bytes_to_copy: int
-    features: tuple[str, ...]
+    features: dict[str, list[str]]
     dry_run: bool
     seconds: float
 
@@ -97,6 +105,7 @@ def copy_selection(
     The result is an ordinary pack, with the options of the packs that the samples are from; `pack`
     adds tars to it. Its samples are in the order of the packs, each once, with all of their masks.
     A source of which samples are left out is recorded as packed to its end, with their number.
+    Features in PACK/side come along; other ones are bound to the packs, and are not copied.
     Rows are compared with their checksums before they are copied.
 
     Interrupted or killed, repeat the call: complete shards stay.
@@ -131,7 +140,7 @@ def copy_selection(
     ds = as_dataset(dataset)
     root = folder_to_write("output", output, "give a new folder", itself=False)
     _check_selection(ds)
-    plan = _Plan(ds)
+    plan = _Plan(ds, root)
     check_apart(root, plan.roots, output)
     with _ledger_at(root, plan.options, dry_run) as (ledger, publisher):
         missing = plan.missing(root, ledger)
@@ -146,8 +155,8 @@ def copy_selection(
         left_out=plan.left_out,
         bytes=sum(shard.nbytes for shard in shards),
         before=len(shards) - len(missing),
-        bytes_to_copy=sum(shard.nbytes for shard in missing),
-        features=plan.features,
+        bytes_to_copy=plan.bytes_to_copy(missing),
+        features={feature.name: list(feature.without_rows) for feature in plan.features},
         dry_run=dry_run,
         seconds=time.perf_counter() - started,
     )
@@ -213,6 +222,13 @@ class _ShardCopy:
         return len(self.rows) == self.shard.entry.samples
 
     @property
+    def for_features(self) -> CopiedShard:
+        """The shard, as features see it."""
+        entry = self.shard.entry
+        identity = ShardIdentity(entry.name, self.digest, entry.lengths)
+        return CopiedShard(self.root, identity, self.rows, self.lengths)
+
+    @property
     def attributes(self) -> dict[str, Any]:
         """The attributes of a shard of which not all rows are copied."""
         attributes = self.shard.attributes
@@ -245,10 +261,10 @@ class _Plan:
         shards: (source, number within it) → the shard to be copied.
         sources: name → record, of the sources that have selected samples.
         left_out: number of samples of these sources that are not copied.
-        features: names of the features of the packs.
+        features: the features of the packs.
     """
 
-    def __init__(self, ds: Dataset):
+    def __init__(self, ds: Dataset, output: Path):
         """Raises what `copy_selection` raises before it writes."""
         rows_by_shard = _rows_by_shard(ds)
         used = {}
@@ -271,8 +287,9 @@ class _Plan:
                     f"{shard.root}: the source {source} is not packed to its end: complete the "
                     "pack, or leave out the samples of this source"
                 )
-        names = {folder.name for root in self.roots for folder in side_folders(root)}
-        self.features = tuple(sorted(names))
+        self.features = find_feature_copies(
+            self.roots, [shard.for_features for shard in self.shards.values()], output
+        )
 
     def _add_shard(self, pack: Pack, number: int, rows: np.ndarray) -> None:
         """Add rows of a shard of the packs. Raises OutputRefused for two of one name."""
@@ -342,6 +359,16 @@ class _Plan:
             )
         return [shard for key, shard in sorted(self.shards.items()) if key not in ledger.shards]
 
+    def bytes_to_copy(self, missing: Sequence[_ShardCopy]) -> int:
+        """The bytes of missing shards, and of their rows of features."""
+        nbytes = sum(shard.nbytes for shard in missing)
+        names = {shard.shard.entry.name for shard in missing}
+        for feature in self.features:
+            for shard in feature.shards:
+                if shard.identity.name in names:
+                    nbytes += feature.bytes_of(shard)
+        return nbytes
+
 
 def _rows_by_shard(ds: Dataset) -> dict[int, np.ndarray]:
     """Number of each shard that has selected samples → their rows in it, int64 (n,), ascending."""
@@ -388,7 +415,7 @@ def _copy(
     progress: ProgressOption,
 ) -> None:
     """Copy the missing shards, while no packer and no repair works on any of the packs."""
-    total = sum(shard.nbytes for shard in missing)
+    total = plan.bytes_to_copy(missing)
     with reporting_steps(progress, "byte", total) as step, ExitStack() as locks:
         for root in plan.roots:
             with suppress(FileNotFoundError, PermissionError):  # then no packer can work there
@@ -405,9 +432,36 @@ def _copy(
                 step(shard.nbytes)
             else:
                 publisher.add_shard(_copy_rows(shard, publisher, step))
+        names = {shard.shard.entry.name for shard in missing}
+        for feature in plan.features:
+            _copy_feature(feature, publisher.root, copier, names, step)
         interrupts.check()
         publisher.ledger.sources.update(plan.sources)
         publisher.publish(complete=True)
+
+
+def _copy_feature(
+    feature: FeatureCopy,
+    root: Path,
+    copier: FolderCopier,
+    counted_shards: Set[str],
+    step: Callable[[int], None],
+) -> None:
+    """Copy the rows of a feature into the pack at `root`.
+
+    Args:
+        feature: the feature.
+        root: folder of the new pack.
+        copier: links or copies folders.
+        counted_shards: names of the shards whose bytes are counted.
+        step: called with the bytes that were copied.
+    """
+    target = make_feature_folder(root, feature)
+    for shard in feature.shards:
+        interrupts.check()
+        copy_feature_shard(feature, shard, target, shard.copied_to(root), copier)
+        if shard.identity.name in counted_shards:
+            step(feature.bytes_of(shard))
 
 
 def _copy_rows(

@@ -265,14 +265,14 @@ class _Union:
                 raise FormatError(f"{pack / MANIFEST_NAME}: {shortfall}; {lost_remedy(pack)}")
             self._add_shards(pack, manifest)
             self._add_sources(pack, manifest)
-        self.features = _find_features(packs)
+        self.features = find_features(packs)
         self.without_rows: dict[str, list[str]] = {}
         for name, folders in self.features.items():
             merged = root / SIDES_NAME / name
             if merged.exists():
-                _check_same_feature([*folders, merged])
+                check_same_feature([*folders, merged])
             else:
-                _check_same_feature(folders)
+                check_same_feature(folders)
 
     def _add_shards(self, pack: Path, manifest: Manifest) -> None:
         """Add the shards of a pack. Raises OutputRefused if another pack has one of other bytes."""
@@ -392,7 +392,7 @@ def common_options(manifests: Mapping[Path, Manifest], purpose: str) -> PackOpti
     return PackOptions.from_json(first.options)
 
 
-def _find_features(packs: Iterable[Path]) -> dict[str, list[Path]]:
+def find_features(packs: Iterable[Path]) -> dict[str, list[Path]]:
     """Name of each feature in PACK/side → the folders of that name.
 
     Raises FormatError for a folder there that is not one of a feature.
@@ -412,7 +412,7 @@ def _find_features(packs: Iterable[Path]) -> dict[str, list[Path]]:
     return features
 
 
-def _check_same_feature(folders: Sequence[Path]) -> None:
+def check_same_feature(folders: Sequence[Path]) -> None:
     """Raise OutputRefused unless these folders are of the same feature."""
     first = read_side_manifest(folders[0])
     for folder in folders[1:]:

@@ -214,8 +214,11 @@ def test_tars_are_added_to_a_copy_and_its_own_bring_nothing_back(plain, tars, sm
     lengths_add_up(small)
 
 
-def test_a_repair_mends_the_packs_own_files_and_leaves_a_damaged_shard(plain, tars, small):
-    sa1bpack.copy_selection(some(plain), small)
+def test_a_repair_mends_the_packs_own_files_and_leaves_a_damaged_shard(
+    plain, tars, small, tmp_path
+):
+    own = shutil.copytree(plain, tmp_path / "own")  # files may be links to it
+    sa1bpack.copy_selection(some(own), small)
     before = contents(small)
     (small / "rejects.jsonl").unlink()
     shutil.rmtree(next(small.glob("index-*")))
@@ -293,6 +296,37 @@ def test_a_source_that_is_not_packed_to_its_end_is_named(plain, small, tmp_path)
     assert sa1bpack.verify(small).complete
 
 
+def test_features_come_along_with_the_rows_of_the_copied_samples(plain, small, tmp_path):
+    own = shutil.copytree(plain, tmp_path / "own")
+    ds = sa1bpack.open(own)
+    random = np.random.default_rng(0)
+    scores = random.random((len(ds), 2, 3), np.float32)
+    sa1bpack.attach(ds, "score", scores, ds.column("image_id"))
+    ids = ds.mask_column("annotation_id")
+    sa1bpack.attach(ds, "depth", random.integers(0, 9, (len(ids), 1)), ids, axis="mask")
+    shutil.rmtree(next((own / "side/depth").glob("sa_000001-000-*")))
+    selected = some(own)
+    forecast = sa1bpack.copy_selection(selected, small, dry_run=True)
+    steps = []
+    result = sa1bpack.copy_selection(selected, small, progress=lambda *step: steps.append(step))
+    assert forecast.features == result.features and set(result.features) == {"score", "depth"}
+    without = {"sa_000001-000"} & {path.name for path in (small / "shards").iterdir()}
+    assert (result.features["score"], set(result.features["depth"])) == ([], without)
+    of_features = sum(path.stat().st_size for path in (small / "side").rglob("c.*"))
+    assert result.bytes_to_copy == result.bytes + of_features
+    assert steps[-1] == (result.bytes_to_copy, result.bytes_to_copy)
+    assert sa1bpack.verify(small).ok
+    first = selected.from_sources("sa_000000").with_options(features=["score", "depth"])
+    copied = (
+        sa1bpack.open(small).from_sources("sa_000000").with_options(features=["score", "depth"])
+    )
+    assert len(first) == len(copied) > 1
+    assert all(same_samples(*pair) for pair in zip(copied, first, strict=True))
+    before = contents(small)
+    assert sa1bpack.copy_selection(selected, small).bytes_to_copy == 0
+    assert contents(small) == before
+
+
 def test_the_command_copies_what_it_would_select_and_says_what_it_leaves_out(
     plain, small, tmp_path, command
 ):
@@ -307,7 +341,7 @@ def test_the_command_copies_what_it_would_select_and_says_what_it_leaves_out(
     assert (code, error) == (0, "")
     ds = sa1bpack.open(own).where("mask_count < 3")
     assert sa1bpack.open(small).column("image_id").tolist() == ds.column("image_id").tolist()
-    assert f"{small}: {len(ds)} images" in out and "not copied: the features score" in out
+    assert f"{small}: {len(ds)} images" in out and "\nfeature score\n" in out
     assert {ds.metadata(k).source for k in range(len(ds))} == {"sa_000000"}
     left_out = len(scored.from_sources("sa_000000")) - len(ds)
     assert left_out == 1 and "left out: 1 image of the same tars" in out
