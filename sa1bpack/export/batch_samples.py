@@ -13,7 +13,7 @@ from sa1bpack.display import Sample
 from sa1bpack.errors import OptionError
 from sa1bpack.export.feature_maps import feature_picture
 from sa1bpack.export.painting import ExactShapes, GridShapes, mask_colours
-from sa1bpack.export.subject import Panel, ShownPrompts, Subject
+from sa1bpack.export.subject import ShownPrompts, Panel, Subject
 from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks import mask_area
 from sa1bpack.pixels.yuv420 import yuv420_to_rgb
@@ -27,7 +27,6 @@ _LISTED = [
 # Kinds of prompts.
 _POINT = 0
 _BOX = 1
-_MASK = 2
 
 
 @dataclass(frozen=True)
@@ -134,28 +133,13 @@ def subject_of(
     masks = _Masks.of(batch, row)
     exact = _exact(batch, row, rgb.shape)
     bits = _bits(batch, masks.rows, masks.count)
-    areas = np.bitwise_count(bits).sum((1, 2), dtype=np.int64)
+    sample = _sample(batch, row, masks, rgb)
+    sample["masks"] = bits[masks.valid]
+    sample["areas"] = np.bitwise_count(sample["masks"]).sum((1, 2), dtype=np.int64)
     area_unit = "cells"
     if exact is not None:
-        areas = mask_area(exact.run_ends, exact.run_offset)
+        sample["areas"] = mask_area(exact.run_ends, exact.run_offset)[masks.valid]
         area_unit = "px"
-    boxes, points = _boxes_and_points(batch, row, masks.rows, masks.count)
-    image_id = -1
-    if "image_ids" in batch:
-        image_id = int(_array(batch["image_ids"])[row])
-    sample = Sample(
-        image_id=image_id,
-        file_name=f"{row} of the batch",
-        image=rgb,
-        size=np.tile(rgb.shape[:2], 2),
-        masks=bits[masks.valid],
-        bboxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[masks.valid],
-        point_coords=points[masks.valid],
-        areas=areas[masks.valid],
-    )
-    for key in _LISTED:
-        if key in batch:
-            sample[key] = _array(batch[key][masks.rows])[masks.valid]
     ignored = None
     if not masks.valid.all() and "masks" in batch:
         ignored = _over_canvas(bits[~masks.valid], rgb)
@@ -166,7 +150,7 @@ def subject_of(
         fit="squash",
         exact=exact,
         area_unit=area_unit,
-        prompts=_prompts(batch, masks, sample["masks"], rgb),
+        prompts=_prompts(batch, masks, rgb),
         ignored=ignored,
     )
     if predictions is not None:
@@ -175,6 +159,27 @@ def subject_of(
         pixels, title = feature_picture(feature, _feature(batch, row, feature))
         subject = replace(subject, panels=(*subject.panels, Panel(title, pixels)))
     return subject
+
+
+def _sample(batch: Batch, row: int, masks: _Masks, rgb: np.ndarray) -> Sample:
+    """What a sample of a dataset has, but for masks and areas: of the masks that are valid."""
+    boxes, points = _boxes_and_points(batch, row, masks.rows, masks.count)
+    corners = boxes[masks.valid]
+    image_id = -1
+    if "image_ids" in batch:
+        image_id = int(_array(batch["image_ids"])[row])
+    sample = Sample(
+        image_id=image_id,
+        file_name=f"{row} of the batch",
+        image=rgb,
+        size=np.tile(rgb.shape[:2], 2),
+        bboxes=np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2] - 1], 1),
+        point_coords=points[masks.valid],
+    )
+    for key in _LISTED:
+        if key in batch:
+            sample[key] = _array(batch[key][masks.rows])[masks.valid]
+    return sample
 
 
 def _over_canvas(bits: np.ndarray, rgb: np.ndarray) -> GridShapes:
@@ -194,8 +199,8 @@ def _feature(batch: Batch, row: int, name: str) -> np.ndarray:
     return _array(batch[name][row])
 
 
-def _prompts(batch: Batch, masks: _Masks, bits: np.ndarray, rgb: np.ndarray) -> ShownPrompts | None:
-    """The prompts of the masks that are valid, whose bits are given; None for a batch without."""
+def _prompts(batch: Batch, masks: _Masks, rgb: np.ndarray) -> ShownPrompts | None:
+    """The prompts of the masks that are valid; None for a batch without."""
     if not {"prompt_points", "prompt_boxes", "prompt_masks"} & set(batch):
         return None
     count = masks.count

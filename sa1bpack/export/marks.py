@@ -1,7 +1,8 @@
 """What is drawn over the masks of a picture: boxes, points, prompts and numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,7 @@ _LABEL_COLOURS = {POSITIVE: (0, 158, 60), NEGATIVE: (214, 30, 30)}
 _NUMBER_HEIGHT = 13
 _NUMBER_GAP = 2  # pixels between numbers
 _COARSE = 4  # pixels per side of the cells by which a place for a number is looked for
-_NEAR = (0, 14, 20, 28, 38, 50, 64)  # pixels from a mask at which its number may stand
+_NEAR = (14, 20, 28, 38, 50, 64)  # pixels from a mask at which its number may stand
 _DIRECTIONS = 12
 
 
@@ -142,6 +143,24 @@ def _draw_signed(draw: ImageDraw.ImageDraw, x: float, y: float, label: int, radi
         draw.line((x, y - arm, x, y + arm), fill=_LIGHT)
 
 
+class _Rectangle(NamedTuple):
+    """A part of a picture, in screen pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def is_clear_of(self, other: "_Rectangle") -> bool:
+        """True if there is a gap between them."""
+        return (
+            self.right + _NUMBER_GAP <= other.left
+            or other.right + _NUMBER_GAP <= self.left
+            or self.bottom + _NUMBER_GAP <= other.top
+            or other.bottom + _NUMBER_GAP <= self.top
+        )
+
+
 def draw_numbers(image: Image.Image, shapes: Shapes, order: Sequence[int]) -> None:
     """Write the number of each mask where it is seen; beside small ones, with a line to them.
 
@@ -152,22 +171,20 @@ def draw_numbers(image: Image.Image, shapes: Shapes, order: Sequence[int]) -> No
     """
     draw = ImageDraw.Draw(image)
     letters = font(_NUMBER_HEIGHT)
-    written: list[tuple[float, float, float, float]] = []
-    for mask, (x, y, depth) in zip(order, _anchors(image, shapes, order), strict=True):
-        text = f"{mask}"
-        half_width = letters.getlength(text) / 2
-        half_height = _NUMBER_HEIGHT / 2
-        center = _free_place((x, y), depth, (half_width, half_height), image.size, written)
-        written.append(
-            (center[0] - half_width, center[1] - half_height,
-             center[0] + half_width, center[1] + half_height)
-        )  # fmt: skip
-        if center != (x, y):
-            draw.line((x, y, *center), fill=_DARK, width=3)
-            draw.line((x, y, *center), fill=_LIGHT, width=1)
+    written: list[_Rectangle] = []
+    for mask, anchor in zip(order, _anchors(image, shapes, order), strict=True):
+        number = f"{mask}"
+        width = letters.getlength(number)
+        rectangle = _place(anchor, width, image.size, written)
+        written.append(rectangle)
+        x = rectangle.left + width / 2
+        y = rectangle.top + _NUMBER_HEIGHT / 2
+        if math.hypot(x - anchor[0], y - anchor[1]) > 1:
+            draw.line((anchor[0], anchor[1], x, y), fill=_DARK, width=3)
+            draw.line((anchor[0], anchor[1], x, y), fill=_LIGHT, width=1)
         draw.text(
-            (center[0] - half_width, center[1] - half_height - 1),
-            text,
+            (rectangle.left, rectangle.top - 1),
+            number,
             font=letters,
             fill=_LIGHT,
             stroke_width=2,
@@ -207,45 +224,44 @@ def _anchors(
     return anchors
 
 
-def _free_place(
-    anchor: tuple[float, float],
-    depth: float,
-    half: tuple[float, float],
+def _place(
+    anchor: tuple[float, float, float],
+    width: float,
     size: tuple[int, int],
-    written: Sequence[tuple[float, float, float, float]],
-) -> tuple[float, float]:
-    """The centre of a number: in its mask, if it fits, or near it, where no other number is.
+    written: Sequence[_Rectangle],
+) -> _Rectangle:
+    """Where a number is written: in its mask, if it fits, or near it, where no other number is.
 
     Args:
-        anchor: x and y of the point of the mask.
-        depth: distance of that from the mask's edge.
-        half: half the width and height of the number.
+        anchor: x and y of the point of the mask, and its distance from the mask's edge.
+        width: of the number.
         size: width and height of the picture.
-        written: left, top, right and bottom of the numbers that are written.
+        written: the numbers that are written.
     """
-    x, y = anchor
+    x, y, depth = anchor
+    for x_step, y_step in _steps(width):
+        # In a mask that is too small, it would cover the mask.
+        if x_step == y_step == 0 and depth < _NUMBER_HEIGHT / 2 + _NUMBER_GAP:
+            continue
+        rectangle = _around(x + x_step, y + y_step, width)
+        is_inside = rectangle.left >= 0 and rectangle.top >= 0
+        is_inside &= rectangle.right <= size[0] and rectangle.bottom <= size[1]
+        if is_inside and all(rectangle.is_clear_of(other) for other in written):
+            return rectangle
+    return _around(x, y, width)
+
+
+def _around(x: float, y: float, width: float) -> _Rectangle:
+    """The rectangle of a number whose centre is x, y."""
+    half_height = _NUMBER_HEIGHT / 2
+    return _Rectangle(x - width / 2, y - half_height, x + width / 2, y + half_height)
+
+
+def _steps(width: float) -> Iterator[tuple[float, float]]:
+    """Steps from a mask to the centre of its number, x and y, the nearest first."""
+    yield 0.0, 0.0
+    longer = (width - _NUMBER_HEIGHT) / 2
     for distance in _NEAR:
-        if distance == 0 and depth < half[1] + _NUMBER_GAP:
-            continue  # it would cover the mask
-        for step in range(_DIRECTIONS if distance else 1):
-            angle = 2 * math.pi * (step / _DIRECTIONS - 1 / 8)  # to the upper right first
-            center = (
-                x + (distance + half[0] - half[1]) * math.cos(angle) * (distance > 0),
-                y + distance * math.sin(angle),
-            )
-            left = center[0] - half[0]
-            top = center[1] - half[1]
-            right = center[0] + half[0]
-            bottom = center[1] + half[1]
-            if left < 0 or top < 0 or right > size[0] or bottom > size[1]:
-                continue
-            gap = _NUMBER_GAP
-            if not any(
-                left < other[2] + gap
-                and right > other[0] - gap
-                and top < other[3] + gap
-                and bottom > other[1] - gap
-                for other in written
-            ):
-                return center
-    return anchor
+        for direction in range(_DIRECTIONS):
+            angle = 2 * math.pi * (direction / _DIRECTIONS - 1 / 8)  # to the upper right first
+            yield (distance + longer) * math.cos(angle), distance * math.sin(angle)

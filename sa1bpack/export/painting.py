@@ -241,14 +241,15 @@ def _eroded(shape: np.ndarray, times: int) -> np.ndarray:
     Neighbours of a cell are 4 and 8 in turn, so that lines are about as wide in all directions.
     Cells outside the array are not in the mask.
     """
+    padded = np.pad(shape, 1)
+    inner = padded[1:-1, 1:-1]
     for number in range(times):
-        padded = np.pad(shape, 1)
-        within = padded[:-2] & padded[1:-1] & padded[2:]
+        column = padded[:-2] & padded[1:-1] & padded[2:]
         if number % 2:
-            shape = within[:, :-2] & within[:, 1:-1] & within[:, 2:]
+            inner[...] = column[:, :-2] & column[:, 1:-1] & column[:, 2:]
         else:
-            shape = within[:, 1:-1] & shape & padded[1:-1, :-2] & padded[1:-1, 2:]
-    return shape
+            inner[...] = column[:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return inner
 
 
 def paint_stripes(

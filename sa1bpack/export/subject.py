@@ -255,34 +255,14 @@ def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> 
     Raises:
         OptionError: the sample lacks a key, its image is not RGB, or it has no such feature.
     """
-    missing = [key for key in ("image", "size", "bboxes", "areas") if key not in sample]
-    if missing:
-        raise OptionError(
-            f"the sample has no {' and no '.join(missing)}: pass one that a dataset returned, "
-            "such as ds[0]"
-        )
-    image = np.asarray(sample["image"])
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise OptionError(
-            f"the sample's image is {image.dtype} {image.shape}: open the dataset with "
-            "pixels='rgb', without a transform"
-        )
-    source_height, source_width, height, width = np.asarray(sample["size"]).tolist()
-    scale = np.array([source_width / width, source_height / height])
-    shown = Sample({**sample, "image": image, "size": np.asarray(sample["size"])})
-    shown["bboxes"] = np.asarray(sample["bboxes"]) * np.tile(scale, 2)
-    if "point_coords" in sample:
-        shown["point_coords"] = np.asarray(sample["point_coords"]) * scale
-    masks = np.asarray(sample.get("masks", np.zeros((len(shown["areas"]), 8, 1), np.uint8)))
-    if masks.dtype == np.bool_:
-        masks = pack_bits(masks)
-    shown["masks"] = masks
-    fit = "pad"
-    if height == width and source_height != source_width:
-        fit = "squash"
+    shown = _in_source_coordinates(sample)
     exact = None
     if "run_ends" in sample:
         exact = exact_shapes(shown)
+    source_height, source_width, height, width = shown["size"].tolist()
+    fit = "pad"
+    if height == width and source_height != source_width:
+        fit = "squash"
     panels: tuple[Panel, ...] = ()
     if feature is not None:
         if feature not in sample:
@@ -304,6 +284,37 @@ def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> 
         exact=exact,
         panels=panels,
     )
+
+
+def _in_source_coordinates(sample: Mapping[str, Any]) -> Sample:
+    """The sample with boxes and points in source coordinates, and masks as bits.
+
+    Raises OptionError if it lacks a key, or its image is not RGB.
+    """
+    missing = [key for key in ("image", "size", "bboxes", "areas") if key not in sample]
+    if missing:
+        raise OptionError(
+            f"the sample has no {' and no '.join(missing)}: pass one that a dataset returned, "
+            "such as ds[0]"
+        )
+    image = np.asarray(sample["image"])
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise OptionError(
+            f"the sample's image is {image.dtype} {image.shape}: open the dataset with "
+            "pixels='rgb', without a transform"
+        )
+    size = np.asarray(sample["size"])
+    scale = (size[:2] / size[2:])[::-1]  # source pixels per stored pixel, x and y
+    masks = np.zeros((len(sample["areas"]), 8, 1), np.uint8)
+    if "masks" in sample:
+        masks = np.asarray(sample["masks"])
+    if masks.dtype == np.bool_:
+        masks = pack_bits(masks)
+    converted = Sample({**sample, "image": image, "size": size, "masks": masks})
+    converted["bboxes"] = np.asarray(sample["bboxes"]) * np.tile(scale, 2)
+    if "point_coords" in sample:
+        converted["point_coords"] = np.asarray(sample["point_coords"]) * scale
+    return converted
 
 
 def _with_runs(as_stored: Dataset) -> Dataset:
