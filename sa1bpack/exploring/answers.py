@@ -285,7 +285,7 @@ class Answers:
         Raises FormatError.
         """
         if with_masks:
-            subject = read_subject(self._pictured, index, side)
+            subject = read_subject(self._pictured, index)
             if isinstance(subject, Unreadable):
                 raise FormatError(subject.reason)
             picture = drawn(subject, *fitted(subject.rgb.shape, side, side))

@@ -13,7 +13,7 @@ from sa1bpack.display import Sample
 from sa1bpack.errors import OptionError
 from sa1bpack.export.feature_maps import feature_picture
 from sa1bpack.export.painting import ExactShapes, GridShapes, mask_colours
-from sa1bpack.export.subject import ShownPrompts, Panel, Subject
+from sa1bpack.export.subject import Panel, ShownPrompts, Subject
 from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks import mask_area
 from sa1bpack.pixels.yuv420 import yuv420_to_rgb
@@ -134,10 +134,11 @@ def subject_of(
     exact = _exact(batch, row, rgb.shape)
     bits = _bits(batch, masks.rows, masks.count)
     sample = _sample(batch, row, masks, rgb)
-    sample["masks"] = bits[masks.valid]
-    sample["areas"] = np.bitwise_count(sample["masks"]).sum((1, 2), dtype=np.int64)
-    area_unit = "cells"
-    if exact is not None:
+    if exact is None:
+        sample["masks"] = bits[masks.valid]
+        sample["areas"] = np.bitwise_count(sample["masks"]).sum((1, 2), dtype=np.int64)
+        area_unit = "cells"
+    else:
         sample["areas"] = mask_area(exact.run_ends, exact.run_offset)[masks.valid]
         area_unit = "px"
     ignored = None

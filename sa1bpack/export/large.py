@@ -246,7 +246,7 @@ def _columns(subject: Subject) -> list[_Column]:
         if number.key in sample:
             texts = [f"{value:.3f}" for value in sample[number.key].tolist()]
             columns.append(_Column(number.heading, texts))
-    if subject.area_unit == "px" and not subject.from_runs and sample["masks"].shape[1] > 1:
+    if subject.area_unit == "px" and "masks" in sample:
         cells = np.bitwise_count(sample["masks"]).sum((1, 2)).tolist()
         columns.append(_Column("cells", [f"{count:,}" for count in cells]))
     if subject.overlaps is not None:

@@ -441,7 +441,7 @@ def _pictures(
     """
     pictures: list[dict[str, str | int]] = []
     for index in random_indices(len(dataset), count, seed):
-        subject = read_subject(dataset, index, max(_TILE))
+        subject = read_subject(dataset, index)
         if isinstance(subject, Unreadable):
             if subject.reason not in unreadable:
                 unreadable.append(subject.reason)

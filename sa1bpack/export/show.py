@@ -23,7 +23,7 @@ from sa1bpack.export.batch_samples import Predictions, image_count, row_of_id, s
 from sa1bpack.export.drawing import Picture, file_of
 from sa1bpack.export.large import large_picture
 from sa1bpack.export.look import Look
-from sa1bpack.export.sheet import WIDTH, contact_sheet, tile_width
+from sa1bpack.export.sheet import contact_sheet
 from sa1bpack.export.subject import (
     Subject,
     Unreadable,
@@ -334,8 +334,7 @@ def _of_dataset(dataset: Dataset, choice: _Choice) -> _Drawn:
     feature = choice.look.feature
     if feature is not None:
         dataset, feature = _with_feature(dataset, feature)
-    side = WIDTH if choice.large else tile_width(len(indices))
-    subjects = [read_subject(dataset, index, side, feature) for index in indices]
+    subjects = [read_subject(dataset, index, feature) for index in indices]
     return dataset.pack.name, f"{len(indices):,} of {counted(size, 'image')}{note}", subjects
 
 

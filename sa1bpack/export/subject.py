@@ -15,8 +15,6 @@ from sa1bpack.format.problems import reason_of
 from sa1bpack.masks import pack_bits
 from sa1bpack.wording import brief
 
-_LARGEST_GRID = 4096  # of masks that are drawn
-
 
 @dataclass(frozen=True)
 class ShownPrompts:
@@ -63,11 +61,10 @@ class Subject:
     Attributes:
         sample: as `sa1bpack.open` makes it, with boxes and points in source coordinates, and
             `masks` uint8 (m, G, G / 8) on a grid of G x G cells, packed as `sa1bpack.masks.cells`
-            says.
+            says, unless there are runs alone.
         annotation_count: number of masks in the JSON record, before filtering and capping.
         shard: name of the shard, "" outside a pack.
         fit: how image and grid were made from the source: "pad", "native" or "squash".
-        from_runs: the bits were drawn from exact runs, because the pack stores no bits.
         exact: the masks by their exact runs; None where there are bits alone.
         area_unit: what areas are counted in: "px" of the source, or "cells" of the grid.
         prompts: those of a batch, in place of the boxes and points of the annotation.
@@ -80,7 +77,6 @@ class Subject:
     annotation_count: int
     shard: str = ""
     fit: str = "pad"
-    from_runs: bool = False
     exact: ExactShapes | None = None
     area_unit: str = "px"
     prompts: ShownPrompts | None = None
@@ -151,17 +147,13 @@ class Unreadable:
         return f"row {self.index:,}, id {self.image_id}: {self.reason}"
 
 
-def read_subject(
-    dataset: Dataset, index: int, side: int, feature: str | None = None
-) -> Subject | Unreadable:
-    """A sample of a dataset, to be drawn at most `side` pixels wide or high, or why it cannot be.
+def read_subject(dataset: Dataset, index: int, feature: str | None = None) -> Subject | Unreadable:
+    """A sample of a dataset, or why it cannot be read.
 
-    Its bytes are compared with their checksums. Without stored bits, the runs are drawn on a grid
-    of one cell per pixel.
+    Its bytes are compared with their checksums.
 
     Args:
         dataset, index: the sample.
-        side: pixels of the picture.
         feature: name of a spatial feature to be drawn beside it, one of the dataset's.
 
     Raises:
@@ -170,16 +162,15 @@ def read_subject(
         StoreError: the sample cannot be fetched.
     """
     layout = dataset.layout
-    exact = None
-    grid = None
-    if not layout.bits:
-        grid = min(-(-side // 8) * 8, _LARGEST_GRID)
     features: tuple[str, ...] = ()
     if feature is not None:
         features = dataset.options.features
+    mask_format = "bits"
+    if not layout.bits:
+        mask_format = "runs"
     as_stored = dataset.with_options(
-        mask_format="bits",
-        mask_size=grid,
+        mask_format=mask_format,
+        mask_size=None,
         mask_sampling=None,
         pixels="rgb",
         coordinates="source",
@@ -187,9 +178,12 @@ def read_subject(
         transform=None,
         features=features,
     )
+    exact = None
     try:
         sample = as_stored[index]
-        if layout.runs:
+        if not layout.bits:
+            exact = exact_shapes(sample)
+        elif layout.runs:
             exact = exact_shapes(_with_runs(as_stored)[index])
         metadata = as_stored.metadata(index)
     except (FormatError, OSError) as error:
@@ -205,7 +199,6 @@ def read_subject(
         annotation_count=metadata.annotations,
         shard=metadata.shard,
         fit=layout.fit,
-        from_runs=not layout.bits,
         exact=exact,
         panels=panels,
     )
@@ -280,7 +273,6 @@ def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> 
         shown,
         annotation_count=len(shown["areas"]),
         fit=fit,
-        from_runs="masks" not in sample,
         exact=exact,
         panels=panels,
     )
@@ -305,12 +297,12 @@ def _in_source_coordinates(sample: Mapping[str, Any]) -> Sample:
         )
     size = np.asarray(sample["size"])
     scale = (size[:2] / size[2:])[::-1]  # source pixels per stored pixel, x and y
-    masks = np.zeros((len(sample["areas"]), 8, 1), np.uint8)
-    if "masks" in sample:
-        masks = np.asarray(sample["masks"])
-    if masks.dtype == np.bool_:
-        masks = pack_bits(masks)
-    converted = Sample({**sample, "image": image, "size": size, "masks": masks})
+    converted = Sample({**sample, "image": image, "size": size})
+    if "run_ends" not in sample:
+        masks = np.asarray(sample.get("masks", np.zeros((len(sample["areas"]), 8, 8), bool)))
+        if masks.dtype == np.bool_:
+            masks = pack_bits(masks)
+        converted["masks"] = masks
     converted["bboxes"] = np.asarray(sample["bboxes"]) * np.tile(scale, 2)
     if "point_coords" in sample:
         converted["point_coords"] = np.asarray(sample["point_coords"]) * scale
@@ -319,7 +311,7 @@ def _in_source_coordinates(sample: Mapping[str, Any]) -> Sample:
 
 def _with_runs(as_stored: Dataset) -> Dataset:
     """The dataset with runs in place of bits, whose checksums were compared already."""
-    return as_stored.with_options(mask_format="runs", mask_size=None, verify_checksums=False)
+    return as_stored.with_options(mask_format="runs", verify_checksums=False)
 
 
 def exact_shapes(sample: Sample) -> ExactShapes:

@@ -33,11 +33,11 @@ def test_a_sample_that_takes_long_to_read_holds_up_no_other(client, monkeypatch)
     go_on, has_begun = threading.Event(), threading.Event()
     read = answers.read_subject
 
-    def slowly(dataset, index, side):
+    def slowly(dataset, index):
         if index == 3:
             has_begun.set()
             assert go_on.wait(PATIENCE)
-        return read(dataset, index, side)
+        return read(dataset, index)
 
     monkeypatch.setattr(answers, "read_subject", slowly)
     with connected(client) as slow, slow.makefile("rb") as answer:

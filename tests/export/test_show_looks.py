@@ -12,6 +12,7 @@ from sa1bpack.export.drawing import drawn
 from sa1bpack.export.feature_maps import feature_picture, label_picture, principal_components
 from sa1bpack.export.look import Look
 from sa1bpack.export.painting import id_colours
+from sa1bpack.export.subject import read_subject
 
 SIDE, GRID = 64, 16
 BARE = Look(outlines=False, opacity=0, boxes=False, points=False)
@@ -264,6 +265,21 @@ def test_a_large_picture_numbers_its_masks_unless_that_is_switched_off(odd_pack)
     )
     assert numbered.size == bare.size and numbered.height < 1100
     assert (np.asarray(numbered) != np.asarray(bare)).any()
+
+
+def test_a_batch_of_runs_is_drawn_as_the_pack_is_and_shown_large(small_pack):
+    ds = sa1bpack.open(small_pack, mask_format="runs")
+    with sa1bpack.Loader(ds, 11, device="cpu") as loader:
+        batch = next(iter(loader))
+        height, width = ds[8]["size"][2:].tolist()
+        of_batch = subject_of(batch, 8)
+        drawn_batch = np.asarray(drawn(of_batch, *of_batch.rgb.shape[:2]))
+        assert sa1bpack.show(batch, rows=[8], large=True).width == 1600
+    of_pack = read_subject(ds, 8)
+    assert of_batch.sample["areas"].tolist() == of_pack.sample["areas"].tolist()
+    drawn_pack = np.asarray(drawn(of_pack, height, width))
+    different = np.abs(drawn_batch[:height, :width].astype(int) - drawn_pack).max(2) > 8
+    assert different.mean() < 0.02
 
 
 @pytest.mark.parametrize("options", [{"mask_format": "runs"}, {"mask_format": "bool"}, {}])
