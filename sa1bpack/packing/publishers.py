@@ -160,7 +160,7 @@ def part_publisher(root: Path, options: RequestedOptions) -> Iterator["PartPubli
         # Raises if the options differ; which sources are its own, the part finds out later.
         ledger = Ledger.load(root, options, only=frozenset())
         with ExitStack() as working:
-            yield PartPublisher(root, ledger, working)
+            yield PartPublisher(root, options, ledger, working)
 
 
 def inspect_pack(root: Path, options: RequestedOptions) -> Ledger:
@@ -270,16 +270,18 @@ class PartPublisher(Publisher):
     process has published the same shard meanwhile, that one stays.
     """
 
-    def __init__(self, root: Path, ledger: Ledger, working: ExitStack):
+    def __init__(self, root: Path, options: RequestedOptions, ledger: Ledger, working: ExitStack):
         """
         Args:
             root: folder of the pack; the caller holds a part's lock of it.
+            options: options that are asked for.
             ledger: a ledger without entries.
             working: a stack, on which the working folder is put.
         """
         self.root = root
         self.shards_dir = root / SHARDS_NAME
         self.ledger = ledger
+        self._options = options
         self._working = working
         self._job: PackJob | None = None
         self._noted_records: dict[str, dict[str, Any]] = {}
@@ -293,10 +295,7 @@ class PartPublisher(Publisher):
             sources: names of the sources of the part.
         """
         self._job = job
-        taken_options = self.ledger.taken_options
-        options = RequestedOptions.all_of(self.ledger.options)
-        self.ledger = Ledger.load(self.root, options, only=frozenset(sources))
-        self.ledger.taken_options = taken_options
+        self.ledger = Ledger.load(self.root, self._options, only=frozenset(sources))
         self._noted_records = dict(self.ledger.sources)
 
     def begin(self) -> None:

@@ -125,7 +125,8 @@ def _obstacle(
         if record["name"] == source_name and is_copied_in_part(record):
             return (
                 f"the pack has a copy of some samples of {source_name}, and a tar does not tell "
-                "which: remove the pack, and copy the selection again (sa1bpack subset --copy)"
+                "which: remove the folder of the shard, and copy the selection again into the pack "
+                "(sa1bpack subset --copy)"
             )
     if source is None:
         return f"the source {source_name} is needed, but was not given"

@@ -228,6 +228,11 @@ def test_a_repair_mends_the_packs_own_files_and_leaves_a_damaged_shard(
     damaged = contents(small)
     result = sa1bpack.repair(small, tars, workers=1)
     assert "copy the selection again" in result.left[shard] and contents(small) == damaged
+    shutil.rmtree(small / "shards" / shard)
+    ds = some(own)
+    flip(own / "shards" / shard / "bbox/c.0.0")  # a link of it was damaged
+    assert sa1bpack.copy_selection(ds, small).before == len(manifest_of(small)["shards"]) - 1
+    assert contents(small) == before
     (small / "manifest.json").unlink()
     with pytest.raises(FormatError, match="a copy of selected samples; restore a copy of it"):
         sa1bpack.repair(small, tars, workers=1)

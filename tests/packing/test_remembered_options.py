@@ -12,6 +12,7 @@ from sa1bpack import OptionError, PackOptions
 from sa1bpack.errors import OptionsDiffer
 from sa1bpack.packing.options import RequestedOptions, options_text
 from sa1bpack.packing.publishers import folder_publisher, part_publisher
+from sa1bpack.packing.records import PackJob
 
 ODD = {"preset": "compact", "image_size": 64, "samples_per_shard": 2, "max_masks": 2, "seed": 3}
 
@@ -121,6 +122,21 @@ def test_a_part_does_not_add_to_a_pack_that_another_has_begun_with_other_options
         with pytest.raises(OptionsDiffer, match="seed: the pack has 1, this run asks for 0"):
             second.begin()
     assert json.loads((root / "manifest.json").read_text())["options"]["seed"] == 1
+
+
+def test_a_part_takes_the_options_of_a_pack_that_another_has_begun_since_it_looked(tmp_path):
+    root = tmp_path / "pack"
+    with (
+        part_publisher(root, RequestedOptions({"seed": 1})) as first,
+        part_publisher(root, RequestedOptions({"max_masks": 2})) as refused,
+        part_publisher(root, RequestedOptions()) as second,
+    ):
+        first.begin()
+        second.take_part(PackJob(parts=2, sources=("a", "b")), ["b"])
+        assert second.ledger.options.seed == 1 and "--seed 1" in second.ledger.taken_options
+        second.begin()
+        with pytest.raises(OptionsDiffer, match="max_masks: the pack has all, this run asks"):
+            refused.take_part(PackJob(parts=2, sources=("a", "b")), ["b"])
 
 
 def test_of_two_runs_on_a_new_folder_the_second_takes_the_options_of_the_first(tars, tmp_path):

@@ -1,6 +1,7 @@
 """What a job on a Ray cluster says of its pack, with tasks that run in this process."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import ray_stand_in
@@ -11,7 +12,9 @@ import sa1bpack
 from sa1bpack.packing import run
 
 
-def on_a_cluster(sources, root: Path, spoil=lambda: None) -> sa1bpack.PackResult:
+def on_a_cluster(
+    sources, root: Path, spoil=lambda: None, options: Mapping = SMALL
+) -> sa1bpack.PackResult:
     """Pack by tasks; `spoil` is called when they have ended. In a forked process."""
     ray_stand_in.install()
     from sa1bpack.cluster import pack
@@ -21,7 +24,7 @@ def on_a_cluster(sources, root: Path, spoil=lambda: None) -> sa1bpack.PackResult
         return run.finalize(folder)
 
     pack.finalize = finalize
-    return pack.pack_on_ray(sources, root, workers=1, progress=False, **SMALL)
+    return pack.pack_on_ray(sources, root, workers=1, progress=False, **options)
 
 
 def in_a_fork(program, root: Path) -> None:
@@ -33,6 +36,18 @@ def test_tasks_make_the_pack_of_one_run(sources, root, undisturbed):
     def check() -> None:
         assert on_a_cluster(sources, root).complete
 
+    in_a_fork(check, root)
+    assert contents(root) == undisturbed
+
+
+def test_tasks_take_the_options_that_are_left_out_from_the_pack(sources, root, undisturbed):
+    def check() -> None:
+        result = on_a_cluster(sources, root, options={})
+        assert result.complete
+        told = [note for note in result.notes if "the options are those of the pack" in note]
+        assert len(told) == 1 and "--image-size 64" in told[0]
+
+    sa1bpack.pack(sources[:1], root, workers=1, **SMALL)
     in_a_fork(check, root)
     assert contents(root) == undisturbed
 
