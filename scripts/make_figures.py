@@ -1,7 +1,8 @@
 """Draw the figures of README.md from the measurements in docs/figures/*.json.
 
 `python scripts/make_figures.py` writes docs/figures/chart.svg and the sentences in README.md; with
---picture also docs/figures/sheet.jpg and batch.jpg, of the photographs of the sample tar. After a
+--picture also docs/figures/sheet.jpg and batch.jpg, of the photographs of the sample tar; with
+--training it runs the example of docs/training.md, and keeps its curves and predictions. After a
 new measurement, change the JSON (and docs/performance.md), and run it again: a test compares them.
 """
 
@@ -9,6 +10,10 @@ import argparse
 import contextlib
 import json
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import tempfile
 import textwrap
 from html import escape
@@ -131,6 +136,31 @@ def draw_pictures(folder: Path) -> None:
         save_jpeg(in_a_row(tiles), folder / "batch.jpg")
 
 
+def example() -> list[str]:
+    """The options of the complete example of docs/training.md, with which it learns visibly."""
+    text = (ROOT / "docs/training.md").read_text().replace("\\\n", "")
+    [options] = re.findall(
+        r"^python scripts/train_promptable.py (.* --validate-every .*)$", text, re.M
+    )
+    return shlex.split(options)
+
+
+def draw_training(folder: Path) -> None:
+    """Write losses.svg and predictions.jpg of the example, which takes a minute or two."""
+    from PIL import Image
+
+    import sa1bpack
+
+    tar = ROOT / "tests/samples/sa_000000.tar"
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        sa1bpack.pack(tar, "packed", workers=1, progress=False)
+        script = ROOT / "scripts/train_promptable.py"
+        subprocess.run([sys.executable, str(script), *example()], check=True)
+        shutil.copy("run/losses.svg", folder / "losses.svg")
+        with Image.open("run/predictions.png") as picture:
+            save_jpeg(picture.convert("RGB"), folder / "predictions.jpg")
+
+
 def draw_sheet(ds, path: Path) -> None:
     """Rows of a photograph, the same under its masks, and a crop with prompts; titles above."""
     from PIL import Image, ImageDraw, ImageFont
@@ -225,12 +255,13 @@ def in_a_row(tiles: list):
 
 
 def save_jpeg(picture, path: Path) -> None:
-    picture.save(path, quality=85, optimize=True)
+    picture.save(path, quality=80, optimize=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--picture", action="store_true", help="draw the photographs as well")
+    parser.add_argument("--training", action="store_true", help="run the example of training.md")
     options = parser.parse_args()
     panels = measured()
     (FIGURES / "chart.svg").write_text(chart(panels))
@@ -238,6 +269,8 @@ def main() -> None:
     readme.write_text(with_summary(readme.read_text(), summary(panels)))
     if options.picture:
         draw_pictures(FIGURES)
+    if options.training:
+        draw_training(FIGURES)
 
 
 if __name__ == "__main__":

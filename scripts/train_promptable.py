@@ -10,7 +10,8 @@ drawn from their exact outlines, prompts, clicks, order and resumption.
         --batch-size 16
 
 The folder of the run has `checkpoint.pt`, from which `--resume` continues in mid-epoch, also on
-another number of ranks; `log.jsonl` with a line per step; `losses.svg` and `predictions.png`.
+another number of ranks; `log.jsonl` with a line per step; `scores.jsonl` with a line per
+validation; `losses.svg`, both as curves; and `predictions.png`, before and after training.
 """
 
 import argparse
@@ -21,24 +22,26 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn import functional as F
+from training_pictures import draw_losses, painted, sheet_of
 
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import Sa1bpackError
 
-FOCAL, DICE, IOU, DISTILL = 20.0, 1.0, 1.0, 1.0  # weights of the losses; the first three are SAM's
+DICE, IOU, DISTILL = 1.0, 1.0, 1.0  # weights of losses; that of the focal loss is an option
 CORRECTIONS = 2  # rounds of clicks in training
 READ_EVERY = 10  # steps on a GPU whose results are read together: reading waits for it
 CLICKS = (1, 3, 5)  # at which validation reports the mean IoU
-COLORS = ((230, 60, 60), (60, 160, 250), (70, 200, 90), (250, 190, 40), (190, 90, 230))
+PICTURED = 3  # images in predictions.png
+PICTURED_CLICKS = 3  # from which their masks are predicted
+TILE = 768  # pixels: side of the canvas that they are drawn on
 
 
 # ------------------------------------------------------------------------------------------ model
@@ -74,7 +77,7 @@ class Block(nn.Module):
 
 class ImageEncoder(nn.Module):
     """Images (B, 3, S, S) → features (B, C, S/16, S/16), and finer ones for the outlines of masks:
-    (B, C/4, S/4, S/4) and (B, C/8, S/2, S/2)."""
+    (B, C/4, S/4, S/4) and (B, C/4, S/2, S/2)."""
 
     def __init__(self, width: int = 128):
         super().__init__()
@@ -89,7 +92,7 @@ class ImageEncoder(nn.Module):
         )
         self.out = nn.Conv2d(coarse, width, 1)
         self.details = nn.ModuleList(
-            (nn.Conv2d(quarter, width // 4, 1), nn.Conv2d(half, width // 8, 1))
+            (nn.Conv2d(quarter, width // 4, 1), nn.Conv2d(half, width // 4, 1))
         )
 
     def forward(self, images):
@@ -104,8 +107,9 @@ class PromptEncoder(nn.Module):
 
     def __init__(self, width: int = 128):
         super().__init__()
-        self.register_buffer("frequencies", torch.randn(2, width // 2))
+        self.register_buffer("frequencies", torch.randn(2, width // 2) / 2)
         self.labels = nn.Embedding(5, width)
+        self.near = nn.ModuleList(nn.Embedding(5, channels) for channels in (width, width // 4))
 
     def places(self, points):
         """(..., 2) in 0 to 1 → (..., C): random Fourier features (Tancik et al., 2020)."""
@@ -116,6 +120,20 @@ class PromptEncoder(nn.Module):
         """points float32 (T, k, 2) in 0 to 1, labels int64 (T, k) → (T, k, C)."""
         places = torch.where((labels >= 0)[..., None], self.places(points), 0.0)
         return places + self.labels(labels + 1)
+
+    def bumps(self, points, labels, coarse: int, fine: int):
+        """What points add to the cells around them, by label: (T, coarse², C), (T, fine², C/4).
+
+        Clicks are drawn on the image, as in interactive segmentation (Sofiiuk et al., 2022), so
+        that the model need not learn first, by attention, where they are.
+        """
+        places = self.places(points).transpose(1, 2)
+        bumps = []
+        for side, near in zip((coarse, fine), self.near, strict=True):
+            added = torch.where((labels >= 0)[..., None], near(labels + 1), 0.0)
+            closeness = self.grid(side) @ places * (2 / places.shape[1])  # (T, side², k)
+            bumps.append(closeness @ added)
+        return bumps
 
     def grid(self, side: int):
         """The places of the cells of a grid: (side², C)."""
@@ -168,32 +186,36 @@ class MaskDecoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(1 + self.MASKS, width)  # the first one judges the masks
         self.blocks = nn.ModuleList(TwoWayBlock(width) for _ in range(2))
+        channels = (width, width // 2, width // 4, width // 4)
         self.ups = nn.ModuleList(
-            nn.ConvTranspose2d(width >> n, width >> n + 1, 2, 2) for n in range(3)
+            nn.ConvTranspose2d(before, after, 2, 2) for before, after in pairwise(channels)
         )
+        for up in self.ups:  # each cell comes from one: its variance is kept
+            nn.init.normal_(up.weight, std=(2 / up.in_channels) ** 0.5)
         self.norm = Norm(width // 2)
         self.to_mask = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width // 8))
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width // 4))
             for _ in range(self.MASKS)
         )
         self.to_iou = nn.Sequential(
             nn.Linear(width, width), nn.GELU(), nn.Linear(width, self.MASKS)
         )
 
-    def forward(self, features, details, grid, prompts, masks):
+    def forward(self, features, details, grid, prompts, bumps, masks):
         """Logits (T, n, 8s, 8s) and IoUs (T, n) of those n masks that `masks`, a slice, selects,
-        from features (T, C, s, s), details (T, C/4, 4s, 4s) and (T, C/8, 8s, 8s) of the image of
-        each prompt, grid (s², C), and prompts (T, k, C)."""
+        from features (T, C, s, s), details (T, C/4, 4s, 4s) and (T, C/4, 8s, 8s) of the image of
+        each prompt, grid (s², C), prompts (T, k, C), and their bumps (T, s², C), (T, 64s², C/4)."""
         side = features.shape[-1]
         own = self.tokens.weight.expand(len(prompts), -1, -1)
         prompts = torch.cat([own, prompts], 1)
-        tokens, image = prompts, features.flatten(2).transpose(1, 2)
+        tokens, image = prompts, features.flatten(2).transpose(1, 2) + bumps[0]
         for block in self.blocks:
             tokens, image = block(tokens, image, prompts, grid)
         x = image.transpose(1, 2).unflatten(2, (side, side))
         x = F.gelu(self.norm(self.ups[0](x)))
         x = F.gelu(self.ups[1](x) + details[0])
-        x = F.gelu(self.ups[2](x) + details[1])
+        fine = bumps[1].transpose(1, 2).unflatten(2, (8 * side, 8 * side))
+        x = F.gelu(self.ups[2](x) + details[1] + fine)
         every = list(enumerate(self.to_mask, 1))[masks]
         weights = torch.stack([to_mask(tokens[:, place]) for place, to_mask in every], 1)
         logits = (weights @ x.flatten(2)).unflatten(2, x.shape[2:])
@@ -217,8 +239,10 @@ class Segmenter(nn.Module):
     def decode(self, features, owner, points, labels, masks=slice(None)):
         """Logits (T, n, h, w) and IoUs (T, n) for points in 0 to 1; owner: each prompt's image."""
         coarse, *details = (each[owner] for each in features)
-        grid = self.prompts.grid(coarse.shape[-1])
-        return self.decoder(coarse, details, grid, self.prompts(points, labels), masks)
+        side = coarse.shape[-1]
+        bumps = self.prompts.bumps(points, labels, side, 8 * side)
+        grid, tokens = self.prompts.grid(side), self.prompts(points, labels)
+        return self.decoder(coarse, details, grid, tokens, bumps, masks)
 
 
 # ----------------------------------------------------------------------------------------- losses
@@ -288,13 +312,19 @@ class Trainer:
         self.pipeline = T.Pipeline(ds, steps, seed=args.seed, **size)
         self.val_pipeline = T.Pipeline(ds, **size)
         self.prompts = T.Prompts({"point": 0.5, "box": 0.5}, seed=args.seed)
-        torch.manual_seed(args.seed)
-        channels = ds[0][args.distill].shape[0] if args.distill else None
-        self.model = Segmenter(args.width, channels).to(device)
+        self.dataset = ds
+        self.scores: dict[int, dict[str, float]] = {}  # of validation, by step
+        self.model = self.new_model()
         self.parallel = self.model
         if dist.is_initialized():
             self.parallel = nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), args.lr, weight_decay=0.01)
+
+    def new_model(self) -> Segmenter:
+        """The model before its first step, which is the same for the same seed."""
+        torch.manual_seed(self.args.seed)
+        channels = self.dataset[0][self.args.distill].shape[0] if self.args.distill else None
+        return Segmenter(self.args.width, channels).to(self.device)
 
     def autocast(self):
         if self.device.type != "cuda":
@@ -320,7 +350,7 @@ class Trainer:
                 logits, ious = model.decode(features, owner, (points + 0.5) / size, labels, one)
             focal, dice, true = mask_losses(logits.float(), masks)
             judged = F.mse_loss(ious.float(), true, reduction="none")
-            each = FOCAL * focal + DICE * dice + IOU * judged
+            each = self.args.focal * focal + DICE * dice + IOU * judged
             # One point may mean several masks: the best of three counts. Otherwise there is one.
             best = torch.zeros_like(owner)
             if number == 0:
@@ -354,8 +384,9 @@ class Trainer:
     def train_step(self, batch: dict, stop: bool) -> dict:
         """One step. Returns what `read` will read: sums over all masks and ranks, on the device."""
         self.step += 1
+        halvings = self.step / self.args.half_life if self.args.half_life else 0.0
         for group in self.optimizer.param_groups:
-            group["lr"] = self.args.lr * min(1.0, self.step / self.args.warmup)
+            group["lr"] = self.args.lr * min(1.0, self.step / self.args.warmup) * 0.5**halvings
         batch = self.prompts(self.pipeline(batch))
         self.model.train()
         loss, iou, count, teacher = self.parallel(batch, CORRECTIONS, self.losses)
@@ -383,17 +414,27 @@ class Trainer:
             stop = stop or stops > 0
         return stop
 
+    def score(self) -> dict[str, float]:
+        """The result of `validate` after this step, which is computed and written once."""
+        if self.step not in self.scores:
+            self.scores[self.step] = scores = self.validate()
+            if self.rank == 0:
+                with (self.args.output / "scores.jsonl").open("a") as file:
+                    print(json.dumps({"step": self.step} | scores), file=file)
+                shown = "  ".join(f"{name} {score:.3f}" for name, score in scores.items())
+                print(f"mean IoU after clicks, step {self.step}:  {shown}", flush=True)
+        return self.scores[self.step]
+
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """The mean IoU after clicks on the most interior pixel of what is wrong, from none on."""
-        self.model.eval()
         sums = torch.zeros(1 + len(CLICKS), device=self.device, dtype=torch.float64)
         self.val_loader.set_epoch(0)
         for batch in self.val_loader:
             batch = self.val_pipeline(batch)
-            found = self.predict(batch, max(CLICKS))
+            logits = self.predict(self.model, batch, max(CLICKS))
             valid = batch["valid"]
-            ious = [(mask_iou(found[n - 1], batch["masks"]) * valid).sum() for n in CLICKS]
+            ious = [(mask_iou(logits[n - 1] > 0, batch["masks"]) * valid).sum() for n in CLICKS]
             sums += torch.stack([valid.sum(), *ious]).double()
         if dist.is_initialized():
             dist.all_reduce(sums)
@@ -401,31 +442,37 @@ class Trainer:
         return {f"iou@{n}": iou / max(count, 1) for n, iou in zip(CLICKS, ious, strict=True)}
 
     @torch.no_grad()
-    def predict(self, batch: dict, clicks: int) -> list[torch.Tensor]:
-        """The masks of a batch after each of so many clicks: bool (T, h, w) each."""
+    def predict(self, model: Segmenter, batch: dict, clicks: int) -> list[torch.Tensor]:
+        """The logits of a batch's masks after each of so many clicks: float (T, h, w) each."""
+        model.eval()
         size, masks = batch["images"].shape[-1], batch["masks"]
         with self.autocast():
-            features = self.model.encoder(batch["images"])
+            features = model.encoder(batch["images"])
         owner = owners(batch)
         points = torch.zeros((len(masks), 0, 2), device=self.device)
         labels = torch.zeros((len(masks), 0), dtype=torch.int64, device=self.device)
-        found, results = torch.zeros_like(masks), []
+        predicted = torch.zeros_like(masks)
+        results = []
         for number in range(clicks):
             click = T.correction_clicks(
-                found, masks, batch["annotation_ids"], where="interior",
+                predicted, masks, batch["annotation_ids"], where="interior",
                 seed=0, epoch=0, size=(size, size),
             )  # fmt: skip
             points, labels = torch.cat([points, click[0]], 1), torch.cat([labels, click[1]], 1)
             wanted = slice(1, None) if number == 0 else slice(1)
             with self.autocast():
-                logits, ious = self.model.decode(features, owner, points / size, labels, wanted)
-            found = chosen(logits, ious.argmax(1)) > 0
-            results.append(found)
+                logits, ious = model.decode(features, owner, points / size, labels, wanted)
+            best = chosen(logits, ious.argmax(1)).float()
+            predicted = best > 0
+            results.append(best)
         return results
 
     def run(self, stop: threading.Event) -> bool:
         """Train to the end, or until `stop` is set on any rank; returns whether it was."""
         args, done = self.args, []
+        validate_every = args.validate_every or sys.maxsize
+        if args.validate_every and self.step == 0:
+            self.score()
         start = self.loader.state_dict()["epoch"]
         for _ in range(start, args.epochs):
             for batch in self.loader:
@@ -438,6 +485,8 @@ class Trainer:
                     done.clear()
                     if stopped or ends:
                         return stopped
+                if self.step % validate_every == 0:
+                    self.score()
                 if self.step % args.save_every == 0:
                     self.save()
         self.read(done)
@@ -480,58 +529,34 @@ class Trainer:
 # --------------------------------------------------------------------------------------- pictures
 
 
-def draw_losses(log: Path, out: Path) -> None:
-    """The loss and the IoU of every step as a picture, SVG, which needs no library."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    width, height, parts = 640, 240, []
-    for key, color in (("loss", "#c33"), ("iou", "#36c")):
-        values = np.array([line[key] for line in lines])
-        kernel = np.ones(max(1, len(values) // 100))
-        values = np.convolve(values, kernel / len(kernel), "valid")
-        top = max(values.max(), 1e-9)
-        x = np.linspace(40, width - 10, len(values))
-        y = height - 30 - values / top * (height - 50)
-        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
-        left = 45 if key == "loss" else 145
-        parts.append(f'<text x="{left}" y="15" fill="{color}">{key}: 0 to {top:.2f}</text>')
-    parts.append(
-        f'<text x="{width - 10}" y="{height - 8}" text-anchor="end">step {len(lines)}</text>'
-    )
-    out.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="13"'
-        ' font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>'
-        f"{''.join(parts)}</svg>\n"
-    )
-
-
-def draw_predictions(trainer: Trainer, out: Path, clicks: int = 3) -> None:
-    """True masks on the left, those predicted from so many clicks on the right."""
+def draw_predictions(trainer: Trainer, out: Path) -> None:
+    """True masks, and below them what was predicted before and after training."""
     trainer.val_loader.set_epoch(0)
-    with_clicks = trainer.val_pipeline(next(iter(trainer.val_loader)))
-    found = trainer.predict(with_clicks, clicks)[-1]
-    mean, std = (with_clicks[key][:, None, None] for key in ("pixel_mean", "pixel_std"))
-    images = (with_clicks["images"].float() * std + mean).clamp(0, 255).byte().cpu().numpy()
-    images = images.transpose(0, 2, 3, 1)
-    ends = with_clicks["mask_offsets"].tolist()
-    size, rows = images.shape[1], []
-    for number, image in enumerate(images):
-        masks = slice(ends[number], ends[number + 1])
-        pair = [painted(image, part[masks].cpu().numpy()) for part in (with_clicks["masks"], found)]
-        rows.append(np.concatenate(pair, 1))
-    sheet = Image.fromarray(np.concatenate(rows))
-    ImageDraw.Draw(sheet).text((8, 8), f"true masks | from {clicks} clicks", fill=(255, 255, 255))
-    sheet.resize((1024, 512 * len(rows)) if size > 512 else sheet.size).save(out)
-
-
-def painted(image: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """An image under its masks, the larger ones below."""
-    picture = image.astype(np.float32)
-    scale = len(image) // masks.shape[1]
-    for number in np.argsort(-masks.sum((1, 2))):
-        inside = masks[number].repeat(scale, 0).repeat(scale, 1)
-        picture[inside] = picture[inside] * 0.5 + np.array(COLORS[number % len(COLORS)]) * 0.5
-    return picture.astype(np.uint8)
+    batch = next(iter(trainer.val_loader))
+    seen = trainer.val_pipeline(batch)
+    size = {"size": TILE, "mask_size": TILE}
+    large = T.Pipeline(trainer.dataset, mean=(0, 0, 0), std=(1, 1, 1), **size)(batch)
+    clicks = f"predicted from {PICTURED_CLICKS} clicks"
+    rows = {"true masks": large["masks"]}
+    for model, when in (
+        (trainer.new_model(), "before training"),
+        (trainer.model, f"after {trainer.step} steps"),
+    ):
+        logits = trainer.predict(model, seen, PICTURED_CLICKS)[-1]
+        smooth = F.interpolate(logits[:, None], (TILE, TILE), mode="bilinear")[:, 0]
+        rows[f"{clicks}, {when}"] = smooth > 0
+    known = T.image_region(large, (TILE, TILE))  # not padding
+    images = large["images"].permute(0, 2, 3, 1).round().clamp(0, 255).byte()
+    ends = large["mask_offsets"].tolist()
+    strips = []
+    for title, masks in rows.items():
+        tiles = []
+        for number in range(min(PICTURED, len(images))):
+            height, width = int(known[number].any(1).sum()), int(known[number].any(0).sum())
+            masks_of_image = masks[ends[number] : ends[number + 1], :height, :width]
+            tiles.append(painted(images[number, :height, :width].cpu(), masks_of_image.cpu()))
+        strips.append((title, tiles))
+    sheet_of(strips).save(out)
 
 
 # ------------------------------------------------------------------------------------------- main
@@ -558,8 +583,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--distill", help="a feature of the pack to imitate: a teacher's embeddings, (C, h, w)")
     add("--no-augment", dest="augment", action="store_false", help="no flips and crops")
     add("--lr", type=float, default=4e-4, help="learning rate, after a linear warm-up")
+    add("--focal", type=float, default=20.0, help="weight of the focal loss; SAM's is 20")
     add("--warmup", type=int, default=50, help="steps of the warm-up")
+    add("--half-life", type=float, help="steps in which the learning rate halves; default: never")
     add("--seed", type=int, default=0, help="of weights, order, masks, prompts and clicks")
+    add("--validate-every", type=int, help="steps between validations; default: at the end alone")
     add("--save-every", type=int, default=500, help="steps between checkpoints")
     add("--print-every", type=int, default=20, help="steps between lines")
     return parser
@@ -598,10 +626,9 @@ def main(argv: list[str] | None = None) -> int:
     trainer.save()
     cut_off = stopped and not args.seconds  # SIGTERM: time is up
     if not cut_off:
-        scores = trainer.validate()
+        trainer.score()
     if trainer.rank == 0 and not cut_off:
-        print("mean IoU after clicks:", json.dumps({k: round(v, 3) for k, v in scores.items()}))
-        draw_losses(args.output / "log.jsonl", args.output / "losses.svg")
+        draw_losses(args.output)
         draw_predictions(trainer, args.output / "predictions.png")
     if dist.is_initialized():
         del trainer  # and with it DDP, before its group

@@ -1,8 +1,10 @@
 """scripts/train_promptable.py: a few steps of a tiny model, in this process and in others."""
 
+import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +13,7 @@ import threading
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import make_figures
 import numpy as np
 import pytest
 import torch
@@ -24,6 +27,7 @@ from sync_debug import waiting_is_an_error
 
 import sa1bpack
 
+ROOT = Path(__file__).parents[1]
 IDS = range(100, 107)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SMALL = ("--size", "64", "--width", "16", "--masks", "4", "--batch-size", "4", "--min-area", "1")
@@ -84,6 +88,11 @@ def start(*arguments, launcher=()) -> subprocess.Popen:
     )  # fmt: skip
 
 
+def scores(folder: Path) -> list[dict]:
+    """The validations of a run, a line each."""
+    return [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+
+
 def lines(folder: Path) -> list[dict]:
     """The log of a run, a line per step."""
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -129,9 +138,13 @@ def test_a_run_has_losses_scores_and_pictures(undisturbed):
     for line in found:
         assert all(np.isfinite(line[key]) for key in ("loss", "iou", "distill"))
     picture = np.asarray(Image.open(undisturbed / "predictions.png"))
-    assert picture.shape == (4 * 64, 2 * 64, 3) and picture.std() > 0
+    strips = np.split(picture[: 3 * (len(picture) // 3)], 3)  # true, before and after training
+    assert all(strip.std() > 0 for strip in strips)
+    assert not np.array_equal(strips[1], strips[2])
     drawing = ElementTree.parse(undisturbed / "losses.svg").getroot()
-    assert sum(element.tag.endswith("polyline") for element in drawing) == 2
+    texts = [element.text for element in drawing if element.tag.endswith("text")]
+    assert {"loss", "mean IoU", "step", "0", "1", "5"} <= set(texts)  # both panels have axes
+    assert sum(element.tag.endswith("polyline") for element in drawing) == 4
 
 
 def test_resuming_in_mid_epoch_has_bit_for_bit_the_losses_of_an_undisturbed_run(
@@ -174,6 +187,41 @@ def test_a_run_of_one_process_resumes_as_two_ranks_with_the_same_losses(
             assert found[name] == pytest.approx(expected[name], rel=1e-3), name
     for name, tensor in weights(undisturbed).items():
         assert torch.allclose(weights(out)[name], tensor, atol=1e-3), name
+
+
+def test_validation_in_between_changes_nothing_and_is_logged_once_per_step(
+    pack, undisturbed, stopped, tmp_path
+):
+    out = tmp_path / "run"
+    run(pack, out, "--steps", 4, "--validate-every", 2)
+    run(pack, out, "--steps", 5, "--validate-every", 2, "--resume")
+    assert same_as(undisturbed, out)
+    assert [line["step"] for line in scores(out)] == [0, 2, 4, 5]
+    assert scores(out)[-1] == scores(undisturbed)[-1]
+    assert scores(stopped)[-1].keys() == {"step", "iou@1", "iou@3", "iou@5"}
+
+
+def documented() -> dict[int, tuple[float, float, float]]:
+    """The table of the example of training.md: step → loss, mean IoU at 1 and at 3 clicks."""
+    text = (ROOT / "docs/training.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
+    return {int(step): (float(loss), float(one), float(three)) for step, loss, one, three in rows}
+
+
+def test_the_example_of_the_documents_learns_the_photographs_as_they_say(sample_tar, tmp_path):
+    """To its first row after the start."""
+    table = documented()
+    sa1bpack.pack(sample_tar, tmp_path / "packed", workers=1)
+    steps = min(step for step in table if step)
+    with contextlib.chdir(tmp_path):  # its options name the pack, and the run
+        assert main(*make_figures.example(), "--steps", steps) == 0
+    log = lines(tmp_path / "run")
+    for line in scores(tmp_path / "run"):
+        loss, *ious = table[line["step"]]
+        assert [line["iou@1"], line["iou@3"]] == pytest.approx(ious, abs=0.1), line
+        if line["step"]:
+            mean_loss = np.mean([each["loss"] for each in log[line["step"] - 10 : line["step"]]])
+            assert mean_loss == pytest.approx(loss, rel=0.15)
 
 
 def test_results_that_are_read_together_are_those_of_single_steps(pack, undisturbed, tmp_path):

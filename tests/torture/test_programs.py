@@ -1,14 +1,14 @@
-"""Programs that run for long: ways of reading crossed, the fuzzer, the training of the README."""
+"""Programs that run for long: ways of reading crossed, the fuzzer, the documents' training."""
 
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import make_figures
 import pytest
 from targets import TARGETS
 
@@ -16,7 +16,6 @@ import sa1bpack
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-STEPS = 700  # fewer than two cores do in the README's 400 seconds; 0.925 on 2026-11-25
 
 
 def run(*command, **options) -> subprocess.CompletedProcess:
@@ -77,21 +76,19 @@ def test_no_kernel_accesses_memory_outside_its_arrays(torture, tmp_path):
     torture.record("tests of the kernels with bounds checks", passed, "nothing")
 
 
-def test_the_command_of_the_readme_reaches_a_mean_iou_of_0_85_at_three_clicks(
-    torture, sample_tar, tmp_path
-):
-    """From tar to gradient: a model learns the photographs of the sample tar by heart."""
+def test_the_example_of_training_md_learns_as_its_table_says(torture, sample_tar, tmp_path):
+    """From tar to gradient, to the last step; tests/test_train_promptable.py has the first ones."""
     if not torture.full:
-        pytest.skip("six minutes of two cores: `make torture` has it")
+        pytest.skip("a minute or two: `make torture` has it")
     sa1bpack.pack(sample_tar, tmp_path / "packed", workers=1)
-    text = (ROOT / "README.md").read_text()
-    [command] = re.findall(r"^python (scripts/train_promptable\.py .*\\\n.*)$", text, re.M)
-    script, *options = shlex.split(command.replace("\\\n", ""))
-    until = options.index("--seconds")
-    options[until:] = ["--epochs", str(STEPS)]  # a batch is an epoch
-    done = run(ROOT / script, *options, cwd=tmp_path)
+    text = (ROOT / "docs/training.md").read_text()
+    done = run(ROOT / "scripts/train_promptable.py", *make_figures.example(), cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    scores = json.loads(re.search(r"mean IoU after clicks: (.*)", done.stdout)[1])
-    torture.record("three photographs learnt", STEPS, f"IoU {scores['iou@3']} at three clicks")
-    assert scores["iou@3"] >= 0.85
-    assert (tmp_path / "run" / "predictions.png").exists()
+    rows = re.findall(r"^\| (\d+) \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
+    scores = [json.loads(line) for line in (tmp_path / "run/scores.jsonl").read_text().splitlines()]
+    for step, *expected in rows:
+        [score] = [score for score in scores if score["step"] == int(step)]
+        found = [score["iou@1"], score["iou@3"]]
+        assert found == pytest.approx([float(value) for value in expected], abs=0.1), step
+    torture.record("photographs learnt", scores[-1]["step"], f"IoU {scores[-1]['iou@3']:.2f}")
+    assert (tmp_path / "run/predictions.png").exists()
