@@ -50,9 +50,6 @@ MOST_THREADS = 12
 # Past the page cache, threads mostly wait: this many keep a disk busy, however few cores there are.
 DIRECT_THREADS = 4
 
-# Threads that call a pipeline if nobody chose a number: each takes memory for a batch.
-MOST_PIPELINE_THREADS = 4
-
 # Batches that are ready or in progress while one is used.
 PREFETCH = 2
 
@@ -99,10 +96,10 @@ class Loader(BaseLoader):
     the order, but no iteration.
 
     With `pipeline`, batches are what that makes of them. On a CPU, `pipeline_threads` call it ahead
-    of the consumer, several batches at once: in the order of the batches, and as long as results
-    depend on the batch alone, as those of a `transforms.Pipeline` do, with the results of calls in
-    the loop. A state is that after the batch that was taken last. With a device, the consumer calls
-    it, on its current stream.
+    of the consumer: in the order of the batches, and as long as results depend on the batch alone,
+    as those of a `transforms.Pipeline` do, with the results of calls in the loop. A state is that
+    after the batch that was taken last. With a device, the consumer calls it, on its current
+    stream.
 
     Taking a batch raises ReadError, which names the sample, if one cannot be read, unless
     `on_error` is "drop"; LoaderTimeout if the batch takes longer than `timeout`; LoaderError if the
@@ -167,8 +164,8 @@ class Loader(BaseLoader):
             self._pipeline = chosen.pipeline
         elif chosen.pipeline is not None:
             self._called_ahead = chosen.pipeline
-            usual = min(cores(), MOST_PIPELINE_THREADS)
-            self._pipeline_threads = chosen.pipeline_threads or usual
+            # A pipeline uses several cores by itself: more threads were not faster.
+            self._pipeline_threads = chosen.pipeline_threads or 1
         self._pool: BufferPool | None = None
         self._pid = os.getpid()
         self._closed = False

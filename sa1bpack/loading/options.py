@@ -300,11 +300,11 @@ class LoaderOptions(ReadingOptions):
     )
     pipeline_threads: int | None = option(
         None,
-        "threads that call the pipeline on a CPU, several batches at once; each has a batch and "
-        "what is made of it",
+        "threads that call the pipeline on a CPU; several do with several batches at once, share "
+        "the cores for what a pipeline does in threads, and take memory for a batch each",
         low=1,
         high=MAX_THREADS,
-        none="one per core available to this process, at most 4",
+        none="1",
     )
     io: str | None = option(
         None,

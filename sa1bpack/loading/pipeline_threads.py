@@ -13,6 +13,7 @@ from sa1bpack.loading.iteration import LoadedBatch
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.threads import start_thread
+from sa1bpack.transforms.backends import sharing_cores
 
 # How long a thread waits at a time; it is woken when there is something to do.
 _IDLE_SECONDS = 10.0
@@ -98,9 +99,10 @@ class PipelineThreads:
     # ------------------------------------------------------------------------------- in the threads
 
     def _run(self) -> None:
-        while (placed := self._next()) is not None:
-            self._work_at(placed)
-            del placed  # while this thread waits, it holds no buffer
+        with sharing_cores(self._count):
+            while (placed := self._next()) is not None:
+                self._work_at(placed)
+                del placed  # while this thread waits, it holds no buffer
 
     def _next(self) -> _PlacedBatch | None:
         """The next batch of the order, taken; None after the last, or if the epoch has ended."""

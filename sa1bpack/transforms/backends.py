@@ -10,9 +10,10 @@ kernel that cannot be run is replaced by torch operations for the rest of the pr
 """
 
 import os
+import threading
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -120,10 +121,29 @@ def launch(device: torch.device, kernel: str, *arguments: Any) -> Any:
 Job = Callable[[], None]
 
 
+# By thread: how many threads run jobs at the same time, see `sharing_cores`.
+_sharing = threading.local()
+
+
+@contextmanager
+def sharing_cores(threads: int) -> Iterator[None]:
+    """Run jobs in this thread's share of the threads that torch may use.
+
+    Args:
+        threads: number of threads that are in such a block at the same time.
+    """
+    _sharing.threads = threads
+    try:
+        yield
+    finally:
+        _sharing.threads = 1
+
+
 def run_jobs(jobs: Iterable[Job]) -> None:
-    """Run jobs in as many threads as torch may use."""
+    """Run jobs in as many threads as torch may use, or in a share of them."""
     jobs = list(jobs)
-    threads = min(torch.get_num_threads(), len(jobs))
+    share = torch.get_num_threads() // getattr(_sharing, "threads", 1)
+    threads = min(share, len(jobs))
     if threads < 2:
         for job in jobs:
             job()

@@ -1,11 +1,13 @@
 """Compiled kernels on a CPU have the results of the torch operations that a device runs."""
 
+import threading
+
 import pytest
 import torch
 from made_batches import KEYS, LAYOUT, STEPS, Layout, dataset, made_by, noisy_batch, ragged
 
 from sa1bpack.transforms import Pipeline, RandomHorizontalFlip
-from sa1bpack.transforms.backends import run_jobs
+from sa1bpack.transforms.backends import run_jobs, sharing_cores
 
 
 @pytest.mark.parametrize(("masks", "fit"), [("bits", "pad"), ("bool", "squash"), ("runs", "pad")])
@@ -40,6 +42,28 @@ def test_jobs_and_threads_do_not_change_the_result(steps, masks):
     with made_by():
         expected = pipeline(batch, 0)
     assert all(torch.equal(one[key], expected[key]) for key in KEYS)
+
+
+@pytest.mark.usefixtures("threads_restored")
+def test_jobs_of_a_thread_that_shares_the_cores_take_its_share():
+    torch.set_num_threads(4)
+    used = []
+
+    def threads_of(sharing: int) -> set[int]:
+        meeting = threading.Barrier(max(1, 4 // sharing))
+
+        def job() -> None:
+            meeting.wait(60)
+            used.append(threading.get_ident())
+
+        used.clear()
+        with sharing_cores(sharing):
+            run_jobs([job] * 4)
+        return set(used)
+
+    assert len(threads_of(1)) == 4
+    assert len(threads_of(2)) == 2
+    assert threads_of(4) == threads_of(9) == {threading.get_ident()}
 
 
 @pytest.mark.usefixtures("threads_restored")
