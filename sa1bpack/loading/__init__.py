@@ -1,1 +1,1 @@
-"""Loading of batches: Loader, DataLoader, threads, devices."""
+"""Loading of batches: Loader, reader threads, devices."""

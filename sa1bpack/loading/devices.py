@@ -4,9 +4,9 @@
 thread that begins an iteration.
 
 The Loader has one code path for both. Each has two methods: `allocate` makes memory for a buffer,
-`deliver` the batch that the consumer gets. And a CUDA device has three more: `enter_thread`, at the
+`deliver` the batch that the consumer gets. And a CUDA device has four more: `enter_thread`, at the
 beginning of a reader thread; `wait`, until the last copy out of a buffer is done; `stage`, to start
-sending a filled buffer, without waiting for it.
+sending a filled buffer, without waiting for it; and `send`, which does that for one batch.
 """
 
 import atexit

@@ -1,1 +1,1 @@
-"""The form of a batch, and how it is filled: layouts, mask choice, collation, copy kernels."""
+"""The form of a batch, and how it is filled: layouts, mask choice, kernels."""

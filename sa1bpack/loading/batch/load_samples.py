@@ -20,7 +20,8 @@ Pieces that are in memory, or in scratch memory, are copied, converted or unpack
 scratch memory exist in that table alone, which ends with the call. The small arrays, under a
 hundredth of a pack, are always read through the page cache, by their memory maps.
 
-Nothing is checked here: the locator has checked every row, span and size against its array.
+The locator has checked every row, span and size against its array. What it could not use has a span
+of -1, and a file that is not open the error of that; both become errors of their samples.
 """
 
 import time
