@@ -1,7 +1,8 @@
 """Whatever system call of publication fails once, the repeated command makes the undisturbed bytes.
 
-Every command that publishes: a run, parts and `finalize`, tasks of Ray, an upload, a merge, a
-repair, `derive` and `attach`. A few calls in `make test`, many of each with --torture.
+Every command that publishes: a run, parts and `finalize`, tasks of Ray, an upload, a merge, a copy
+of a selection, a repair, `derive` and `attach`. A few calls in `make test`, many of each with
+--torture.
 """
 
 import errno
@@ -58,6 +59,12 @@ class Seam:
         self.derived = folder / "derived"
         shutil.copytree(self.whole, self.derived)
         self.derive(self.derived)
+        self.copied = folder / "copied"
+        self.copy(self.copied)
+
+    def copy(self, root: Path) -> None:
+        ds = sa1bpack.open(self.featured)
+        sa1bpack.copy_selection(ds[[0, 1, 2, len(ds) - 2]], root, progress=False)
 
     def pack(self, root: Path, workers: int = 1) -> None:
         sa1bpack.pack(self.tars, root, workers=workers, progress=False, **OPTIONS)
@@ -216,6 +223,16 @@ def _refused(*_, **__):
     raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
+class CopyOfASelection(Command):
+    """Of shards that are copied whole, in part and not at all, with their rows of a feature."""
+
+    def run(self) -> None:
+        self.seam.copy(self.root)
+
+    def expected(self) -> dict[str, bytes]:
+        return contents(self.seam.copied)
+
+
 class Repair(Command):
     def damage(self) -> None:
         flip(self.root / "shards/sa_000000-000/image/c.0.0.0.0")
@@ -360,6 +377,7 @@ COMMANDS = {
     "tasks of Ray": OnRay,
     "merge": Merge,
     "merge of copies": MergeOfCopies,
+    "copy of a selection": CopyOfASelection,
     "repair": Repair,
     "repair of the manifest": RepairOfTheManifest,
     "repair of a lost shard": RepairOfALostShard,
