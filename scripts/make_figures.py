@@ -35,6 +35,9 @@ SHEET_TITLES = (
 IN_SHEET = (5, 6)  # image ids
 CROPS = {5: 7, 6: 7, 2: 4}  # image id → epoch whose crop is shown
 SHARES = (0.003, 0.3)  # of a crop that a mask with a prompt covers, at least and at most
+# Of the pictures of docs/pictures.md: masks of an image, and those of them that are valid.
+SHOWN_MASKS = 40
+SHOWN_PROMPTS = 16
 AS_STORED = {"mean": (0, 0, 0), "std": (1, 1, 1)}  # colours of a pipeline without normalisation
 BEGIN, END = "<!-- measured: make_figures.py -->\n", "<!-- end -->\n"
 
@@ -130,6 +133,7 @@ def draw_pictures(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         sa1bpack.pack(tar, "packed", workers=1, image_size=STORED, progress=False)
         ds = sa1bpack.open("packed", mask_format="runs")
+        draw_shown(ds, folder)
         draw_sheet(ds, folder / "sheet.jpg")
         crops = [crop_with_prompts(ds, image_id, epoch) for image_id, epoch in CROPS.items()]
         tiles = [crop.resize((HIGH, HIGH)) for crop in crops]
@@ -239,6 +243,53 @@ def crop_with_prompts(ds, image_id: int, epoch: int):
         x, y = batch["prompt_points"][0, mask, 0].tolist()
         draw.ellipse((x - 18, y - 18, x + 18, y + 18), fill="white", outline="black", width=6)
     return picture
+
+
+def draw_shown(ds, folder: Path) -> None:
+    """Write show_large.jpg and show_batch.jpg, what `sa1bpack.show` draws, for docs/pictures.md."""
+    import sa1bpack
+
+    transforms = sa1bpack.transforms
+    steps = [transforms.RandomHorizontalFlip(), transforms.RandomResizedCrop(scale=(0.3, 0.6))]
+    pipeline = transforms.Pipeline(ds, steps, mask_size=STORED // 2, max_valid=SHOWN_PROMPTS)
+    prompts = transforms.Prompts({"point": 0.5, "box": 0.3, "mask": 0.2}, where="interior")
+    with sa1bpack.Loader(ds, batch_size=len(ds), max_masks=SHOWN_MASKS) as loader:
+        batch = prompts(pipeline(next(iter(loader))))
+    batch["prompt_points"], batch["prompt_labels"] = with_clicks(batch)
+    save_jpeg(sa1bpack.show(batch), folder / "show_batch.jpg")
+    sample = ds[ds.index_of(2)]  # whose picture does not name the folder of the pack
+    large = sa1bpack.show(sample, large=True, max_masks=SHOWN_MASKS)
+    save_jpeg(large, folder / "show_large.jpg")
+
+
+def with_clicks(batch) -> tuple:
+    """Points of the prompts, and for each mask with a point a click outside of it, as a model's
+    mistake would have it: here, that it takes the box of the mask for the mask."""
+    import torch
+
+    import sa1bpack
+
+    masks = batch["masks"]
+    height, width = masks.shape[-2:]
+    boxes = batch["boxes_xyxy"] * (height / batch["images"].shape[-1])
+    x = torch.arange(width) + 0.5
+    y = (torch.arange(height) + 0.5)[:, None]
+    x0, y0, x1, y1 = boxes[..., None, None].unbind(2)
+    taken_for = (x > x0) & (x < x1) & (y > y0) & (y < y1)
+    clicks, labels = sa1bpack.transforms.correction_clicks(
+        taken_for,
+        masks,
+        batch["annotation_ids"],
+        where="interior",
+        seed=0,
+        epoch=0,
+        size=tuple(batch["images"].shape[-2:]),
+    )
+    labels = torch.where(batch["prompt_kinds"][..., None] == 0, labels, -1)
+    return (
+        torch.cat([batch["prompt_points"], clicks], 2),
+        torch.cat([batch["prompt_labels"], labels], 2),
+    )
 
 
 def in_a_row(tiles: list):

@@ -82,17 +82,25 @@ def large_picture(subject: Subject, title: str, look: Look) -> Image.Image:
     if is_narrow:
         left += small_width + _BETWEEN
         top = _TOP
-    return _composed(subject, title, placed, table, (left, top))
+    header = str(subject.sample["file_name"]), title, _facts(subject, look)
+    return _composed(header, placed, table, (left, top))
 
 
 def _composed(
-    subject: Subject,
-    title: str,
+    header: tuple[str, str, str],
     placed: list[tuple[Image.Image, int, int]],
     table: "_Table",
     corner: tuple[int, int],
 ) -> Image.Image:
-    """The pictures at their left and top, with the table from `corner` on, and below them."""
+    """The pictures at their left and top, with the table from `corner` on, and below them.
+
+    Args:
+        header: name of the sample, what it is one of, and the line below.
+        placed: the pictures.
+        table: of the masks.
+        corner: left and top of the first part of the table.
+    """
+    name, title, facts = header
     left, top = corner
     bottom = max(image_top + image.height for image, _, image_top in placed)
     rows = max(0, (bottom - top) // _ROW - 1)
@@ -108,8 +116,8 @@ def _composed(
         height = max(height, top + _ROW + MARGIN)
     sheet = Image.new("RGB", (WIDTH, height), PAPER)
     draw = ImageDraw.Draw(sheet)
-    write_header(draw, WIDTH, str(subject.sample["file_name"]), title)
-    draw.text((MARGIN, 54), plain_text(_facts(subject)), font=font(15), fill=FAINT)
+    write_header(draw, WIDTH, name, title)
+    draw.text((MARGIN, 54), plain_text(facts), font=font(15), fill=FAINT)
     for image, image_left, image_top in placed:
         sheet.paste(image, (image_left, image_top))
     if not table.rows:
@@ -122,7 +130,7 @@ def _composed(
     return sheet
 
 
-def _facts(subject: Subject) -> str:
+def _facts(subject: Subject, look: Look) -> str:
     """The line below the name of the sample."""
     sample = subject.sample
     facts = [f"id {sample['image_id']}"]
@@ -134,10 +142,10 @@ def _facts(subject: Subject) -> str:
     if not subject.masks:
         facts.append("no masks")
     elif subject.exact is not None:
-        facts.append(f"{mask_text(subject)} drawn from exact runs")
+        facts.append(f"{mask_text(subject, look)} drawn from exact runs")
     else:
         cells = sample["masks"].shape[1]
-        facts.append(f"{mask_text(subject)} drawn from bits, {cells} cells high: no runs")
+        facts.append(f"{mask_text(subject, look)} drawn from bits, {cells} cells high: no runs")
     return ", ".join(facts)
 
 

@@ -90,7 +90,7 @@ def contact_sheet(
             left = MARGIN + (number - first) * (width + _GAP)
             # At the bottom of the row, next to its caption.
             sheet.paste(tiles[number], (left, top + height - tiles[number].height))
-            _write_caption(draw, subjects[number], left, top + height + 8, width)
+            _write_caption(draw, subjects[number], left, top + height + 8, width, look)
         top += height + _CAPTION + _GAP
     return sheet
 
@@ -141,7 +141,12 @@ def write_header(draw: ImageDraw.ImageDraw, width: int, title: str, note: str) -
 
 
 def _write_caption(
-    draw: ImageDraw.ImageDraw, subject: Subject | Unreadable, left: int, top: int, width: int
+    draw: ImageDraw.ImageDraw,
+    subject: Subject | Unreadable,
+    left: int,
+    top: int,
+    width: int,
+    look: Look,
 ) -> None:
     letters = font(14)
     if isinstance(subject, Unreadable):
@@ -149,7 +154,9 @@ def _write_caption(
         facts = f"id {subject.image_id}, cannot be read"
     else:
         name = plain_text(subject.sample["file_name"])
-        facts = f"id {subject.sample['image_id']}, {shape_text(subject)}, {mask_text(subject)}"
+        facts = (
+            f"id {subject.sample['image_id']}, {shape_text(subject)}, {mask_text(subject, look)}"
+        )
     draw.text((left, top), shortened(name, font(16), width), font=font(16), fill=INK)
     draw.text((left, top + 21), shortened(facts, letters, width), font=letters, fill=FAINT)
 
@@ -164,8 +171,10 @@ def shape_text(subject: Subject) -> str:
     return f"{source_width}x{source_height} at {stored}"
 
 
-def mask_text(subject: Subject) -> str:
-    """The number of masks, and of how many if some were dropped."""
+def mask_text(subject: Subject, look: Look | None = None) -> str:
+    """The number of masks, and of how many if some were dropped, or are not drawn."""
+    if look is not None and look.max_masks is not None and look.max_masks < subject.masks:
+        return f"{look.max_masks:,} largest of {counted(subject.masks, 'mask')}"
     if subject.annotation_count != subject.masks:
         return f"{subject.masks:,} of {counted(subject.annotation_count, 'mask')}"
     return counted(subject.masks, "mask") if subject.masks else "no masks"

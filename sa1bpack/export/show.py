@@ -205,7 +205,9 @@ def draw_samples(
     [subject] = subjects
     if isinstance(subject, Unreadable):
         raise subject.error
-    return Shown(name, large_picture(subject, f"{name}, {note}", choice.look), ())
+    return Shown(
+        name, large_picture(subject, ", ".join(filter(None, [name, note])), choice.look), ()
+    )
 
 
 def _checked_predictions(pack: Any, predictions: Any, threshold: float) -> Predictions | None:
@@ -273,7 +275,7 @@ def _of_mapping(value: Mapping[str, Any], choice: _Choice) -> _Drawn:
         if (choice.samples, choice.image_ids, choice.rows) != (None, None, None):
             raise OptionError("samples, image_ids and rows choose from several: this is a sample")
         subject = subject_of_sample(value, choice.look.feature)
-        return "sample", "1 sample", [subject]
+        return "sample", "", [subject]
     return _of_batch(value, choice)
 
 
