@@ -134,6 +134,21 @@ def test_an_optional_number_that_the_pack_does_not_store_is_an_unknown_key(tmp_p
     assert with_line == without
 
 
+def test_packs_with_and_without_the_number_are_not_one_dataset(tmp_path):
+    carried(tmp_path, [[1, 2, 3], [4, 5, 6]], optional=True, stored=True)
+    sa1bpack.pack(tmp_path / "sa_000000.tar", tmp_path / "plain", workers=1, **SMALL)
+    program = LINE.format(optional=True, stored=False) + """
+import sys, sa1bpack
+for packs in (sys.argv[1:], sys.argv[:0:-1]):
+    try:
+        sa1bpack.open(packs, duplicates="first")
+    except sa1bpack.OptionError as error:
+        print(error)
+"""
+    said = python("-c", program, tmp_path / "pack", tmp_path / "plain").splitlines()
+    assert len(said) == 2 and all("numbers is" in line for line in said), said
+
+
 def test_a_release_without_the_number_refuses_the_pack(tmp_path):
     carried(tmp_path, [[1, 2, 3], [4, 5, 6]], optional=True, stored=True)
     with pytest.raises(sa1bpack.FormatError, match=r"numbers has 'made_up'.*newer sa1bpack"):

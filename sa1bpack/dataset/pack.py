@@ -600,9 +600,10 @@ def check_same_layout(folders: Sequence[PackFolder]) -> None:
         layout = folder.layout.to_json() | {"mask_sampling": pack_sampling(folder.manifest)}
         first = first or layout
         differ = [
-            f"{name} is {brief(value)} in {folders[0].root}, {brief(layout[name])} in {folder.root}"
-            for name, value in first.items()
-            if value != layout[name]
+            f"{name} is {brief(first.get(name))} in {folders[0].root}, "
+            f"{brief(layout.get(name))} in {folder.root}"
+            for name in first | layout
+            if first.get(name) != layout.get(name)
         ]
         if differ:
             raise OptionError(

@@ -74,7 +74,7 @@ def most_dropped(share: float, samples: int) -> int:
 
 
 class Producer(Protocol):
-    """What makes the batches of an epoch: `ReaderThreads`, `PipelineThreads`, or torch's DataLoader."""
+    """What makes the batches of an epoch: reader or pipeline threads, or torch's DataLoader."""
 
     def belong_to(self, iteration: object) -> None:
         """Note the iteration that uses this, and ends it when it goes."""

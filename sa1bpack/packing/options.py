@@ -250,7 +250,8 @@ def options_text(options: PackOptions) -> str:
         if name == "samples_per_shard":
             default = _default_shard_size(options.fit)
         if value != default:
-            words.append(f"--{name.replace('_', '-')} {value}")
+            flag = f"--{name.replace('_', '-')}"
+            words.append(flag if value is True else f"{flag} {value}")
     return " ".join(words)
 
 
@@ -324,10 +325,16 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str
     """(name, value in the first, in the second), in words, of recorded options that differ."""
     differing = []
     for name in sorted(first.keys() | second.keys()):
-        if first.get(name) != second.get(name):
+        if _or_default(name, first) != _or_default(name, second):
             shown_name = brief(_OPTION_OF.get(name, name))[1:-1]
             differing.append((shown_name, _worded(name, first), _worded(name, second)))
     return differing
+
+
+def _or_default(name: str, options: dict[str, Any]) -> Any:
+    """The recorded value; where none is recorded, that of a pack made without the option."""
+    declared = PackOptions.__dataclass_fields__.get(_OPTION_OF.get(name, name))
+    return options.get(name, declared.default if declared else None)
 
 
 def _worded(name: str, options: dict[str, Any]) -> str:
