@@ -245,8 +245,8 @@ def explore(
       ssh -tL 8711:localhost:8711 MACHINE sa1bpack explore /data/packed --port 8711
 
     Nobody is let in without the token in the address: other users of this machine
-    are not, either. With --host 0.0.0.0, whoever has the address can look from
-    other machines; HTTP is not encrypted, the tunnel above is.
+    are not, either. With --host 0.0.0.0, those who have the address can look
+    from other machines; HTTP is not encrypted, the tunnel above is.
 
     A filter looks through all shards of the pack, once, and the page shows what is
     found so far. Histograms are those of some 20,000 images in at most 64 shards,

@@ -1,4 +1,4 @@
-"""What the page is told about a dataset: records for JSON, and pictures as JPEG.
+"""What the page learns about a dataset: records for JSON, and pictures as JPEG.
 
 Whole numbers of 64 bits are texts: the numbers of a browser have 53 bits. Whatever is shown of a
 sample was compared with its checksums.

@@ -17,7 +17,7 @@ _LONGER_SIDE = 320  # of the picture of a map, in pixels
 
 
 def feature_record(spec: SideSpec, value: np.ndarray) -> dict[str, Any]:
-    """What the page is told of a feature of one sample.
+    """What the page learns of a feature of one sample.
 
     Args:
         spec: of the feature.

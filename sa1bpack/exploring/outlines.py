@@ -35,7 +35,7 @@ def outlines_of_runs(
     inside = (ordinal % 2 == 1) & (run_ends > begins)
     first = begins[inside]
     last = run_ends[inside].astype(np.int64) - 1
-    # A run that goes on in the next column is one piece in each.
+    # A run that continues in the next column is one piece in each.
     first_column = first // height
     last_column = last // height
     pieces = last_column - first_column + 1

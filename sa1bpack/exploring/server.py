@@ -78,7 +78,7 @@ class PageServer(socketserver.TCPServer):
     """The server of one page.
 
     Attributes:
-        answers: what the page is told.
+        answers: what the page learns.
         access: who is let in.
         folder: where selections are saved.
         saving: held while one is.

@@ -2,7 +2,7 @@
 
 To know which of 11 million images have a mask of some area, all shards are read, which takes
 seconds to minutes. So a view can be used while it grows, and is kept for the next question. When a
-page goes on to another filter, as it does with every step of a slider, the view that it leaves
+page changes to another filter, as it does with every step of a slider, the view that it leaves
 ends, unless another page looks at it.
 """
 
@@ -135,7 +135,7 @@ class Views:
 
         Args:
             chosen: the filter.
-            page: name of the page that goes on to it from another filter; "": none does.
+            page: name of the page that changes to it from another filter; "": none does.
 
         Raises:
             ThreadRefused: the system refuses a thread.

@@ -250,8 +250,8 @@ class BucketPublisher(FolderPublisher):
 def _recorded_options(bucket: Bucket, keys: Iterable[str]) -> dict[str, Any] | None:
     """The options that a pack in a bucket has recorded; None if no part of one is there.
 
-    They are in its manifest, which is uploaded last, and in every shard. A damaged file is left to
-    whoever reads all of it.
+    They are in its manifest, which is uploaded last, and in every shard. A damaged file is found
+    where all of it is read.
     """
     paths = set(keys)
     with suppress(msgspec.DecodeError, KeyError, TypeError):
