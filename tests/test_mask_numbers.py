@@ -137,7 +137,9 @@ def test_an_optional_number_that_the_pack_does_not_store_is_an_unknown_key(tmp_p
 def test_packs_with_and_without_the_number_are_not_one_dataset(tmp_path):
     carried(tmp_path, [[1, 2, 3], [4, 5, 6]], optional=True, stored=True)
     sa1bpack.pack(tmp_path / "sa_000000.tar", tmp_path / "plain", workers=1, **SMALL)
-    program = LINE.format(optional=True, stored=False) + """
+    program = (
+        LINE.format(optional=True, stored=False)
+        + """
 import sys, sa1bpack
 for packs in (sys.argv[1:], sys.argv[:0:-1]):
     try:
@@ -145,6 +147,7 @@ for packs in (sys.argv[1:], sys.argv[:0:-1]):
     except sa1bpack.OptionError as error:
         print(error)
 """
+    )
     said = python("-c", program, tmp_path / "pack", tmp_path / "plain").splitlines()
     assert len(said) == 2 and all("numbers is" in line for line in said), said
 
