@@ -98,15 +98,15 @@ def summary(panels: list[dict]) -> str:
     share, peer_share, peer, peers = against_peers(loading)
     speed, peer_speed, cold_peer, cold_peers = against_peers(cold)
     text = (
-        f"Preparing an image with 100 masks takes {guide} ms of processor time the way that "
-        "guides to SA-1B describe (PIL and pycocotools), "
-        f"and {fastest} ms the fastest way we know without a pack "
-        "(PIL's draft mode and rlemasklib), in every epoch. "
-        f"sa1bpack takes **{pack} ms once**, and **{read} ms** in every epoch. "
-        f"From memory, a Loader reads samples at **{share} of the speed** of copying their bytes "
-        f"(the best of {peers} other ways: {peer_share}, {peer}). "
+        f"Without a pack, an image with 100 masks costs {guide} ms of processor time in every "
+        "epoch if it is prepared the way guides to SA-1B describe (PIL and pycocotools), or "
+        f"{fastest} ms if it is prepared the fastest way we know "
+        "(PIL's draft mode and rlemasklib). "
+        f"With sa1bpack, it costs **{pack} ms once**, then **{read} ms** in every epoch. "
+        f"From memory, a Loader reads samples at **{share} times the speed** of copying their "
+        f"bytes (the best of {peers} other ways reaches {peer_share}: {peer}). "
         f"From disk, it reads **{speed} samples per second** "
-        f"(the best of {cold_peers} other libraries: {peer_speed}, {cold_peer})."
+        f"(the best of {cold_peers} other libraries reads {peer_speed}: {cold_peer})."
     )
     return textwrap.fill(text, 124, break_on_hyphens=False) + "\n"
 
