@@ -27,14 +27,19 @@ def test_a_sound_pack_is_read_whole_in_every_way(hostile, name):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
-@pytest.mark.parametrize("name, side", [*zip(LAYOUTS, ("start", "end", "start"), strict=True)])
-def test_nothing_outside_an_array_is_read(tmp_path, name, side):
+@pytest.mark.parametrize(
+    ("name", "side", "first"), [("pad", "start", 0), ("native", "end", 1), ("squash", "start", 2)]
+)
+def test_nothing_outside_an_array_is_read(tmp_path, request, name, side, first):
     """In a process that a read past that side of any array would end.
 
-    The tests of loading take the other sides.
+    Each layout has every third of its arrays random, and with --torture all of them. The tests of
+    loading take the other sides.
     """
     program = HELPERS / "hostile_reading.py"
-    assert python("-W", "error", program, tmp_path, name, side).startswith("alive")
+    chosen = (0, 1) if request.config.getoption("torture") else (first, 3)
+    printed = python("-W", "error", program, tmp_path, name, side, *chosen)
+    assert printed.startswith("alive")
 
 
 def test_a_read_outside_of_a_guarded_array_ends_the_process(tmp_path):

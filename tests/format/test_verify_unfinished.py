@@ -146,16 +146,21 @@ def stage(tmp_path_factory) -> Stage:
 
 @pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
 @pytest.mark.parametrize("scenario", ["added", "withdrawn"])
-def test_a_kill_is_no_damage(stage, tmp_path, scenario, call):
-    """Of a run that adds to a complete pack, and of one that takes back what it has added."""
-    case, whole = Case(stage, tmp_path / "case", scenario), len(sa1bpack.open(stage.begun))
-    total = case.calls(calls=(call,))
-    for at in range(0, total, 1 if call == "rename" else 4):
+def test_a_kill_is_no_damage(stage, tmp_path, request, scenario, call):
+    """Of a run that adds to a complete pack, and of one that takes back what it has added. With
+    --torture, at every call."""
+    case = Case(stage, tmp_path / "case", scenario)
+    whole = len(sa1bpack.open(stage.begun))
+    call_count = case.calls(calls=(call,))
+    step = 2 if call == "rename" else 8
+    if request.config.getoption("torture"):
+        step = 1
+    for number in range(0, call_count, step):
         case.begin()
-        code, said = case.run(case.plan("kill", at=at, calls=(call,)).apply)
+        code, said = case.run(case.plan("kill", at=number, calls=(call,)).apply)
         assert code == (-signal.SIGKILL if case.hits() else case.code), said
         report = check(case.root, quick=True)
-        assert report.ok, (at, report.problems)
+        assert report.ok, (number, report.problems)
         assert len(sa1bpack.open(case.root)) >= whole
         assert report.complete == manifest_of(case.root)["complete"]
 

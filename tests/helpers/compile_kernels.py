@@ -7,7 +7,8 @@ CPU, and each kernel is compiled for the types of its arguments, for several gen
 the compiler and the assembler that Triton brings. A launcher compiles for what it knows of the
 arguments as well, so there are variants: "aligned", whose addresses and numbers are multiples of
 16, as those of torch's tensors are; and, for the last of three generations or more, once per kernel
-"any", of which nothing is known, and "ones", whose numbers are 1.
+"any", of which nothing is known, and "ones", whose numbers are 1. For fewer generations, a kernel
+is compiled for the first types of its arguments alone.
 
 Prints a JSON object per kernel, variant and generation: its name, the bytes of its code, how many
 instructions multiply and add at once, how many bytes each of its stores to memory writes, registers
@@ -136,6 +137,9 @@ def main(generations: list[int]) -> None:
     """Compile all; an error ends the program."""
     seen = set()
     for name, (kernel, signature, constants, options) in sorted(recorded_launches().items()):
+        compiled_names = {kernel_name for kernel_name, _ in seen}
+        if len(generations) < 3 and kernel.__name__ in compiled_names:
+            continue
         found = variants(kernel, signature, constants)
         chosen = [("aligned", generation) for generation in generations]
         chosen += [

@@ -67,21 +67,23 @@ def check_like_pil(data: bytes) -> bool:
     return expected is not None
 
 
-def test_every_combination_of_three_components_is_what_pil_makes_of_it():
-    """Sequential and progressive; what libjpeg refuses (fractions, such as 3 to 2) is refused."""
+def test_every_combination_of_three_components_is_what_pil_makes_of_it(in_full):
+    """Sequential and progressive; what libjpeg refuses (fractions, such as 3 to 2) is refused.
+    Without --torture, every third combination."""
+    numbered = list(enumerate(in_one_scan(3)))
     read = 0
-    for number, factors in enumerate(in_one_scan(3)):
+    for number, factors in numbered if in_full else numbered[::3]:
         data = sampled_jpeg(
             factors,
             H,
             W,
-            colours="rgb" if number % 3 == 0 else "ycc",
+            colours="rgb" if number % 5 == 0 else "ycc",
             progressive=number % 2 == 1,
             restart_interval=number % 4,
             seed=number,
         )
         read += check_like_pil(data)
-    assert read == 311
+    assert read == 311 if in_full else read > 90
 
 
 def test_every_combination_of_one_component_is_what_pil_makes_of_it():

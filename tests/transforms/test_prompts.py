@@ -59,7 +59,7 @@ def test_the_stored_point_is_taken_where_the_mask_still_has_it(ds):
 def test_kinds_have_their_probabilities_and_each_mask_one_prompt(ds):
     prompts = T.Prompts({"point": 1, "box": 2, "mask": 1})
     made, kinds = batch_of(ds), []
-    for draw in range(30):
+    for draw in range(12):
         batch = prompts(made, draw)
         kind, valid = batch["prompt_kinds"], batch["valid"]
         assert torch.equal(kind >= 0, valid)
@@ -161,15 +161,13 @@ def test_the_interior_click_is_the_one_of_a_distance_transform(everywhere, shape
     assert labels.flatten().tolist() == [label for _, label in expected]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_every_maker_finds_the_same_farthest_cell(everywhere, seed):
-    """Of masks of any size, full, empty, with holes and at the border; of several the first one."""
-    draw = np.random.default_rng(seed)
-    height, width = (int(draw.choice([1, 2, 7, 8, 9, 33, 65, 130])) for _ in range(2))
-    share = draw.choice([0.0, 0.5, 0.9, 0.99, 1.0], size=(4, 1, 1))
-    masks = draw.random((4, height, width)) < share
+@pytest.mark.parametrize(("height", "width"), [(1, 130), (34, 2), (17, 9), (7, 8)])
+def test_every_maker_finds_the_same_farthest_cell(everywhere, height, width):
+    """Of masks that are full, empty, with holes and at the border; of several the first one."""
+    share = np.array([0.0, 0.5, 0.9, 0.99, 1.0])[:, None, None]
+    masks = np.random.default_rng(height).random((5, height, width)) < share
     truth = torch.from_numpy(masks).to(everywhere)
-    ids = torch.arange(4, device=everywhere)
+    ids = torch.arange(5, device=everywhere)
     points, labels = correction_clicks(torch.zeros_like(truth), truth, ids, where="interior", **KEY)
     expected = [expected_interior(np.zeros_like(mask), mask) for mask in masks]
     assert points.cpu()[:, 0].tolist() == [point for point, _ in expected]

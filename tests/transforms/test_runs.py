@@ -18,9 +18,9 @@ SAMPLINGS = ("area", "center")
 
 
 BATCHES = st.tuples(
-    st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 30), st.integers(1, 30)
+    st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 20), st.integers(1, 20)
 )
-any_device = settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_device = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
