@@ -1,15 +1,14 @@
 """Samples, subsets and metadata of a dataset, against what was packed."""
 
-import copy
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from dict_ways import WAYS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_packs import write_pack
-from torch.utils._pytree import tree_map
 
 from sa1bpack import FormatError, OptionError
 from sa1bpack import open as open_pack
@@ -274,50 +273,17 @@ def test_stored_arrays_cannot_be_written_to(ds):
                 stored[...] = 0
 
 
-# Ways to take an array out of a dict.
-TAKEN = {
-    "index": lambda sample, key: sample[key],
-    "get": lambda sample, key: sample.get(key),
-    "items": lambda sample, key: dict(sample.items())[key],
-    "values": lambda sample, key: list(sample.values())[list(sample).index(key)],
-    "dict": lambda sample, key: dict(sample)[key],
-    "stars": lambda sample, key: {**sample}[key],
-    "keywords": lambda sample, key: (lambda **arrays: arrays[key])(**sample),
-    "or": lambda sample, key: (sample | {"more": 1})[key],
-    "dict or": lambda sample, key: ({"more": 1} | sample)[key],
-    "update": lambda sample, key: _updated(sample)[key],
-    "pop": lambda sample, key: sample.pop(key),
-    "popitem": lambda sample, key: dict(sample.popitem() for _ in range(len(sample)))[key],
-    "setdefault": lambda sample, key: sample.setdefault(key, None),
-    "copy": lambda sample, key: sample.copy()[key],
-    "copy.copy": lambda sample, key: copy.copy(sample)[key],
-    "copy.deepcopy": lambda sample, key: copy.deepcopy(sample)[key],
-    "pickle": lambda sample, key: pickle.loads(pickle.dumps(sample))[key],
-    "match": lambda sample, key: _matched(sample)[key],
-    "torch": lambda sample, key: tree_map(lambda value: value, sample)[key],
-}
-
-
-def _updated(sample):
-    merged = {}
-    merged.update(sample)
-    return merged
-
-
-def _matched(sample):
-    match sample:
-        case {"image_id": _, **others}:
-            return others
-
-
-@pytest.mark.parametrize("way", TAKEN)
+@pytest.mark.parametrize("way", [*WAYS, "pickle"])
 @pytest.mark.parametrize("options", [{}, {"verify_checksums": True}, {"mask_format": "runs"}])
 def test_an_array_that_is_taken_out_is_the_callers_own(packed, way, options):
     """What torch writes into it changes neither the file nor what comes next."""
     ds = open_pack(packed.root, **options)
     for key, value in ds[4].stored().items():
         if isinstance(value, np.ndarray):
-            array = TAKEN[way](ds[4], key)
+            if way == "pickle":
+                array = pickle.loads(pickle.dumps(ds[4]))[key]
+            else:
+                array = WAYS[way](ds[4], key)
             expected = value.copy()
             np.testing.assert_array_equal(array, expected)
             torch.from_numpy(array)[...] = 0

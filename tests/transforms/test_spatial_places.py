@@ -35,12 +35,17 @@ def slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.stack([100 + 80 * x - 40 * y, 50 + 120 * y])
 
 
+def centers(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """x and y of the centres of the cells of a grid, as fractions of its sides: (h, w) each."""
+    return np.meshgrid((np.arange(width) + 0.5) / width, (np.arange(height) + 0.5) / height)
+
+
 def places_of_cells(
     spec: Rows, sources: list[tuple[int, int]], layout: Layout
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each image, the places of the centres of the cells, as fractions of its sides."""
     _, height, width = spec.row_shape
-    x, y = np.meshgrid((np.arange(width) + 0.5) / width, (np.arange(height) + 0.5) / height)
+    x, y = centers(height, width)
     places = []
     for source in sources:
         stored_height, stored_width = stored_size(*source, layout)
@@ -61,7 +66,7 @@ def batch_of(sources: list[tuple[int, int]], layout: Layout) -> dict:
     sizes = []
     for image, source in zip(images, sources, strict=True):
         height, width = stored_size(*source, layout)
-        x, y = np.meshgrid((np.arange(width) + 0.5) / width, (np.arange(height) + 0.5) / height)
+        x, y = centers(height, width)
         image[:height, :width, :2] = np.rint(slope(x, y)).transpose(1, 2, 0)
         sizes.append([*source, height, width])
     return {
@@ -111,12 +116,9 @@ def places_of_result(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where the centres of a grid over the canvas come from, as fractions of the photograph."""
     canvas = made["images"].shape[2:]
-    x, y = np.meshgrid(
-        (np.arange(grid[1]) + 0.5) * canvas[1] / grid[1],
-        (np.arange(grid[0]) + 0.5) * canvas[0] / grid[0],
-    )
-    at = made["input_to_source"][sample].numpy() @ np.stack([x.ravel(), y.ravel(), x.ravel() ** 0])
-    x, y = at.reshape(2, *grid)
+    x, y = centers(*grid)
+    on_canvas = np.stack([x * canvas[1], y * canvas[0], np.ones(grid)])
+    x, y = np.einsum("ac,cij->aij", made["input_to_source"][sample].numpy(), on_canvas)
     return x / source[1], y / source[0]
 
 
