@@ -148,6 +148,9 @@ class Check:
             shard = root / "shards" / name
             self.folder(shard, self.tried(checksums, shard / CHECKSUMS))
         for side in entries(root / "side"):
+            if not side.is_dir():
+                self.problem(f"{side}: not a folder of a feature; remove it")
+                continue
             inside = {path.name for path in entries(side) if path.is_dir()}
             self.folder(side, self.tried(checksums, side / CHECKSUMS), inside)
             for name in sorted(inside):

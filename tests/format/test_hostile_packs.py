@@ -11,6 +11,7 @@ from edited_packs import edit
 from format_files import SUMS, manifest_of
 from small_tars import SMALL, members, write_tar
 from system import peak_growth
+from verify_script import script_finds
 
 import sa1bpack
 from sa1bpack import FormatError, ReadError, verify
@@ -54,7 +55,11 @@ def test_a_pipe_in_place_of_rows_is_not_waited_for(pack):
     path = pack / SHARD / "area" / "c.0"
     path.unlink()
     os.mkfifo(path)
-    assert f"{path}: a folder, a pipe or a device" in str(verify(pack).problems)
+    said = f"{path}: a folder, a pipe or a device"
+    assert said in str(verify(pack).problems)
+    code, printed = script_finds(pack)
+    assert code == 1
+    assert said in printed
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -122,15 +122,14 @@ def test_runs_without_a_layout_of_runs_are_named(tmp_path):
     check_named(tmp_path, "runs is 4, but the layout stores no runs")
 
 
-def test_samples_are_read_only_views_of_maps_that_keep_no_file_open(pack):
-    ds, before = open_pack(pack), len(open_files())
+def test_samples_are_views_of_maps_that_keep_no_file_open(pack):
+    ds = open_pack(pack)
+    before = len(open_files())
     samples = [ds[row] for row in range(len(ds))]
     assert len(open_files()) == before
     image = samples[0].stored()["image"]
     assert not image.flags.owndata
     assert ds[0].stored()["image"].ctypes.data == image.ctypes.data
-    with pytest.raises(ValueError, match="read-only"):
-        image[0, 0, 0] = 1
 
 
 def test_views_outlive_the_dataset_and_the_files(pack, folder):

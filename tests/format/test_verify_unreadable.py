@@ -1,6 +1,5 @@
 """What is missing or unreadable is reported once, and the rest is checked all the same."""
 
-import os
 import shutil
 
 import pytest
@@ -91,11 +90,3 @@ def test_an_unreadable_manifest_is_not_called_damaged(pack):
         code, text = script_finds(pack)
     path = pack / "manifest.json"
     assert (code, text) == (4, f"{path}: cannot be read: Permission denied\n")
-
-
-def test_the_script_does_not_wait_for_a_pipe_in_place_of_a_file(pack):
-    path = pack / "shards" / SHARD / "bbox" / "c.0.0"
-    path.unlink()
-    os.mkfifo(path)
-    code, text = script_finds(pack)
-    assert code == 1 and f"{path}: a folder, a pipe or a device, but must be a file" in text
