@@ -7,6 +7,7 @@ import pytest
 STAND_IN = Path(__file__).parents[1] / "helpers/stand_ins/edgesam"
 
 
+@pytest.mark.usefixtures("complete_runs")
 def test_what_edgesam_gives_is_what_a_pack_does(figures_of, tmp_path, sample_tar):
     options = ["--images", 1, "--prompts", 4, "--rounds", 1]
     found, out = figures_of("real_clients", tmp_path, STAND_IN, sample_tar, *options)

@@ -93,23 +93,25 @@ def test_a_run_that_packs_no_image_names_rejects_only_if_there_are_any(command, 
 
 
 @pytest.mark.parametrize(
-    ("flags", "word"),
+    ("flag", "said"),
     [
-        (["--fit", "stretch"], "--fit"),
-        (["--max-masks", "few"], "'few' is not a whole number, nor 'all'"),
-        (["--workers", "0"], ": --workers is 0"), (["--mask-select", "best"], "--mask-select"),
-        (["--mask-size", "20"], ": --mask-size is 20: choose a multiple of 8"),
-        (["--image-size", "1"], ": --image-size is 1: choose a whole number from 16 to 8192"),
-        (["--max-rejects", "-1"], ": --max-rejects is -1"),
-        (["--max-area-frac", "2"], ": --max-area-frac is 2.0: choose a number from 0 to 1"),
-        (["--min-stability", "80"], ": --min-stability is 80.0: choose a number of at most 1"),
-        (["--min-iou", "nan"], ": --min-iou is nan: choose a number of at most 2"),
+        ("--fit=stretch", "--fit"),
+        ("--max-masks=few", "'few' is not a whole number, nor 'all'"),
+        ("--workers=0", ": --workers is 0"),
+        ("--mask-select=best", "--mask-select"),
+        ("--mask-size=20", ": --mask-size is 20: choose a multiple of 8"),
+        ("--image-size=1", ": --image-size is 1: choose a whole number from 16 to 8192"),
+        ("--max-rejects=-1", ": --max-rejects is -1"),
+        ("--max-area-frac=2", ": --max-area-frac is 2.0: choose a number from 0 to 1"),
+        ("--min-stability=80", ": --min-stability is 80.0: choose a number of at most 1"),
+        ("--min-iou=nan", ": --min-iou is nan: choose a number of at most 2"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)  # fmt: skip
-def test_wrong_usage_is_2_and_writes_nothing(command, tar, root, flags, word):
-    code, out, error = command(*pack_command(tar, root, *flags))
-    assert (code, out) == (2, "") and word in error and "None" not in error
+)
+def test_wrong_usage_is_2_and_writes_nothing(command, tar, root, flag, said):
+    code, out, error = command(*pack_command(tar, root, flag))
+    assert (code, out) == (2, "")
+    assert said in error
+    assert "None" not in error
     assert not root.exists()
 
 

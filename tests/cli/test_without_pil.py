@@ -1,7 +1,7 @@
 """Without PIL, which no requirement can name, what needs it names the remedy; the rest works."""
 
 import pytest
-from commands import run
+from commands import run, run_each
 
 import sa1bpack
 
@@ -16,32 +16,45 @@ def hiding(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "words", ["pack TAR -o OUT", "pack TAR -o OUT --dry-run", "show PACK -o OUT.png"]
-)
-def test_what_decodes_or_draws_names_the_remedy_and_creates_nothing(tar, packed, hiding, words):
+def test_what_decodes_or_draws_names_the_remedy_and_creates_nothing(tar, packed, hiding):
     before = sorted(hiding.iterdir())
-    for name, path in {"TAR": tar, "PACK": packed, "OUT": hiding / "out"}.items():
-        words = words.replace(name, str(path))
-    code, said, error = run(*words.split(), path=hiding)
-    assert (code, said) == (4, "")
-    assert error.startswith("sa1bpack: neither pillow-simd nor Pillow can be imported (")
-    assert REMEDY in error and "`pip install 'pillow>=11.3'`" in error
-    assert "Traceback" not in error and error.count("\n") == 1
+    out = hiding / "out.png"
+    commands = [
+        ("pack", tar, "-o", out),
+        ("pack", tar, "-o", out, "--dry-run"),
+        ("show", packed, "-o", out),
+    ]
+    for code, printed, error in run_each(*commands, path=hiding):
+        assert (code, printed) == (4, "")
+        assert error.startswith("sa1bpack: neither pillow-simd nor Pillow can be imported (")
+        assert REMEDY in error
+        assert "`pip install 'pillow>=11.3'`" in error
+        assert "Traceback" not in error
+        assert error.count("\n") == 1
     assert sorted(hiding.iterdir()) == before
 
 
 def test_what_neither_decodes_nor_draws_works(tar, packed, hiding):
     (packed / "rejects.jsonl").write_text("x")
     out = hiding / "json"
-    for words in (("repair", tar), ("info",), ("verify",), ("export", "-o", out)):
-        code, said, error = run(words[0], packed, *words[1:], path=hiding)
-        assert (code, error) == (0, "") and said, words
+    commands = [
+        ("info",),
+        ("repair", packed, tar),
+        ("info", packed),
+        ("verify", packed),
+        ("export", packed, "-o", out),
+    ]
+    results = run_each(*commands, path=hiding)
+    for (code, printed, error), command in zip(results, commands, strict=True):
+        assert (code, error) == (0, ""), command
+        assert printed, command
     assert len(list(out.rglob("*.json"))) == 6
-    assert "neither pillow-simd nor Pillow is installed" in run("info", path=hiding)[1]
+    assert "neither pillow-simd nor Pillow is installed" in results[0][1]
     next(packed.glob("shards/sa_*/bbox/c.0.0")).write_bytes(b"")
     code, _, error = run("repair", packed, tar, "--workers", 1, path=hiding)
-    assert code == 4 and REMEDY in error and "Traceback" not in error
+    assert code == 4
+    assert REMEDY in error
+    assert "Traceback" not in error
     assert sa1bpack.repair(packed, tar, workers=1).ok
 
 

@@ -33,15 +33,13 @@ def loaded_batches(ds: sa1bpack.Dataset) -> Iterator[dict]:
     layouts = ["padded", "concat", "padded_bits", "concat_bits"]
     if ds.spec.masks.source == "runs":
         layouts = layouts[:2]
-    orders = [None, sa1bpack.WeightedOrder(ds, np.ones(len(ds)), samples=9)]
-    for layout, on_error, order in itertools.product(layouts, ("raise", "drop"), orders):
-        options = {"mask_layout": layout, "on_error": on_error, "relations": relations}
-        options |= {"order": order, "pad_last": True, "max_masks": 3}
-        yield from sa1bpack.Loader(ds, 8, **options)
-        yield from sa1bpack.make_dataloader(ds, 8, num_workers=0, **options)
-        collate = sa1bpack.Collate(
-            layout, on_error=on_error, relations=relations, sample_spec=ds.spec, max_masks=3
-        )
+    weighted = sa1bpack.WeightedOrder(ds, np.ones(len(ds)), samples=9)
+    for layout in layouts:
+        masks = {"mask_layout": layout, "max_masks": 3, "relations": relations}
+        for more in ({"order": weighted}, {"on_error": "drop", "pad_last": True}):
+            yield from sa1bpack.Loader(ds, 8, **masks, **more)
+            yield from sa1bpack.make_dataloader(ds, 8, num_workers=0, **masks, **more)
+        collate = sa1bpack.Collate(on_error="drop", sample_spec=ds.spec, **masks)
         yield collate([ds[0], ds[1]])
 
 

@@ -1,6 +1,6 @@
 """Large packs of sparse files: what opening and reading need does not grow with them.
 
-100,000 samples in 50 shards; with `--torture` all of it in 1000.
+48,000 samples in 24 shards; with `--torture` all of it in 1000.
 """
 
 import json
@@ -17,7 +17,7 @@ def found(tmp_path_factory, request):
     """The benchmark's figures of a small pack and of a large one."""
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("the kernel does not report the memory of a process here")
-    samples, shards = (11_185_362, 1000) if request.config.getoption("torture") else (100_000, 50)
+    samples, shards = (11_185_362, 1000) if request.config.getoption("torture") else (48_000, 24)
     options = ["--samples", samples, "--shards", shards, "--copies", 2, "--reads", 20]
     folder = tmp_path_factory.mktemp("scale")
     found = json.loads(python(SCALE, "--json", *options, "--folder", folder))

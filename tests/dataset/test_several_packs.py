@@ -211,20 +211,17 @@ def test_what_the_index_says_of_the_order_of_ids_hides_no_id_that_occurs_twice(t
     ("path", "error", "match"),
     [
         ([], OptionError, "empty list"),
-        ("{folder}/none*", OptionError, "nothing matches"),
-        (["{folder}/a", "{folder}/../{name}/a"], OptionError, "the same folder twice"),
-        (["{folder}/a", "{folder}/none"], NotAPack, "none: not a pack"),
-        (["{folder}/a", "ftp://bucket/pack"], OptionError, "ftp URLs"),
-        (["{folder}/a", 7], OptionError, "path is 7"),
+        ("none*", OptionError, "nothing matches"),
+        (["a", "b/../a"], OptionError, "the same folder twice"),
+        (["a", "none"], NotAPack, "none: not a pack"),
+        (["a", "ftp://bucket/pack"], OptionError, "ftp URLs"),
+        (["a", 7], OptionError, "path is 7"),
     ],
 )
-def test_what_cannot_be_opened_is_named(several, path, error, match):
-    def filled(text):
-        values = {"folder": several.folder, "name": several.folder.name}
-        return text.format(**values) if isinstance(text, str) else text
-
+def test_what_cannot_be_opened_is_named(several, monkeypatch, path, error, match):
+    monkeypatch.chdir(several.folder)
     with pytest.raises(error, match=match):
-        open_pack([filled(each) for each in path] if isinstance(path, list) else filled(path))
+        open_pack(path)
 
 
 def test_a_damaged_sample_is_named_with_its_own_pack(several, tmp_path):

@@ -323,6 +323,10 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"batch_size": 0}, "batch_size is 0"),
         ({"fn": lambda batch: batch["image_ids"]}, "<lambda>, which does not tell"),
         ({"fn": functools.partial(embed, scale=2)}, "partial, which does not tell"),
+        ({"max_masks": 2, "axis": "mask"}, "max_masks is 2, but a row per mask"),
+        ({"max_masks": -1}, "max_masks is -1"),
+        ({"max_masks": [1, 2]}, "max_masks is"),
+        ({"max_masks": 1, "mask_select": "best"}, "mask_select is 'best': choose one of largest"),
     ],
 )
 def test_what_cannot_be_used_is_refused_and_leaves_no_rows(ds, pack, change, message):
@@ -435,17 +439,3 @@ def test_a_function_that_takes_no_masks_has_none_read(ds):
     assert not any(read)
     with sa1bpack.Loader(ds, 4, max_masks=0) as none, sa1bpack.Loader(ds, 4) as all_of_them:
         assert none.plan().batch_bytes < all_of_them.plan().batch_bytes
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"max_masks": 2, "axis": "mask"}, "max_masks is 2, but a row per mask"),
-        ({"max_masks": -1}, "max_masks is -1"),
-        ({"max_masks": [1, 2]}, "max_masks is"),
-        ({"max_masks": 1, "mask_select": "best"}, "mask_select is 'best': choose one of largest"),
-    ],
-)
-def test_masks_that_a_function_cannot_be_given_are_refused(ds, change, message):
-    with pytest.raises(OptionError, match=message):
-        sa1bpack.derive(ds, "seen", masks_seen, **change)

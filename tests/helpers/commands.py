@@ -1,6 +1,7 @@
 """The `sa1bpack` command, in a process of its own or within this one."""
 
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -76,6 +77,33 @@ def without_note(error: str) -> str:
 def run(*arguments, **options) -> tuple[int, str, str]:
     """Run `sa1bpack` to its end: (exit code, stdout, stderr)."""
     return finish(start(*arguments, **options))
+
+
+_EACH = """
+import contextlib, io, json, sys
+from sa1bpack.cli.main import main
+
+results = []
+for arguments in json.loads(sys.argv[1]):
+    out = io.StringIO()
+    error = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    results.append((code, out.getvalue(), error.getvalue()))
+print(json.dumps(results))
+"""
+
+
+def run_each(*commands: tuple, path: Path) -> list[tuple[int, str, str]]:
+    """Run `sa1bpack` with these lists of arguments one after the other, in one process of its own
+    with `path` first on its module search path: what `run` returns of each."""
+    arguments = json.dumps([[str(word) for word in command] for command in commands])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(path), *sys.path])}
+    printed = python("-c", _EACH, arguments, env=environment)
+    return [(code, out, without_note(error)) for code, out, error in json.loads(printed)]
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> object:

@@ -16,8 +16,8 @@ from sa1bpack.measuring.ceilings import device_ceiling, large_spans, read_spans
 from sa1bpack.measuring.speeds import Speed
 
 
-@pytest.fixture
-def swept(packed, monkeypatch):
+@pytest.fixture(scope="module")
+def swept(packed):
     """The settings that a sweep asked for, and its result.
 
     Loaders are the faster the more threads and batches ahead, DataLoaders with two workers.
@@ -30,13 +30,16 @@ def swept(packed, monkeypatch):
             asked.append(setting)
         if setting.reader == "DataLoader":
             return Speed(50.0 if options["num_workers"] == 2 else 30.0, 1 << 30)
-        threads, prefetch = options.get("threads", 1), options.get("prefetch", 1)
+        threads = options.get("threads", 1)
+        prefetch = options.get("prefetch", 1)
         speed = 100 * min(threads, 4) + 10 * min(prefetch, 4) + setting.batch / 100
         return Speed(speed, 1 << 28)
 
-    monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
     options = {"mask_layout": "concat", "duration": 0.02, "sweep": True}
-    return asked, bench(packed.root, batch_size=4, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sa1bpack.measuring.bench.measure", measured)
+        result = bench(packed.root, batch_size=4, **options)
+    return asked, result
 
 
 def test_each_sweep_begins_from_the_best_so_far(swept):

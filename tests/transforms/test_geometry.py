@@ -138,7 +138,7 @@ def dense(image: np.ndarray, maps: np.ndarray, height: int, width: int) -> np.nd
         distance = np.abs(np.arange(length) + 0.5 - at[axis][..., None])
         weight = np.clip(1 - distance / support[axis], 0, None)
         weights.append(weight / np.maximum(weight.sum(-1, keepdims=True), 1e-12))
-    return np.einsum("ijx,ijy,yxc->cij", *weights, image.astype(np.float64))
+    return np.einsum("ijx,ijy,yxc->cij", *weights, image.astype(np.float64), optimize=True)
 
 
 @pytest.mark.parametrize("name", ["turn", "turn and reduce"])
