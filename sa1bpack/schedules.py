@@ -95,16 +95,16 @@ class Schedule:
         return Schedule(self.by, self.starts, values, self._written)
 
     def __repr__(self) -> str:
-        return self._written or f"PiecewiseSchedule({self._arguments})"
+        return self._written or self.text
 
     @property
     def text(self) -> str:
         """The values as a saved state has them, the same for equal schedules.
 
-        It reads `Steps(20, {1: 30, 2: 40})`, the name that schedules had in release 0.1.0, so that
-        its states can be loaded. Of more than 16 changes it has the first, and a digest of all.
+        It reads `PiecewiseSchedule(20, {1: 30, 2: 40})`, whatever the schedule was written as. Of
+        more than 16 changes it has the first, and a digest of all.
         """
-        return f"Steps({self._arguments})"
+        return f"PiecewiseSchedule({self._arguments})"
 
     @cached_property
     def _arguments(self) -> str:

@@ -50,7 +50,7 @@ def test_the_wheel_has_all_modules_stubs_and_types_and_no_tests(archives):
         metadata = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
         text = wheel.read(metadata).decode()
     package = ROOT / "sa1bpack"
-    kinds = (".py", ".pyi", ".typed", ".html", ".css", ".txt")
+    kinds = (".py", ".pyi", ".typed", ".html", ".css", ".js", ".txt")
     expected = {
         path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.suffix in kinds
     } | {"sa1bpack/py.typed"}

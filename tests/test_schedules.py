@@ -51,7 +51,7 @@ def test_a_schedule_by_step_has_the_value_of_the_step():
 def test_equal_schedules_are_equal_however_they_were_written():
     one = PiecewiseSchedule(20, {1: 30, 2: 40})
     other = LinearSchedule(20, 40, epochs=2)
-    assert other == one and other.text == "Steps(20, {1: 30, 2: 40})"
+    assert other == one and other.text == "PiecewiseSchedule(20, {1: 30, 2: 40})"
     assert repr(one) == "PiecewiseSchedule(20, {1: 30, 2: 40})"
     assert repr(other) == "LinearSchedule(20, 40, epochs=2)"
     assert PiecewiseSchedule(20, {1: 30, 2: 40}, by="step") != one

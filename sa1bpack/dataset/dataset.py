@@ -76,7 +76,7 @@ class SampleInfo:
     annotations: int
 
 
-# Options and methods that people look for, or that earlier releases had, and their names here.
+# Options and methods that people look for, and their names here.
 OTHER_NAMES: dict[str, str] = {
     "masks": "mask_format",
     "verify": "verify_checksums",

@@ -24,17 +24,17 @@ def test_a_state_of_another_schedule_is_refused_by_name(ds, make):
     for options, named in (
         (
             OPTIONS | {"max_masks": LinearSchedule(1, 9, epochs=2)},
-            r"max_masks was 'Steps\(1, \{1: 3, 2: 5",
+            r"max_masks was 'PiecewiseSchedule\(1, \{1: 3, 2: 5",
         ),
         (
             OPTIONS | {"mask_select": "largest"},
-            r"mask_select was \"Steps\('largest', \{1: 'random'\}\)\", is",
+            r"mask_select was \"PiecewiseSchedule\('largest', \{1: 'random'\}\)\", is",
         ),
         (OPTIONS | {"max_masks": None}, "max_masks was .*, is None"),
     ):
         with pytest.raises(OptionError, match=named):
             make(ds, SIZES, **options).load_state_dict(state)
-    with pytest.raises(OptionError, match="batch_size was 'Steps"):
+    with pytest.raises(OptionError, match="batch_size was 'PiecewiseSchedule"):
         make(ds, 6, **OPTIONS).load_state_dict(state)
     make(ds, [6, 4, 2], **OPTIONS).load_state_dict(state)
     # What does not change may be another value after every resume, as ever.
