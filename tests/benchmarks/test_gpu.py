@@ -258,7 +258,8 @@ def test_a_signal_ends_the_part_as_well(gpu, tmp_path):
 
 
 def test_the_host_knows_of_made_batches_what_a_loader_would_have_sent(module):
-    steps, device = module("steps"), torch.device("meta")
+    steps = module("steps")
+    device = torch.device("meta")
     batch = steps.made_batch(2, 3, device) | {"runs": steps.made_runs(2, 3)}
     there = steps.as_sent(batch, device)
     names = {"sizes", "image_ids", "mask_counts", "bboxes", "point_coords", "mask_offset"}
@@ -272,7 +273,8 @@ def parts(module):
 
 
 def test_batches_are_timed_from_the_first_on_and_for_long_enough(parts, monkeypatch):
-    clock, begun = [0.0], []
+    clock = [0.0]
+    begun = []
     monkeypatch.setattr(parts.time, "perf_counter", lambda: clock[0])
 
     def batches(count):
@@ -288,7 +290,8 @@ def test_batches_are_timed_from_the_first_on_and_for_long_enough(parts, monkeypa
 
 
 def test_kernels_are_reported_when_one_has_failed(parts, monkeypatch):
-    said, found = ["Triton kernels"], []
+    said = ["Triton kernels"]
+    found = []
     monkeypatch.setattr(parts.transforms, "describe_kernels", lambda device: said[-1])
     known = parts.report_kernels(None, lambda **figure: found.append(figure))
     known = parts.report_kernels(known, lambda **figure: found.append(figure))
@@ -307,7 +310,8 @@ def test_the_tests_run_on_after_a_module_that_cannot_be_imported_and_say_at_once
          "    assert [] == 'never'\ndef test_two():\n    pass\n"),
     ):  # fmt: skip
         (tmp_path / name).write_text(text)
-    found, options = [], parts.Options(tests=["test_broken.py", "test_sound.py"])
+    found = []
+    options = parts.Options(tests=["test_broken.py", "test_sound.py"])
     monkeypatch.setattr(parts, "TESTS_IN", tmp_path)
     with pytest.raises(SystemExit):
         parts.tests(options, lambda **figure: found.append(figure))

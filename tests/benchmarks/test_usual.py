@@ -74,7 +74,8 @@ def test_the_fastest_way_without_a_pack_delivers_the_samples_of_the_guide(
         expected = expected_masks.bool()
         assert (masks == expected).float().mean() > 0.99
         largest = expected.sum((1, 2)).argmax()  # of small ones, the edges are a large part
-        shared, both = masks[largest] & expected[largest], masks[largest] | expected[largest]
+        shared = masks[largest] & expected[largest]
+        both = masks[largest] | expected[largest]
         assert shared.sum() > 0.95 * both.sum()
 
 

@@ -4,7 +4,10 @@ import pytest
 from commands import pack_command
 from small_tars import contents, members, write_tar
 
-OK, FAILED, USAGE, REFUSED = 0, 1, 2, 3
+OK = 0
+FAILED = 1
+USAGE = 2
+REFUSED = 3
 
 
 @pytest.fixture

@@ -104,7 +104,8 @@ def test_subset_replaces_nothing_but_selections(command, packs, tmp_path):
 
 def test_duplicates_are_refused_or_counted_by_choice(command, packs, tmp_path, caplog):
     third = third_pack(tmp_path)
-    sheet, said = tmp_path / "sheet.png", "sa1bpack subset PACK... -o FILE --duplicates first`"
+    sheet = tmp_path / "sheet.png"
+    said = "sa1bpack subset PACK... -o FILE --duplicates first`"
     for line in (
         ("subset", *packs, third, "-o", tmp_path / "a"),
         ("show", *packs, third, "-o", sheet),
@@ -209,7 +210,8 @@ def test_a_selection_is_exported_alone_and_each_of_its_images_once(command, pack
 
 def test_info_of_several_packs_is_that_of_the_merged_one(command, packs, tmp_path):
     assert command("merge", *packs, "-o", tmp_path / "one")[0] == 0
-    merged, several = sa1bpack.info(tmp_path / "one"), sa1bpack.info(packs)
+    merged = sa1bpack.info(tmp_path / "one")
+    several = sa1bpack.info(packs)
     assert np.array_equal(merged.mask_counts, several.mask_counts)
     assert several.manifest.samples == 12 and several.bytes == merged.bytes
     for key in ("annotations", "dropped_images", "rejects"):

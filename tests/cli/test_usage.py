@@ -21,7 +21,8 @@ def test_help_names_every_option_in_80_columns(command, monkeypatch, name):
     assert (code, error) == (0, "")
     assert [line for line in out.splitlines() if len(line) > 79] == []
     description = re.search(r"\n\n([^-].*?)\n\n", out, re.S)
-    usage, rest = out[: description.start()], out[description.end() :]
+    usage = out[: description.start()]
+    rest = out[description.end() :]
     flags = set(re.findall(r"--[a-z][a-z0-9-]+", usage)) | set(re.findall(r"-o\b", usage))
     for option in {"--output" if flag == "-o" else flag for flag in flags}:
         short = "-o(?: [A-Z.a-z]+)?, " if option == "--output" else ""  # as Python's version has it

@@ -110,7 +110,8 @@ def test_parts_are_joined_by_exit_code_and_json(command, root):
 def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, made, root, tmp_path):
     tar = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
     tar.write_bytes(tar.read_bytes()[:-2000])
-    partial, empty = tmp_path / "partial", tmp_path / "empty"
+    partial = tmp_path / "partial"
+    empty = tmp_path / "empty"
     assert command(*pack_command(tar, partial))[0] == 1
     code, out, _ = command("verify", partial)
     assert code == 5 and out.splitlines()[-2:] == [

@@ -45,7 +45,8 @@ def test_samples_share_the_memory_of_the_mapped_files_until_an_array_is_taken(pa
     ds = open_pack(packed.root, coordinates="source")
     for index in range(len(ds)):
         number, row, first, stop = ds.locate(index)
-        shard, sample = ds.shards[number], ds[index].stored()
+        shard = ds.shards[number]
+        sample = ds[index].stored()
         for key, name in ARRAYS.items():
             whole = shard[name]
             part = whole[row] if key in ("image", "size") else whole[first:stop]
@@ -78,7 +79,8 @@ def test_indices_behave_like_those_of_lists(ds):
 @st.composite
 def selections(draw):
     """A few selections in sequence, and the rows that they must select."""
-    rows, chain = np.arange(SAMPLES), []
+    rows = np.arange(SAMPLES)
+    chain = []
     for _ in range(draw(st.integers(1, 3))):
         n = len(rows)
         kind = draw(st.sampled_from(["slice", "array", "bools"]))
@@ -207,7 +209,8 @@ def test_coordinates_are_those_of_the_stored_image_unless_source_ones_are_asked_
     assert "boxes in source pixels" in repr(open_pack(packed.root, coordinates="source"))
     for found, expected in zip(ds, packed.samples, strict=True):
         height, width, stored_height, stored_width = expected["size"].tolist()
-        sx, sy = stored_width / width, stored_height / height
+        sx = stored_width / width
+        sy = stored_height / height
         for key, name in (("bboxes", "bbox"), ("crop_boxes", "crop_box")):
             x, y, w, h = expected[name].T
             np.testing.assert_array_equal(found[key], np.stack([x * sx, y * sy, w * sx, h * sy], 1))

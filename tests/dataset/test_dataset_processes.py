@@ -77,7 +77,8 @@ def test_a_plain_dataloader_yields_every_sample_as_it_was_packed(ds, packed, wor
     assert sorted(torch.cat([batch["indices"] for batch in found]).tolist()) == list(range(12))
     for batch in found:
         for k, row in enumerate(batch["indices"].tolist()):
-            expected, count = packed.samples[row], int(batch["mask_counts"][k])
+            expected = packed.samples[row]
+            count = int(batch["mask_counts"][k])
             np.testing.assert_array_equal(batch["images"][k].numpy(), expected["image"])
             assert batch["image_ids"][k] == expected["image_id"][0]
             masks = np.packbits(batch["masks"][k, :count].numpy(), axis=-1, bitorder="little")

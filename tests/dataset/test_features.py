@@ -128,7 +128,8 @@ def test_features_of_a_saved_selection_are_checked_for_it_alone(pack, tmp_path):
         expected = expected_rows("odd", sample["image_id"], 0)
         np.testing.assert_array_equal(sample["odd"], expected)
     assert "odd" not in ds.with_options(features=())[0]
-    train, val = ds[::2], ds[1::2]
+    train = ds[::2]
+    val = ds[1::2]
     assert all("odd" in sample for part in (train, val) for sample in part)
 
 

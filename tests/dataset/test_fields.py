@@ -31,7 +31,8 @@ def table_of(documentation: str) -> dict[str, str]:
     return found
 
 
-OF_SAMPLES, OF_BATCHES = table_of(Dataset.__doc__), table_of(Collate.__doc__)
+OF_SAMPLES = table_of(Dataset.__doc__)
+OF_BATCHES = table_of(Collate.__doc__)
 
 
 @pytest.fixture
@@ -72,10 +73,8 @@ def test_every_array_of_the_format_is_in_samples_or_a_column_or_serves_one(
     layout_packs, fit, pixels
 ):
     root = layout_packs(fit, pixels)
-    ds, names = (
-        sa1bpack.open(root),
-        {path.parent.name for path in root.glob("shards/*/*/zarr.json")},
-    )
+    ds = sa1bpack.open(root)
+    names = {path.parent.name for path in root.glob("shards/*/*/zarr.json")}
     inner = {"mask_offset", "image_offset", "run_offset", "run_ends"}
     assert names - inner == {"image", "mask_bits", *SAMPLE_ARRAYS, *MASK_ARRAYS}
     assert all(len(ds.column(name)) == len(ds) for name in SAMPLE_ARRAYS)

@@ -39,7 +39,8 @@ def test_with_every_shard_open_the_mappings_are_within_the_kernels_default(found
 
 
 def test_a_selection_of_all_samples_is_saved_and_opened_without_a_step_per_sample(found):
-    large, small = found["large"], found["small"]
+    large = found["large"]
+    small = found["small"]
     assert small["save_calls"] <= large["save_calls"] < 50_000
     assert small["open_saved_calls"] <= large["open_saved_calls"] < 200_000
 

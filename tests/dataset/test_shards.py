@@ -26,7 +26,8 @@ _A_MOMENT = 0.05  # seconds in which another thread comes to wait; if it does no
 
 def test_all_shards_of_a_call_are_opened_at_the_same_time(ds, cache, around):
     """Each opening waits until five are in progress; no thread is left."""
-    before, together = threading.active_count(), threading.Barrier(5, timeout=PATIENCE)
+    before = threading.active_count()
+    together = threading.Barrier(5, timeout=PATIENCE)
     around(lambda folder: together.wait())
     found, failed = ds.shards.open_many(range(5))
     assert sorted(found) == [0, 1, 2, 3, 4] and not failed
@@ -38,7 +39,8 @@ def test_all_shards_of_a_call_are_opened_at_the_same_time(ds, cache, around):
 
 def test_threads_that_ask_for_the_same_shard_share_one_opening_or_its_error(ds, cache, around):
     """An error is not remembered: the next call tries again."""
-    folders, broken = [], [True]
+    folders = []
+    broken = [True]
 
     def slow(folder):
         folders.append(folder)
@@ -58,7 +60,8 @@ def test_threads_that_ask_for_the_same_shard_share_one_opening_or_its_error(ds, 
 
 
 def test_who_waits_for_an_opening_that_was_interrupted_does_it_itself(ds, cache, around):
-    first, claimed = [], threading.Event()
+    first = []
+    claimed = threading.Event()
 
     def interrupt(folder):
         if not first:
@@ -82,8 +85,10 @@ def test_who_waits_for_an_opening_that_was_interrupted_does_it_itself(ds, cache,
 
 def test_a_shard_is_opened_while_another_one_takes_long(packed, cache, around):
     """No lock is held: a slow file system delays its own shard alone."""
-    ds, other = open_pack(packed.root), open_pack(packed.root)
-    begun, go_on = threading.Event(), threading.Event()
+    ds = open_pack(packed.root)
+    other = open_pack(packed.root)
+    begun = threading.Event()
+    go_on = threading.Event()
 
     def block(folder):
         if folder.name == "sa_000000-000":
@@ -118,7 +123,9 @@ def test_a_shard_that_cannot_be_opened_is_reported_beside_those_that_can(ds, cac
 
 def test_a_child_forked_while_a_thread_opens_a_shard_opens_it_itself(ds, cache, around):
     """The thread that has claimed the shard does not exist in the child."""
-    begun, go_on, parent = threading.Event(), threading.Event(), os.getpid()
+    begun = threading.Event()
+    go_on = threading.Event()
+    parent = os.getpid()
 
     def block(folder):
         if os.getpid() == parent:
@@ -148,19 +155,22 @@ def test_shards_of_several_packs_keep_within_one_budget(packed, limited, tmp_pat
     cache = limited(2 * ARRAYS + 5)
     samples = [write_pack(tmp_path / name) for name in "abc"]
     packs = [open_pack(tmp_path / name) for name in "abc"]
-    kept, reference = packs[0][0], samples[0][0]
+    kept = packs[0][0]
+    reference = samples[0][0]
     for index in np.random.default_rng(0).integers(0, 12, 100).tolist():
         for ds, expected in zip(packs, samples, strict=True):
             np.testing.assert_array_equal(ds[index]["image"], expected[index]["image"])
             assert cache.mappings <= cache.limit
-    indices, in_use = 4 * 3, ARRAYS
+    indices = 4 * 3
+    in_use = ARRAYS
     assert maps_below(tmp_path) <= cache.limit + indices + in_use
     np.testing.assert_array_equal(kept["image"], reference["image"])
 
 
 def test_the_shard_that_was_used_least_recently_is_dropped(ds, limited):
     limited(2 * ARRAYS)
-    zero, two = ds.shards.open(0), ds.shards.open(2)
+    zero = ds.shards.open(0)
+    two = ds.shards.open(2)
     ds[0]  # of shard 0
     ds.shards.open(3)
     assert ds.shards.open(0) is zero

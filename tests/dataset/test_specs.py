@@ -23,8 +23,10 @@ def planes_of(ds, index) -> dict[str, np.ndarray]:
     rows, columns = (height, width) if ds.layout.fit == "native" else (SIDE, SIDE)
     if ds.layout.pixels == "rgb":
         return {"rgb": stored["image"].reshape(rows, columns, 3)[:height, :width]}
-    half, sides = [(side + 1) // 2 for side in (height, width)], (-(-rows // 2), -(-columns // 2))
-    luma, chroma = rows * columns, sides[0] * sides[1]
+    half = [(side + 1) // 2 for side in (height, width)]
+    sides = (-(-rows // 2), -(-columns // 2))
+    luma = rows * columns
+    chroma = sides[0] * sides[1]
     y, cb, cr = np.split(stored["image"].reshape(-1), [luma, luma + chroma])
     halves = (plane.reshape(sides)[: half[0], : half[1]] for plane in (cb, cr))
     planes = (y.reshape(rows, columns)[:height, :width], *halves)

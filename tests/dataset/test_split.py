@@ -42,7 +42,8 @@ def test_parts_are_those_that_the_documentation_states(several, seed, part):
 def test_the_largest_ids_and_seeds_count_with_all_their_bits(tmp_path):
     write_pack(tmp_path / "pack", {"sa_000000-000": (1,) * 40}, first_id=2**63 - 1)
     ds = open_pack(tmp_path / "pack")
-    ids, found = ds.column("image_id").tolist(), ds.fraction(0.5, seed=2**64 - 1)
+    ids = ds.column("image_id").tolist()
+    found = ds.fraction(0.5, seed=2**64 - 1)
     assert found.column("image_id").tolist() == members(ids, 2**64 - 1, 0.5, b"share 1")
 
 

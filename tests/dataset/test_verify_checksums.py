@@ -27,7 +27,8 @@ def chunk(root, array: str):
 def middle_of(root, array: str) -> int:
     """A byte of sample 5, which is the second of its shard, in the file of an array."""
     folder = root / "shards" / SHARD
-    about, before = array_table(layout_in(folder))[array], sample_views(folder, 0)
+    about = array_table(layout_in(folder))[array]
+    before = sample_views(folder, 0)
     first = {"sample": 1, "mask": len(before["area"]), "run": len(before["run_ends"])}
     width = about.dtype.itemsize * math.prod(about.row)
     return first[about.axis] * width + width // 2
@@ -75,7 +76,8 @@ def test_each_file_of_a_sample_is_opened_once(root, monkeypatch, index):
     """A sample is looked up, opened and read once, alone and in a list."""
     ds = open_pack(root, verify_checksums=True)
     ds[4]  # its shard is open
-    opened, real = [], os.open
+    opened = []
+    real = os.open
     monkeypatch.setattr(
         os, "open", lambda path, *rest: opened.append(str(path)) or real(path, *rest)
     )
@@ -152,7 +154,8 @@ def test_a_loader_raises_or_drops_what_was_damaged(root, array):
             next(iterator)
         assert (found.value.row, found.value.file_name) == (5, "sa_4985.jpg")
     with Loader(ds, 4, on_error="drop", mask_layout="concat_bits") as loader:
-        rows, images = [], {}
+        rows = []
+        images = {}
         for batch in loader:
             rows += batch["indices"].tolist()
             images |= dict(zip(batch["indices"].tolist(), batch["images"].numpy(), strict=True))

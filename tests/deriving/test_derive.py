@@ -170,7 +170,8 @@ def test_an_array_that_is_complete_is_not_taken_for_one_of_another_kind(ds, pack
     with pytest.raises(OutputRefused, match=r"side/a: .* axis is 'sample', not 'mask': choose"):
         derive(ds, "a", small, axis="mask")
     ids = ds.column("image_id")
-    rows, out = np.zeros((len(ids), 2, 4, 4)), tmp_path / "b"
+    rows = np.zeros((len(ids), 2, 4, 4))
+    out = tmp_path / "b"
     sa1bpack.attach(ds, "b", rows, ids, output=out)
     with pytest.raises(OutputRefused, match="spatial is False, not True"):
         sa1bpack.attach(ds, "b", rows, ids, output=out, spatial=True, covers="canvas")
@@ -201,7 +202,8 @@ def test_complete_batches_of_an_unfinished_shard_are_not_computed_again(
     stop_at = -1
     whole = made(output=tmp_path / "whole").folder
     first, *_ = feature_shards_of(whole)
-    numbers, folder = seen.copy(), pack / "side" / "a"
+    numbers = seen.copy()
+    folder = pack / "side" / "a"
     rows = ds.column("mask_count") if axis == "mask" else np.ones(len(ds), int)
     # The first sample after the first one that has rows; it may have no masks itself.
     changed = int(np.searchsorted(np.cumsum(rows), rows[0], "right"))
@@ -223,7 +225,8 @@ def test_complete_batches_of_an_unfinished_shard_are_not_computed_again(
             made()
         assert [path.name for path in folder.glob(".*")] == [f".tmp-{first}"] and len(seen) == 3
         damage()
-        stop_at, steps = -1, []
+        stop_at = -1
+        steps = []
         made(progress=lambda *step, steps=steps: steps.append(step))
         assert seen == numbers[kept:] and steps[-1] == (len(numbers), len(numbers))
         assert contents(folder / first) == contents(whole / first)
@@ -352,7 +355,8 @@ def test_a_call_that_failed_before_its_first_rows_does_not_block_the_name(ds, pa
 
 
 def test_rows_of_a_dataset_that_was_opened_otherwise_are_refused(layout_packs, tmp_path):
-    pack, relation = layout_packs("pad", "rgb", "bits+runs"), sa1bpack.transforms.relation
+    pack = layout_packs("pad", "rgb", "bits+runs")
+    relation = sa1bpack.transforms.relation
     arguments = {"axis": "mask", "options": {"name": "mask_boxes"}, "output": tmp_path / "made"}
     derive(sa1bpack.open(pack), "extents", relation, part=(1, 2), **arguments)
     for options in ({"mask_format": "runs"}, {"mask_size": 64}, {"coordinates": "source"}):

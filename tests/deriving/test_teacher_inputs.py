@@ -16,7 +16,8 @@ from PIL import Image
 import sa1bpack
 from sa1bpack import transforms as T
 
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+MEAN = (123.675, 116.28, 103.53)
+STD = (58.395, 57.12, 57.375)
 
 
 def column(numbers) -> torch.Tensor:

@@ -44,7 +44,9 @@ def requests_of(file: int, spans):
     covers = [(begin // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK) for begin, end in spans]
     memory = aligned(sum(stop - start for start, stop in covers))
     memory[:] = 7
-    requests, views, at = [], [], 0
+    requests = []
+    views = []
+    at = 0
     for (begin, end), (start, stop) in zip(spans, covers, strict=True):
         requests.append((file, start, stop - start, memory.ctypes.data + at, end - start))
         views.append(memory[at + begin - start : at + end - start])

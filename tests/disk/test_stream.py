@@ -42,7 +42,8 @@ def test_reads_of_any_size_are_the_file(past_cache, nbytes, expected, reads, hel
     """Also of a file that is shorter or longer than the caller thinks."""
     path = direct_folder / "front-to-back"
     data = written(path, nbytes)
-    file, position = direct.FileStream(str(path), expected, past_cache, helper), 0
+    file = direct.FileStream(str(path), expected, past_cache, helper)
+    position = 0
     for count in [*reads, 10 * BLOCK, 1]:
         assert file.read(count).tobytes() == data[position : position + count]
         position += count
@@ -60,7 +61,8 @@ def test_direct_reads_leave_the_page_cache_as_it_is(helper, direct_folder):
 
 
 def test_a_read_that_ends_early_is_continued(helper, direct_folder, monkeypatch):
-    path, preadv = direct_folder / "short-reads", os.preadv
+    path = direct_folder / "short-reads"
+    preadv = os.preadv
     data = written(path, 7 * BLOCK + 5)
     monkeypatch.setattr(os, "preadv", lambda file, into, at: preadv(file, [into[0][:BLOCK]], at))
     for past_cache in (True, False):
@@ -71,7 +73,10 @@ def test_a_read_that_ends_early_is_continued(helper, direct_folder, monkeypatch)
 
 def test_closing_waits_for_a_read_in_progress_and_cancels_later_ones(helper, tmp_path, monkeypatch):
     written(tmp_path / "file", 9 * BLOCK)
-    began, may_end, preadv, log = threading.Event(), threading.Event(), os.preadv, []
+    began = threading.Event()
+    may_end = threading.Event()
+    preadv = os.preadv
+    log = []
 
     def slow(file, buffers, position):
         if position:

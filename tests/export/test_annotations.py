@@ -31,7 +31,9 @@ from sa1bpack.errors import OutputRefused
 def test_records_of_the_sample_tars_equal_their_members_byte_for_byte(
     sample_tar, tmp_path, name, images, masks
 ):
-    tar, root, out = sample_tar.with_name(f"{name}.tar"), tmp_path / "pack", tmp_path / "out"
+    tar = sample_tar.with_name(f"{name}.tar")
+    root = tmp_path / "pack"
+    out = tmp_path / "out"
     sa1bpack.pack(tar, root, workers=1, max_masks=None, image_size=64, mask_size=16)
     result = sa1bpack.export_sa1b(root, out)
     assert contents(out / name) == records_of(tar)
@@ -194,7 +196,8 @@ def test_a_number_that_json_cannot_have_is_named_with_its_annotation(
     for annotation in expected["annotations"]:
         annotation["bbox"] = [float(side) + 0.5 for side in annotation["bbox"]]
     root = pack_of(expected)
-    shard, width = root / "shards" / "a-000", 32 if name == "bbox" else 8
+    shard = root / "shards" / "a-000"
+    width = 32 if name == "bbox" else 8
     overwrite(next((shard / name).glob("c.*")), 2 * width, np.float64(value).tobytes())
     overwrite(shard / "number_types" / "c.0", 4, np.uint16(bit).tobytes())
     rewrite_checksums(root)
@@ -228,7 +231,8 @@ def left_two_days_ago(path):
 
 
 def test_a_failed_export_leaves_complete_files_only_and_resumes(pack, tmp_path, monkeypatch):
-    rename, left = os.rename, iter(range(4))
+    rename = os.rename
+    left = iter(range(4))
 
     def failing(*arguments):
         if next(left, None) is None:
@@ -308,7 +312,8 @@ def test_ids_that_cocos_tools_would_lose_are_refused_and_can_be_numbered(pack_of
     given = [record(number, masks=4) for number in (1, 2)]
     for one, number in zip(given, ids, strict=True):
         one["annotations"][2]["id"] = number
-    root, path = pack_of(*given), tmp_path / "coco.json"
+    root = pack_of(*given)
+    path = tmp_path / "coco.json"
     with pytest.raises(OptionError, match=rf"the id {min(ids)}.*renumber"):
         sa1bpack.export_coco(root, path)
     assert not path.exists()
@@ -332,7 +337,8 @@ def test_a_repeated_image_id_is_refused_and_each_source_exports_alone(tmp_path):
 def test_an_existing_file_is_kept_if_equal_and_refused_otherwise(pack, tmp_path):
     path = tmp_path / "coco.json"
     assert sa1bpack.export_coco(pack, path).files == 1
-    data, state = path.read_bytes(), path.stat()
+    data = path.read_bytes()
+    state = path.stat()
     again = sa1bpack.export_coco(pack, path)
     assert (again.files, again.unchanged) == (0, 1)
     assert path.stat().st_mtime_ns == state.st_mtime_ns
@@ -345,7 +351,8 @@ def test_an_existing_file_is_kept_if_equal_and_refused_otherwise(pack, tmp_path)
 
 
 def test_an_export_that_fails_or_was_killed_leaves_no_file(pack, tmp_path, monkeypatch):
-    made, dumps = iter(range(15)), json.dumps
+    made = iter(range(15))
+    dumps = json.dumps
 
     def failing(record):
         if next(made, None) is None:

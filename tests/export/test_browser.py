@@ -25,7 +25,8 @@ def test_nothing_is_wider_than_the_window_and_every_picture_loads(odd_pack, tmp_
     sa1bpack.report(odd_pack, page)
     page.write_text(page.read_text().replace("</body>", MEASURE))
     flags = "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--dump-dom"
-    size, profile = f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}"
+    size = f"--window-size={width},900"
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [CHROMIUM, *flags, size, profile, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     shown = re.search(r"<title>(\d+) (\d+) (\d+) (\w+)<", done.stdout).groups()

@@ -82,7 +82,8 @@ def neighbours_inside(mask: np.ndarray) -> np.ndarray:
 
 
 def test_an_outline_of_runs_lies_on_the_border_of_the_decoded_mask():
-    height, width = 60, 90
+    height = 60
+    width = 90
     y, x = np.mgrid[:height, :width] + 0.5
     disc = (x - 40) ** 2 + (y - 30) ** 2 < 24**2
     record = mask_utils.encode(np.asfortranarray(disc.astype(np.uint8)))

@@ -34,7 +34,8 @@ def test_the_same_seed_shows_the_same_samples_and_another_shows_others(small_pac
 def test_samples_are_shown_in_the_order_asked_for(small_pack):
     ds = sa1bpack.open(small_pack)
     ids = [int(ds[row]["image_id"]) for row in (4, 2)]
-    by_id, by_row = sa1bpack.show(small_pack, image_ids=ids), sa1bpack.show(small_pack, rows=[4, 2])
+    by_id = sa1bpack.show(small_pack, image_ids=ids)
+    by_row = sa1bpack.show(small_pack, rows=[4, 2])
     assert same(by_id, by_row) and not same(by_row, sa1bpack.show(small_pack, rows=[2, 4]))
 
 
@@ -53,7 +54,8 @@ def test_a_part_of_a_pack_is_shown_without_its_transform(small_pack):
         raise AssertionError("the transform was called")
 
     part = sa1bpack.open(small_pack, transform=refuse)[3:6]
-    one, other = sa1bpack.show(part), sa1bpack.show(small_pack, rows=[3, 4, 5])
+    one = sa1bpack.show(part)
+    other = sa1bpack.show(small_pack, rows=[3, 4, 5])
     assert same(one, sa1bpack.show(Subset(sa1bpack.open(small_pack), [3, 4, 5])))
     below = (0, 60, *one.size)  # the header says how many there are
     assert same(one.crop(below), other.crop(below)) and not same(one, other)

@@ -14,7 +14,8 @@ from sa1bpack.export.look import Look
 from sa1bpack.export.painting import id_colours
 from sa1bpack.export.subject import read_subject
 
-SIDE, GRID = 64, 16
+SIDE = 64
+GRID = 16
 BARE = Look(outlines=False, opacity=0, boxes=False, points=False)
 
 
@@ -91,7 +92,8 @@ def test_points_of_prompts_are_drawn_at_their_pixels_by_their_labels():
         assert (picture[at[1], at[0]] == 255).all()  # the sign
         beside = picture[at[1] + 3, at[0] + 2]
         assert beside.argmax() == channel
-    plus, minus = picture[21, 10], picture[31, 50]
+    plus = picture[21, 10]
+    minus = picture[31, 50]
     assert (plus == 255).all() and not (minus == 255).all()
 
 
@@ -185,7 +187,8 @@ def test_what_cannot_be_drawn_is_refused_with_the_choices(options, message):
 def test_a_batch_is_shown_large_by_id_and_a_sheet_of_it_by_rows(small_pack):
     batch = batch_of()
     assert sa1bpack.show(batch, image_ids=[90], large=True).width == 1600
-    by_id, by_row = sa1bpack.show(batch, image_ids=[90]), sa1bpack.show(batch, rows=[1])
+    by_id = sa1bpack.show(batch, image_ids=[90])
+    by_row = sa1bpack.show(batch, rows=[1])
     assert np.array_equal(np.asarray(by_id), np.asarray(by_row))
     with pytest.raises(OptionError, match="predictions are of a batch"):
         sa1bpack.show(small_pack, predictions=batch["masks"])
@@ -285,9 +288,11 @@ def test_a_batch_of_runs_is_drawn_as_the_pack_is_and_shown_large(small_pack):
 @pytest.mark.parametrize("options", [{"mask_format": "runs"}, {"mask_format": "bool"}, {}])
 def test_a_sample_is_shown_as_its_dataset_shows_it(small_pack, options):
     ds = sa1bpack.open(small_pack, **options)
-    one, other = sa1bpack.show(ds[8], large=True), sa1bpack.show(ds, rows=[8], large=True)
+    one = sa1bpack.show(ds[8], large=True)
+    other = sa1bpack.show(ds, rows=[8], large=True)
     assert one.width == other.width == 1600
-    sheet, expected = sa1bpack.show(ds[8]), sa1bpack.show(ds, rows=[8])
+    sheet = sa1bpack.show(ds[8])
+    expected = sa1bpack.show(ds, rows=[8])
     found, expected = (np.asarray(picture)[60:].astype(int) for picture in (sheet, expected))
     if options.get("mask_format") == "runs":
         assert np.array_equal(found, expected)

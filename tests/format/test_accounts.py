@@ -40,7 +40,8 @@ class Accounts:
         record = {"name": name, "pairs": len(pairs), "dropped": 0, "rejects": []}
         for first in range(0, len(pairs), self.rows):
             fates = pairs[first : first + self.rows]
-            samples, dropped = fates.count("sample"), fates.count("dropped")
+            samples = fates.count("sample")
+            dropped = fates.count("dropped")
             rejects = []
             for fate in fates:
                 if fate not in ("sample", "dropped"):
@@ -100,7 +101,8 @@ def check_accounts(accounts: Accounts) -> None:
 def test_a_large_image_is_a_pair_and_a_large_member_is_not():
     """Both have the reason `too-large`: the detail tells them apart."""
     for detail, pairs in ((DETAIL_OF_A_PAIR, 3), (DETAIL_OF_A_MEMBER, 2)):
-        options, shards = {"samples_per_shard": 2}, [("sa_0", 0, 2)]
+        options = {"samples_per_shard": 2}
+        shards = [("sa_0", 0, 2)]
         rejects = [{"reason": "too-large", "detail": detail}]
         record = {"name": "sa_0", "pairs": pairs, "dropped": 0, "rejects": rejects}
         counts = {"dropped_images": 0, "rejects": 1, "rejects:too-large": 1}

@@ -16,10 +16,12 @@ from system import failing
 from sa1bpack.format.shard_writer import AppendFile
 
 # Zeros from here on are a hole; smaller appends are gathered.
-HOLE_BYTES, STAGE_BYTES = 4 * BLOCK, 64 * BLOCK
+HOLE_BYTES = 4 * BLOCK
+STAGE_BYTES = 64 * BLOCK
 
 EDGES = [0, 1, BLOCK, HOLE_BYTES, STAGE_BYTES, 2 * STAGE_BYTES + BLOCK]
-pwrite, real_fcntl = os.pwrite, fcntl.fcntl
+pwrite = os.pwrite
+real_fcntl = fcntl.fcntl
 lengths = st.builds(
     lambda edge, more: max(0, edge + more), st.sampled_from(EDGES), st.integers(-3, 3)
 )

@@ -41,7 +41,8 @@ def check_documented(root, tmp_path) -> None:
     manifest = manifest_of(root)
     assert sa1bpack.verify(root).ok
     for entry in manifest["shards"]:
-        folder, made = root / "shards" / entry["name"], tmp_path / "shards" / entry["name"]
+        folder = root / "shards" / entry["name"]
+        made = tmp_path / "shards" / entry["name"]
         samples = [sample_views(folder, row) for row in range(entry["samples"])]
         write_shard(made.parent, made.name, samples, manifest["layout"])
         group = json.loads((made / "zarr.json").read_text())
@@ -107,7 +108,8 @@ def test_the_bits_of_number_types_are_the_documented_ones(tmp_path):
     ("fit", "samples_per_shard", "shards"), [("pad", 6144, 2), ("native", 12_288, 1)]
 )
 def test_all_of_sa1b_stays_below_the_documented_number_of_files(fit, samples_per_shard, shards):
-    arrays, of_index = len(array_table(layout_of(fit=fit))), len(documented("Arrays of the index"))
+    arrays = len(array_table(layout_of(fit=fit)))
+    of_index = len(documented("Arrays of the index"))
     shard = (2 + 2 * arrays) + (1 + arrays)
     assert -(-11_186 // samples_per_shard) == shards
     index = 1 + 2 * of_index + 1 + of_index
@@ -129,7 +131,8 @@ def test_all_of_sa1b_stays_below_the_documented_number_of_files(fit, samples_per
 def test_a_chunk_file_as_documented_is_what_zarr_writes(tmp_path_factory, rows, row_shape, dtype):
     values = np.arange(1, rows * int(np.prod(row_shape, dtype=int)) + 1).astype(dtype)
     values = values.reshape(rows, *row_shape)
-    tmp, dims = tmp_path_factory.mktemp("zarr"), ("n", "y", "x")[: values.ndim]
+    tmp = tmp_path_factory.mktemp("zarr")
+    dims = ("n", "y", "x")[: values.ndim]
     write_group(tmp / "ours", {"a": (values, dims)})
     ours = zarr.open_group(tmp / "ours", mode="r")["a"]
     sharding = ShardingCodec(

@@ -17,7 +17,8 @@ import sa1bpack
 from sa1bpack import FormatError, ReadError, verify
 
 SHARD = "shards/sa_000000-000"
-MANIFEST, INDEX = "manifest.json", "index"
+MANIFEST = "manifest.json"
+INDEX = "index"
 # File → how a reader meets it.
 READERS = {
     MANIFEST: sa1bpack.open,
@@ -179,7 +180,8 @@ def test_a_loop_of_links_is_an_error_not_a_hang(pack):
 def test_removing_a_linked_shard_removes_the_link_alone(tmp_path):
     """Of a source that a list contradicts, whose shard was published before."""
     tar = write_tar(tmp_path / "sa_000000.tar", members(range(3)))
-    pack, away = tmp_path / "pack", tmp_path / "away"
+    pack = tmp_path / "pack"
+    away = tmp_path / "away"
     sa1bpack.pack(tar, pack, workers=1, **SMALL)
     (pack / SHARD).rename(away)
     (pack / SHARD).symlink_to(away)

@@ -54,7 +54,9 @@ def test_more_shards_create_a_new_index_and_remove_the_old_one(tmp_path):
     tars = [
         write_tar(tmp_path / f"sa_00000{k}.tar", members(range(4 * k, 4 * k + 3))) for k in (0, 1)
     ]
-    pack, opened, names = tmp_path / "pack", [], []
+    pack = tmp_path / "pack"
+    opened = []
+    names = []
     for count in (1, 2):
         sa1bpack.pack(tars[:count], pack, workers=1, **SMALL)
         opened.append(sa1bpack.open(pack))

@@ -33,7 +33,8 @@ CANVAS = [name for name in LAYOUTS if name not in NATIVE]
 
 def image_range(folder: Path, row: int) -> tuple[int, int]:
     """The bytes [start, stop) of a sample's image in the chunk file of `image`."""
-    nbytes, arrays = sample_views(folder, row)["image"].nbytes, arrays_of(folder)
+    nbytes = sample_views(folder, row)["image"].nbytes
+    arrays = arrays_of(folder)
     start = int(arrays["image_offset"][row]) if "image_offset" in arrays else row * nbytes
     return start, start + nbytes
 
@@ -69,7 +70,8 @@ def rgb_by_hand(layout: dict, image: np.ndarray, height: int, width: int) -> np.
     data = image.reshape(-1)
     if layout["pixels"] == "rgb":
         return data.reshape(rows, columns, 3)
-    half_rows, half_columns = -(-rows // 2), -(-columns // 2)
+    half_rows = -(-rows // 2)
+    half_columns = -(-columns // 2)
     chroma = half_rows * half_columns
     y, cb, cr = np.split(data, [rows * columns, rows * columns + chroma])
     cut = slice(-(-height // 2)), slice(-(-width // 2))
@@ -111,7 +113,8 @@ def test_checksum_is_the_documented_one(layout):
 
 
 def test_both_checkers_find_a_complete_pack_sound(pack):
-    report, quick = verify(pack), verify(pack, quick=True)
+    report = verify(pack)
+    quick = verify(pack, quick=True)
     assert report.ok and quick.ok
     for options in ([], ["--quick"]):
         code, text = script_finds(pack, *options)
@@ -132,7 +135,8 @@ def test_a_flipped_bit_anywhere_in_the_pixels_names_its_sample(pack, image_file)
 @pytest.mark.parametrize("layout", [LAYOUTS[name] for name in CANVAS], ids=CANVAS)
 def test_a_canvas_that_is_not_zero_beyond_the_image_is_found(pack, layout, image_file):
     """In each plane, below and to the right; all checksums match."""
-    side, folder = layout["image_size"], pack / "shards" / SHARD
+    side = layout["image_size"]
+    folder = pack / "shards" / SHARD
     sizes = [size_of(sample_of(99 - row, 0, layout)) for row in range(4)]
     row, (height, width) = next(
         (row, size) for row, size in enumerate(sizes) if max(size) < side - 1
@@ -177,11 +181,13 @@ def test_an_impossible_size_is_found_though_all_checksums_match(pack, layout, he
 @pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")  # checksum files
 def test_zarr_tensorstore_and_xarray_read_what_the_maps_show(pack, layout):
     folder = pack / "shards" / SHARD
-    group, arrays = zarr.open_group(folder, mode="r"), arrays_of(folder)
+    group = zarr.open_group(folder, mode="r")
+    arrays = arrays_of(folder)
     dataset = xarray.open_zarr(folder, chunks=None)
     assert sorted(dict(group.members())) == sorted(array_table(layout))
     for name, described in array_table(layout).items():
-        array, store = arrays[name], {"driver": "file", "path": str(folder / name)}
+        array = arrays[name]
+        store = {"driver": "file", "path": str(folder / name)}
         stored = tensorstore.open({"driver": "zarr3", "kvstore": store}).result()
         assert dataset[name].dims == described.dims
         np.testing.assert_array_equal(group[name].oindex[[0, 2]], array[[0, 2]])

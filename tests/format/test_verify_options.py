@@ -17,7 +17,8 @@ def parts_of(pack, count: int) -> list:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_parts_read_every_shard_once(pack, count):
-    whole, parts = verify(pack), parts_of(pack, count)
+    whole = verify(pack)
+    parts = parts_of(pack, count)
     assert all(part.ok and part.complete for part in parts)
     for key in ("shards", "samples", "masks", "bytes", "files"):
         assert sum(part.counts[key] for part in parts) == whole.counts[key]

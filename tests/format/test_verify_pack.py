@@ -58,7 +58,8 @@ def test_every_file_of_a_pack_is_covered_by_both_checkers(pack):
     for path in paths:
         whole = path.read_bytes()
         flip(path, len(whole) // 2)
-        report, quick = verify(pack), verify(pack, quick=True)
+        report = verify(pack)
+        quick = verify(pack, quick=True)
         assert not report.ok, path
         assert script_finds(pack)[0] == 1, path
         heavy = path.name != "zarr.json" and path.parent.name in HEAVY_ARRAYS
@@ -274,7 +275,8 @@ def test_script_survives_metadata_of_any_kind(pack, change):
 def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
     """Through a memory map it would end the process."""
     place = str(pack / "shards" / SHARD / "bbox" / "c.0.0")
-    real, fail_to_read = os.preadv, failing(errno.EIO)
+    real = os.preadv
+    fail_to_read = failing(errno.EIO)
 
     def preadv(fd, *rest):
         if str(Path(f"/proc/self/fd/{fd}").readlink()) == place:

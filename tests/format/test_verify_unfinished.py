@@ -124,7 +124,9 @@ def test_an_index_replaced_during_a_long_check_is_not_damage(unfinished):
 
 def test_an_index_replaced_between_manifest_and_index_is_not_damage(unfinished, monkeypatch):
     """The check starts again with the newly published state."""
-    before, real, opened = manifest_of(unfinished)["index"], os.open, []
+    before = manifest_of(unfinished)["index"]
+    real = os.open
+    opened = []
 
     def open_late(path, *arguments, **options):
         if str(path).endswith(f"{before}/zarr.json"):

@@ -46,7 +46,8 @@ def test_bits_are_unpacked_into_their_places_and_counted(seed, masks, height, wi
     before = old_array(random, (masks + 3, height, width))
     places = random.permutation(masks + 3)[:masks]
     keep = round(down * height), round(across * width)
-    found, counts = before.copy(), np.zeros(masks + 3, np.int64)
+    found = before.copy()
+    counts = np.zeros(masks + 3, np.int64)
     bits = np.packbits(cells, axis=-1, bitorder="little")
     fill_cells(bits, places, keep, found.view(np.uint8), counts)
     check(found, counts, before, places, keep, cells)
@@ -58,11 +59,13 @@ def test_bits_are_unpacked_into_their_places_and_counted(seed, masks, height, wi
 def test_selected_cells_are_those_that_numpy_takes(packed, seed, masks, side, octets, h, w):
     random = np.random.default_rng(seed)
     cells = sparse_cells(random, (masks, side, 8 * octets))
-    rows, columns = np.sort(random.integers(0, side, h)), random.integers(0, 8 * octets, w)
+    rows = np.sort(random.integers(0, side, h))
+    columns = random.integers(0, 8 * octets, w)
     before = old_array(random, (masks + 2, h, w))
     places = random.permutation(masks + 2)[:masks]
     keep = int(random.integers(0, h + 1)), int(random.integers(0, w + 1))
-    found, counts = before.copy(), np.zeros(masks + 2, np.int64)
+    found = before.copy()
+    counts = np.zeros(masks + 2, np.int64)
     source = np.packbits(cells, axis=-1, bitorder="little") if packed else cells.view(np.uint8)
     take_cells(source, packed, places, rows, columns, keep, found.view(np.uint8), counts)
     check(found, counts, before, places, keep, cells[:, rows][:, :, columns])

@@ -47,7 +47,8 @@ def with_empty_runs(runs: tuple[np.ndarray, np.ndarray], random: np.random.Gener
 @st.composite
 def scenes(draw):
     """Draw (full-size masks, boxes inside and outside the image, a generator)."""
-    height, width = draw(st.integers(1, 14)), draw(st.integers(1, 14))
+    height = draw(st.integers(1, 14))
+    width = draw(st.integers(1, 14))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     masks = [random.random((height, width)) < part for part in (0, 0.1, 0.5, 0.9, 1)]
     masks.append(np.kron(random.random((4, 4)) < 0.6, np.ones((4, 4), bool))[:height, :width])
@@ -78,7 +79,8 @@ def test_the_numbers_of_a_region_are_its_pixels_once_each(scene, region, in_boxe
 
 
 def test_the_largest_image_does_not_overflow():
-    height, width = 65_535, 32_767
+    height = 65_535
+    width = 32_767
     runs = flat_runs([[0, height * width]])
     rim = 2 * height + 2 * width - 4
     for region, count in zip(REGIONS, (height * width, rim, 0), strict=True):
@@ -116,7 +118,8 @@ def test_points_do_not_change_from_release_to_release():
 
 
 def test_a_region_without_pixels_is_not_valid():
-    empty, full = np.zeros((5, 6), bool), np.ones((5, 6), bool)
+    empty = np.zeros((5, 6), bool)
+    full = np.ones((5, 6), bool)
     runs = runs_of([empty, full])
     key = {"seed": 0, "epoch": 0}
     expected = {"inside": [False, True], "boundary": [False, True], "outside": [True, False]}
@@ -131,7 +134,8 @@ def test_a_region_without_pixels_is_not_valid():
 
 def test_moves_are_normally_distributed():
     n = 100_000
-    boxes, extent = np.tile([[300.0, 300, 340, 340]], (n, 1)), np.array([1024.0, 1024])
+    boxes = np.tile([[300.0, 300, 340, 340]], (n, 1))
+    extent = np.array([1024.0, 1024])
     moves = (jitter_boxes(boxes, extent, np.arange(n), seed=3, epoch=1) - boxes).ravel() / 4
     assert abs(moves.mean()) < 0.01 and abs(moves.std() - 1) < 0.01
     assert np.abs(moves).max() < 4.33  # so that no box turns inside out

@@ -70,7 +70,8 @@ def check(given: np.ndarray, found: masks.Relations, share: float, neighbors: in
     np.testing.assert_array_equal(found.ious, common / np.where(union, union, 1))
     np.testing.assert_array_equal(found.containments, common / np.where(areas, areas, 1)[:, None])
     np.testing.assert_array_equal(found.touching, touching(given, neighbors))
-    centroids, boxes = np.zeros((count, 2)), np.zeros((count, 4), np.int64)
+    centroids = np.zeros((count, 2))
+    boxes = np.zeros((count, 4), np.int64)
     for i in np.flatnonzero(areas):
         y, x = np.nonzero(given[i])
         centroids[i] = (2 * x + 1).sum() / (2 * areas[i]), (2 * y + 1).sum() / (2 * areas[i])
@@ -84,7 +85,8 @@ def check(given: np.ndarray, found: masks.Relations, share: float, neighbors: in
     expected = parents(given, share)
     assert found.parents.tolist() == expected
     for i in range(count):
-        above, depth = expected[i], 0
+        above = expected[i]
+        depth = 0
         while above >= 0:
             above, depth = expected[above], depth + 1
         assert found.depths[i] == depth
@@ -122,7 +124,8 @@ def test_iou_and_containment_of_photographs_are_those_of_pycocotools(sample_tar)
         objects = [{"size": [height, width], "counts": text} for text in texts]
         run_ends, run_offset, _ = masks.parse_counts(*joined(texts), height * width)
         found = masks.relate_runs(run_ends, run_offset, height, width)
-        single, crowd = [0] * len(objects), [1] * len(objects)
+        single = [0] * len(objects)
+        crowd = [1] * len(objects)
         np.testing.assert_array_equal(found.ious, coco.iou(objects, objects, single))
         np.testing.assert_array_equal(found.containments, coco.iou(objects, objects, crowd))
         np.testing.assert_array_equal(found.areas, coco.area(objects))

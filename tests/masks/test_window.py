@@ -18,7 +18,8 @@ SAMPLINGS = ("area", "center")
 def edges(scale: float, offset: float, cells: int) -> list[Fraction]:
     """The cell edges of an upright axis, in source pixels: the two ends, rounded to 1/1024 pixel,
     and even steps between them."""
-    first, last = round(offset * 1024), round((scale * cells + offset) * 1024)
+    first = round(offset * 1024)
+    last = round((scale * cells + offset) * 1024)
     last += first == last  # a window without width
     return [
         Fraction(first, 1024) + j * Fraction(last - first, 1024 * cells) for j in range(cells + 1)
@@ -61,7 +62,8 @@ def sampled(mask: np.ndarray, affine: np.ndarray, size: tuple[int, int], points:
             affine[:, 2] + (affine[:, 0] + affine[:, 1]) * (0.5 / points),
         )
     )
-    s, r = np.arange(size[1] * points), np.arange(size[0] * points)[:, None]
+    s = np.arange(size[1] * points)
+    r = np.arange(size[0] * points)[:, None]
     x, y = ((across[axis] * s + down[axis] * r + first[axis]) >> 32 for axis in (0, 1))
     inside = (x >= 0) & (x < mask.shape[1]) & (y >= 0) & (y < mask.shape[0])
     hits = inside & mask[np.where(inside, y, 0), np.where(inside, x, 0)]
@@ -72,7 +74,8 @@ def sampled(mask: np.ndarray, affine: np.ndarray, size: tuple[int, int], points:
 @st.composite
 def scenes(draw):
     """Draw (full-size masks, (h, w)); masks of single pixels and of object-like rectangles."""
-    height, width = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    height = draw(st.integers(1, 40))
+    width = draw(st.integers(1, 40))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     masks = [random.random((height, width)) < part for part in (0, 0.2, 0.8, 1)]
     blocks = random.random((ceil(height / 5), ceil(width / 5))) < 0.5

@@ -14,8 +14,10 @@ from PIL import Image, ImageFile
 from sa1bpack.errors import ImageError
 from sa1bpack.pixels import decode, decode_into
 
-H, W = 111, 158
-FITS, RESAMPLES = ("pad", "squash", "native"), ("fast", "exact")
+H = 111
+W = 158
+FITS = ("pad", "squash", "native")
+RESAMPLES = ("fast", "exact")
 
 
 def jpeg(image=None, mode="RGB", **options):
@@ -128,7 +130,8 @@ def test_the_smallest_images_work(resample):
 
 def test_exif_orientation_is_not_applied():
     """Masks refer to the pixel grid that the file stores."""
-    upright, rotated = jpeg(), jpeg(exif=exif(6))
+    upright = jpeg()
+    rotated = jpeg(exif=exif(6))
     assert rotated != upright
     np.testing.assert_array_equal(decoded(rotated, 64)[0], decoded(upright, 64)[0])
     error = refused(rotated, height=W, width=H)

@@ -77,7 +77,8 @@ def by_scale(data: bytes, height: int, width: int, size: int, scale: int) -> np.
 def test_where_the_last_pixel_is_repeated_the_scale_stays_and_so_do_the_bytes(subsampling):
     """As of packs made before: at 1/2, unless 7 of 8 pixels of a block are of the photograph."""
     for rest in range(8):
-        height, width = 152 + rest, 208
+        height = 152 + rest
+        width = 208
         for image in (calm(height, width), calm(width, height)):
             data = jpeg_of(image, quality=90, subsampling=subsampling)
             sides = image.shape[:2]
@@ -91,7 +92,8 @@ def test_a_photograph_is_decoded_at_half_its_size_if_a_scale_is_enough():
     """Noise of a camera, and lines that end at the edge, do not count as other pixels."""
     rng = np.random.default_rng(0)
     for rest in (1, 3, 5):
-        height, width = 192 + rest, 240
+        height = 192 + rest
+        width = 240
         image = calm(height, width).astype(int) + rng.normal(0, 5, (height, width, 1)).round()
         image[:, 60:64] = (40, 30, 20)
         data = jpeg_of(image.clip(0, 255).astype(np.uint8), quality=95, subsampling=2)

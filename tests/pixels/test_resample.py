@@ -8,8 +8,10 @@ from PIL import Image
 
 from sa1bpack.pixels.resample import RowBand, make_taps, normal, resample_rows
 
-H, W = 40, 50
-MEAN, STD = np.array([120, 110, 100], np.float32), np.array([58, 57, 56], np.float32)
+H = 40
+W = 50
+MEAN = np.array([120, 110, 100], np.float32)
+STD = np.array([58, 57, 56], np.float32)
 
 
 def picture(seed: int = 3) -> np.ndarray:
@@ -41,7 +43,8 @@ def resampled(image, box, size, keep=None, rows=None, values=None, stored=(H, W)
     x0, y0, x1, y1 = box
     out = np.full((3, *size), np.nan, np.float32)
     values = values or normal(np.zeros(3, np.float32), np.ones(3, np.float32))
-    y, x = taps(y0, y1, size[0], stored[0]), taps(x0, x1, size[1], stored[1])
+    y = taps(y0, y1, size[0], stored[0])
+    x = taps(x0, x1, size[1], stored[1])
     resample_rows(image, y, x, values, RowBand(*(rows or (0, size[0])), *(keep or size)), out)
     return out
 
@@ -56,8 +59,10 @@ SIDE = st.integers(1, 90)
 )  # fmt: skip
 def test_any_rectangle_at_any_size_matches_pil(part, flip_x, flip_y, height, width):
     left, top, across, down = part
-    x0, y0 = left * W, top * H
-    x1, y1 = x0 + across * (W - x0), y0 + down * (H - y0)
+    x0 = left * W
+    y0 = top * H
+    x1 = x0 + across * (W - x0)
+    y1 = y0 + down * (H - y0)
     box = (x1, y0, x0, y1) if flip_x else (x0, y0, x1, y1)
     box = (box[0], box[3], box[2], box[1]) if flip_y else box
     image = picture()
@@ -79,7 +84,8 @@ def test_whole_pixels_are_copied_bit_for_bit(box):
 
 @pytest.mark.parametrize("size", [(H, W), (70, 80), (11, 60), (9, 8)])
 def test_values_are_normalised_after_resampling_and_zero_outside(size):
-    image, keep = picture(), (size[0] - 4, size[1] - 3)
+    image = picture()
+    keep = (size[0] - 4, size[1] - 3)
     plain = resampled(image, (0, 0, W, H), size)
     found = resampled(image, (0, 0, W, H), size, keep, values=normal(MEAN, STD))
     expected = (plain - MEAN[:, None, None]) / STD[:, None, None]
@@ -89,7 +95,9 @@ def test_values_are_normalised_after_resampling_and_zero_outside(size):
 
 @pytest.mark.parametrize("size", [(H, W), (70, 80), (11, 60), (9, 8)])
 def test_rows_can_be_made_in_parts(size):
-    image, keep, cut = picture(), (size[0] - 2, size[1] - 3), size[0] // 3
+    image = picture()
+    keep = (size[0] - 2, size[1] - 3)
+    cut = size[0] // 3
     whole = resampled(image, (0, 0, W, H), size, keep)
     first = resampled(image, (0, 0, W, H), size, keep, (0, cut))
     last = resampled(image, (0, 0, W, H), size, keep, (cut, size[0]))
@@ -98,7 +106,8 @@ def test_rows_can_be_made_in_parts(size):
 
 
 def test_pixels_beyond_the_stored_image_have_no_effect():
-    image, other = picture(), picture()
+    image = picture()
+    other = picture()
     other[30:], other[:, 41:] = 255, 255
     for size in ((30, 41), (64, 64), (7, 9)):
         found = [resampled(each, (0, 0, 41, 30), size, stored=(30, 41)) for each in (image, other)]

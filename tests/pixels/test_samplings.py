@@ -16,7 +16,8 @@ from sa1bpack.errors import ImageError
 from sa1bpack.pixels import decode_into
 from sa1bpack.pixels.entropy import entropy_fault
 
-H, W = 21, 27
+H = 21
+W = 27
 ALL_FACTORS = list(itertools.product(range(1, 5), repeat=2))
 RESAMPLES = ("fast", "exact")
 
@@ -128,7 +129,8 @@ def test_scans_of_one_component_each_have_no_limit_of_blocks(in_full):
 @pytest.mark.parametrize("factors", [((4, 2), (1, 1), (1, 1)), ((4, 1), (2, 1), (2, 1))])
 @pytest.mark.parametrize("resample", RESAMPLES)
 def test_rare_samplings_are_resized_and_converted_like_others(factors, resample):
-    height, width = 75, 130
+    height = 75
+    width = 130
     data = sampled_jpeg(factors, height, width)
     for size, fit in itertools.product((16, 64, 130, 200), ("pad", "squash")):
         h, w = stored_size(height, width, size, fit)
@@ -136,7 +138,8 @@ def test_rare_samplings_are_resized_and_converted_like_others(factors, resample)
         out = np.full((size, size, 3), 7, np.uint8)
         decode_into(data, (height, width), (h, w), (out,), resample)
         np.testing.assert_array_equal(out[:h, :w], expected)
-        half_h, half_w = -(-h // 2), -(-w // 2)
+        half_h = -(-h // 2)
+        half_w = -(-w // 2)
         shapes = ((h, w), (half_h, half_w), (half_h, half_w))
         planes = tuple(np.full(shape, 7, np.uint8) for shape in shapes)
         decode_into(data, (height, width), (h, w), planes, resample)

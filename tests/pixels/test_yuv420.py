@@ -14,7 +14,8 @@ from PIL import Image, features
 from sa1bpack.pixels import decode_into, yuv420_to_rgb
 from sa1bpack.pixels.yuv420 import rgbx_to_yuv420
 
-H, W = 111, 158
+H = 111
+W = 158
 sides = st.integers(1, 21)
 
 

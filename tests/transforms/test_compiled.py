@@ -32,7 +32,8 @@ def test_a_cpu_has_the_results_of_a_device(steps, fit, masks):
 ])  # fmt: skip
 def test_jobs_and_threads_do_not_change_the_result(steps, masks):
     """An image is made in three jobs, and every mask in its own."""
-    batch, found = ragged(masks), []
+    batch = ragged(masks)
+    found = []
     pipeline = Pipeline(dataset(LAYOUT), STEPS[steps], size=520, mask_size=2100)
     for threads in (1, 3):
         torch.set_num_threads(threads)
@@ -78,7 +79,8 @@ def test_a_kept_result_is_not_overwritten_by_later_ones():
     """Large results, of which only views are kept."""
     batch = noisy_batch(LAYOUT, "runs")
     options = {"steps": [RandomHorizontalFlip()], "size": 640, "mask_size": 640}
-    pipeline, kept = Pipeline(dataset(LAYOUT), **options), []
+    pipeline = Pipeline(dataset(LAYOUT), **options)
+    kept = []
     for epoch in range(5):
         done = pipeline(batch, epoch)
         kept.append((done["images"][1:3, 0], done["masks"][2:]))

@@ -21,7 +21,10 @@ from sa1bpack.transforms import memory
 from sa1bpack.transforms.prompts import interior_cells
 
 META = torch.device("meta")
-SAMPLES, MASKS, SIDE, GRID = 8, 64, 1024, 256
+SAMPLES = 8
+MASKS = 64
+SIDE = 1024
+GRID = 256
 SOURCE = (1500, 2250)
 MB = 10**6
 

@@ -56,13 +56,15 @@ def with_teacher(batch: dict, ds: SimpleNamespace) -> dict:
 @pytest.mark.parametrize("name", [*FEW_STEPS, "center"])
 def test_no_step_depends_on_data(name, masks):
     steps = FEW_STEPS.get(name, [T.CenterCrop()])
-    ds, size = dataset(LAYOUT), None if masks.endswith(("bits", " ")) else (48, 80)
+    ds = dataset(LAYOUT)
+    size = None if masks.endswith(("bits", " ")) else (48, 80)
     ds.mask_sampling = "center" if masks.endswith(" ") else "area"
     masks = masks.strip()
     batch = with_teacher(ragged(masks), ds)
     there = T.Pipeline(ds, steps, size=size)
     for given in (batch, with_planes(batch)):
-        found, expected = there(moved(given, META), 1), there(given, 1)
+        found = there(moved(given, META), 1)
+        expected = there(given, 1)
         assert set(found) == set(expected)
         for key, tensor in expected.items():
             if torch.is_tensor(tensor):
@@ -238,7 +240,8 @@ def test_no_prompt_depends_on_data(region):
     boxes = torch.zeros((runs.masks, 4), dtype=torch.int64, device=META)
     points, valid = T.draw_points(runs, ids, 5, region, seed=1, epoch=2)
     assert points.shape == (4, 5, 2) and valid.shape == (4,)
-    edges, extent = boxes.double(), torch.ones((4, 2), dtype=torch.float64, device=META)
+    edges = boxes.double()
+    extent = torch.ones((4, 2), dtype=torch.float64, device=META)
     assert T.jitter_boxes(edges, extent, ids, seed=0, epoch=0).is_meta
     maps = T.AxisMaps(extent, 0 * extent)
     assert T.draw_runs(runs, maps, (6, 7), "center").shape == (4, 6, 7)
@@ -254,7 +257,8 @@ def test_autocast_changes_neither_what_a_pipeline_makes_nor_relations(half, any_
     batch["images"].copy_(torch.randint(0, 256, batch["images"].shape))
     # ScaleJitter may reduce an image: its filters are matrices, and autocast rounds their product,
     # as it would round the cells that masks have in common.
-    made, relate = T.Pipeline(dataset(LAYOUT), FEW_STEPS["any"]), T.Relate(tuple(RELATIONS))
+    made = T.Pipeline(dataset(LAYOUT), FEW_STEPS["any"])
+    relate = T.Relate(tuple(RELATIONS))
     expected = made(batch, 3) | relate(batch)
     with torch.autocast(any_way.type, half):
         found = made(batch, 3) | relate(batch)

@@ -103,7 +103,8 @@ def test_a_random_crop_has_an_allowed_area_and_ratio_and_fills_the_canvas():
     assert (low >= -1e-9).all() and (high <= stored + 1e-9).all()
     sides = high - low
     thin = stored.amin(1) < 10  # no rectangle of an allowed ratio has the area
-    ratio, area = sides[:, 0] / sides[:, 1], sides.prod(1) / stored.prod(1)
+    ratio = sides[:, 0] / sides[:, 1]
+    area = sides.prod(1) / stored.prod(1)
     assert ratio.min() >= 0.5 - 1e-9 and ratio.max() <= 2 + 1e-9
     assert area[~thin].min() >= 0.2 - 1e-9 and area[~thin].max() <= 0.6 + 1e-9
     assert area[~thin].min() < 0.23 and area[~thin].max() > 0.57
@@ -124,7 +125,8 @@ def stored_maps(done: dict, batch: dict) -> np.ndarray:
 
 def at_centers(maps: np.ndarray, height: int, width: int) -> np.ndarray:
     """float64 (2, height, width): x and y of the centres of the pixels of a canvas."""
-    x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
+    x = np.arange(width) + 0.5
+    y = np.arange(height) + 0.5
     grid = np.stack([*np.meshgrid(x, y), np.ones((height, width))])
     return np.einsum("ck,kij->cij", maps, grid)
 
@@ -185,7 +187,8 @@ def test_masks_and_points_move_and_boxes_hold_all_corners_of_the_rotated_box(dev
 def test_what_a_crop_cut_off_stays_hidden_after_a_rotation(device):
     """The images are white everywhere: what is shown is the cropped rectangle, rotated."""
     batch = moved(rectangle_batch(LAYOUT, [(0, 0, 225, 150)] * 4), device)
-    crop, turn = T.RandomResizedCrop((0.2, 0.4)), T.RandomAffine((30, 60))
+    crop = T.RandomResizedCrop((0.2, 0.4))
+    turn = T.RandomAffine((30, 60))
     done = T.Pipeline(dataset(LAYOUT), [crop, turn], **PLAIN)(batch, 1)
     cropped = T.Pipeline(dataset(LAYOUT), [crop], **PLAIN)(batch, 1)
     window = cropped["input_to_source"].cpu().numpy()  # its corners, in source pixels
@@ -239,7 +242,8 @@ def test_maps_compose_and_invert_like_matrices():
         product = square(outer.inverse()) @ square(outer)
         torch.testing.assert_close(product, torch.eye(3).double().expand(4, 3, 3))
         for inner in whole:
-            both, points = outer.after(inner), first[:, 0, :2]
+            both = outer.after(inner)
+            points = first[:, 0, :2]
             torch.testing.assert_close(square(outer) @ square(inner), square(both))
             torch.testing.assert_close(both.apply(points), outer.apply(inner.apply(points)))
 
@@ -251,7 +255,8 @@ def test_spatial_features_rotate_with_the_images(with_features):  # noqa: F811
         batch = next(iter(loader))
         done = T.Pipeline(ds, [T.RandomAffine((20, 40))])(batch)
         maps = stored_maps(done, batch)
-        side, cells = ds.layout.image_size, batch["teacher"].shape[-1]
+        side = ds.layout.image_size
+        cells = batch["teacher"].shape[-1]
         for k in range(len(maps)):
             to_cells = maps[k].copy()
             to_cells[:, 2] *= cells / side

@@ -29,7 +29,8 @@ def test_planes_convert_to_the_bytes_of_the_reference_and_zero_beyond(everywhere
     half = side // 2
     for canvas, (height, width), rgb in zip(planes, sizes, found, strict=True):
         chroma = canvas[side:].reshape(2, half, half)
-        rows, columns = (height + 1) // 2, (width + 1) // 2
+        rows = (height + 1) // 2
+        columns = (width + 1) // 2
         parts = canvas[:height, :width], *chroma[:, :rows, :columns]
         assert np.array_equal(rgb[:height, :width], reference(*parts))
         assert not rgb[height:].any() and not rgb[:, width:].any()
@@ -57,7 +58,8 @@ def test_normalising_matches_sam_and_padding_is_zero(device):
 
 def beta_cdf(x: float, alpha: float) -> float:
     """The distribution function of Beta(alpha, alpha) at x <= 1/2, by its power series."""
-    total, term = 0.0, 1.0
+    total = 0.0
+    term = 1.0
     for k in range(400):
         total += term / (alpha + k)
         term *= (k + 1 - alpha) / (k + 1) * x
@@ -93,7 +95,8 @@ def test_a_rectangle_of_the_next_image_is_pasted(device):
     done = CutMix(1.0)(images, lambda n: numbers[:, :n])
     assert done["mix_partner"].tolist() == [*range(1, 64), 0]
     weights = CutMix(1.0).draw(numbers[:, 0]).tolist()
-    before, after = images.cpu(), done["images"].cpu()
+    before = images.cpu()
+    after = done["images"].cpu()
     for b, (lam, (_, u, v)) in enumerate(zip(weights, numbers.tolist(), strict=True)):
         reach = math.sqrt(1 - lam) / 2
         x0, x1, y0, y1 = (

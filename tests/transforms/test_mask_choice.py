@@ -20,7 +20,8 @@ STEPS = {
 
 def random_batch(counts=(7, 0, 40, 1, 25), padded=True) -> dict[str, torch.Tensor]:
     """Rectangles at random, of which some are equal and some empty."""
-    rng, samples = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    samples = []
     for count in counts:
         masks = np.zeros((count, 96, 96), bool)
         for k in range(count):
@@ -43,7 +44,8 @@ def random_batch(counts=(7, 0, 40, 1, 25), padded=True) -> dict[str, torch.Tenso
 
 def edgesam(masks: np.ndarray, threshold: float) -> np.ndarray:
     """bool (m,), of bool (m, h, w): what EdgeSAM's SA1BDataset keeps, of the masks with cells."""
-    total, kept = np.zeros(masks.shape[1:], bool), masks.any((1, 2))
+    total = np.zeros(masks.shape[1:], bool)
+    kept = masks.any((1, 2))
     for k in np.argsort(-masks.sum((1, 2)), kind="stable"):
         if kept[k]:
             kept[k] = (masks[k] * total).sum() / masks[k].sum() <= threshold

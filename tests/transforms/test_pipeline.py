@@ -70,7 +70,8 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
         seen = 0
         for epoch in range(4):
             done = pipeline(batch, epoch)
-            images, masks = done["images"].cpu(), done["masks"].cpu()
+            images = done["images"].cpu()
+            masks = done["masks"].cpu()
             # Source pixels per stored cell, divided by those per pixel of the result, x and y.
             cell = torch.tensor([source[1], source[0] if fit == "squash" else max(source)]) / 96
             zoom = cell / done["input_to_source"].cpu()[:, [0, 1], [0, 1]].abs()
@@ -78,8 +79,10 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
                 if min(x1 - x0, y1 - y0) < 4:
                     continue
                 seen += 1
-                row, column = int((y0 + y1) / 2), int((x0 + x1) / 2)
-                image, mask = images[k].mean(0), masks[k, 0]
+                row = int((y0 + y1) / 2)
+                column = int((x0 + x1) / 2)
+                image = images[k].mean(0)
+                mask = masks[k, 0]
                 for axis, line, expected in (
                     (0, (row,), (x0, x1)),
                     (1, (slice(None), column), (y0, y1)),
@@ -113,7 +116,8 @@ def test_all_layouts_of_a_batch_have_the_same_result(device):
         layout: pipeline(moved(ragged(layout), device), 1)
         for layout in ("padded", "concat", "padded_bits", "concat_bits")
     }
-    padded, flat = done["padded"], done["concat"]
+    padded = done["padded"]
+    flat = done["concat"]
     assert padded["masks"].shape == (3, 3, 16, 20) and padded["masks"].dtype == torch.bool
     assert padded["images"].shape == (3, 3, 64, 80)
     real = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool, device=device)
@@ -299,7 +303,8 @@ def test_every_epoch_and_step_has_its_sizes_and_masks_are_drawn_at_them(batch, s
 
 
 def test_a_list_is_a_size_per_epoch_a_tuple_is_height_and_width(batch):
-    by_epoch, pair = T.Pipeline(DS, size=[48, 96]), T.Pipeline(DS, size=(48, 96))
+    by_epoch = T.Pipeline(DS, size=[48, 96])
+    pair = T.Pipeline(DS, size=(48, 96))
     shapes = [by_epoch(batch, epoch=epoch)["images"].shape[2:] for epoch in (0, 1, 5)]
     assert shapes == [(48, 48), (96, 96), (96, 96)]
     assert by_epoch(batch, epoch=0)["masks"].shape[2:] == (48, 48)  # as many pixels per cell

@@ -151,7 +151,8 @@ def test_without_a_random_order_factors_are_those_of_a_jitter_that_has_no_such_o
 
 def test_a_number_is_short_for_the_range_around_its_neutral_value():
     """As in torchvision."""
-    spread, ranges = T.ColorJitter(0.5, 1.5, 0.25, 0.1), ((0.5, 1.5), (0, 2.5), (0.75, 1.25))
+    spread = T.ColorJitter(0.5, 1.5, 0.25, 0.1)
+    ranges = ((0.5, 1.5), (0, 2.5), (0.75, 1.25))
     assert (spread.brightness, spread.contrast, spread.saturation) == ranges
     assert spread.hue == (-0.1, 0.1) and T.ColorJitter(*ranges).contrast == (0, 2.5)
     pixels = photos(1)
@@ -240,7 +241,8 @@ def test_a_rectangle_of_some_images_is_erased_and_the_box_says_which(any_way):
         erased += 1
         assert 0 <= x0 < x1 <= 30 and 0 <= y0 < y1 <= 20
         # Rounded to whole pixels, each side is off by half a pixel at most.
-        height, width = y1 - y0, x1 - x0
+        height = y1 - y0
+        width = x1 - x0
         assert (height - 0.5) * (width - 0.5) <= 0.3 * 600
         assert (height + 0.5) * (width + 0.5) >= 0.1 * 600
         assert (height - 0.5) / (width + 0.5) <= 2 and (height + 0.5) / (width - 0.5) >= 0.5

@@ -39,8 +39,10 @@ def rows(batch, key):
 @pytest.mark.parametrize("where", ["random", "interior", "stored"])
 def test_points_are_inside_what_is_left_of_their_mask(ds, where):
     batch = T.Prompts(points=5, where=where)(batch_of(ds))
-    points, labels = rows(batch, "prompt_points"), rows(batch, "prompt_labels")
-    masks, valid = rows(batch, "masks"), rows(batch, "valid")
+    points = rows(batch, "prompt_points")
+    labels = rows(batch, "prompt_labels")
+    masks = rows(batch, "masks")
+    valid = rows(batch, "valid")
     assert valid.any() and not valid.all()
     assert ((labels == 1) == valid[:, None]).all() and ((labels == -1) == ~valid[:, None]).all()
     for mask, own in zip(masks[valid], points[valid], strict=True):
@@ -50,7 +52,8 @@ def test_points_are_inside_what_is_left_of_their_mask(ds, where):
 
 def test_the_stored_point_is_taken_where_the_mask_still_has_it(ds):
     batch = T.Prompts(where="stored")(batch_of(ds))
-    points, stored = rows(batch, "prompt_points")[:, 0], rows(batch, "point_coords")
+    points = rows(batch, "prompt_points")[:, 0]
+    stored = rows(batch, "point_coords")
     same = (points == stored).all(1)
     assert same.any() and not same[rows(batch, "valid")].all()
     assert not same[~rows(batch, "point_inside")].any()
@@ -58,10 +61,12 @@ def test_the_stored_point_is_taken_where_the_mask_still_has_it(ds):
 
 def test_kinds_have_their_probabilities_and_each_mask_one_prompt(ds):
     prompts = T.Prompts({"point": 1, "box": 2, "mask": 1})
-    made, kinds = batch_of(ds), []
+    made = batch_of(ds)
+    kinds = []
     for draw in range(12):
         batch = prompts(made, draw)
-        kind, valid = batch["prompt_kinds"], batch["valid"]
+        kind = batch["prompt_kinds"]
+        valid = batch["valid"]
         assert torch.equal(kind >= 0, valid)
         assert torch.equal((batch["prompt_labels"] == 1)[..., 0], kind == 0)
         assert torch.equal(batch["prompt_boxes"].any(-1), kind == 1)
@@ -139,7 +144,8 @@ def depth(region: np.ndarray) -> np.ndarray:
 
 def expected_interior(predicted: np.ndarray, mask: np.ndarray) -> tuple[list[float], int]:
     """SAM 2's rule for one mask: the point farthest from the edge of either kind of error."""
-    missed, surplus = depth(mask & ~predicted), depth(predicted & ~mask)
+    missed = depth(mask & ~predicted)
+    surplus = depth(predicted & ~mask)
     if not max(missed.max(), surplus.max()):
         return [0.0, 0.0], -1
     region = missed if missed.max() > surplus.max() else surplus
@@ -149,7 +155,8 @@ def expected_interior(predicted: np.ndarray, mask: np.ndarray) -> tuple[list[flo
 
 @pytest.mark.parametrize("shape", [(6, 9, 14), (2, 3, 20, 11)], ids=["concat", "padded"])
 def test_the_interior_click_is_the_one_of_a_distance_transform(everywhere, shape):
-    masks, predicted = noisy(shape, 0, 0.8), noisy(shape, 1, 0.7)
+    masks = noisy(shape, 0, 0.8)
+    predicted = noisy(shape, 1, 0.7)
     predicted[-1] = masks[-1]  # no error
     ids = torch.arange(masks[..., 0, 0].numel()).view(shape[:-2])
     given = (tensor.to(everywhere) for tensor in (predicted, masks, ids))
@@ -175,7 +182,8 @@ def test_every_maker_finds_the_same_farthest_cell(everywhere, height, width):
 
 
 def test_random_clicks_are_wrong_pixels_with_the_label_that_corrects_them():
-    masks, predicted = noisy((5, 8, 12), 2), noisy((5, 8, 12), 3)
+    masks = noisy((5, 8, 12), 2)
+    predicted = noisy((5, 8, 12), 3)
     masks[4], predicted[4] = True, True
     points, labels = correction_clicks(predicted, masks, torch.arange(5), 40, **KEY)
     for mask in range(4):
@@ -188,15 +196,18 @@ def test_random_clicks_are_wrong_pixels_with_the_label_that_corrects_them():
 def test_every_wrong_pixel_is_as_likely_as_any_other():
     from scipy.stats import chisquare
 
-    masks, predicted = noisy((1, 6, 7), 4), noisy((1, 6, 7), 5)
-    count, draws = int((masks ^ predicted).sum()), 20_000
+    masks = noisy((1, 6, 7), 4)
+    predicted = noisy((1, 6, 7), 5)
+    count = int((masks ^ predicted).sum())
+    draws = 20_000
     points, _ = correction_clicks(predicted, masks, torch.tensor([9]), draws, **KEY)
     cells, times = np.unique(points[0].numpy(), axis=0, return_counts=True)
     assert len(cells) == count and chisquare(times).pvalue > 1e-3
 
 
 def test_a_click_depends_on_seed_epoch_id_and_draw_and_on_nothing_beside_it():
-    masks, predicted = noisy((4, 16, 16), 6), noisy((4, 16, 16), 7)
+    masks = noisy((4, 16, 16), 6)
+    predicted = noisy((4, 16, 16), 7)
     ids = torch.tensor([5, 2**40, 7, 5])
     masks[3], predicted[3] = masks[0], predicted[0]
     whole, _ = correction_clicks(predicted, masks, ids, 8, **KEY)

@@ -28,7 +28,8 @@ def test_regions_and_points_equal_those_of_the_cpu(any_way, region, seed, count,
     boxes = None
     if in_boxes:
         boxes = np.sort(random.integers(-3, 17, (runs.masks, 2, 2)), axis=1).reshape(-1, 4)
-    key, expected = {"seed": seed, "epoch": 3, "draw": 1}, []
+    key = {"seed": seed, "epoch": 3, "draw": 1}
+    expected = []
     for place, sample in enumerate(samples):
         rows = slice(6 * place, 6 * place + 6)
         box = None if boxes is None else boxes[rows]
@@ -58,18 +59,21 @@ def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs): 
     """Padded or not, each mask has the same points, where the crop shows it."""
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), mask_format="runs")
     pipeline = T.Pipeline(ds, [T.RandomResizedCrop((0.02, 0.1))], size=96)
-    key, found = {"seed": 1, "epoch": 2}, []
+    key = {"seed": 1, "epoch": 2}
+    found = []
     for layout in ("padded", "concat"):
         with sa1bpack.Loader(ds, 6, mask_layout=layout, max_masks=7) as loader:
             batch = pipeline(next(iter(loader)))
         counts = batch["mask_counts"]
         rows = torch.arange(7) < counts[:, None] if layout == "padded" else slice(None)
-        ids, boxes = batch["annotation_ids"].to(any_way), batch["boxes_xyxy"].to(any_way)
+        ids = batch["annotation_ids"].to(any_way)
+        boxes = batch["boxes_xyxy"].to(any_way)
         owner = torch.arange(6).repeat_interleave(counts)
         if layout == "padded":
             owner = torch.arange(6)[:, None].expand(ids.shape)
         maps = batch["input_to_source"][owner].to(any_way)
-        scale, offset = maps[..., [0, 1, 0, 1], [0, 1, 0, 1]], maps[..., [0, 1, 0, 1], 2]
+        scale = maps[..., [0, 1, 0, 1], [0, 1, 0, 1]]
+        offset = maps[..., [0, 1, 0, 1], 2]
         edges = (boxes * scale + offset).float()
         points, valid = T.draw_points(batch["runs"].to(any_way), ids, 5, boxes=edges, **key)
         inside = (points >= edges[..., None, :2]) & (points < edges[..., None, 2:])
@@ -90,7 +94,8 @@ def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs): 
 
 def test_the_largest_images_do_not_overflow(any_way):
     """Many masks of nearly 2**31 pixels, whose keys are sorted together."""
-    height, width = 65_535, 32_767
+    height = 65_535
+    width = 32_767
     one = np.array([height + 1, height * (width - 1) - 1, height * width], np.int32)
     same(any_way, [(one, np.array([0, 3]), height, width)] * 50)
 
@@ -105,7 +110,8 @@ def test_masks_of_many_runs_are_made_in_parts(any_way):
 
 def same(device, samples: list) -> None:
     """Compare 20 points of each region of samples that have one mask each."""
-    runs, key = RunBatch.collate(samples).to(device), {"seed": 1, "epoch": 2}
+    runs = RunBatch.collate(samples).to(device)
+    key = {"seed": 1, "epoch": 2}
     ids = np.arange(len(samples))
     boxes = np.array([(n, n, width, height) for n, (*_, height, width) in enumerate(samples)])
     for region in REGIONS:
@@ -120,7 +126,8 @@ def same(device, samples: list) -> None:
 
 def test_padding_and_batches_without_masks_have_no_points(any_way):
     offset = torch.tensor([0, 0, 2, 2])
-    ends, sizes = torch.tensor([0, 20], dtype=torch.int32), torch.tensor([[4, 5]])
+    ends = torch.tensor([0, 20], dtype=torch.int32)
+    sizes = torch.tensor([[4, 5]])
     runs = RunBatch(ends, offset, torch.tensor([0, 3]), sizes, offset).to(any_way)
     ids = torch.arange(3, device=any_way)
     for region, pixels in zip(REGIONS, (20, 14, 0), strict=True):

@@ -22,7 +22,8 @@ DS = dataset(LAYOUT)
 INF = float("inf")
 BATCH = rectangle_batch(LAYOUT, RECTANGLES)
 NO_MASKS = {key: value for key, value in BATCH.items() if key != "masks"}
-FLIP, TURN = T.RandomHorizontalFlip(), T.RandomAffine(10)
+FLIP = T.RandomHorizontalFlip()
+TURN = T.RandomAffine(10)
 BOOL = torch.ones(2, 4, 4, dtype=torch.bool)
 KEY = {"seed": 0, "epoch": 0}
 RUNS = T.RunBatch.collate([(np.array([20] * 6, np.int32), np.arange(7), 4, 5)] * 2)
@@ -193,12 +194,16 @@ def test_sizes_impossible_for_the_dataset_are_refused_by_name(fit, sizes, match)
 @pytest.mark.parametrize("layout", ["padded", "concat"])
 def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
     """The masks are those of `ragged`, 2, 0 and 1; the runs are of 2, 0 and 2 masks, and others."""
-    pipeline, batch = T.Pipeline(DS, [FLIP]), ragged(layout)
+    pipeline = T.Pipeline(DS, [FLIP])
+    batch = ragged(layout)
     batch["masks"] = batch["masks"][:, :2] if layout == "padded" else batch["masks"]
     for key in ("bboxes", "point_coords", "areas"):
         batch[key] = batch[key][:, :2] if layout == "padded" else batch[key]
     one = rectangle_runs([RECTANGLES[0]])
-    ends, offset, height, width = one.run_ends.numpy(), one.run_offset.numpy(), 150, 225
+    ends = one.run_ends.numpy()
+    offset = one.run_offset.numpy()
+    height = 150
+    width = 225
 
     def runs(*counts):
         return T.RunBatch.collate(

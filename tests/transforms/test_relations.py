@@ -47,7 +47,8 @@ def by_torch(relate: Relate, batch: dict, padded: bool, most: int | None = None)
 def check(found: dict, samples: list[np.ndarray], padded: bool, **rule) -> None:
     """Compare a batch's relations with those of each sample, and its padding with none."""
     assert tuple(found) == NAMES
-    most, first = max(map(len, samples)), 0
+    most = max(map(len, samples))
+    first = 0
     for k, sample in enumerate(samples):
         expected = masks.relate_bits(sample, **rule)
         for name, (pairs, none) in RELATIONS.items():
@@ -97,7 +98,8 @@ def test_relations_on_a_device_take_no_more_memory_than_stated(names, layout):
     are many or large."""
     relate = Relate(names)
     for samples, most, side in ((8, 100, 1024), (2, 3, 16), (1, 400, 64), (2, 8, 512)):
-        padded, packed = layout.startswith("padded"), layout.endswith("bits")
+        padded = layout.startswith("padded")
+        packed = layout.endswith("bits")
         total = samples * most - 1
         leading = (samples, most) if padded else (total,)
         kind, width = (torch.uint8, side // 8) if packed else (torch.bool, side)
@@ -162,11 +164,14 @@ def test_a_pipeline_relates_what_is_left_in_the_picture(kind, any_way):
         batch = ragged(kind)
     batch = moved(batch, any_way)
     steps = [transforms.RandomResizedCrop((0.2, 0.3)), transforms.RandomHorizontalFlip()]
-    ds, relate = dataset(LAYOUT), Relate(NAMES, share=0.6)
+    ds = dataset(LAYOUT)
+    relate = Relate(NAMES, share=0.6)
     found = transforms.Pipeline(ds, steps, relations=relate)(batch, epoch=1)
     plain = transforms.Pipeline(ds, steps)(batch, epoch=1)
     assert set(found) - set(plain) == set(NAMES)
-    first, before, after = 0, 0, 0
+    first = 0
+    before = 0
+    after = 0
     for k, count in enumerate(batch["mask_counts"].tolist()):
         at = slice(first, first + count) if "mask_offsets" in batch else (k, slice(count))
         expected = masks.relate_bits(plain["masks"][at].cpu().numpy(), share=0.6)

@@ -193,7 +193,8 @@ def test_a_label_is_that_of_the_cell_it_comes_from(first):
             x, y = x * width, y * height
             clear = (np.abs(x - np.rint(x)) > 1e-6) & (np.abs(y - np.rint(y)) > 1e-6)
             inside = (x > 0) & (x < width) & (y > 0) & (y < height) & visible[k] & clear
-            column, line = x[inside].astype(int), y[inside].astype(int)
+            column = x[inside].astype(int)
+            line = y[inside].astype(int)
             expected = labels.numpy()[line, column]
             assert np.array_equal(found[k, 0].numpy()[inside], expected), seed
             compared += len(expected)

@@ -29,7 +29,8 @@ QUANTIZE = {"scaled_int8": "int8", "scaled_float8_e4m3fn": "float8"}
 
 def attached(pack, spec: Feature, output):
     """A feature with the rows of `write_side`, made by `attach`."""
-    ids, masks = index_of(pack)["image_id"].tolist(), np.diff(index_of(pack)["mask_offset"])
+    ids = index_of(pack)["image_id"].tolist()
+    masks = np.diff(index_of(pack)["mask_offset"])
     each = [side_values(spec, *sample) for sample in zip(ids, masks.tolist(), strict=True)]
     rows = torch.from_numpy(np.concatenate(each))
     if spec.dtype == "bfloat16":
@@ -98,7 +99,8 @@ def test_rows_that_cannot_be_stored_are_refused(pack, tmp_path, shape, options, 
 
 
 def test_a_changed_shard_makes_exactly_its_rows_stale(pack):
-    folder, names = write_side(pack, IMAGE), names_of_feature_shards(pack)
+    folder = write_side(pack, IMAGE)
+    names = names_of_feature_shards(pack)
     edit(
         pack / "shards/sa_000001-000/zarr.json",
         lambda group: group["attributes"]["sa1bpack"].update(more=1),
@@ -146,7 +148,8 @@ def test_a_feature_that_another_call_replaced_meanwhile_gets_no_rows(pack, tmp_p
 
 
 def test_a_feature_that_comes_into_use_while_it_is_replaced_stays(pack, monkeypatch):
-    folder, rename = write_side(pack, IMAGE, shards=()), Path.rename
+    folder = write_side(pack, IMAGE, shards=())
+    rename = Path.rename
     locks = []
 
     def late(path, target):

@@ -8,7 +8,8 @@ from sa1bpack.transforms import ColorJitter, RandomGrayscale, backends
 from sa1bpack.transforms.images.colors import change_with_torch
 from sa1bpack.transforms.images.pixel_steps import PixelChanges
 
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+MEAN = (123.675, 116.28, 103.53)
+STD = (58.395, 57.12, 57.375)
 JITTERS = {
     "all": ColorJitter(0.6, 0.6, 0.6, 0.5),
     "brightness": ColorJitter((0, 3)),

@@ -54,7 +54,8 @@ def test_no_number_of_masks_makes_a_kernel_be_compiled_again(request):
     if Version(version("triton")) < Version("3.7"):
         pytest.skip("another launcher")
     long = request.config.getoption("torture")
-    seed, batches = request.config.getoption("torture_seed"), 40 if long else 4
+    seed = request.config.getoption("torture_seed")
+    batches = 40 if long else 4
     printed = python(HELPERS / "kernel_variants.py", seed, batches, timeout=300)
     variants = json.loads(printed)
     launched = {name.partition(" ")[0] for name in variants}

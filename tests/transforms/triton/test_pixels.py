@@ -8,7 +8,8 @@ from sa1bpack.transforms import AxisMaps, Frame, backends
 from sa1bpack.transforms.images.resample import Sampling, sample_compiled
 from sa1bpack.transforms.memory import Memory, Table
 
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+MEAN = (123.675, 116.28, 103.53)
+STD = (58.395, 57.12, 57.375)
 NORMAL = Table(np.array([MEAN, STD], np.float32))
 UNCHANGED = Table(np.array([[0.0] * 3, [1.0] * 3], np.float32))
 
@@ -21,7 +22,8 @@ def framed(maps, keep, canvas, device="cpu") -> Frame:
 
 def sampled(device, images, maps, stored, keep, canvas, shrinks, plain=False):
     """The kernel's images, on the CPU."""
-    frame, normal = framed(maps, keep, canvas, device), UNCHANGED if plain else NORMAL
+    frame = framed(maps, keep, canvas, device)
+    normal = UNCHANGED if plain else NORMAL
     sampling = Sampling(images.to(device), stored.to(device), frame, normal, shrinks)
     found = backends.launch(device, "images.sample_images", sampling, torch.float32)
     assert found is not None
@@ -51,7 +53,8 @@ SCALES = {
 def test_images_are_those_of_the_compiled_kernel_bit_for_bit(
     triton_device, scale, offset, shrinks, canvas
 ):
-    images, stored = made_images(3, 32), torch.tensor([[32, 32], [32, 32], [24, 30]])
+    images = made_images(3, 32)
+    stored = torch.tensor([[32, 32], [32, 32], [24, 30]])
     maps = AxisMaps(*(torch.tensor(n, dtype=torch.float64) for n in (scale, offset)))
     keep = torch.tensor([[32, 32], [11, 9], [0, 5]]).minimum(torch.tensor(canvas))
     expected = compiled(images, maps, stored, keep, canvas)
