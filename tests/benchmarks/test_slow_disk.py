@@ -21,7 +21,7 @@ def disk(slow_disk, tmp_path):
     content = np.random.default_rng(0).bytes(3_000_100)
     (tmp_path / "large").write_bytes(content)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "small").write_bytes(b"small")
+    (tmp_path / "folder/small").write_bytes(b"small")
     (tmp_path / "empty").touch()
     try:
         mirror = slow_disk.SlowDisk(tmp_path)
@@ -37,7 +37,7 @@ def test_the_mirror_has_the_same_files_and_bytes(disk):
     found = {path.relative_to(disk.path): path for path in disk.path.rglob("*")}
     assert set(map(str, found)) == {"large", "folder", "folder/small", "empty"}
     assert (disk.path / "large").read_bytes() == disk.content
-    assert (disk.path / "folder" / "small").read_bytes() == b"small"
+    assert (disk.path / "folder/small").read_bytes() == b"small"
     assert (disk.path / "empty").read_bytes() == b""
     log = disk.stop()
     assert set(disk.names(log)) == {"large", "folder/small"}

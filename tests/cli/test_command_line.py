@@ -93,7 +93,7 @@ def test_a_run_that_packs_no_image_names_rejects_only_if_there_are_any(command, 
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    "flag, said",
     [
         ("--fit=stretch", "--fit"),
         ("--max-masks=few", "'few' is not a whole number, nor 'all'"),

@@ -104,7 +104,7 @@ def test_an_exception_of_the_function_is_shown_with_its_traceback(pack, in_folde
     assert "made:failing raised StopIteration for batch 0 of shard sa_000000-000" in error
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_a_killed_command_keeps_complete_shards_and_batches_and_resumes_after_them(
     pack, tmp_path, in_folder, number, code
 ):
@@ -117,7 +117,7 @@ def test_a_killed_command_keeps_complete_shards_and_batches_and_resumes_after_th
     assert found == code
     if code > 0:
         assert "repeat the command" in error
-    folder = pack / "side" / "ids"
+    folder = pack / "side/ids"
     before = {path: path.stat().st_ino for path in folder.glob("sa_*")}
     assert len(before) == 1
     assert verify(pack).ok  # what is missing is a note
@@ -132,7 +132,7 @@ def test_a_killed_command_keeps_complete_shards_and_batches_and_resumes_after_th
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         (("ids", "--fn", "made"), "--fn is 'made': choose MODULE:FUNCTION"),
         (("na me", "--fn", "made:ids"), "sa1bpack: NAME is 'na me': choose a letter"),

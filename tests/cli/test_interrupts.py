@@ -19,17 +19,17 @@ _INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.{})\nraise Syste
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
+    "name, code, word", [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
 def test_an_interruption_while_modules_load_shows_no_traceback(tar, tmp_path, name, code, word):
     (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "numba.py").write_text(_INTERRUPTING.format(name))
+    (tmp_path / "path/numba.py").write_text(_INTERRUPTING.format(name))
     done = run("pack", tar, "--output", tmp_path / "pack", path=tmp_path / "path")
     assert done == (code, "", f"sa1bpack: {word}\n")
 
 
 @pytest.mark.parametrize(
-    ("module", "by"),
+    "module, by",
     [
         ("sa1bpack.interrupts", "module"),
         ("sa1bpack.interrupts", "script"),
@@ -64,7 +64,7 @@ def test_the_installed_command_is_the_one_that_is_tested():
 
 
 @pytest.mark.parametrize(
-    ("moment", "workers", "sent"),
+    "moment, workers, sent",
     [
         *((moment, 1, signal.SIGINT) for moment in MOMENTS if moment != "between two samples"),
         ("between two samples", 2, signal.SIGTERM),

@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    "program, said",
     [
         ("echo 'Small, 16384 MiB'; echo 'Large, 81559 MiB'", "Small, 16384 MiB; Large, 81559 MiB"),
         ("echo 'no devices were found'; exit 6", "none: nvidia-smi is missing, or names no device"),

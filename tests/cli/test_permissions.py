@@ -11,7 +11,7 @@ READ_ONLY = "the file system is read-only: choose another folder, or mount it fo
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "work"),
+    "name, file, work",
     [
         ("show", "x.png", "export.show.draw_samples"),
         ("report", "x.html", "export.report.verification"),
@@ -33,7 +33,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize(
-    ("code", "remedy", "repeat"),
+    "code, remedy, repeat",
     [
         (errno.EACCES, RIGHTS, False),
         (errno.EPERM, RIGHTS, False),

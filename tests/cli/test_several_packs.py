@@ -59,7 +59,7 @@ def test_subset_keeps_what_the_conditions_ask_for(command, packs, tmp_path):
             f"{out}: {len(wanted)} of 12 images, fingerprint {open_pack(out).fingerprint}\n"
         )
         assert ids_of(out) == wanted and len(wanted) > 0
-    assert command("subset", str(tmp_path / "packs" / "*"), "-o", tmp_path / "all.sel")[0] == 0
+    assert command("subset", str(tmp_path / "packs/*"), "-o", tmp_path / "all.sel")[0] == 0
     assert ids_of(tmp_path / "all.sel") == everything
 
 
@@ -75,7 +75,7 @@ def test_subset_keeps_ids_of_a_file_in_its_order(command, packs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    "options, match",
     [("9\n99\n", "no image_id 99 among the 12 samples of"),
      ("1\n1\n", "1 is there more than once"), ("x\n", "--ids is"),
      ("1 2\n3 4\n", "one id per line"), ("99999999999999999999\n", "one id per line"),
@@ -122,7 +122,7 @@ def test_duplicates_are_refused_or_counted_by_choice(command, packs, tmp_path, c
 
 def test_show_draws_samples_of_several_packs_and_of_a_selection(command, packs, tmp_path):
     command("subset", *packs, "-o", tmp_path / "two.sel", "--where", "mask_count >= 10")
-    for number, paths in enumerate((packs, [tmp_path / "two.sel"], [tmp_path / "packs" / "*"])):
+    for number, paths in enumerate((packs, [tmp_path / "two.sel"], [tmp_path / "packs/*"])):
         out = tmp_path / f"{number}.png"
         code, text, error = command("show", *paths, "-o", out, "--image-id", 10, 11)
         assert (code, error) == (0, "") and text.startswith(f"{out}: ")
@@ -139,7 +139,7 @@ def test_merge_says_what_it_made_and_how(command, packs, tmp_path):
     assert (code, error) == (0, "")
     assert text.startswith(f"{out}: 6 images, 15 masks in 2 shards of 1 pack; files: ")
     assert text.endswith(" linked, 0 cloned, 0 copied\n")
-    code, text, error = command("merge", str(tmp_path / "packs" / "*"), "-o", out)
+    code, text, error = command("merge", str(tmp_path / "packs/*"), "-o", out)
     assert (code, error) == (0, "") and "12 images, 66 masks in 4 shards of 2 packs" in text
     assert text.endswith("\n2 shards already there\n")
     code, text, _ = command("merge", *packs, "-o", out)
@@ -217,7 +217,7 @@ def test_info_of_several_packs_is_that_of_the_merged_one(command, packs, tmp_pat
     for key in ("annotations", "dropped_images", "rejects"):
         assert several.manifest.counts[key] == merged.manifest.counts[key]
     assert [each.manifest.samples for each in several.packs] == [6, 6]
-    code, text, error = command("info", str(tmp_path / "packs" / "*"))
+    code, text, error = command("info", str(tmp_path / "packs/*"))
     assert (code, error) == (0, "")
     assert text.startswith(f"2 packs, {packs[0]} to {packs[1]}\n  pack       {packs[0]}: 6 images")
     _, one, _ = command("info", tmp_path / "one")
@@ -227,10 +227,10 @@ def test_info_of_several_packs_is_that_of_the_merged_one(command, packs, tmp_pat
 
 
 def test_verify_checks_one_after_the_other_and_ends_with_the_worst(command, packs, tmp_path):
-    code, text, error = command("verify", str(tmp_path / "packs" / "*"))
+    code, text, error = command("verify", str(tmp_path / "packs/*"))
     assert (code, error) == (0, "")
     assert [line.partition(":")[0] for line in text.splitlines()] == [*map(str, packs)]
-    (packs[0] / "shards" / "sa_000000-000" / "bbox" / "c.0.0").unlink()
+    (packs[0] / "shards/sa_000000-000/bbox/c.0.0").unlink()
     code, text, _ = command("verify", *packs, "--quick")
     assert code == 1
     assert f"sa1bpack repair {packs[0]} TARS" in text and f"{packs[1]}: no problem found" in text
@@ -238,14 +238,14 @@ def test_verify_checks_one_after_the_other_and_ends_with_the_worst(command, pack
 
 def test_a_report_of_several_packs_counts_them_together(command, packs, tmp_path):
     out = tmp_path / "report.html"
-    paths = str(tmp_path / "packs" / "*")
+    paths = str(tmp_path / "packs/*")
     code, text, error = command("report", paths, "-o", out, "--verify", "full", "--samples", 3)
     assert (code, error) == (0, "") and text.startswith(f"{out}: 12 images, ")
     page = Page(out.read_text())
     assert page.text.split()[:2] == ["2", "packs"]
     assert f"{packs[0]}, {packs[1]}. Report of" in page.text
     assert "66" in page.text and len(page.pictures) == 3 and "4 shards with 12 images" in page.text
-    (packs[1] / "shards" / "sa_000001-000" / "bbox" / "c.0.0").unlink()
+    (packs[1] / "shards/sa_000001-000/bbox/c.0.0").unlink()
     code, _, error = command("report", *packs, "-o", out, "--verify", "full")
     assert code == 1 and "sa_000001-000" in error
     assert command("report", *packs, "-o", packs[1] / "report.html")[0] == 2

@@ -43,7 +43,7 @@ WRITTEN = "the following arguments are required: -o/--output, which names what i
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         ("pack a.tar -o packed --fitt pad", "--fitt: is --fit meant? See `sa1bpack pack --help`"),
         ("pack a.tar --dry", "--dry: is --dry-run meant? See `sa1bpack pack --help`"),

@@ -38,7 +38,7 @@ def test_without_a_manifest_nothing_is_claimed_that_only_it_can_tell(command, ro
 
 
 def test_the_repair_command_can_be_copied_into_a_shell(command, root):
-    file = root / "shards" / "sa_000000-000" / "bbox" / "c.0.0"
+    file = root / "shards/sa_000000-000/bbox/c.0.0"
     file.unlink()
     what, repair, *_ = command("verify", root)[1].splitlines()
     assert what.endswith(f"{file}: missing")
@@ -47,7 +47,7 @@ def test_the_repair_command_can_be_copied_into_a_shell(command, root):
 
 @pytest.mark.parametrize("flags", [(), ("--quick",)], ids=["full", "quick"])
 def test_what_may_not_be_read_is_neither_called_damaged_nor_repaired(command, root, flags):
-    file = root / "shards" / "sa_000000-000" / "bbox" / "c.0.0"
+    file = root / "shards/sa_000000-000/bbox/c.0.0"
     file.chmod(0)
     with without_privileges():
         code, out, error = command("verify", root, *flags)
@@ -95,7 +95,7 @@ def test_every_command_tells_a_mistyped_path_from_damage(
 
 
 def test_parts_are_joined_by_exit_code_and_json(command, root):
-    flip(next((root / "shards" / "sa_000000-001" / "image").glob("c*")))
+    flip(next((root / "shards/sa_000000-001/image").glob("c*")))
     found = []
     for number, code in ((1, 0), (2, 1)):
         ended, out, error = command("verify", root, "--part", f"{number}/2", "--json")

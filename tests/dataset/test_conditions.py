@@ -46,7 +46,7 @@ def test_numbers_are_written_as_in_python(several, number):
 
 
 @pytest.mark.parametrize(
-    ("text", "match"),
+    "text, match",
     [
         ("", "write NAME SIGN NUMBER"), ("mask_count", "write NAME"), ("mask_count = 3", "write"),
         ("mask_count > 3 and 1", "write"), ("mask_count > x", "write"), ("3 < mask_count", "write"),

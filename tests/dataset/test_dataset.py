@@ -98,7 +98,7 @@ def selections(draw):
     return chain, rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=selections())
 def test_any_chain_of_selections_selects_what_numpy_selects(ds, packed, case):
     """Slices, index arrays and bool arrays; samples, metadata and locations agree."""

@@ -69,7 +69,7 @@ def batches(ds, workers, context, **sampling):
     return list(loader)
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize("workers, context", [(0, None), (2, "fork"), (1, "spawn")])
 def test_a_plain_dataloader_yields_every_sample_as_it_was_packed(ds, packed, workers, context):
     """Without a warning: torch must never see a read-only array."""
     sampler = RandomSampler(ds, generator=torch.Generator().manual_seed(0))

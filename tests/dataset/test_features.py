@@ -44,7 +44,7 @@ def test_samples_have_their_rows_read_only(with_features, verified):  # noqa: F8
 
 
 def test_a_pickled_dataset_has_its_features_again(pack, tmp_path, monkeypatch):
-    shutil.move(pack / "side" / "odd", tmp_path / "elsewhere")
+    shutil.move(pack / "side/odd", tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
     ds = sa1bpack.open(pack, features=["teacher", Path("elsewhere")])
     monkeypatch.chdir("/")
@@ -60,13 +60,13 @@ def test_several_packs_have_the_rows_of_all(with_features, tmp_path):  # noqa: F
         write_side(tmp_path / "b", spec)
     ds = sa1bpack.open([with_features.root, tmp_path / "b"], features=NAMES)
     check_samples(ds)
-    shutil.rmtree(tmp_path / "b" / "side" / "odd")
+    shutil.rmtree(tmp_path / "b/side/odd")
     with pytest.raises(OptionError, match=r"1 shard missing: sa_000009-000"):
         sa1bpack.open([with_features.root, tmp_path / "b"], features=["odd"])
 
 
 def test_missing_or_stale_rows_are_named_when_the_dataset_is_opened(pack):
-    folder = pack / "side" / "odd"
+    folder = pack / "side/odd"
     [rows] = folder.glob("sa_000001-000-*")
     stale = rows.rename(f"{str(rows)[:-8]}00000000")
     with pytest.raises(OptionError, match=r"1 shard missing \(1 stale\): sa_000001-000; repeat"):
@@ -85,7 +85,7 @@ def test_what_is_not_a_feature_is_refused(pack, tmp_path):
         (["nothing"], NotAPack, "make it with `sa1bpack derive`"),
         ([tmp_path / "nothing"], NotAPack, "not a feature"),
         (pack, NotAPack, "this is not a feature"),
-        (["odd", pack / "side" / "odd"], OptionError, "'odd' more than once"),
+        (["odd", pack / "side/odd"], OptionError, "'odd' more than once"),
         ([5], OptionError, "features is 5"),
         (["ftp://a/b"], OptionError, "URLs are not supported"),
         (["s3://a/b"], OptionError, "no pack is read through a cache"),
@@ -121,7 +121,7 @@ def test_with_checked_reading_a_changed_byte_is_a_read_error(pack, name):
 
 
 def test_features_of_a_saved_selection_are_checked_for_it_alone(pack, tmp_path):
-    shutil.rmtree(next((pack / "side" / "odd").glob("sa_000002-000-*")))
+    shutil.rmtree(next((pack / "side/odd").glob("sa_000002-000-*")))
     sa1bpack.open(pack).from_sources("sa_000001").save_selection(tmp_path / "part.sel")
     ds = sa1bpack.open(tmp_path / "part.sel", features=["odd"])
     for sample in ds:

@@ -28,7 +28,7 @@ def test_a_sound_pack_is_read_whole_in_every_way(hostile, name):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
 @pytest.mark.parametrize(
-    ("name", "side", "first"), [("pad", "start", 0), ("native", "end", 1), ("squash", "start", 2)]
+    "name, side, first", [("pad", "start", 0), ("native", "end", 1), ("squash", "start", 2)]
 )
 def test_nothing_outside_an_array_is_read(tmp_path, request, name, side, first):
     """In a process that a read past that side of any array would end.

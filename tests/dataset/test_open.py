@@ -133,4 +133,4 @@ def test_what_is_no_dataset_of_ours_is_named_with_the_remedy(packed):
 def test_a_cache_where_a_file_is_is_refused_before_anything_is_asked_for(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match=r"file is a file; choose another cache_dir"):
-        open_pack("s3://bucket/pack", cache_dir=tmp_path / "file" / "cache")
+        open_pack("s3://bucket/pack", cache_dir=tmp_path / "file/cache")

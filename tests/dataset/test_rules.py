@@ -88,7 +88,7 @@ def test_another_rule_is_another_dataset_and_none_is_the_same(packed):
 
 
 @pytest.mark.parametrize(
-    ("rule", "text"),
+    "rule, text",
     [
         ({"min_area": -1}, "min_area is -1"),
         ({"min_area": 2.5}, "min_area is 2.5"),

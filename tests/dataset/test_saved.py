@@ -63,13 +63,13 @@ def test_a_subset_outlives_more_tars_a_merge_and_other_machines(several, tmp_pat
 
 
 def test_a_pack_is_sought_beside_the_file_first_and_then_where_it_was(several, tmp_path):
-    pack = joined_pack(tmp_path / "one" / "pack", several.roots[1:2])
-    (tmp_path / "one" / "lists").mkdir()
-    open_pack(pack)[1:].save_selection(tmp_path / "one" / "lists" / "file")
+    pack = joined_pack(tmp_path / "one/pack", several.roots[1:2])
+    (tmp_path / "one/lists").mkdir()
+    open_pack(pack)[1:].save_selection(tmp_path / "one/lists/file")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
-    copy = open_pack(tmp_path / "two" / "lists" / "file")
-    assert copy.root == tmp_path / "two" / "pack"
-    shutil.copy(tmp_path / "one" / "lists" / "file", tmp_path / "file")
+    copy = open_pack(tmp_path / "two/lists/file")
+    assert copy.root == tmp_path / "two/pack"
+    shutil.copy(tmp_path / "one/lists/file", tmp_path / "file")
     assert open_pack(tmp_path / "file").root == pack
     shutil.move(pack, tmp_path / "three")
     with pytest.raises(NotAPack, match=r"one/pack, which is not there .*\.load_selection\("):
@@ -155,7 +155,7 @@ def written(path, pack, body=BODY, **changes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "match"),
+    "changes, error, match",
     [
         ({"samples": 3}, FormatError, "not the 3 whose"),
         ({"samples": 2**40}, FormatError, "samples"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import python
 
-SCALE = Path(__file__).parents[2] / "benchmarks" / "scale.py"
+SCALE = Path(__file__).parents[2] / "benchmarks/scale.py"
 
 
 @pytest.fixture(scope="module")

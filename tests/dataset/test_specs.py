@@ -204,7 +204,7 @@ def test_a_cuda_device_gets_the_batches_of_the_cpu(layout_packs, fit, pixels, ma
 def test_image_offsets_that_do_not_fit_the_sizes_are_refused_at_once(layout_packs, tmp_path):
     root = shutil.copytree(layout_packs("native"), tmp_path / "pack")
     entry = sa1bpack.open(root).manifest.shards[0]
-    offsets = np.memmap(root / "shards" / entry.name / "image_offset" / "c.0", "<i8", "r+", shape=2)
+    offsets = np.memmap(root / "shards" / entry.name / "image_offset/c.0", "<i8", "r+", shape=2)
     offsets[1] -= 3
     offsets.flush()
     with pytest.raises(ReadError, match=r"image_offset.*but its"):

@@ -24,7 +24,7 @@ def called(name, pack, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    "name, options, said",
     [
         ("open", {"max_masks": 3}, "it is an option of Loader"),
         ("open", {"mask_form": 3}, "is mask_format meant"),
@@ -76,7 +76,7 @@ def _options_of(place: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    "call, said",
     [
         # which reads as the part for training
         (lambda ds: ds.split(0.9), "Dataset.split has no place for 0.9: .* seed, val_fraction"),
@@ -115,7 +115,7 @@ def test_what_is_looked_for_in_the_module_is_answered_with_its_name():
         _ = sa1bpack.DataLoader
 
 
-@pytest.mark.parametrize(("old", "new"), [("select", "where"), ("filter", "where")])
+@pytest.mark.parametrize("old, new", [("select", "where"), ("filter", "where")])
 def test_a_method_that_people_look_for_is_answered_with_its_name(packed, old, new):
     with pytest.raises(AttributeError, match=f"no attribute {old!r}: it is {new}"):
         getattr(sa1bpack.open(packed.root), old)

@@ -120,7 +120,7 @@ def test_an_index_that_no_checksum_lists_is_compared_with_the_shards(root):
     listed.write_text("\n".join(lines) + "\n")
     ds = open_pack(root, verify_checksums=True)
     assert [sample["row"] for sample in ds] == list(range(12))
-    flip(next(root.glob("index-*")) / "image_id" / "c.0", 8)
+    flip(next(root.glob("index-*")) / "image_id/c.0", 8)
     with pytest.raises(FormatError, match="not those of shard"):
         open_pack(root, verify_checksums=True)
 

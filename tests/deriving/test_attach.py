@@ -69,7 +69,7 @@ def test_a_repeated_call_keeps_the_same_rows_and_refuses_others(ds, given):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         (lambda ids, rows: (ids[1:], rows), "one integer for each"),
         (lambda ids, rows: (ids.astype(float), rows), "one integer for each"),
@@ -103,7 +103,7 @@ def test_rows_that_come_from_elsewhere_must_say_what_they_cover(ds, pack):
         rows, ids = spatial_rows(ds, shape)
         with pytest.raises(OptionError, match="covers is None: choose covers='photograph' if"):
             attach(ds, "depth", rows, ids, spatial=True)
-    assert not (pack / "side" / "depth").exists()
+    assert not (pack / "side/depth").exists()
     rows, ids = spatial_rows(ds, (1, 4, 6))
     for covers in ("photograph", "canvas"):
         folder = attach(ds, covers, rows, ids, spatial=True, covers=covers).folder

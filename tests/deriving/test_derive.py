@@ -54,7 +54,7 @@ class Returning:
 
 def test_rows_are_those_that_the_function_returns_in_the_order_of_the_pack(ds, pack):
     result = sa1bpack.derive(ds, "teacher", embed, batch_size=3, spatial=True)
-    assert result.folder == pack / "side" / "teacher" and result.missing == result.existing == ()
+    assert result.folder == pack / "side/teacher" and result.missing == result.existing == ()
     assert str(result) == f"{result.folder}: 4 shards made, 0 existing, complete"
     images = np.stack([sample["image"] for sample in ds]).astype(np.float32).mean(3)
     means = images.reshape(-1, 4, 6, 4, 6).mean((2, 4))
@@ -179,7 +179,7 @@ def test_an_array_that_is_complete_is_not_taken_for_one_of_another_kind(ds, pack
 
 
 @pytest.mark.parametrize(
-    ("axis", "kind"), [("sample", None), ("mask", None), ("mask", "int8"), ("sample", "float8")]
+    "axis, kind", [("sample", None), ("mask", None), ("mask", "int8"), ("sample", "float8")]
 )
 def test_complete_batches_of_an_unfinished_shard_are_not_computed_again(
     ds, pack, tmp_path, axis, kind
@@ -203,7 +203,7 @@ def test_complete_batches_of_an_unfinished_shard_are_not_computed_again(
     whole = made(output=tmp_path / "whole").folder
     first, *_ = feature_shards_of(whole)
     numbers = seen.copy()
-    folder = pack / "side" / "a"
+    folder = pack / "side/a"
     rows = ds.column("mask_count") if axis == "mask" else np.ones(len(ds), int)
     # The first sample after the first one that has rows; it may have no masks itself.
     changed = int(np.searchsorted(np.cumsum(rows), rows[0], "right"))
@@ -250,7 +250,7 @@ def test_rows_of_a_function_whose_file_changed_are_computed_again(ds, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("axis", "dtype", "value"),
+    "axis, dtype, value",
     [
         ("sample", "float16", float("nan")),
         ("mask", "bfloat16", float("-inf")),
@@ -272,7 +272,7 @@ def test_nan_and_infinities_are_refused_with_the_name_of_the_image(ds, pack, axi
         place = f"mask {int(ds.column('mask_count')[-1]) - 1} of {place}"
     with pytest.raises(OptionError, match=f"a of {place}, has NaN or an infinity: .*allow_nonfin"):
         derive(ds, "a", damaged, axis=axis, batch_size=2)
-    assert len(feature_shards_of(pack / "side" / "a")) == 3
+    assert len(feature_shards_of(pack / "side/a")) == 3
     result = derive(ds, "a", damaged, axis=axis, batch_size=2, allow_nonfinite=True)
     assert result.missing == () and len(result.made) == 1 and verify(pack).ok
 
@@ -301,7 +301,7 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"name": "image"}, "samples have that key"),
         ({"fn": 5}, "fn is 5"),
@@ -381,17 +381,17 @@ def test_a_part_of_a_shard_is_refused_and_a_source_is_taken(ds):
 
 
 def test_a_sample_that_cannot_be_read_ends_the_call_and_its_rows_are_not_published(ds, pack):
-    path = pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0"
+    path = pack / "shards/sa_000001-000/image/c.0.0.0.0"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ReadError, match="sa_000001-000"):
         derive(ds, "a", embed)
-    assert [name[:13] for name in feature_shards_of(pack / "side" / "a")] == ["sa_000000-000"]
+    assert [name[:13] for name in feature_shards_of(pack / "side/a")] == ["sa_000000-000"]
 
 
 def test_a_damaged_feature_shard_is_named_and_made_again_once_removed(ds, pack):
     folder = derive(ds, "a", embed).folder
     first = folder / feature_shards_of(folder)[0]
-    (first / "values" / "c.0.0.0.0").write_bytes(b"")
+    (first / "values/c.0.0.0.0").write_bytes(b"")
     with pytest.raises(FormatError, match="remove that folder"):
         derive(ds, "a", embed)
     shutil.rmtree(first)

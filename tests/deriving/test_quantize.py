@@ -103,7 +103,7 @@ def outliers(rng):
 
 # The cosine of an image, and of all channels at a position, scaled to the same size.
 @pytest.mark.parametrize(
-    ("kind", "rows", "image", "position"),
+    "kind, rows, image, position",
     [
         ("int8", normal, 0.99995, 0.9999), ("float8", normal, 0.9996, 0.9994),
         ("int8", laplace, 0.9998, 0.9998), ("float8", laplace, 0.9996, 0.9994),
@@ -212,7 +212,7 @@ def test_zarr_reads_it_as_the_page_of_the_format_says(ds, pack, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("rows", "change", "message"),
+    "rows, change, message",
     [
         ([[1, 2]], {}, "rows are int64: choose floats"),
         ([1.0], {}, "rows are single numbers"),
@@ -229,7 +229,7 @@ def test_what_cannot_be_quantized_is_refused(ds, rows, change, message, kind):
         sa1bpack.attach(ds, "a", rows, ds.column("image_id"), **{"quantize": kind} | change)
 
 
-@pytest.mark.parametrize(("kind", "other"), [KINDS, KINDS[::-1]])
+@pytest.mark.parametrize("kind, other", [KINDS, KINDS[::-1]])
 def test_a_folder_made_with_it_is_not_continued_without_it_nor_the_reverse(ds, kind, other):
     small = sa1bpack.derive(ds, "a", embed, quantize=kind)
     for wrong in (None, other):

@@ -40,7 +40,7 @@ def sam2(image: Image.Image) -> torch.Tensor:
     return (pixels - column((0.485, 0.456, 0.406))) / column((0.229, 0.224, 0.225))
 
 
-@pytest.mark.parametrize(("fit", "theirs"), [("pad", sam), ("native", sam), ("squash", sam2)])
+@pytest.mark.parametrize("fit, theirs", [("pad", sam), ("native", sam), ("squash", sam2)])
 def test_a_teacher_gets_the_tensors_of_its_own_preprocessing(sample_tar, tmp_path, fit, theirs):
     def inputs(batch):
         return batch["images"]

@@ -68,7 +68,7 @@ def any_span(draw) -> tuple[int, int]:
 
 
 @given(st.lists(any_span(), max_size=DEPTH + 20))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_spans_are_read_as_pread_reads_them(context, file, path, spans):
     check(context, file, path, spans)
 

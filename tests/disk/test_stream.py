@@ -34,9 +34,7 @@ sizes = st.one_of(st.integers(0, 9 * BLOCK), st.sampled_from([BLOCK * n for n in
 
 
 @pytest.mark.parametrize("past_cache", [False, True])
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(nbytes=sizes, expected=sizes, reads=st.lists(st.integers(1, 5 * BLOCK), max_size=8))
 def test_reads_of_any_size_are_the_file(past_cache, nbytes, expected, reads, helper, direct_folder):
     """Also of a file that is shorter or longer than the caller thinks."""

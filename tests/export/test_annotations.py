@@ -26,7 +26,7 @@ from sa1bpack.errors import OutputRefused
 
 # The second one has the records of eight photographs with blank pictures of the same sizes.
 @pytest.mark.parametrize(
-    ("name", "images", "masks"), [("sa_000000", 3, 270), ("sa_000001_records", 8, 760)]
+    "name, images, masks", [("sa_000000", 3, 270), ("sa_000001_records", 8, 760)]
 )
 def test_records_of_the_sample_tars_equal_their_members_byte_for_byte(
     sample_tar, tmp_path, name, images, masks
@@ -62,7 +62,7 @@ def test_every_number_keeps_its_type_and_its_text(pack_of, tmp_path, found):
     expected["annotations"] = [{key: each[key] for key in keys} for each in found]
     root = pack_of(expected)
     sa1bpack.export_sa1b(root, tmp_path / "out")
-    assert (tmp_path / "out" / "a" / "sa_5.json").read_bytes() == json.dumps(expected).encode()
+    assert (tmp_path / "out/a/sa_5.json").read_bytes() == json.dumps(expected).encode()
 
 
 def test_dropped_masks_are_counted_and_the_others_stay_in_order(pack_of, tmp_path):
@@ -70,7 +70,7 @@ def test_dropped_masks_are_counted_and_the_others_stay_in_order(pack_of, tmp_pat
     root = pack_of(full, record(4, masks=2), max_masks=4)
     result = sa1bpack.export_sa1b(root, tmp_path / "out")
     assert (result.masks, result.left_out, result.lossless) == (6, 2, False)
-    found = json.loads((tmp_path / "out" / "a" / "sa_3.json").read_text())
+    found = json.loads((tmp_path / "out/a/sa_3.json").read_text())
     kept = sorted(full["annotations"], key=lambda annotation: -annotation["area"])[:4]
     assert found["annotations"] == [a for a in full["annotations"] if a in kept]
     assert "2 of 8 left out by --max-masks 4" in sa1bpack.info(root).as_text()
@@ -87,7 +87,7 @@ def test_counts_that_coco_encodes_differently_are_reported_and_written_as_by_coc
     result = sa1bpack.export_sa1b(pack_of(expected), tmp_path / "out")
     assert (result.recoded, result.lossless) == (1, False)
     expected["annotations"][1]["segmentation"]["counts"] = canonical
-    assert (tmp_path / "out" / "a" / "sa_3.json").read_bytes() == json.dumps(expected).encode()
+    assert (tmp_path / "out/a/sa_3.json").read_bytes() == json.dumps(expected).encode()
 
 
 def test_keys_that_a_pack_does_not_store_are_reported(pack_of, tmp_path):
@@ -97,11 +97,11 @@ def test_keys_that_a_pack_does_not_store_are_reported(pack_of, tmp_path):
     spoilt["image"]["caption"] = "a cat"
     result = sa1bpack.export_sa1b(pack_of(spoilt), tmp_path / "out")
     assert result.unknown_keys == {"annotations.score", "image.caption"} and not result.lossless
-    assert (tmp_path / "out" / "a" / "sa_3.json").read_bytes() == json.dumps(expected).encode()
+    assert (tmp_path / "out/a/sa_3.json").read_bytes() == json.dumps(expected).encode()
 
 
 def test_a_file_with_other_contents_is_never_overwritten(pack, tmp_path):
-    path = tmp_path / "out" / "sa_000000" / "sa_3.json"
+    path = tmp_path / "out/sa_000000/sa_3.json"
     path.parent.mkdir(parents=True)
     path.write_text("mine")
     with pytest.raises(OutputRefused, match=r"sa_3\.json: has other contents"):
@@ -134,7 +134,7 @@ def test_images_are_chosen_by_source_shard_and_id(pack, tars, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "message"),
+    "chosen, message",
     [
         ({"sources": ["sa_9"]}, r"no source 'sa_9': .* has sa_000000 to sa_000001 \(2\)"),
         ({"shards": ["sa_9-000"]}, r"no shard 'sa_9-000'"),
@@ -165,23 +165,23 @@ def check_refused(root: Path, folder: Path, message: str) -> None:
 @pytest.mark.parametrize("name", ["run_ends", "bbox", "number_types", "mask_offset"])
 def test_nothing_is_written_from_damaged_bytes(pack, tmp_path, name):
     root = shutil.copytree(pack, tmp_path / "pack")
-    flip(next((root / "shards" / "sa_000000-001" / name).glob("c.*")), 1 / 3)
+    flip(next((root / "shards/sa_000000-001" / name).glob("c.*")), 1 / 3)
     check_refused(root, tmp_path, name)
     assert len(list((tmp_path / "out").rglob("*.json"))) == 4  # of the previous shard
 
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(pack, tmp_path):
     root = shutil.copytree(pack, tmp_path / "pack")
-    file = root / "shards" / "sa_000000-000" / "file_name" / "c.0.0"
+    file = root / "shards/sa_000000-000/file_name/c.0.0"
     overwrite(file, 0, b"../../stolen.jpg".ljust(64, b"\0"))
     rewrite_checksums(root)
     with pytest.raises(FormatError, match="is not a plain file name"):
-        sa1bpack.export_sa1b(root, tmp_path / "a" / "out")
+        sa1bpack.export_sa1b(root, tmp_path / "a/out")
     assert list((tmp_path / "a").rglob("*.json")) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "bit", "value", "kind"),
+    "name, bit, value, kind",
     [
         ("predicted_iou", 1 << 5, float("inf"), "predicted_iou is inf, not an integer"),
         ("predicted_iou", 1 << 5, 0.5, "predicted_iou is 0.5, not an integer"),
@@ -196,10 +196,10 @@ def test_a_number_that_json_cannot_have_is_named_with_its_annotation(
     for annotation in expected["annotations"]:
         annotation["bbox"] = [float(side) + 0.5 for side in annotation["bbox"]]
     root = pack_of(expected)
-    shard = root / "shards" / "a-000"
+    shard = root / "shards/a-000"
     width = 32 if name == "bbox" else 8
     overwrite(next((shard / name).glob("c.*")), 2 * width, np.float64(value).tobytes())
-    overwrite(shard / "number_types" / "c.0", 4, np.uint16(bit).tobytes())
+    overwrite(shard / "number_types/c.0", 4, np.uint16(bit).tobytes())
     rewrite_checksums(root)
     said = f"a-000: sample 0: annotation 2 .id {expected['annotations'][2]['id']}.*{kind}"
     check_refused(root, tmp_path, said)
@@ -246,7 +246,7 @@ def test_a_failed_export_leaves_complete_files_only_and_resumes(pack, tmp_path, 
     monkeypatch.undo()
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     assert len(written) == 4 and all(json.loads(path.read_text()) for path in written)
-    left_two_days_ago(out / "sa_000000" / ".tmp-sa_3.json-0123")
+    left_two_days_ago(out / "sa_000000/.tmp-sa_3.json-0123")
     result = sa1bpack.export_sa1b(pack, out)
     assert (result.files, result.unchanged, result.images) == (7, 4, 11)
     assert {path: path.stat().st_mtime_ns for path in written} == written
@@ -265,10 +265,10 @@ def test_equal_file_names_from_two_sources_do_not_collide(tmp_path):
 
 def test_paths_that_cannot_be_written_to_are_refused(pack, tmp_path):
     (tmp_path / "file").write_text("mine")
-    for out in (pack, pack / "json", tmp_path / "file", tmp_path / "file" / "out"):
+    for out in (pack, pack / "json", tmp_path / "file", tmp_path / "file/out"):
         with pytest.raises(OptionError):
             sa1bpack.export_sa1b(pack, out)
-    for out in (pack / "coco.json", tmp_path, tmp_path / "none" / "coco.json"):
+    for out in (pack / "coco.json", tmp_path, tmp_path / "none/coco.json"):
         with pytest.raises(OptionError):
             sa1bpack.export_coco(pack, out)
 

@@ -51,7 +51,7 @@ def cell_of(pixel: int, pixels: int, side: int, longer: int, grid: int) -> int:
     return int(source / Fraction(longer, grid))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     source=st.tuples(st.integers(1, 60), st.integers(1, 60)),
     screen=st.tuples(st.integers(1, 50), st.integers(1, 50)),

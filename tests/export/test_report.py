@@ -155,7 +155,7 @@ def test_damage_that_is_found_only_when_drawing_is_named_too(tmp_path, array):
 
 
 @pytest.mark.parametrize(
-    ("verify", "said"),
+    "verify, said",
     [("none", "Not verified."), ("sample", "No problem found."), ("quick", "No problem found."),
      ("full", "Every byte is sound.")],
 )  # fmt: skip
@@ -243,7 +243,7 @@ COUNTS = {"annotations": 3, "dropped_images": 0, "rejects": 0}
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "named"),
+    "key, value, named",
     [
         ("sources", [{"name": 5, "nbytes": "x", "rejects": 7, "pairs": None}], r".*\[0\]"),
         ("sources", [{"nbytes": 1e300}], r".*\[0\].nbytes"),
@@ -264,10 +264,10 @@ def test_records_of_the_wrong_type_are_an_error_with_their_place(
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("packed_by", 7), ("packed_by", {"numpy": 2}), ("unknown_keys", [[]])]
+    "key, value", [("packed_by", 7), ("packed_by", {"numpy": 2}), ("unknown_keys", [[]])]
 )
 def test_attributes_of_the_wrong_type_are_named_with_their_shard(own_pack, tmp_path, key, value):
-    file = own_pack / "shards" / "sa_000000-001" / "zarr.json"
+    file = own_pack / "shards/sa_000000-001/zarr.json"
     group = json.loads(file.read_text())
     group["attributes"]["sa1bpack"][key] = value
     file.write_text(json.dumps(group))

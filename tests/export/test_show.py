@@ -39,7 +39,7 @@ def test_samples_are_shown_in_the_order_asked_for(small_pack):
     assert same(by_id, by_row) and not same(by_row, sa1bpack.show(small_pack, rows=[2, 4]))
 
 
-@pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (5, 3), (11, 4)])
+@pytest.mark.parametrize("count, columns", [(1, 1), (3, 3), (5, 3), (11, 4)])
 def test_a_sheet_is_at_most_1600_pixels_wide_and_holds_every_picture(small_pack, count, columns):
     sheet = sa1bpack.show(small_pack, rows=range(count))
     assert sheet.mode == "RGB" and sheet.width <= 1600
@@ -119,7 +119,7 @@ def test_exactly_one_way_of_choosing_is_accepted(small_pack):
 @pytest.fixture
 def damaged_pack(own_pack, tmp_path):
     """The small pack; its second shard, rows 4 to 7, cannot be opened."""
-    size = next((own_pack / "shards" / "sa_000000-001" / "size").glob("c.*"))
+    size = next((own_pack / "shards/sa_000000-001/size").glob("c.*"))
     size.write_bytes(size.read_bytes()[:-5])
     return own_pack
 

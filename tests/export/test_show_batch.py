@@ -125,7 +125,7 @@ def test_the_picture_has_a_tile_for_each_sample():
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "match"),
+    "change, options, match",
     [
         (lambda batch: batch.pop("images"), {}, "but no images: pass a batch"),
         (lambda batch: batch.clear(), {}, "the batch is an empty dict: pass a batch"),

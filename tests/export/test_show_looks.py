@@ -164,7 +164,7 @@ def test_predictions_of_concatenated_masks_and_of_other_counts_and_sizes():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"predictions": np.zeros((3, 2, 8, 8))}, r"\(3, 2, 8, 8\): give \(2, M, h, w\)"),
         ({"predictions": np.zeros((4, 8, 8))}, "give .* with their offsets"),

@@ -52,9 +52,7 @@ def path(request, tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("short", [False, True])
 @given(steps=steps)
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_file_holds_the_appended_bytes_and_returns_their_digest(path, steps, short):
     """Also if each write is cut short within a block."""
     path.unlink(missing_ok=True)

@@ -85,7 +85,7 @@ def test_a_complete_pack_is_called_complete(pristine_pack):
 def test_sources_in_part_and_shards_that_are_not_indexed_yet_are_counted(pack):
     publish(pack, complete=False)
     shard_of(pack / "shards", SHARD, (2, 1), 7)
-    (pack / "shards" / ".tmp-sa_000003-000").mkdir()
+    (pack / "shards/.tmp-sa_000003-000").mkdir()
     assert state_of(pack) == (
         "not complete: 7 images in 3 shards, 1 source packed to the end, 1 in part, 1 published "
         "shard not in the index yet; repeat the pack command, which names what is missing"

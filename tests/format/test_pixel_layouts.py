@@ -160,7 +160,7 @@ def test_a_canvas_that_is_not_zero_beyond_the_image_is_found(pack, layout, image
 
 @pytest.mark.parametrize("layout", [LAYOUTS[name] for name in NATIVE], ids=NATIVE)
 def test_a_byte_that_moved_from_one_image_to_the_next_is_found(pack, layout):
-    flip(pack / "shards" / SHARD / "image_offset" / "c.0", 8)
+    flip(pack / "shards" / SHARD / "image_offset/c.0", 8)
     assert {found.sample for found in verify(pack).problems} >= {0, 1}
     with pytest.raises(ReadError, match="image_offset: the pixels of sample 0 have"):
         open_pack(pack)[0]

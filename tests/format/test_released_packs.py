@@ -45,7 +45,7 @@ def test_this_version_has_its_packs():
 
 
 @pytest.mark.parametrize(
-    ("tar", "layout"), CASES, ids=lambda value: value if isinstance(value, str) else value.name
+    "tar, layout", CASES, ids=lambda value: value if isinstance(value, str) else value.name
 )
 def test_a_pack_of_a_released_version_holds_what_it_held(tar, layout, unpacked):
     pack = unpacked / version_of(tar) / layout

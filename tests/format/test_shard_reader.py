@@ -68,7 +68,7 @@ def test_a_file_of_another_length_is_named(pack, name, damage, message):
 ])  # fmt: skip
 def test_metadata_that_describes_another_array_is_named(pack, folder, change, message):
     """No memory map depends on it."""
-    edit(folder / "image" / "zarr.json", change)
+    edit(folder / "image/zarr.json", change)
     check_named(pack, f"image/zarr.json: {message}", None)
     assert open_pack(pack)[0]["image_id"] == 99
 

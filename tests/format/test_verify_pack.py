@@ -90,9 +90,9 @@ def cut_end(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage, message", [
-    (lambda s: os.truncate(s / "image" / "c.0.0.0.0", 100), "image/c.0.0.0.0: "),
+    (lambda s: os.truncate(s / "image/c.0.0.0.0", 100), "image/c.0.0.0.0: "),
     (lambda s: (s / "extra.txt").write_text("x"), "extra.txt: not a file of the pack"),
-    (lambda s: (s / "area" / "c.1").write_text("x"), "area/c.1: not a file of the pack"),
+    (lambda s: (s / "area/c.1").write_text("x"), "area/c.1: not a file of the pack"),
     (lambda s: (s / ".hidden").write_text("x"), "hidden: not a file of the pack"),
     (lambda s: shutil.rmtree(s), f"{SHARD}: missing"),
     (lambda s: (s.parent / "stranger-000").mkdir(), "stranger-000: not in the manifest"),
@@ -116,9 +116,9 @@ def test_missing_and_unknown_files_are_named_by_both_checkers(pack, damage, mess
 
 
 @pytest.mark.parametrize("damage, message, quick", [
-    (lambda p: flip(p / "shards" / SHARD / "checksum" / "c.0", 3 * 8),
+    (lambda p: flip(p / "shards" / SHARD / "checksum/c.0", 3 * 8),
      "sample 3 (image_id 96, sa_96.jpg): checksum", False),
-    (lambda p: flip(p / "shards" / SHARD / "bbox" / "c.0.0", -1),
+    (lambda p: flip(p / "shards" / SHARD / "bbox/c.0.0", -1),
      "bbox/c.0.0: the padding or the shard index", False),
     (lambda p: flip(next(p.glob("index-*/id_order/c.0")), 8), "not the stable argsort", True),
     (lambda p: flip(next(p.glob("index-*/image_id/c.0")), 8), f"not those of shard {SHARD}", True),
@@ -204,7 +204,7 @@ def test_xxhsum_checks_a_pack(pack):
         command = ["xxhsum", "-c", "checksums.xxh128"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0 and "FAILED" not in done.stdout, done.stdout
-    flip(pack / "shards" / SHARD / "image" / "c.0.0.0.0", 5)
+    flip(pack / "shards" / SHARD / "image/c.0.0.0.0", 5)
     done = subprocess.run(command, cwd=pack / "shards" / SHARD, capture_output=True, text=True)
     assert done.returncode == 1 and "image/c.0.0.0.0: FAILED" in done.stdout
 
@@ -217,7 +217,7 @@ def make_minor(pack, minor: int) -> None:
     edit(pack / "zarr.json", lambda d: d["attributes"]["sa1bpack"].update(format=[1, minor]))
     edit(pack / "manifest.json", lambda d: d.update(version=[1, minor], more=[7]))
     (pack / "derived").mkdir()
-    (pack / "derived" / "zarr.json").write_text("{}")
+    (pack / "derived/zarr.json").write_text("{}")
     digest_pack(pack, "derived/zarr.json")
 
 
@@ -227,11 +227,11 @@ def test_a_newer_minor_version_is_not_damage_and_its_known_parts_are_checked(pac
     assert report.ok, report.problems
     assert "format 1.99, but this release knows 1.0" in report.notes[0]
     assert script_finds(pack)[0] == 0
-    flip(pack / "derived" / "zarr.json", 0)  # it is listed, so it can be compared
+    flip(pack / "derived/zarr.json", 0)  # it is listed, so it can be compared
     assert "derived/zarr.json: XXH3-128" in str(verify(pack).problems[0])
     assert script_finds(pack)[0] == 1
-    (pack / "derived" / "zarr.json").write_text("{}")
-    flip(pack / "shards" / SHARD / "image" / "c.0.0.0.0", 768)
+    (pack / "derived/zarr.json").write_text("{}")
+    flip(pack / "shards" / SHARD / "image/c.0.0.0.0", 768)
     assert {problem.sample for problem in verify(pack).problems} == {None, 1}
 
 
@@ -266,7 +266,7 @@ def test_a_sample_whose_offset_decreases_is_named_even_if_all_digests_match(pack
     lambda array: array.update(codecs=[]),
 ])  # fmt: skip
 def test_script_survives_metadata_of_any_kind(pack, change):
-    edit(pack / "shards" / SHARD / "bbox" / "zarr.json", change)
+    edit(pack / "shards" / SHARD / "bbox/zarr.json", change)
     for options in ([], ["--quick"]):
         code, text = script_finds(pack, *options)
         assert code == 1 and "bbox/zarr.json" in text
@@ -274,7 +274,7 @@ def test_script_survives_metadata_of_any_kind(pack, change):
 
 def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
     """Through a memory map it would end the process."""
-    place = str(pack / "shards" / SHARD / "bbox" / "c.0.0")
+    place = str(pack / "shards" / SHARD / "bbox/c.0.0")
     real = os.preadv
     fail_to_read = failing(errno.EIO)
 
@@ -298,5 +298,5 @@ def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
 
 def test_damaged_checksum_file_does_not_hide_damaged_samples(pack):
     (pack / "shards" / SHARD / "checksums.xxh128").write_text("0" * 32 + "\n")
-    flip(pack / "shards" / SHARD / "image" / "c.0.0.0.0", 2 * 768)
+    flip(pack / "shards" / SHARD / "image/c.0.0.0.0", 2 * 768)
     assert [p.sample for p in verify(pack).problems if p.sample is not None] == [2]

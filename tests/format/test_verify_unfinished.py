@@ -90,8 +90,8 @@ def test_stale_checksums_are_a_note_only_while_the_pack_is_unfinished(pack):
 @pytest.mark.parametrize("name", ["zarr.json", "shards/zarr.json", "index", "shard", "checksums"])
 def test_other_damage_at_the_top_of_an_unfinished_pack_is_found(unfinished, name):
     path = {
-        "index": next(unfinished.glob("index-*")) / "image_id" / "c.0",
-        "shard": unfinished / "shards" / "sa_000000-001" / "checksums.xxh128",
+        "index": next(unfinished.glob("index-*")) / "image_id/c.0",
+        "shard": unfinished / "shards/sa_000000-001/checksums.xxh128",
         "checksums": unfinished / "checksums.xxh128",
     }.get(name, unfinished / name)
     whole = path.read_bytes()
@@ -106,7 +106,7 @@ def test_index_that_the_manifest_does_not_name_is_a_note(pack):
     report = check(pack)
     assert report.ok and "index-00000000: an index that the manifest" in report.notes[0]
     (pack / "index-0").mkdir()
-    (pack / "index-0" / "zarr.json").write_text("{}")
+    (pack / "index-0/zarr.json").write_text("{}")
     assert not check(pack).ok
 
 

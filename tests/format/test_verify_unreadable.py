@@ -40,7 +40,7 @@ def test_what_is_missing_is_one_problem(pack, name, array, quick):
 )  # fmt: skip
 def test_what_may_not_be_read_is_reported_as_such_and_the_rest_is_checked(pack, name, quick):
     hidden = next(pack.glob("index-*")) if name == "INDEX" else pack / name
-    other = pack / "shards" / "sa_000001-000" / "area" / "c.0"
+    other = pack / "shards/sa_000001-000/area/c.0"
     flip(other, 3)
     hidden.chmod(0)
     with without_privileges():

@@ -38,7 +38,7 @@ def check(found: np.ndarray, counts: np.ndarray, before: np.ndarray, places, kee
     assert counts[places].tolist() == expected[places].sum((1, 2)).tolist()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS, st.integers(0, 5), SIDES, SIDES, st.floats(0, 1), st.floats(0, 1))
 def test_bits_are_unpacked_into_their_places_and_counted(seed, masks, height, width, down, across):
     random = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ def test_bits_are_unpacked_into_their_places_and_counted(seed, masks, height, wi
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(0, 4), SIDES, st.integers(1, 5), SIDES, SIDES)
 def test_selected_cells_are_those_that_numpy_takes(packed, seed, masks, side, octets, h, w):
     random = np.random.default_rng(seed)

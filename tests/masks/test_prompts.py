@@ -56,7 +56,7 @@ def scenes(draw):
     return masks, boxes, random
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scenes(), st.sampled_from(REGIONS), st.booleans(), st.booleans())
 def test_the_numbers_of_a_region_are_its_pixels_once_each(scene, region, in_boxes, empty_runs):
     """In order, column by column; so a uniform number is a uniform pixel."""

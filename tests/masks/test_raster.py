@@ -55,7 +55,7 @@ def images(draw):
     return height, width, lists
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(images(), st.sampled_from([8, 16, 40, 64, 128]))
 def test_any_mask_equals_the_exact_reference(image, mask_size):
     height, width, ends = image

@@ -34,7 +34,7 @@ OF_DRAWN_RUNS = [name for name, arguments in CALLS.items() if RUNS.keys() <= arg
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "value", "message"),
+    "name, option, value, message",
     [
         ("rasterize", "mask_size", 0, "mask_size is 0: choose a whole number from 8 to 4096"),
         ("rasterize", "mask_size", 12, "mask_size is 12: choose a multiple of 8 from 8 to 4096"),

@@ -102,14 +102,14 @@ shapes = st.tuples(st.integers(0, 6), st.integers(1, 12), st.sampled_from([1, 5,
 some_masks = shapes.flatmap(lambda shape: arrays(bool, shape, elements=st.booleans()))
 
 
-@settings(max_examples=25, deadline=None)  # the first example may compile
+@settings(max_examples=25)  # the first example may compile
 @given(some_masks, st.sampled_from([0.1, 0.5, 0.9, 1.0]), st.sampled_from([4, 8]))
 def test_relations_are_those_of_full_size_masks(given, share, neighbors):
     for found in both(given, share=share, neighbors=neighbors):
         check(given, found, share, neighbors)
 
 
-@settings(max_examples=40, deadline=None)  # the first example may compile
+@settings(max_examples=40)  # the first example may compile
 @given(st.lists(st.tuples(*[st.integers(0, 20)] * 4), max_size=8), st.sampled_from([4, 8]))
 def test_rectangles_that_nest_touch_and_coincide(corners, neighbors):
     given = np.zeros((len(corners), 19, 70), bool)

@@ -28,7 +28,7 @@ def images(draw):
     return height, width, [[*sorted(draw(ends)), height * width] for _ in range(3)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(images())
 def test_the_text_of_any_mask_equals_pycocotools_and_round_trips(image):
     """Also with runs of length 0, which pycocotools never writes, but reads."""
@@ -114,7 +114,7 @@ def test_a_malformed_text_is_refused_with_its_index(name):
     assert caught.value.code == "bad-mask"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.binary(max_size=12), min_size=1, max_size=3))
 def test_any_bytes_parse_to_valid_runs_or_are_refused(texts):
     try:

@@ -38,7 +38,7 @@ rules = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(rules, st.lists(mask, max_size=12))
 def test_thresholds_then_cap_equal_sorting_by_hand(rule, masks):
     kept = [

@@ -90,7 +90,7 @@ SIDE = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenes(), st.tuples(SIDE, SIDE, SIDE, SIDE))
 def test_any_window_of_any_mask_equals_the_exact_reference(scene, window):
     """Also if it is mirrored, a single pixel, larger than the image or outside it."""
@@ -106,7 +106,7 @@ def test_any_window_of_any_mask_equals_the_exact_reference(scene, window):
             np.testing.assert_array_equal(found, exact(mask, affine, size, sampling), sampling)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scenes(), st.lists(st.floats(-3, 3), min_size=4, max_size=4), SIDE, SIDE)
 def test_any_rotation_and_shear_equals_the_sampled_reference(scene, turn, x, y):
     masks, size = scene

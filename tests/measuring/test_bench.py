@@ -175,7 +175,7 @@ def test_the_ceiling_of_a_device_is_that_of_copies_from_pinned_memory(cuda, monk
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    "given, message",
     [
         ({"batch_size": 0}, "batch_size is 0"),
         ({"mask_layout": "none"}, "mask_layout is 'none'"),
@@ -229,7 +229,7 @@ def test_rounds_are_interleaved_every_other_one_in_reverse():
 
 
 @pytest.mark.parametrize(
-    ("speeds", "noise", "chosen"),
+    "speeds, noise, chosen",
     [
         ({1: [19.9], 2: [20.0], 4: [5.0]}, [True, True, False], 1),
         ({1: [19, 25, 19], 2: [20, 20, 21], 4: [5.0]}, [True, True, False], 1),

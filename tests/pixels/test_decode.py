@@ -105,7 +105,7 @@ def test_fast_is_close_to_exact(kind, fit):
         assert not fast[:, w:].any()
 
 
-@pytest.mark.parametrize(("side", "size"), [(65, 32), (33, 16), (129, 32), (129, 16)])
+@pytest.mark.parametrize("side, size", [(65, 32), (33, 16), (129, 32), (129, 16)])
 def test_fast_does_not_shift_the_picture(side, size):
     """A DCT-scaled image covers up to one pixel more than the source, which must be excluded."""
     ramp = np.broadcast_to(np.linspace(0, 255, side)[None, :, None], (side, side, 3))
@@ -222,7 +222,7 @@ def claiming(data: bytes, height: int, width: int) -> bytes:
     return data[:at] + height.to_bytes(2) + width.to_bytes(2) + data[at + 4 :]
 
 
-@pytest.mark.parametrize(("height", "width"), [(1110, 158), (111, 1580), (8192, 8192)])
+@pytest.mark.parametrize("height, width", [(1110, 158), (111, 1580), (8192, 8192)])
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_header_with_the_same_false_size_as_the_record_is_refused_by_the_data(
     height, width, progressive

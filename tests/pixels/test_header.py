@@ -49,7 +49,7 @@ def test_what_a_header_may_have_besides_its_frame_is_skipped(more):
 
 
 @pytest.mark.parametrize(
-    ("data", "code", "message"),
+    "data, code, message",
     [
         (b"", "not-jpeg", "it is an empty file"),
         (b"\x89PNG\r\n\x1a\n", "not-jpeg", "it is a PNG image; save it as a JPEG"),

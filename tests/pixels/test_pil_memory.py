@@ -26,7 +26,7 @@ def channels(words: np.ndarray) -> np.ndarray:
     return np.stack([(words >> shift & 255).astype(np.uint8) for shift in (0, 8, 16)], axis=-1)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(width=st.integers(1, 70), height=st.integers(1, 70), mode=st.sampled_from(["RGB", "RGBX"]))
 def test_the_words_are_the_pixels_of_the_image_at_any_size(width, height, mode):
     image = noise(width, height, mode)
@@ -80,7 +80,7 @@ AROUND = 96  # bytes of the target's memory on either side
 
 
 @pytest.mark.parametrize("guard", ["start", "end"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 5), st.integers(1, 139), st.integers(0, 3), st.integers(0, 99))
 def test_the_first_three_of_each_four_bytes_are_copied(guard, h, w, more, seed):
     """The pixels end, or begin, at a page that cannot be touched: reading beyond ends pytest.

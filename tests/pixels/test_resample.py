@@ -52,7 +52,7 @@ def resampled(image, box, size, keep=None, rows=None, values=None, stored=(H, W)
 SIDE = st.integers(1, 90)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.tuples(st.floats(0, 0.9), st.floats(0, 0.9), st.floats(0.05, 1), st.floats(0.05, 1)),
     st.booleans(), st.booleans(), SIDE, SIDE,

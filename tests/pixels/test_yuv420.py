@@ -60,7 +60,7 @@ def documented_rgb(y, cb, cr):
     return rgb
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sides, sides, st.integers(0, 99))
 def test_planes_match_the_documented_formulas(height, width, seed):
     rgb = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
@@ -68,7 +68,7 @@ def test_planes_match_the_documented_formulas(height, width, seed):
         np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 6), st.integers(1, 150), st.integers(0, 99))
 def test_rgb_matches_the_documented_formulas(height, width, seed):
     """Rows shorter than the kernel's vectors, of several, and with a part of one at their end."""
@@ -78,7 +78,7 @@ def test_rgb_matches_the_documented_formulas(height, width, seed):
 
 
 @pytest.mark.skipif(not features.check_feature("libjpeg_turbo"), reason="another libjpeg scales")
-@pytest.mark.parametrize(("height", "width"), [(64, 96), (64, 95), (63, 196), (33, 147), (2, 5)])
+@pytest.mark.parametrize("height, width", [(64, 96), (64, 95), (63, 196), (33, 147), (2, 5)])
 def test_rgb_is_bit_for_bit_what_libjpeg_decodes(height, width):
     """From libjpeg's planes: luma at full size, and chroma at half size, as stored in the file."""
     data = jpeg(height, width)

@@ -10,7 +10,7 @@ from sa1bpack.transforms import Pipeline, RandomHorizontalFlip
 from sa1bpack.transforms.backends import run_jobs, sharing_cores
 
 
-@pytest.mark.parametrize(("masks", "fit"), [("bits", "pad"), ("bool", "squash"), ("runs", "pad")])
+@pytest.mark.parametrize("masks, fit", [("bits", "pad"), ("bool", "squash"), ("runs", "pad")])
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
 def test_a_cpu_has_the_results_of_a_device(steps, fit, masks):
     layout = Layout(fit=fit)
@@ -27,7 +27,7 @@ def test_a_cpu_has_the_results_of_a_device(steps, fit, masks):
 
 
 @pytest.mark.usefixtures("threads_restored")
-@pytest.mark.parametrize(("steps", "masks"), [
+@pytest.mark.parametrize("steps, masks", [
     ("jitter", "padded_bits"), ("jitter", "runs"), ("affine", "padded_bits"), ("affine", "concat"),
 ])  # fmt: skip
 def test_jobs_and_threads_do_not_change_the_result(steps, masks):

@@ -137,7 +137,7 @@ def test_planes_become_rgb_by_one_kernel(counted):
     assert counted(lambda: T.yuv420_to_rgb(planes, stored), True)[0] == 1
 
 
-@pytest.mark.parametrize(("by", "launches", "bytes_of_a_cell"), [(True, 10, 3), (False, 410, 29)])
+@pytest.mark.parametrize("by, launches, bytes_of_a_cell", [(True, 10, 3), (False, 410, 29)])
 def test_the_farthest_cells_of_masks_take_two_kernels(by, launches, bytes_of_a_cell, counted):
     """Two bytes per cell are kept from one to the other, besides those of the mask."""
     masks = torch.empty((SAMPLES * 16, GRID, GRID), dtype=torch.bool, device=META)

@@ -10,7 +10,7 @@ from sa1bpack.transforms.random import uniform
 WORD = st.integers(0, 2**64 - 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(WORD, WORD, st.integers(-(2**63), 2**63 - 1), WORD, st.integers(0, 5))
 def test_numbers_equal_those_of_unbounded_integers(seed, epoch, number, draw, k):
     ids = torch.tensor([7, number])

@@ -21,7 +21,7 @@ def test_a_degenerate_batch_has_one_result_by_triton(first, triton_device, reque
         compare(seed, triton=True)
 
 
-@pytest.mark.parametrize(("most", "side", "taps"), [
+@pytest.mark.parametrize("most, side, taps", [
     (1, 48, 2), (1.2, 48, 3), (1000, 48, 48), (1e6, 1024, 1024), (1, 1, 1),
 ])  # fmt: skip
 def test_a_filter_has_no_more_pixels_than_its_image(most, side, taps):

@@ -163,7 +163,7 @@ def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, device)
         np.testing.assert_allclose(found[:, shown], expected[:, shown], atol=1e-3)
 
 
-@pytest.mark.parametrize(("fit", "height"), [("pad", 64), ("squash", 96)])
+@pytest.mark.parametrize("fit, height", [("pad", 64), ("squash", 96)])
 def test_masks_and_points_move_and_boxes_hold_all_corners_of_the_rotated_box(device, fit, height):
     layout = Layout(fit=fit)
     batch = moved(rectangle_batch(layout, RECTANGLES), device)
@@ -268,16 +268,19 @@ def test_spatial_features_rotate_with_the_images(with_features):  # noqa: F811
             assert np.array_equal(done["teacher"][k].any(0).numpy(), shown)
             inner = shown & (x > 1) & (x < cells - 1) & (y > 1) & (y < cells - 1)
             assert inner.sum() > 100
-            how = Image.Transform.AFFINE, to_cells.flatten().tolist(), Image.Resampling.BILINEAR
-            for rows, found in zip(batch["teacher"][k], done["teacher"][k], strict=True):
-                plane = Image.fromarray(rows.float().numpy())
-                expected = np.asarray(plane.transform((cells, cells), *how))
-                np.testing.assert_allclose(
-                    found.float().numpy()[inner], expected[inner], atol=0.1, rtol=2e-3
+            for rows, moved_rows in zip(batch["teacher"][k], done["teacher"][k], strict=True):
+                plane = Image.fromarray(rows.float().numpy()).transform(
+                    (cells, cells),
+                    Image.Transform.AFFINE,
+                    to_cells.flatten().tolist(),
+                    Image.Resampling.BILINEAR,
                 )
+                expected = np.asarray(plane)[inner]
+                compared = moved_rows.float().numpy()[inner]
+                np.testing.assert_allclose(compared, expected, atol=0.1, rtol=2e-3)
 
 
-@pytest.mark.parametrize(("size", "fraction"), [(96, 1.0), (96, 0.5), ((48, 96), 0.8)])
+@pytest.mark.parametrize("size, fraction", [(96, 1.0), (96, 0.5), ((48, 96), 0.8)])
 def test_a_center_crop_is_the_middle_at_the_size_of_pil(size, fraction):
     batch = noisy_batch(LAYOUT, "bits")
     pipeline = T.Pipeline(dataset(LAYOUT), [T.CenterCrop(fraction)], size=size, **PLAIN)
@@ -326,7 +329,7 @@ def test_the_region_is_where_the_images_have_pixels(steps, fit, device):
                 assert torch.equal((done["input_sizes"] - 0.5).ceil().long(), counts)
 
 
-@pytest.mark.parametrize(("fit", "flip"), [("pad", 0), ("native", 1), ("squash", 1)])
+@pytest.mark.parametrize("fit, flip", [("pad", 0), ("native", 1), ("squash", 1)])
 def test_the_size_before_padding_and_its_masks_are_those_of_edgesam(fit, flip):
     layout = Layout(image_size=1024, mask_size=256, fit=fit)
     done = T.Pipeline(dataset(layout), [T.RandomHorizontalFlip(flip)])(white_batch(layout), 0)

@@ -24,15 +24,14 @@ def test_planes_convert_to_the_bytes_of_the_reference_and_zero_beyond(everywhere
     sizes = [(side, side), (1, side), (side - 1, 1), (side, max(1, side // 2 - 1))]
     planes = random.integers(0, 256, (4, side * 3 // 2, side), dtype=np.uint8)
     stored = torch.tensor([[9, 9, *size] for size in sizes], dtype=torch.int32)
-    given = torch.from_numpy(planes).to(everywhere), stored.to(everywhere)[:, 2:]
-    found = yuv420_to_rgb(*given).cpu().numpy()
+    on_device = torch.from_numpy(planes).to(everywhere)
+    images = yuv420_to_rgb(on_device, stored.to(everywhere)[:, 2:]).cpu().numpy()
     half = side // 2
-    for canvas, (height, width), rgb in zip(planes, sizes, found, strict=True):
+    for canvas, (height, width), rgb in zip(planes, sizes, images, strict=True):
         chroma = canvas[side:].reshape(2, half, half)
-        rows = (height + 1) // 2
-        columns = (width + 1) // 2
-        parts = canvas[:height, :width], *chroma[:, :rows, :columns]
-        assert np.array_equal(rgb[:height, :width], reference(*parts))
+        cb, cr = chroma[:, : (height + 1) // 2, : (width + 1) // 2]
+        expected = reference(canvas[:height, :width], cb, cr)
+        assert np.array_equal(rgb[:height, :width], expected)
         assert not rgb[height:].any() and not rgb[:, width:].any()
 
 

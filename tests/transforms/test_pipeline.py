@@ -48,7 +48,7 @@ def span(profile: torch.Tensor) -> tuple[float, float]:
     return middle - float(profile[:middle].sum()), middle + float(profile[middle:].sum())
 
 
-@pytest.mark.parametrize(("fit", "coordinates"), [("pad", "source"), ("squash", "stored")])
+@pytest.mark.parametrize("fit, coordinates", [("pad", "source"), ("squash", "stored")])
 @pytest.mark.parametrize("steps", GEOMETRIC.values(), ids=GEOMETRIC.keys())
 def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinates, fit, device):
     """The edges of a white rectangle, found in the image, in the mask and in the box.

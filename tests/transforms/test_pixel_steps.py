@@ -76,7 +76,7 @@ def changed(pixels: np.ndarray, name: str, factor: float) -> np.ndarray:
 # torchvision uses these enhancers for PIL images.
 @pytest.mark.parametrize("factor", [0.0, 0.4, 1.7])
 @pytest.mark.parametrize(
-    ("name", "enhancer"),
+    "name, enhancer",
     [
         ("brightness", ImageEnhance.Brightness),
         ("contrast", ImageEnhance.Contrast),
@@ -184,7 +184,7 @@ def blurred(pixels: np.ndarray, size: int, sigma: float) -> np.ndarray:
     return total
 
 
-@pytest.mark.parametrize(("size", "sigma"), [(1, 2.0), (3, 0.5), (5, 2.0), (23, 1.5), (11, 1e-6)])
+@pytest.mark.parametrize("size, sigma", [(1, 2.0), (3, 0.5), (5, 2.0), (23, 1.5), (11, 1e-6)])
 def test_blur_is_the_sum_of_shifted_images_reflected_at_the_edges(size, sigma, any_way):
     """Also where the filter is wider than the image, which is 5 pixels high."""
     pixels = photos(2, 5, 9)

@@ -168,7 +168,7 @@ def test_the_interior_click_is_the_one_of_a_distance_transform(everywhere, shape
     assert labels.flatten().tolist() == [label for _, label in expected]
 
 
-@pytest.mark.parametrize(("height", "width"), [(1, 130), (34, 2), (17, 9), (7, 8)])
+@pytest.mark.parametrize("height, width", [(1, 130), (34, 2), (17, 9), (7, 8)])
 def test_every_maker_finds_the_same_farthest_cell(everywhere, height, width):
     """Of masks that are full, empty, with holes and at the border; of several the first one."""
     share = np.array([0.0, 0.5, 0.9, 0.99, 1.0])[:, None, None]

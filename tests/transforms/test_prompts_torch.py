@@ -114,14 +114,17 @@ def same(device, samples: list) -> None:
     key = {"seed": 1, "epoch": 2}
     ids = np.arange(len(samples))
     boxes = np.array([(n, n, width, height) for n, (*_, height, width) in enumerate(samples)])
+    ids_there = torch.from_numpy(ids).to(device)
+    boxes_there = torch.from_numpy(boxes).to(device)
     for region in REGIONS:
-        given = runs, torch.from_numpy(ids).to(device), 20, region
-        found = T.draw_points(*given, boxes=torch.from_numpy(boxes).to(device), **key)
+        points, valid = T.draw_points(runs, ids_there, 20, region, boxes=boxes_there, **key)
         for n, sample in enumerate(samples):
-            one = {"boxes": boxes[n : n + 1], **key}
-            points, valid = masks.draw_points(*sample, ids[n : n + 1], 20, region, **one)
-            assert np.array_equal(found[0][n].cpu().numpy(), points[0])
-            assert found[1][n].item() == valid[0]
+            row = slice(n, n + 1)
+            expected, has_pixels = masks.draw_points(
+                *sample, ids[row], 20, region, boxes=boxes[row], **key
+            )
+            assert np.array_equal(points[row].cpu().numpy(), expected)
+            assert valid[row].tolist() == has_pixels.tolist()
 
 
 def test_padding_and_batches_without_masks_have_no_points(any_way):

@@ -146,7 +146,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
+@pytest.mark.parametrize("call, message", REFUSED, ids=[message for _, message in REFUSED])
 def test_what_cannot_be_used_is_refused_by_name(call, message):
     with pytest.raises(OptionError, match=message):
         call()
@@ -170,7 +170,7 @@ def test_anything_but_a_batch_of_tensors_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("fit", "sizes", "match"),
+    "fit, sizes, match",
     [
         ("pad", [150, 225, 64, 97], "sample 2 of the batch are .150, .*sides of 1 to 96"),
         ("native", [150, 225, 0, 96], "sample 2 .*has fit 'native'"),

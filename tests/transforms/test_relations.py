@@ -78,7 +78,7 @@ some_samples = st.tuples(st.integers(1, 9), st.sampled_from([8, 16, 72])).flatma
 )
 
 
-@settings(max_examples=30, deadline=None)  # the first example may compile
+@settings(max_examples=30)  # the first example may compile
 @given(some_samples, st.booleans(), st.sampled_from([0.5, 1.0]), st.sampled_from([4, 8]))
 def test_relations_of_a_batch_are_those_of_its_samples(samples, padded, share, neighbors):
     batch = batch_of(samples, padded)

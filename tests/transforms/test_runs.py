@@ -100,12 +100,13 @@ def test_damaged_runs_on_a_device_draw_cells_and_nothing_else(anywhere, sampling
 def drawn(runs: RunBatch, maps, size, sampling, device):
     """Masks of all rows, and their counts, on the CPU; never by another backend."""
     runs = runs.to(device)
-    place = torch.arange(runs.masks, device=device)
-    given = runs.owner, len(runs.sizes), tuple(size), maps, None, runs, runs.sizes, place, sampling
-    drawing = Drawing(*given)
-    found = backends.launch(device, "masks.draw_upright", drawing)
-    assert found is not None
-    return [tensor.cpu() for tensor in found]
+    rows = torch.arange(runs.masks, device=device)
+    drawing = Drawing(
+        runs.owner, len(runs.sizes), size, maps, None, runs, runs.sizes, rows, sampling
+    )
+    masks_and_counts = backends.launch(device, "masks.draw_upright", drawing)
+    assert masks_and_counts is not None
+    return [tensor.cpu() for tensor in masks_and_counts]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -127,7 +127,7 @@ def test_another_array_under_the_same_name_is_refused(pack, tmp_path):
     with pytest.raises(OutputRefused, match="made with function 'test', not 'sa1bpack:attach'"):
         attached(pack, IMAGE, folder)
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "file").touch()
+    (tmp_path / "b/file").touch()
     with pytest.raises(OutputRefused, match="not a feature"):
         attached(pack, IMAGE, tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -57,11 +57,14 @@ def test_colours_are_those_of_torch_operations(step, triton_device):
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_sums_are_in_single_precision_whatever_the_default(default, triton_device):
     images, inside = made_images(triton_device)
-    arguments = (JITTERS["contrast"], images, inside, triton_device, torch.bfloat16)
-    expected = adjusted(*arguments)
+
+    def with_contrast():
+        return adjusted(JITTERS["contrast"], images, inside, triton_device, torch.bfloat16)
+
+    expected = with_contrast()
     before = torch.get_default_dtype()
     torch.set_default_dtype(default)
     try:
-        assert torch.equal(adjusted(*arguments), expected)
+        assert torch.equal(with_contrast(), expected)
     finally:
         torch.set_default_dtype(before)

@@ -18,7 +18,7 @@ CASES = [(name, *KINDS[n % 3], n % 2) for n, name in enumerate(STEPS)]
 SIZES = [{}, {"size": (24, 20), "mask_size": 16}]
 
 
-@pytest.mark.parametrize(("name", "masks", "fit", "size"), CASES)
+@pytest.mark.parametrize("name, masks, fit, size", CASES)
 def test_results_are_those_of_the_compiled_kernels(triton_device, name, masks, fit, size):
     pixels = "yuv420" if masks == "runs" else "rgb"
     layout = Layout(image_size=32, mask_size=32, fit=fit, pixels=pixels)

@@ -49,7 +49,7 @@ SCALES = {
 
 
 @pytest.mark.parametrize("canvas", [(18, 12), (1, 70)])
-@pytest.mark.parametrize(("scale", "offset", "shrinks"), SCALES.values(), ids=SCALES.keys())
+@pytest.mark.parametrize("scale, offset, shrinks", SCALES.values(), ids=SCALES.keys())
 def test_images_are_those_of_the_compiled_kernel_bit_for_bit(
     triton_device, scale, offset, shrinks, canvas
 ):
