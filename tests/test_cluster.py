@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import COMMAND, SMALL_FLAGS
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import contents, members, pack_small, write_tar
 
 import sa1bpack
 
@@ -62,5 +62,5 @@ def test_the_tasks_of_an_array_and_finalize_make_the_pack_of_one_run(tmp_path, e
     assert sa1bpack.finalize(root).parts == ((2, 2),)
     task(2, SLURM_ARRAY_TASK_MAX="2", SLURM_ARRAY_TASK_COUNT="1", PARTS="2")  # --array=2 alone
     assert sa1bpack.finalize(root).complete
-    sa1bpack.pack(tars, tmp_path / "whole", workers=1, **SMALL)
+    pack_small(tars, tmp_path / "whole")
     assert contents(root) == contents(tmp_path / "whole")

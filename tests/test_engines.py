@@ -15,7 +15,7 @@ from dying_tasks import ids, ids_but_one, ids_killed_once
 from edited_packs import flip
 from on_ray import on_ray
 from reading_packs import packed  # noqa: F401 - a fixture
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import contents, members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack import FormatError, OptionError
@@ -205,7 +205,7 @@ def tars(tmp_path_factory) -> list[Path]:
 @pytest.fixture(scope="module")
 def sound(tars, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("sound") / "pack"
-    sa1bpack.pack(tars, root, workers=1, **SMALL)
+    pack_small(tars, root)
     return root
 
 

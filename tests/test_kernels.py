@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numba
 import pytest
-from small_tars import SMALL, members, write_tar
+from small_tars import members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack import kernels
@@ -136,7 +136,7 @@ print(changes, "numba" in sys.modules)
 
 def test_reading_without_kernels_imports_no_numba_and_leaves_the_file_system_untouched(tmp_path):
     tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2], masks=lambda n: n))
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, progress=False, **SMALL)
+    pack_small(tar, tmp_path / "pack", progress=False)
     home = tmp_path / "home"
     home.mkdir()
     found = run_without_variables(READING_WRITES_NOTHING, tmp_path / "pack", HOME=str(home))

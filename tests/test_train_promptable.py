@@ -19,6 +19,7 @@ import pytest
 import torch
 import train_promptable as script
 from commands import finish
+from forked_ranks import HELPERS
 from made_batches import sent
 from PIL import Image
 from small_tars import SMALL as SMALL_PACK
@@ -29,7 +30,14 @@ import sa1bpack
 
 ROOT = Path(__file__).parents[1]
 IDS = range(100, 107)
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+# As two processes that torchrun starts.
+TWO_RANKS = """
+import sys
+import train_promptable
+from forked_ranks import fork_ranks
+fork_ranks(2)
+sys.exit(train_promptable.main(sys.argv[1:]))
+"""
 SMALL = ("--size", "64", "--width", "16", "--masks", "4", "--batch-size", "4", "--min-area", "1")
 DISTILLED = (*SMALL, "--val", "0", "--distill", "teacher")
 
@@ -77,13 +85,14 @@ def run(pack, out, *options, settings=DISTILLED) -> list[dict]:
     return lines(out)
 
 
-def start(*arguments, launcher=()) -> subprocess.Popen:
+def start(*arguments, program=(script.__file__,)) -> subprocess.Popen:
     """Train in a process of its own, on the CPU."""
     environment = {key: value for key, value in os.environ.items()
                    if key not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")}  # fmt: skip
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(script.__file__).parent), str(HELPERS)])
     return subprocess.Popen(
-        [sys.executable, *launcher, script.__file__, *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
 
@@ -179,7 +188,7 @@ def test_a_run_of_one_process_resumes_as_two_ranks_with_the_same_losses(
     """Images of even ids have no masks, so a rank may have none, and takes part all the same."""
     out = shutil.copytree(stopped, tmp_path / "run")
     options = ("--output", out, *DISTILLED, "--steps", 5, "--resume")
-    code, _, error = finish(start(pack, *options, launcher=TORCHRUN))
+    code, _, error = finish(start(pack, *options, program=("-c", TWO_RANKS)))
     assert code == 0, error
     for expected, found in zip(lines(undisturbed), lines(out), strict=True):
         assert found["epoch"] == expected["epoch"]

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from reading_packs import ds, packed  # noqa: F401 - fixtures
-from small_tars import SMALL, members, write_tar
+from small_tars import SMALL, members, pack_small, write_tar
 from torch.utils.data import DataLoader, Subset
 
 import sa1bpack
@@ -276,7 +276,7 @@ def _pack_progress(ds, tmp_path, raised):  # noqa: F811
     raising = Raising(raised)
     raising.calls = 1
     tar = write_tar(tmp_path / "sa_000000.tar", members(range(2)))
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, progress=raising, **SMALL)
+    pack_small(tar, tmp_path / "pack", progress=raising)
 
 
 def _derive_progress(ds, tmp_path, raised):  # noqa: F811

@@ -4,9 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from frameworks import has_torchvision
-from small_tars import SMALL, members, record, write_tar
-
-import sa1bpack
+from small_tars import members, pack_small, record, write_tar
 
 has_torchvision()  # before other frameworks import it
 
@@ -18,6 +16,6 @@ def photos(tmp_path_factory) -> SimpleNamespace:
     """A pack that no test may change, its `root`; by image id, `records` are its JSON."""
     folder = tmp_path_factory.mktemp("photos")
     tar = write_tar(folder / "sa_000000.tar", members(range(len(MASKS)), MASKS.__getitem__))
-    sa1bpack.pack(tar, folder / "packed", workers=1, **SMALL)
+    pack_small(tar, folder / "packed")
     records = {number: record(number, masks) for number, masks in enumerate(MASKS)}
     return SimpleNamespace(root=folder / "packed", records=records)

@@ -7,36 +7,42 @@ import importlib.util
 
 import driving
 import pytest
+from commands import python
 
 # Of the libraries: their use of torch, and advice.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 # Of `make frameworks` alone: too large to be installed for every test.
-OTHERS = ("torchdata", "trainer")
+OTHERS = {"torchdata": "torchdata", "trainer": "transformers"}
 
 
-def wrong(outcomes) -> list[str]:
-    return [f"python tests/helpers/driving.py {seed}: {text}" for seed, text in outcomes if text]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the pack that is read."""
+    folder = tmp_path_factory.mktemp("driving")
+    driving.write_pack(folder)
+    return folder
 
 
 @pytest.fixture
-def seeds(request) -> list[int]:
-    return [*range(200 if request.config.getoption("torture") else 20)]
+def seeds(request) -> range:
+    return range(200 if request.config.getoption("torture") else 20)
 
 
-def test_a_run_in_one_process_is_where_it_would_be_wherever_it_was_stopped(seeds):
-    alone, _ = driving.split_by_ranks(seeds)
-    assert not wrong(driving.outcomes(alone))
+def test_a_run_in_one_process_is_where_it_would_be_wherever_it_was_stopped(seeds, folder):
+    cases = map(driving.case_of, seeds)
+    driving.check_all([case for case in cases if case.ranks == 1], folder)
 
 
 def test_a_run_of_two_processes_is_where_it_would_be_wherever_it_was_stopped(seeds):
-    _, together = driving.split_by_ranks(seeds)
-    assert not wrong(driving.outcomes_of_ranks(together))
+    python(
+        driving.__file__, *(seed for seed in seeds if driving.case_of(seed).ranks == 2), quiet=False
+    )
 
 
 @pytest.mark.parametrize("driver", OTHERS)
-def test_so_is_a_run_of_libraries_that_only_make_frameworks_installs(seeds, driver):
-    if importlib.util.find_spec(driving.PACKAGES[driver]) is None:
-        pytest.skip(f"{driving.PACKAGES[driver]} is not installed: make frameworks")
-    alone, _ = driving.split_by_ranks(seeds, (driver,))
-    assert not wrong(driving.outcomes(alone, (driver,)))
+def test_so_is_a_run_of_libraries_that_only_make_frameworks_installs(seeds, driver, folder):
+    if importlib.util.find_spec(OTHERS[driver]) is None:
+        pytest.skip(f"{OTHERS[driver]} is not installed: make frameworks")
+    cases = [driving.case_of(seed, driver) for seed in seeds]
+    driving.check_all([case for case in cases if case.ranks == 1], folder)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_tars import SMALL, members, photo, write_tar
+from small_tars import SMALL, members, pack_small, photo, write_tar
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler
 
 import sa1bpack
@@ -52,7 +52,7 @@ def alike(tmp_path_factory) -> SimpleNamespace:
         if name.endswith(".jpg"):
             found[name] = photo(1)
     tar = write_tar(folder / "sa_000000.tar", found, compress=False)
-    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL)
+    pack_small(tar, folder / "pack")
     return SimpleNamespace(tar=tar, pack=folder / "pack")
 
 

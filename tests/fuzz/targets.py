@@ -19,7 +19,7 @@ from gzip import decompress
 from pathlib import Path
 
 import numpy as np
-from small_tars import SMALL, members, write_tar
+from small_tars import SMALL, members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack import errors
@@ -178,7 +178,7 @@ def pristine() -> dict[str, bytes]:
     """The files of a pack of two shards, five photos and one reject, which is made for it."""
     root, found = _scratch() / "pack", members(range(1, 6), masks=lambda number: number % 3)
     found["./sa_9.jpg"] = b"no JPEG"
-    sa1bpack.pack(write_tar(_scratch() / "sa_000000.tar", found), root, workers=1, **SMALL)
+    pack_small(write_tar(_scratch() / "sa_000000.tar", found), root)
     paths = [path for path in sorted(root.rglob("*")) if path.is_file() and path.name[0] != "."]
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 

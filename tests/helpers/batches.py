@@ -92,6 +92,11 @@ def same_samples(one: dict, other: dict) -> bool:
     )
 
 
+def all_same(samples: Iterable[dict], expected: Iterable[dict]) -> bool:
+    """Whether two datasets, or lists of samples, have the same ones in the same order."""
+    return all(same_samples(*pair) for pair in zip(samples, expected, strict=True))
+
+
 def collect() -> None:
     """Collect garbage, and release what it has held."""
     gc.collect()

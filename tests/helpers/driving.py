@@ -4,29 +4,27 @@ A case is drawn from its seed: who drives the loop, what it does meanwhile, and 
 What it sees, (epoch, image ids, masks of each image) by step, is compared with the batches that
 plain Loaders have in these epochs, each begun by `set_epoch`.
 
-::
-
-    python tests/helpers/driving.py SEED...     # what each case is, and whether it holds
+`python tests/helpers/driving.py SEED...` runs cases; the first that is not right is named.
 """
 
+import argparse
 import dataclasses
-import importlib.util
-import json
 import logging
 import os
 import random
-import subprocess
-import sys
 import tempfile
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from forked_ranks import fork_ranks
 from frameworks import has_torchvision
-from small_tars import SMALL, members, write_tar
+from small_tars import members, pack_small, write_tar
 
 import sa1bpack
 
@@ -90,12 +88,6 @@ class Case:
     validate: str = ""
     by_steps: bool = False
 
-    def __str__(self) -> str:
-        fields = dataclasses.asdict(self)
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        shown = [f"{name}={value}" for name, value in fields.items() if value != defaults[name]]
-        return ", ".join(shown)
-
 
 MODES = {
     "plain": ("Loader", "make_dataloader", "DataLoader"),
@@ -104,24 +96,13 @@ MODES = {
     "trainer": ("make_dataloader",),
     "torchdata": ("StatefulDataLoader",),
 }
-PACKAGES = {
-    "lightning": "pytorch_lightning",
-    "accelerate": "accelerate",
-    "trainer": "transformers",
-    "torchdata": "torchdata",
-}
 
 
-def drivers() -> list[str]:
-    """The drivers whose packages are installed."""
-    needed = {driver: PACKAGES.get(driver, "torch") for driver in MODES}
-    return [driver for driver, name in needed.items() if importlib.util.find_spec(name)]
-
-
-def case_of(seed: int, among: tuple[str, ...] | None = None) -> Case:
-    """The case of a seed, of one of these drivers; None: of all that are always installed."""
+def case_of(seed: int, driver: str | None = None) -> Case:
+    """The case of a seed; without a driver, of one of those that are always installed."""
     rng = random.Random(f"driving {seed}")
-    driver = rng.choice(among or ("plain", "lightning", "lightning", "lightning", "accelerate"))
+    if driver is None:
+        driver = rng.choice(("plain", "lightning", "lightning", "lightning", "accelerate"))
     mode = rng.choice(MODES[driver])
     ranks = 1 if driver == "trainer" else rng.choice((1, 1, 1, 2))
     size = rng.choice((2, 3, 4))
@@ -198,13 +179,10 @@ def _stops_of(case: Case, rng: random.Random) -> tuple[Stop, ...]:
 # ------------------------------------------------------------------------------------ what is right
 
 
-def pack_of(folder: Path) -> Path:
-    """A pack of small photographs with 0 to 4 masks, made once in a folder."""
-    root = folder / "packed"
-    if not root.exists():
-        tar = write_tar(folder / "sa_000000.tar", members(range(IMAGES), lambda n: n % 5))
-        sa1bpack.pack(tar, root, workers=1, **SMALL)
-    return root
+def write_pack(folder: Path) -> None:
+    """Pack small photographs with 0 to 4 masks into `packed` in a folder."""
+    tar = write_tar(folder / "sa_000000.tar", members(range(IMAGES), lambda n: n % 5))
+    pack_small(tar, folder / "packed")
 
 
 def parts_of(root: Path) -> tuple[sa1bpack.Dataset, sa1bpack.Dataset]:
@@ -260,18 +238,21 @@ def loader_of(case: Case, ds: Any, kind: str) -> Any:
     return sa1bpack.make_dataloader(ds, case.size, **workers, **case.options)
 
 
+def own_loader(kind: type, case: Case, ds: sa1bpack.Dataset) -> Any:
+    """A DataLoader of a kind, with a sampler and a Collate of the program's own."""
+    sampler = sa1bpack.ReadingOptions(**case.options).batches(ds, case.size)
+    names = ("max_masks", "mask_select", "seed")
+    collate = sa1bpack.Collate(**{name: case.options[name] for name in names})
+    return kind(ds, batch_sampler=sampler, collate_fn=collate, num_workers=case.workers)
+
+
 def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
     """A loop of the program's own, which saves the state of its loader."""
     train, _ = parts_of(root)
-    collate = sampler = None
+    sampler = None
     if case.mode == "DataLoader":
-        chosen = sa1bpack.ReadingOptions(**case.options)
-        sampler = chosen.batches(train, case.size)
-        names = ("max_masks", "mask_select", "seed")
-        collate = sa1bpack.Collate(**{name: case.options[name] for name in names})
-        loader = torch.utils.data.DataLoader(
-            train, batch_sampler=sampler, collate_fn=collate, num_workers=case.workers
-        )
+        loader = own_loader(torch.utils.data.DataLoader, case, train)
+        sampler = loader.batch_sampler
     else:
         loader = loader_of(case, train, case.mode)
     state = sampler or loader
@@ -279,25 +260,25 @@ def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) ->
     if saved is not None:
         state.load_state_dict(saved)
     first = 0 if saved is None else saved["epoch"]
-    taken = 0
+    steps_taken = 0
     for epoch in range(first, EPOCHS):
         if case.seed % 2 or case.limit:
             state.set_epoch(epoch)
-        if collate is not None:
-            collate.set_epoch(epoch)
-        for done, batch in enumerate(loader, 1):
+        if sampler is not None:
+            loader.collate_fn.set_epoch(epoch)
+        for batch_count, batch in enumerate(loader, 1):
             record.seen.append(content(batch, epoch))
-            taken += 1
-            at_limit = state_batches.current.first + done == case.limit
-            if record.reached("step", taken):
-                saved = state.state_dict() if sampler is None else sampler.state_after(done)
+            steps_taken += 1
+            at_limit = state_batches.current.first + batch_count == case.limit
+            if record.reached("step", steps_taken):
+                saved = state.state_dict() if sampler is None else sampler.state_after(batch_count)
                 if at_limit:  # the program knows that the epoch has ended
                     saved = saved | {"epoch": epoch + 1, "samples": 0}
                 return saved
             if at_limit:
                 break
         if record.reached("epoch", epoch - first + 1):
-            saved = state.state_dict() if sampler is None else sampler.state_after(done)
+            saved = state.state_dict() if sampler is None else sampler.state_after(batch_count)
             return saved | {"epoch": epoch + 1, "samples": 0}
     return None
 
@@ -442,7 +423,7 @@ def accelerate(case: Case, root: Path, folder: Path, record: Recorder, saved: An
     accelerator = Accelerator(
         cpu=True, dataloader_config=config, gradient_accumulation_steps=case.accumulate
     )
-    done = 0
+    batch_count = 0
     if case.mode == "registered":
         loader = accelerator.prepare(loader_of(case, train, "Loader"))
         accelerator.register_for_checkpointing(loader)
@@ -457,20 +438,20 @@ def accelerate(case: Case, root: Path, folder: Path, record: Recorder, saved: An
         if case.mode == "dispatch":
             of_mode = dataclasses.replace(case, options=case.options | {"pad_to_max": True})
         loader = accelerator.prepare(loader_of(of_mode, train, "make_dataloader"))
-    first, done = (0, 0) if saved is None else saved
-    taken = 0
+    first, batch_count = (0, 0) if saved is None else saved
+    steps_taken = 0
     for epoch in range(first, EPOCHS):
         loader.set_epoch(epoch)
         rest = loader
-        if done and epoch == first and case.mode != "registered":
+        if batch_count and epoch == first and case.mode != "registered":
             # Where Accelerate joins the batches of all processes, it counts these.
             parts = case.ranks if case.mode == "dispatch" else 1
-            rest = skip_first_batches(loader, done * parts)
-        for number, batch in enumerate(rest, 1 + (done if epoch == first else 0)):
+            rest = skip_first_batches(loader, batch_count * parts)
+        for number, batch in enumerate(rest, 1 + (batch_count if epoch == first else 0)):
             record.seen.append(content(batch, epoch))
-            taken += 1
+            steps_taken += 1
             at_limit = number == case.limit
-            if record.reached("step", taken):
+            if record.reached("step", steps_taken):
                 accelerator.save_state(folder / "state")
                 accelerator.wait_for_everyone()
                 ended = at_limit or number == len(loader)
@@ -531,11 +512,11 @@ def trainer(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) 
         logging_strategy="no",
     )
     model = Model()
-    made = PackTrainer(model, arguments, train_dataset=train, callbacks=[Stopping()])
-    made.train(resume_from_checkpoint=saved)
-    if made.state.global_step >= made.state.max_steps:
+    hugging_face = PackTrainer(model, arguments, train_dataset=train, callbacks=[Stopping()])
+    hugging_face.train(resume_from_checkpoint=saved)
+    if hugging_face.state.global_step >= hugging_face.state.max_steps:
         return None
-    return str(folder / "trainer" / f"checkpoint-{made.state.global_step}")
+    return str(folder / "trainer" / f"checkpoint-{hugging_face.state.global_step}")
 
 
 def torchdata(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
@@ -543,30 +524,25 @@ def torchdata(case: Case, root: Path, folder: Path, record: Recorder, saved: Any
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     train, _ = parts_of(root)
-    sampler = sa1bpack.ReadingOptions(**case.options).batches(train, case.size)
-    names = ("max_masks", "mask_select", "seed")
-    collate = sa1bpack.Collate(**{name: case.options[name] for name in names})
-    loader = StatefulDataLoader(
-        train, batch_sampler=sampler, collate_fn=collate, num_workers=case.workers
-    )
+    loader = own_loader(StatefulDataLoader, case, train)
     first = number = 0
     state = None
     if saved is not None:
         first, number, state = saved
     if state is not None:
         loader.load_state_dict(state)
-    taken = 0
+    steps_taken = 0
     for epoch in range(first, EPOCHS):
         if state is None:  # otherwise the state has the epoch
-            sampler.set_epoch(epoch)
+            loader.batch_sampler.set_epoch(epoch)
         state = None
-        collate.set_epoch(epoch)
+        loader.collate_fn.set_epoch(epoch)
         for batch in loader:
             record.seen.append(content(batch, epoch))
-            taken += 1
+            steps_taken += 1
             number += 1
             at_limit = number == case.limit
-            if record.reached("step", taken):
+            if record.reached("step", steps_taken):
                 return (epoch + 1, 0, None) if at_limit else (epoch, number, loader.state_dict())
             if at_limit:
                 break
@@ -605,131 +581,80 @@ def check(case: Case, root: Path, folder: Path, rank: int = 0) -> None:
         validated += record.validated
         if saved is None:
             break
-    for number, (step, wanted) in enumerate(zip(trained, right, strict=False)):
-        assert step == wanted, f"step {number} was {step}, but is {wanted} in a run without stops"
+    for number, (step, expected_step) in enumerate(zip(trained, right, strict=False)):
+        assert step == expected_step, (
+            f"step {number} was {step}, but is {expected_step} in a run without stops"
+        )
     assert len(trained) == len(right), f"{len(trained)} steps in place of {len(right)}"
     whole = [batches for batches in validated if len(batches) == max(map(len, validated))]
     if case.mode == "DataModule":
         assert all(batches == whole[0] for batches in whole), "validations differ"
 
 
-def quiet() -> None:
-    """Silence what libraries say about themselves."""
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Silence what libraries say about themselves, and restore the random numbers of torch."""
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        yield
 
 
-def outcomes(seeds: list[int], among: tuple[str, ...] | None = None) -> Iterator[tuple[int, str]]:
-    """Each seed of a case for this process alone, and what is wrong with it: "" for nothing."""
-    with tempfile.TemporaryDirectory() as base:
-        root = pack_of(Path(base))
-        for seed in seeds:
-            folder = Path(base) / str(seed)
-            folder.mkdir(exist_ok=True)
-            yield seed, _outcome(case_of(seed, among), root, folder, 0)
+def check_all(cases: Iterable[Case], folder: Path, rank: int = 0) -> None:
+    """Run cases in this process, the only one or one of several, with what they save in a folder.
 
-
-def _outcome(case: Case, root: Path, folder: Path, rank: int) -> str:
-    before = torch.random.get_rng_state()
-    try:
-        with warnings.catch_warnings():
-            quiet()
-            check(case, root, folder, rank)
-    except Exception as error:
-        return f"{case}\n  {type(error).__name__}: {error}"
-    finally:
-        torch.random.set_rng_state(before)
-    return ""
-
-
-def outcomes_of_ranks(
-    seeds: list[int], among: tuple[str, ...] | None = None
-) -> Iterator[tuple[int, str]]:
-    """As `outcomes`, for cases of two processes: all in one pair of processes."""
-    with tempfile.TemporaryDirectory() as base:
-        pack_of(Path(base))
-        environment = os.environ | {
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "GROUP_RANK": "0",
-            "TORCHELASTIC_RUN_ID": "driving",
-            "ACCELERATE_USE_CPU": "true",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        arguments = [base, json.dumps(seeds), json.dumps(among)]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--rank", *arguments],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environment | {"RANK": rank, "LOCAL_RANK": rank},
-            )
-            for rank in ("0", "1")
-        ]
+    Raises:
+        AssertionError: a case is not right; a note says which it is.
+    """
+    root = folder / "packed"
+    for case in cases:
+        of_case = folder / str(case.seed)
+        if case.ranks > 1 and case.driver not in ("lightning", "accelerate"):
+            of_case = folder / f"{case.seed} {rank}"  # with those, rank 0 saves for all
+        of_case.mkdir(exist_ok=True)
         try:
-            outputs = [process.communicate(timeout=600) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        for rank, (output, errors) in enumerate(outputs):
-            lines = [line for line in output.splitlines() if line.startswith("[")]
-            for seed, text in map(json.loads, lines):
-                yield seed, text and f"rank {rank}: {text}"
-            if processes[rank].returncode:
-                yield seeds[min(len(lines), len(seeds) - 1)], f"rank {rank} ended: {errors[-3000:]}"
+            with undisturbed():
+                check(case, root, of_case, rank)
+        except Exception as error:
+            error.add_note(f"rank {rank} of python tests/helpers/driving.py {case.seed}: {case}")
+            raise
 
 
-def _as_rank(base: str, seeds: str, among: str) -> None:
-    """Run cases as one of two processes; each case is one line of output."""
-    rank = int(os.environ["RANK"])
-    has_torchvision()  # before Lightning imports it
+def check_in_two_processes(cases: list[Case], folder: Path) -> None:
+    """Fork this process into two, which run cases of two ranks."""
+    rank = fork_ranks(2)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{base}/meeting", rank=rank, world_size=2
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
     )
-    chosen = json.loads(among)
-    for seed in json.loads(seeds):
-        folder = Path(base) / f"{seed} {rank}"
-        if case_of(seed, chosen and tuple(chosen)).driver in ("lightning", "accelerate"):
-            folder = Path(base) / str(seed)  # rank 0 saves for all
-        folder.mkdir(exist_ok=True)
-        case = case_of(seed, chosen and tuple(chosen))
-        text = _outcome(case, Path(base) / "packed", folder, rank)
-        print(json.dumps([seed, text]), flush=True)
-        if text:
-            os._exit(1)  # the other process may wait for this one
-        torch.distributed.barrier()
+    try:
+        for case in cases:
+            check_all([case], folder, rank)
+            torch.distributed.barrier()
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # the other process may wait for this one
     torch.distributed.destroy_process_group()
+    if rank:
+        os._exit(0)  # the folder is removed by rank 0
 
 
-def split_by_ranks(
-    seeds: list[int], among: tuple[str, ...] | None = None
-) -> tuple[list[int], list[int]]:
-    """The seeds of cases of one process, and of two."""
-    alone = [seed for seed in seeds if case_of(seed, among).ranks == 1]
-    return alone, [seed for seed in seeds if seed not in alone]
-
-
-def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--rank"]:
-        _as_rank(*arguments[1:])
-        return 0
-    among = tuple(arguments.pop(0).split(",")) if not arguments[0].isdigit() else None
-    seeds = [int(text) for text in arguments]
+def main() -> None:
+    """Run the cases of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("seeds", nargs="+", type=int, metavar="SEED")
+    parser.add_argument("--driver", choices=DRIVERS, help="default: drawn of those that are usual")
+    arguments = parser.parse_args()
     has_torchvision()  # before Lightning imports it
-    if len(seeds) == 2 and seeds[0] < seeds[1]:
-        seeds = [*range(*seeds)]
-    alone, together = split_by_ranks(seeds, among)
-    wrong = 0
-    for runs in (outcomes(alone, among), outcomes_of_ranks(together, among) if together else ()):
-        for seed, text in runs:
-            print(f"{seed}: {text or case_of(seed, among)}{'' if text else ': right'}", flush=True)
-            wrong += bool(text)
-    return int(wrong > 0)
+    cases = [case_of(seed, arguments.driver) for seed in arguments.seeds]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_pack(folder)
+        check_all([case for case in cases if case.ranks == 1], folder)
+        together = [case for case in cases if case.ranks == 2]
+        if together:
+            check_in_two_processes(together, folder)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

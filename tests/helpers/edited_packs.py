@@ -17,9 +17,8 @@ from format_files import (
     sample_views,
 )
 from shard_files import writable_array
-from small_tars import SMALL, members, write_tar
+from small_tars import members, pack_small, write_tar
 
-import sa1bpack
 from sa1bpack.errors import TooManyRejects
 
 FIRST, SECOND = "sa_000000-000", "sa_000000-001"
@@ -62,7 +61,7 @@ def unfinished_pack(root: Path, numbers: Sequence[int] = range(10), name="sa_000
     found = members(numbers) | {f"./sa_{numbers[-1]}.json": b"{ not json"}
     tar = write_tar(root.with_name(f"{name}.tar"), found, shuffle=None)
     with pytest.raises(TooManyRejects):
-        sa1bpack.pack(tar, root, workers=1, max_rejects=0, **SMALL)
+        pack_small(tar, root, max_rejects=0)
     return tar
 
 

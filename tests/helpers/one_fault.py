@@ -1,7 +1,8 @@
-"""One system call of a program fails once: every call below a folder is counted, and one refused.
+"""A system call of a program fails: every call below a folder is counted, and one refused, or all
+of its kind from that one on.
 
-A program runs in a forked process, whose calls are real but for that one. The faults are errors of
-the system, and Ctrl-C.
+A program runs in a forked process, whose other calls are real. The faults are errors of the system,
+Ctrl-C, and SIGKILL.
 """
 
 import errno
@@ -36,39 +37,43 @@ CALLS = {
     "read": ("preadv", "pread"),
 }
 SIGNAL = "Ctrl-C"
+KILL = "SIGKILL"
+ENDS = (SIGNAL, KILL)
 # What a call can be refused for. Reading is not refused for lack of space.
 FAULTS: dict[str, tuple[int | str, ...]] = {
-    "open": (errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EINTR, SIGNAL),
-    "write": (errno.EIO, errno.ENOSPC, errno.EINTR, SIGNAL),
-    "fsync": (errno.EIO, errno.ENOSPC, SIGNAL),
-    "rename": (errno.EIO, errno.ENOSPC, errno.EINTR, SIGNAL),
-    "link": (errno.EIO, errno.ENOSPC, errno.EMLINK, SIGNAL),
-    "unlink": (errno.EIO, errno.EBUSY, SIGNAL),
-    "mkdir": (errno.EIO, errno.ENOSPC, SIGNAL),
-    "stat": (errno.EIO, errno.EINTR, SIGNAL),
-    "list": (errno.EIO, errno.EMFILE, SIGNAL),
-    "read": (errno.EIO, errno.EINTR, SIGNAL),
+    "open": (errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EINTR, *ENDS),
+    "write": (errno.EIO, errno.ENOSPC, errno.EINTR, *ENDS),
+    "fsync": (errno.EIO, errno.ENOSPC, *ENDS),
+    "rename": (errno.EIO, errno.ENOSPC, errno.EINTR, *ENDS),
+    "link": (errno.EIO, errno.ENOSPC, errno.EMLINK, *ENDS),
+    "unlink": (errno.EIO, errno.EBUSY, *ENDS),
+    "mkdir": (errno.EIO, errno.ENOSPC, *ENDS),
+    "stat": (errno.EIO, errno.EINTR, *ENDS),
+    "list": (errno.EIO, errno.EMFILE, *ENDS),
+    "read": (errno.EIO, errno.EINTR, *ENDS),
 }
 _PATIENCE = 120  # seconds; a process that takes longer has hung
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One call that fails.
+    """A call that fails.
 
     Attributes:
         kind: key of CALLS.
         at: number of the call among those of its kind, from 0.
-        error: number of the error, or SIGNAL: Ctrl-C comes just before the call.
+        error: number of the error; or SIGNAL or KILL, which comes just before the call.
+        lasting: all later calls of the kind fail as well.
     """
 
     kind: str
     at: int
     error: int | str
+    lasting: bool = False
 
     def __str__(self) -> str:
         error = self.error if isinstance(self.error, str) else errno.errorcode[self.error]
-        return f"{error} at {self.kind} {self.at}"
+        return f"{error} at {self.kind} {self.at}{' and after it' * self.lasting}"
 
 
 class _Calls:
@@ -94,11 +99,13 @@ class _Calls:
         def made(target=".", *arguments, **named):
             if name == "io.open" and isinstance(target, int):
                 return call(target, *arguments, **named)
-            place = arguments[0] if name in ("link", "symlink") else target
-            path = path_of(place, named.get("dir_fd"))
+            named_path = arguments[0] if name in ("link", "symlink") else target
+            path = path_of(named_path, named.get("dir_fd"))
             if f"{path}/".startswith(self._below) and self._fails(kind):
                 if self._fault.error == SIGNAL:
                     os.kill(os.getpid(), signal.SIGINT)
+                elif self._fault.error == KILL:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 else:
                     error = self._fault.error
                     shown = () if isinstance(target, int) else (os.fspath(target),)
@@ -112,7 +119,9 @@ class _Calls:
             number = self.counts[kind]
             self.counts[kind] += 1
         fault = self._fault
-        return fault is not None and (fault.kind, fault.at) == (kind, number)
+        if fault is None or fault.kind != kind:
+            return False
+        return number >= fault.at if fault.lasting else number == fault.at
 
 
 def run_with(
@@ -121,8 +130,8 @@ def run_with(
     """Run a program in a forked process, one of whose calls below `root` fails.
 
     Returns:
-        How it ended: "" without an error, else the error that it raised; and how many calls of each
-        kind it made.
+        How it ended: "" without an error, else the error that it raised, or KILL; and how many
+        calls of each kind it made, which is not known of one that was killed.
 
     Raises:
         AssertionError: it raised an error that is neither the system's nor sa1bpack's, or hung.
@@ -133,6 +142,8 @@ def run_with(
     _, status = os.waitpid(child, 0)
     said = log.read_text()
     code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGKILL and fault is not None and fault.error == KILL:
+        return KILL, Counter()
     if code not in (0, 3):
         raise AssertionError(f"{fault}: exit code {code}\n{said}")
     first, _, error = said.rpartition("COUNTS ")[2].partition("\n")

@@ -40,6 +40,13 @@ def cuda(monkeypatch) -> SimulatedCuda:
     return made
 
 
+def take_rows(batches, cuda: SimulatedCuda, rows: list[int]) -> None:
+    """Take batches of a device, and add the rows of their samples to a list."""
+    for batch in batches:
+        cuda.synchronize()
+        rows += batch["indices"].tolist()
+
+
 class _Ending(weakref.finalize):
     """In place of `finalizers.Ending`."""
 

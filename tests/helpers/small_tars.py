@@ -1,4 +1,4 @@
-"""Small tars in SA-1B's layout, made without sa1bpack, and ways to damage them.
+"""Small tars in SA-1B's layout, made without sa1bpack, ways to damage them, and packs of them.
 
 They have photos of 96 x 64 smooth random pixels, masks encoded by pycocotools, members
 `./sa_<id>.jpg` and `./sa_<id>.json` next to a `./` directory member, gzip under the name .tar.
@@ -12,10 +12,13 @@ import random
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from pycocotools import mask as coco
+
+import sa1bpack
 
 HEIGHT, WIDTH = 64, 96
 # Options for a small, quick pack of such photos.
@@ -152,6 +155,16 @@ def write_tar(
     data = tar_bytes(listed, first=entry("./", tarfile.DIRTYPE))
     path.write_bytes(gzip.compress(data, 1, mtime=0) if compress else data)
     return path
+
+
+def pack_small(*arguments: Any, **options: Any) -> sa1bpack.PackResult:
+    """`sa1bpack.pack` in this process, with the options SMALL where no others are given."""
+    return sa1bpack.pack(*arguments, **{"workers": 1, **SMALL, **options})
+
+
+def pack_part_small(*arguments: Any, **options: Any) -> sa1bpack.PackResult:
+    """`sa1bpack.pack_part`, as `pack_small`."""
+    return sa1bpack.pack_part(*arguments, **{"workers": 1, **SMALL, **options})
 
 
 def changed(members: Members, number: int, change: Callable[[dict], object]) -> None:

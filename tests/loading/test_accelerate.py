@@ -16,10 +16,6 @@ A `Loader` is not a DataLoader: `prepare` leaves it alone, and it cuts batches b
 `register_for_checkpointing` saves its place; `skip_first_batches` cannot work.
 """
 
-import json
-import os
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -28,6 +24,7 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import BatchSamplerShard
 from batches import BOTH
+from forked_ranks import outputs_of_ranks
 
 from sa1bpack import (
     Loader,
@@ -52,22 +49,30 @@ def content(batch) -> list:
     return [batch["image_ids"].tolist(), batch["areas"].tolist(), epoch]
 
 
-def train(prepared, epochs, first=0, done=0) -> list:
+def train(prepared, epochs, first=0, batch_count=0) -> list:
     """Accelerate's own loop; from epoch `first` on, of which `done` batches were trained before."""
     seen = []
     for epoch in range(first, epochs):
         prepared.set_epoch(epoch)
-        rest = skip_first_batches(prepared, done) if epoch == first and done else prepared
+        rest = (
+            skip_first_batches(prepared, batch_count)
+            if epoch == first and batch_count
+            else prepared
+        )
         seen.append([content(batch) for batch in rest])
     return seen
 
 
-def train_as_trainer(prepared, epochs, first=0, done=0) -> list:
+def train_as_trainer(prepared, epochs, first=0, batch_count=0) -> list:
     """The loop of transformers.Trainer (5.23, `_run_epoch`): it skips first, then sets the epoch,
     of a loader that it has wrapped once more."""
     seen = []
     for epoch in range(first, epochs):
-        rest = skip_first_batches(prepared, done) if epoch == first and done else prepared
+        rest = (
+            skip_first_batches(prepared, batch_count)
+            if epoch == first and batch_count
+            else prepared
+        )
         if hasattr(rest, "set_epoch"):
             rest.set_epoch(epoch)
         underlying = getattr(getattr(rest, "batch_sampler", None), "batch_sampler", None)
@@ -80,14 +85,13 @@ def train_as_trainer(prepared, epochs, first=0, done=0) -> list:
 LOOPS = {"accelerate": train, "trainer": train_as_trainer}
 DONE = {"accelerate": 1, "trainer": 2}  # batches of the epoch in which two processes resume
 
-# One of two processes, by their own environment. It prints what it saw.
 SCRIPT = """
-import json, os, sys
-sys.path[:0] = sys.argv[3], os.path.join(sys.argv[3], "..", "helpers")
+import json, sys
 import torch
 import test_accelerate as test
-root, meeting = sys.argv[1:3]
-rank = int(os.environ["RANK"])
+from forked_ranks import fork_ranks
+root, meeting = sys.argv[1:]
+rank = fork_ranks(2)
 torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank,
                                      world_size=2)
 print(json.dumps(test.one_of_two(root, rank)))
@@ -98,24 +102,24 @@ torch.distributed.destroy_process_group()
 def one_of_two(root, rank) -> dict:
     ds = open_pack(root)
     early = make_dataloader(ds, global_batch_size=BATCH, **OPTIONS)  # there is no process group yet
-    found = {"early": train(Accelerator(cpu=True).prepare(early), EPOCHS)}
-    for name, done in DONE.items():
+    seen_by_rank = {"rank": rank, "early": train(Accelerator(cpu=True).prepare(early), EPOCHS)}
+    for name, batch_count in DONE.items():
         loader = prepared(ds)
         assert len(loader) == len(ds) // BATCH and loader.total_batch_size == BATCH
-        found[name] = LOOPS[name](loader, EPOCHS, 1, done)
+        seen_by_rank[name] = LOOPS[name](loader, EPOCHS, 1, batch_count)
     with Loader(ds, global_batch_size=BATCH, **OPTIONS) as loader:
         assert Accelerator(cpu=True).prepare(loader) is loader
-        found["loader"] = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
+        seen_by_rank["loader"] = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
     short = prepared(ds, 8, {"shuffle": True, "seed": 3})
-    found["short"] = [batch["image_ids"].tolist() for batch in short]
+    seen_by_rank["short"] = [batch["image_ids"].tolist() for batch in short]
     batches = OrderedBatches(
         ShuffleOrder(ds, seed=3), global_batch_size=BATCH, rank=rank, world_size=2
     )
     try:
         Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(ds, batch_sampler=batches))
     except LoaderError as error:
-        found["cut twice"] = str(error)
-    return found
+        seen_by_rank["cut twice"] = str(error)
+    return seen_by_rank
 
 
 @pytest.fixture
@@ -138,9 +142,9 @@ def test_a_run_sees_every_epoch_as_without_accelerate_wherever_it_resumes(
     ds, complete, loop, workers
 ):
     assert loop(prepared(ds, num_workers=workers), EPOCHS) == complete
-    for done in range(1, len(complete[1])):
-        expected = [complete[1][done:], complete[2]]
-        assert loop(prepared(ds, num_workers=workers), EPOCHS, 1, done) == expected
+    for batch_count in range(1, len(complete[1])):
+        expected = [complete[1][batch_count:], complete[2]]
+        assert loop(prepared(ds, num_workers=workers), EPOCHS, 1, batch_count) == expected
     assert loop(prepared(ds, num_workers=workers), EPOCHS, 2) == complete[2:]
 
 
@@ -172,25 +176,9 @@ def test_schedules_are_of_the_step_wherever_it_resumes_and_of_the_process(ds):
 
 
 def test_two_processes_see_what_one_sees_wherever_they_resume(packed, complete, tmp_path):
-    here = str(Path(__file__).parent)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(packed.root), str(tmp_path / "meeting"), here],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2",
-                              "LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true",
-                              "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
-        )
-        for rank in ("0", "1")
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
-    first, second = (json.loads(output) for output, _ in outputs)
+    folder = Path(__file__).parent
+    of_ranks = outputs_of_ranks("-c", SCRIPT, packed.root, tmp_path / "meeting", folder=folder)
+    first, second = sorted(of_ranks, key=lambda seen_by_rank: seen_by_rank["rank"])
     images = [[ids for ids, *_ in epoch] for epoch in complete]
 
     def together(name):
@@ -199,14 +187,14 @@ def test_two_processes_see_what_one_sees_wherever_they_resume(packed, complete, 
         return [[a[0] + b[0] for a, b in zip(*epoch, strict=True)] for epoch in epochs]
 
     assert together("early") == together("loader") == images
-    for name, done in DONE.items():
-        assert together(name) == [images[1][done:], images[2]], name
+    for name, batch_count in DONE.items():
+        assert together(name) == [images[1][batch_count:], images[2]], name
     # 12 = 8 + 4: the end is one batch of a rank, to which Accelerate adds another from the start.
     ends = first["short"] + second["short"]
     assert [len(ids) for ids in ends] == [4] * 4
     assert {*chain(*ends)} == {*chain(*images[0])}
-    for found in (first, second):
-        assert "a share of its share" in found["cut twice"]
+    for seen_by_rank in (first, second):
+        assert "a share of its share" in seen_by_rank["cut twice"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_batches_on_cuda_are_those_of_collate(packed, layout, max_masks):
     with Loader(ds, 5, device="cuda", mask_layout=layout, max_masks=max_masks) as loader:
         for _ in range(3):
             for batch in loader:
-                expected = collate([ds[row] for row in batch["indices"].tolist()])
+                expected = collate(ds.__getitems__(batch["indices"].tolist()))
                 same(batch, expected)
                 assert all(tensor.is_cuda for tensor in tensors_of(batch).values())
 

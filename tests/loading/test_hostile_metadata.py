@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import clone
+from batches import clone, same
 from commands import python
+from guard_pages import guard_maps
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
 from hostile_reading import masks_of
 from loader_seams import nothing_told
+from packs_with_features import SPECS, write_side
 from page_cache import why_not_direct
 
 import sa1bpack
@@ -138,91 +140,78 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, nam
 
 
 @pytest.mark.parametrize("loader", ["Loader", "make_dataloader"])
-@pytest.mark.parametrize("mask_select", (None, "balanced", "of a rule"))
-@pytest.mark.parametrize("masks", LAYOUT_NAMES)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_an_intact_pack_is_loaded_completely(hostile, ios, name, masks, mask_select, loader):
-    for verified in (False, True):
-        for io in ios if loader == "Loader" and not verified else ("cached",):
-            root = hostile.pack(name, None)
-            assert load_everything(root, masks, mask_select, verified, loader, io) == len(READ)
+def test_an_intact_pack_is_loaded_completely(hostile, ios, name, loader):
+    """In every layout, with a choice of each kind."""
+    root = hostile.pack(name, None)
+    for masks, mask_select in zip(LAYOUT_NAMES, (None, "balanced", "of a rule", None), strict=True):
+        for verified in (False, True):
+            for io in ios if loader == "Loader" and not verified else ("cached",):
+                assert load_everything(root, masks, mask_select, verified, loader, io) == len(READ)
 
 
-PROGRAM = """
-import sys
-sys.path[:0] = sys.argv[1:3]
-from pathlib import Path
-from guard_pages import guard_maps
-from hostile_packs import LAYOUTS, Hostile, targets
-from test_hostile_metadata import CHOICES, LAYOUT_NAMES, load_or_refuse, ways_to_read
+def load_with_guards(folder: Path, side: str, *names: str) -> None:
+    """Load packs of these layouts, each array random in turn, and with "end" features as well.
 
-folder, side, *names = sys.argv[3:]
-hostile, ios = Hostile(Path(folder)), ways_to_read(Path(folder))
-maps, loaded = guard_maps(side), 0
-cases = [(name, target) for name in names for target in (None, *targets(LAYOUTS[name]))]
-for number, (name, target) in enumerate(cases):
-    masks, mask_select = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 7]
-    for seed, verified in enumerate((False, True)):
-        root = hostile.pack(name, target, seed)
-        io = ios[(number + seed) % len(ios)]
-        loaded += load_or_refuse(root, masks, mask_select, verified, "Loader", io)
-assert maps[0] > 100 and loaded > 20
-print("alive")
-"""
-
-
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="guard pages need mprotect")
-
-
-@LINUX
-@pytest.mark.parametrize(
-    "side, names", [("end", ("pad", "squash")), ("start", ("native",))], ids=["end", "start"]
-)
-def test_nothing_outside_an_array_is_read(tmp_path, side, names):
-    """In a process that a read past that side of any array would kill.
-
-    The tests of datasets take the other sides.
+    From then on, a read past that side of any array ends this process.
     """
-    folders = HELPERS, Path(__file__).parent, tmp_path
-    assert python("-W", "error", "-c", PROGRAM, *folders, side, *names) == "alive\n"
+    maps = guard_maps(side)
+    hostile = Hostile(folder)
+    ios = ways_to_read(folder)
+    loaded = 0
+    cases = [(name, target) for name in names for target in (None, *targets(LAYOUTS[name]))]
+    for number, (name, target) in enumerate(cases):
+        masks = LAYOUT_NAMES[number % 4]
+        mask_select = CHOICES[number // 4 % 7]
+        for seed, verified in enumerate((False, True)):
+            root = hostile.pack(name, target, seed)
+            io = ios[(number + seed) % len(ios)]
+            loaded += load_or_refuse(root, masks, mask_select, verified, "Loader", io)
+    assert maps[0] > 100 and loaded > 20
+    if side == "end":
+        loaded = load_features(hostile, ios)
+        assert loaded > 12
 
 
-OF_FEATURES = """
-import sys
-sys.path[:0] = sys.argv[1:3]
-from pathlib import Path
-import sa1bpack
-from batches import same
-from guard_pages import guard_maps
-from hostile_packs import Found, Hostile
-from packs_with_features import SPECS
-from sa1bpack.errors import FormatError
-from packs_with_features import write_side
-from test_hostile_metadata import READ, not_asked, ways_to_read
-
-folder, side = Path(sys.argv[3]), sys.argv[4]
-hostile, ios = Hostile(folder), ways_to_read(folder)
-sound = hostile.pack("pad", None)
-for spec in SPECS.values():
-    write_side(sound, spec)
+def load_features(hostile: Hostile, ios: tuple[str, ...]) -> int:
+    """Load features of packs whose offsets are random; returns how many samples loaded."""
+    sound = hostile.pack("pad", None)
+    for spec in SPECS.values():
+        write_side(sound, spec)
+    assert features_loaded(sound, False, "concat", ios[-1]) == len(READ)
+    loaded = 0
+    for number, target in enumerate(
+        ("mask_offset", "index/mask_offset", "all of the shard", "all")
+    ):
+        for seed in (0, 2, 4):
+            root = hostile.pack("pad", target, seed)
+            verified = seed == 4
+            masks = ("concat", "padded")[number % 2]
+            loaded += features_loaded(root, verified, masks, ios[(number + seed) % len(ios)])
+    return loaded
 
 
-def load(root, verified, masks, io):
-    found, loaded = Found(root), 0
+def features_loaded(root: Path, verified: bool, masks: str, io: str) -> int:
+    """Load samples one by one, and compare their features with those of the dataset."""
+    found = Found(root)
     try:
         ds = sa1bpack.open(root, features=list(SPECS), verify_checksums=verified)
     except FormatError as error:
         assert "index-" in str(error), error
         return 0
     collate = sa1bpack.Collate(masks, sample_spec=ds.spec)
+    loaded = 0
     for row in READ:
+        part = ds[row : row + 1]
         try:
             expected = collate([ds[row]])
-            with not_asked(io), sa1bpack.Loader(
-                ds[row : row + 1], 1, mask_layout=masks, io=io, threads=1
-            ) as batches:
+            with (
+                not_asked(io),
+                sa1bpack.Loader(part, 1, mask_layout=masks, io=io, threads=1) as batches,
+            ):
                 [batch] = batches
-                same(*({name: each[name] for name in SPECS} for each in (batch, expected)))
+                for name in SPECS:
+                    same({name: batch[name]}, {name: expected[name]})
         except FormatError as error:
             assert found.shard_name(row) in str(error) or "index-" in str(error), error
             continue
@@ -230,19 +219,24 @@ def load(root, verified, masks, io):
     return loaded
 
 
-maps, loaded = guard_maps(side), 0
-assert load(sound, False, "concat", ios[-1]) == len(READ)
-for number, target in enumerate(("mask_offset", "index/mask_offset", "all of the shard", "all")):
-    for seed in range(0, 6, 2):
-        root = hostile.pack("pad", target, seed)
-        verified, masks = bool(seed // 3), ("concat", "padded")[(seed + number) % 2]
-        loaded += load(root, verified, masks, ios[(seed + number) % len(ios)])
-assert maps[0] > 100 and loaded > 12, (maps, loaded)
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[1:3]
+from test_hostile_metadata import load_with_guards
+load_with_guards(Path(sys.argv[3]), *sys.argv[4:])
 print("alive")
 """
 
 
-@LINUX
-def test_nothing_outside_a_feature_is_read(tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="guard pages need mprotect")
+@pytest.mark.parametrize(
+    "side, names", [("end", ("pad", "squash")), ("start", ("native",))], ids=["end", "start"]
+)
+def test_nothing_outside_an_array_or_a_feature_is_read(tmp_path, side, names):
+    """In a process that a read past that side of any array would kill.
+
+    The tests of datasets take the other sides.
+    """
     folders = HELPERS, Path(__file__).parent, tmp_path
-    assert python("-W", "error", "-c", OF_FEATURES, *folders, "end") == "alive\n"
+    assert python("-W", "error", "-c", PROGRAM, *folders, side, *names) == "alive\n"

@@ -3,7 +3,7 @@
 import pytest
 from simulated_cuda import SimulatedCuda
 from simulated_loading import simulate
-from small_tars import SMALL, members, write_tar
+from small_tars import members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack import Loader, OptionError
@@ -28,7 +28,7 @@ def test_the_plan_says_what_a_batch_without_a_cap_takes(tmp_path):
     tar = write_tar(
         tmp_path / "sa_000000.tar", members([1, 2, 3], masks=lambda n: 410 if n == 2 else 3)
     )
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, progress=False, **SMALL)
+    pack_small(tar, tmp_path / "pack", progress=False)
     ds = sa1bpack.open(tmp_path / "pack")
     for plan in (Loader(ds, 2).plan(), sa1bpack.make_dataloader(ds, 2).plan()):
         assert "without max_masks the image with the most masks, 410, decides" in plan.uncapped

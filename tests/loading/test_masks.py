@@ -31,7 +31,7 @@ def test_a_loader_yields_masks_of_its_own_samples_alone(root, make, damage, mask
     ds, seen = open_pack(root), 0
     collate = Collate(masks, max_masks=3, mask_select=mask_select)
     for batch in make(ds, 4, mask_layout=masks, max_masks=3, mask_select=mask_select):
-        samples = [ds[row] for row in batch["indices"].tolist()]
+        samples = ds.__getitems__(batch["indices"].tolist())
         same(clone(batch), collate(samples))
         expected = [min(3, len(sample["areas"])) for sample in samples]
         assert batch["mask_counts"].tolist() == expected

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from batches import readers
+from batches import flattened, readers, same_batches
 from commands import python
 from loader_seams import ends_within
 from reading_packs import write_pack
@@ -57,22 +57,8 @@ def no_thread_stays():
 
 def numbers_of(batch: dict) -> dict:
     """Copies of what a batch has, runs as their tensors."""
-    items = dict(batch)
-    runs = items.pop("runs", None)
-    if runs is not None:
-        items |= {f"runs.{name}": value for name, value in vars(runs).items()}
+    items = flattened(batch)
     return {k: v.clone() if torch.is_tensor(v) else v for k, v in items.items()}
-
-
-def assert_same(found: list[dict], expected: list[dict]) -> None:
-    assert len(found) == len(expected)
-    for batch, other in zip(found, expected, strict=True):
-        assert batch.keys() == other.keys()
-        for key, value in other.items():
-            if torch.is_tensor(value):
-                assert batch[key].dtype == value.dtype and torch.equal(batch[key], value), key
-            else:
-                assert batch[key] == value, key
 
 
 @pytest.mark.parametrize(
@@ -90,7 +76,7 @@ def test_batches_are_those_of_calls_in_the_loop_bit_for_bit_and_in_order(
         found = [[numbers_of(batch) for batch in loader] for _ in range(2)]
         assert loader.state_dict() == plain.state_dict()
     for epoch in range(2):
-        assert_same(found[epoch], expected[epoch])
+        same_batches(found[epoch], expected[epoch])
 
 
 def test_several_batches_are_in_the_pipeline_at_once_and_come_out_in_order(ds):
@@ -137,7 +123,7 @@ def test_a_state_resumes_with_the_batch_that_the_loop_has_not_seen(ds, seen):
     assert [batch["batch_idx"] for batch in rest] == list(range(seen, 6))
     assert rest[0]["epoch"] == 1
     if first:
-        assert_same(rest, first)
+        same_batches(rest, first)
     assert expected[0]["epoch"] == 0
 
 
@@ -194,7 +180,7 @@ def test_a_sample_that_cannot_be_read_is_named_and_may_be_dropped(damaged):
     with Loader(damaged, 2, **options) as plain:
         expected = [numbers_of(pipeline(batch)) for batch in plain]
     with Loader(damaged, 2, pipeline=pipeline, **options) as loader:
-        assert_same([numbers_of(batch) for batch in loader], expected)
+        same_batches([numbers_of(batch) for batch in loader], expected)
         assert [error.row for error in loader.dropped] == [error.row for error in plain.dropped]
 
 
@@ -255,7 +241,7 @@ def test_a_call_that_ends_after_its_epoch_reaches_nothing_of_the_next(ds, monkey
             found.append(numbers_of(next(iterator)))
         gate.opened.set()
         found += [numbers_of(batch) for batch in iterator]
-        assert_same(found, expected)
+        same_batches(found, expected)
         for thread in late:
             thread.join(60)
         loader.close()
@@ -319,7 +305,7 @@ def test_a_copy_of_a_loader_has_its_pipeline_and_its_place(ds):
     copied.load_state_dict(loader.state_dict())
     found = [numbers_of(batch) for batch in copied]
     loader.load_state_dict(loader.state_dict())
-    assert_same(found, [numbers_of(batch) for batch in loader])
+    same_batches(found, [numbers_of(batch) for batch in loader])
     loader.close()
     copied.close()
 
@@ -331,7 +317,7 @@ def test_results_that_share_the_memory_of_a_batch_stay_what_they_are(pack, caplo
     with Loader(ds, 2) as plain:
         expected = [numbers_of(pipeline(batch)) for batch in plain]
     with Loader(ds, 2, pipeline=pipeline, pipeline_threads=4, prefetch=1) as loader:
-        assert_same([numbers_of(batch) for batch in loader], expected)
+        same_batches([numbers_of(batch) for batch in loader], expected)
         assert loader.plan().batches == 1 + 2 + 5
         assert "hold all" not in caplog.text
         kept = list(loader)

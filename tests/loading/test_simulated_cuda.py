@@ -115,7 +115,7 @@ def test_the_same_code_lends_the_buffers_of_a_cpu(ds, monkeypatch, seed):
     collate, held, rows = Collate("padded"), [], []
 
     def check(batch) -> None:
-        same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
+        same(batch, collate(ds.__getitems__(batch["indices"].tolist())))
 
     def train() -> None:
         with Loader(

@@ -13,7 +13,7 @@ from batches import LAYOUTS, same, tensors_of
 from forked import forked_child
 from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from simulated_cuda import SimulatedCuda
-from simulated_loading import LATE, simulate
+from simulated_loading import LATE, simulate, take_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError
@@ -21,7 +21,7 @@ from sa1bpack import open as open_pack
 from sa1bpack.finalizers import settle
 from sa1bpack.loading import iteration, tensors
 from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout
-from sa1bpack.transforms import host, unpack_bits
+from sa1bpack.transforms import host
 
 # ------------------------------------------------------------------------------------ which device
 
@@ -97,7 +97,7 @@ def test_batches_of_a_device_are_those_of_collate_with_features(
     with Loader(ds, 5, device="cuda", mask_layout=layout, max_masks=4) as batches:
         for batch in batches:
             cuda.synchronize()
-            same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
+            same(batch, collate(ds.__getitems__(batch["indices"].tolist())))
 
 
 # ------------------------------------------------------------------------- memory that is not there
@@ -160,58 +160,39 @@ NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 
 NO_WORKSPACE = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
 
 
-@pytest.mark.parametrize("error", [NO_MEMORY, NO_WORKSPACE], ids=["tensor", "workspace"])
+# Of a step by which a batch is made: where it is called, what it raises, options by which it is
+# called once for each batch, and whose memory is missing.
+STEPS = {
+    "tensor": (tensors, "unpack_bits", NO_MEMORY, {"mask_layout": "padded"}, "cuda:0"),
+    "workspace": (tensors, "unpack_bits", NO_WORKSPACE, {"mask_layout": "padded"}, "cuda:0"),
+    "the last key": (iteration, "rows_of", NO_MEMORY, {"on_error": "drop"}, "cpu"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("after", range(3))
 def test_missing_memory_for_what_is_made_of_a_batch_is_a_named_error_and_loses_no_sample(
-    ds, cuda, monkeypatch, after, error
+    ds, cuda, monkeypatch, after, step
 ):
+    module, name, error, options, device = STEPS[step]
+    real = getattr(module, name)
     calls = []
-
-    def no_memory(bits: torch.Tensor) -> torch.Tensor:
-        calls.append(len(calls))
-        if calls[-1] == after:
-            raise error
-        return unpack_bits(bits)
-
-    monkeypatch.setattr(tensors, "unpack_bits", no_memory)
-    rows = []
-    with Loader(ds, 4, device="cuda", shuffle=True, mask_layout="padded") as batches:
-        with pytest.raises(LoaderError, match=r"cuda:0 has no memory for a batch.*lower batch_"):
-            for batch in batches:
-                cuda.synchronize()
-                rows += batch["indices"].tolist()
-        assert len(rows) == 4 * after
-        batches.load_state_dict(batches.state_dict())
-        for batch in batches:
-            cuda.synchronize()
-            rows += batch["indices"].tolist()
-    assert sorted(rows) == list(range(len(ds)))
-
-
-@pytest.mark.parametrize("after", [0, 1])
-def test_missing_memory_for_the_last_key_of_a_batch_loses_no_sample_either(
-    ds, cuda, monkeypatch, after
-):
-    calls = []
-    rows_of = iteration.rows_of
 
     def no_memory(*arguments):
         calls.append(arguments)
         if len(calls) == after + 1:
-            raise NO_MEMORY
-        return rows_of(*arguments)
+            raise error
+        return real(*arguments)
 
-    monkeypatch.setattr(iteration, "rows_of", no_memory)
+    monkeypatch.setattr(module, name, no_memory)
     rows = []
-    with Loader(ds, 5, device="cuda", shuffle=True, on_error="drop") as batches:
-        with pytest.raises(LoaderError, match=r"has no memory for a batch of.*not lost"):
-            for batch in batches:
-                cuda.synchronize()
-                rows += batch["indices"].tolist()
+    with Loader(ds, 4, device="cuda", shuffle=True, **options) as batches:
+        named = f"{device} has no memory for a batch of.*lower batch_size.*not lost"
+        with pytest.raises(LoaderError, match=named):
+            take_rows(batches, cuda, rows)
+        assert len(rows) == 4 * after
         batches.load_state_dict(batches.state_dict())
-        for batch in batches:
-            cuda.synchronize()
-            rows += batch["indices"].tolist()
+        take_rows(batches, cuda, rows)
     assert sorted(rows) == list(range(len(ds)))
 
 
@@ -232,7 +213,7 @@ def test_if_cuda_cannot_pin_memory_torch_does_which_is_logged_once(ds, cuda, cap
     with Loader(ds, 2, device="cuda:1", mask_layout="concat_bits") as batches:
         for batch in batches:
             cuda.synchronize()
-            same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
+            same(batch, collate(ds.__getitems__(batch["indices"].tolist())))
     [record] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "cuda:1 cannot pin memory" in record.message and "not supported" in record.message
     settle()
@@ -354,7 +335,7 @@ def test_a_default_device_does_not_move_the_memory_of_the_host(ds, cuda):
                 found = [tensors_of(batch) for batch in batches]
             cuda.synchronize()
             for batch in found:
-                same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
+                same(batch, collate(ds.__getitems__(batch["indices"].tolist())))
 
 
 # ------------------------------------------------------------------------------ captures and forks

@@ -1,16 +1,13 @@
 """Sources with everything that can come up, and the pack of them that others must equal."""
 
-import json
 from pathlib import Path
 
 import pytest
 from commands import command  # noqa: F401 - a fixture
 from fault_server import web  # noqa: F401 - a fixture
 from s3_server import s3, s3_process  # noqa: F401 - fixtures
-from small_tars import SMALL, as_jpeg, changed, contents, members, pixels_of, write_tar
+from small_tars import as_jpeg, changed, contents, members, pack_small, pixels_of, write_tar
 from system import elsewhere, free, other_decoder  # noqa: F401 - fixtures
-
-import sa1bpack
 
 
 def _spoil(found: dict[str, bytes], number: int) -> None:
@@ -52,7 +49,7 @@ def sources(tmp_path_factory) -> list[Path]:
 def undisturbed(sources, tmp_path_factory) -> dict[str, bytes]:
     """What a pack of `sources` holds when one process makes it at once."""
     root = tmp_path_factory.mktemp("undisturbed") / "pack"
-    sa1bpack.pack(sources, root, workers=1, **SMALL)
+    pack_small(sources, root)
     return contents(root)
 
 
@@ -72,7 +69,7 @@ def long_tars(tmp_path_factory) -> list[Path]:
 def long_pack(long_tars, tmp_path_factory) -> dict[str, bytes]:
     """What an undisturbed pack of `long_tars` holds."""
     root = tmp_path_factory.mktemp("long") / "pack"
-    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+    pack_small(long_tars, root)
     return contents(root)
 
 
@@ -86,13 +83,3 @@ def tar(tmp_path) -> Path:
 def root(tmp_path) -> Path:
     """The folder of a pack to make."""
     return tmp_path / "pack"
-
-
-@pytest.fixture
-def manifest_of():
-    """manifest_of(root) reads a pack's manifest as plain JSON."""
-
-    def manifest_of(root: Path) -> dict:
-        return json.loads((root / "manifest.json").read_text())
-
-    return manifest_of

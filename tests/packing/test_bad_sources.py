@@ -9,8 +9,9 @@ import subprocess
 
 import pytest
 from edited_packs import unfinished_pack
+from format_files import manifest_of
 from shard_files import arrays_of
-from small_tars import SMALL, contents, members, names_of, write_tar
+from small_tars import contents, members, names_of, pack_part_small, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
@@ -26,10 +27,10 @@ def test_shards_of_a_tar_with_a_wrong_crc_are_withdrawn(tmp_path, root, workers)
     fillers = {"./filler1": os.urandom(6 << 20), "./filler2": os.urandom(6 << 20)}
     listed = members(range(9)) | fillers | members(range(9, 12))
     tar = write_tar(tmp_path / "sa_1.tar", listed, shuffle=None)
-    sa1bpack.pack(tar, tmp_path / "whole", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "whole")
     data = tar.read_bytes()
     tar.write_bytes(data[:-8] + b"\0\0\0\0" + data[-4:])
-    result = sa1bpack.pack(tar, root, workers=workers, **SMALL)
+    result = pack_small(tar, root, workers=workers)
     error = result.failed["sa_1"]
     assert isinstance(error, SourceCorrupt) and "data check" in str(error)
     if workers == 1:  # of several, some may not have got as far
@@ -37,43 +38,43 @@ def test_shards_of_a_tar_with_a_wrong_crc_are_withdrawn(tmp_path, root, workers)
     assert shards(root) == [] and result.images == 0
     assert sa1bpack.verify(root).ok
     tar.write_bytes(data)
-    assert sa1bpack.pack(tar, root, workers=workers, **SMALL).complete
+    assert pack_small(tar, root, workers=workers).complete
     assert contents(root) == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("md5", [False, True])
-def test_a_list_given_later_is_compared_with_old_and_new_md5s(tmp_path, root, manifest_of, md5):
+def test_a_list_given_later_is_compared_with_old_and_new_md5s(tmp_path, root, md5):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]))
     sums = tmp_path / "sums.txt"
     sums.write_text(f"{hashlib.md5(tar.read_bytes()).hexdigest()}  sa_1.tar\n")
-    sa1bpack.pack(tar, root, workers=1, md5=md5, **SMALL)
+    pack_small(tar, root, md5=md5)
     assert not manifest_of(root)["sources"][0]["md5_checked"]
-    result = sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
+    result = pack_small(tar, root, md5sums=sums)
     assert (result.new_images, result.complete) == (0, True)
     assert result.identity == "XXH3-128 of 1 tar, md5 of 1 (1 compared with a list)"
     at_once = root.with_name("at_once")
-    sa1bpack.pack(tar, at_once, workers=1, md5sums=sums, **SMALL)
+    pack_small(tar, at_once, md5sums=sums)
     assert contents(root) == contents(at_once)
 
 
-def test_another_tar_of_the_size_does_not_get_its_md5_into_the_pack(tmp_path, root, manifest_of):
+def test_another_tar_of_the_size_does_not_get_its_md5_into_the_pack(tmp_path, root):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]), compress=False)
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    pack_small(tar, root)
     before = manifest_of(root)["sources"]
     data = bytearray(tar.read_bytes())
     data[-1] ^= 1
     tar.write_bytes(data)
-    result = sa1bpack.pack(tar, root, workers=1, md5=True, **SMALL)
+    result = pack_small(tar, root, md5=True)
     assert list(result.failed) == ["sa_1"] and result.images == 1
     assert manifest_of(root)["sources"] == before
 
 
-def test_a_wrong_md5_withdraws_the_shards_and_spares_the_others(tmp_path, root, manifest_of):
+def test_a_wrong_md5_withdraws_the_shards_and_spares_the_others(tmp_path, root):
     tars = [write_tar(tmp_path / f"sa_{n}.tar", members(range(n, n + 6))) for n in (10, 20)]
     right = hashlib.md5(tars[1].read_bytes()).hexdigest()
     sums = tmp_path / "sums.txt"
     sums.write_text(f"{'0' * 32} *sa_10.tar\n{right} *folder/sa_20.tar\n")
-    result = sa1bpack.pack(tars, root, workers=1, md5sums=sums, **SMALL)
+    result = pack_small(tars, root, md5sums=sums)
     assert isinstance(result.failed["sa_10"], SourceCorrupt)
     assert "the list says 00000000" in str(result.failed["sa_10"])
     assert shards(root) == ["sa_20-000", "sa_20-001"]
@@ -83,17 +84,17 @@ def test_a_wrong_md5_withdraws_the_shards_and_spares_the_others(tmp_path, root, 
 
 def test_a_packed_tar_that_a_list_contradicts_is_named_and_its_shards_stay(tmp_path, root):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]))
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    pack_small(tar, root)
     sums = tmp_path / "sums.txt"
     sums.write_text(f"{'0' * 32}  sa_1.tar\n")
-    result = sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
+    result = pack_small(tar, root, md5sums=sums)
     assert "the list says 0000" in str(result.failed["sa_1"])
     assert result.images == 1 and shards(root) == ["sa_1-000"]
 
 
 def test_a_name_that_no_shard_can_have_is_refused_before_any_work(tmp_path, root):
     with pytest.raises(SourceError, match=r"__sa.*rename it"):
-        sa1bpack.pack(write_tar(tmp_path / "__sa.tar", members([1])), root, workers=1, **SMALL)
+        pack_small(write_tar(tmp_path / "__sa.tar", members([1])), root)
     assert not root.exists()
 
 
@@ -111,7 +112,7 @@ def test_a_list_that_cannot_be_used_is_an_error_before_any_work(tmp_path, root, 
     sums = tmp_path / "sums.txt"
     sums.write_text(text)
     with pytest.raises(SourceError, match=message):
-        sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
+        pack_small(tar, root, md5sums=sums)
     assert not root.exists()
 
 
@@ -120,13 +121,13 @@ def test_a_list_that_cannot_be_used_is_an_error_before_any_work(tmp_path, root, 
     [(range(100, 112), 2), ([1, 0, *range(2, 12)], 1), (range(3), 1), (range(5), 1)],
     ids=["other photos", "another order", "ends in a packed shard", "a packed shard is longer"],
 )
-def test_a_source_that_changed_between_runs_is_noticed(tmp_path, root, manifest_of, now, workers):
+def test_a_source_that_changed_between_runs_is_noticed(tmp_path, root, now, workers):
     tar = unfinished_pack(root, range(12), "sa_1")
     assert shards(root) == ["sa_1-000", "sa_1-001"]
     before = [names_of(arrays_of(root / "shards" / name)) for name in shards(root)]
     write_tar(tar, members(now), shuffle=None)
     other = write_tar(tmp_path / "sa_2.tar", members([50]))
-    result = sa1bpack.pack([tar, other], root, workers=workers, **SMALL)
+    result = pack_small([tar, other], root, workers=workers)
     assert list(result.failed) == ["sa_1"]
     assert "restore that file" in str(result.failed["sa_1"])
     assert shards(root) == ["sa_1-000", "sa_1-001", "sa_2-000"]
@@ -143,10 +144,10 @@ def test_one_command_removes_all_shards_of_a_truncated_copy_in_another_order(
 
     def pack():
         if in_parts:
-            result = sa1bpack.pack_part(tar, root, (1, 1), workers=1, **SMALL)
+            result = pack_part_small(tar, root, (1, 1))
             sa1bpack.finalize(root)
             return result
-        return sa1bpack.pack(tar, root, workers=1, **SMALL)
+        return pack_small(tar, root)
 
     tar = write_tar(tmp_path / "sa_1.tar", members(range(22)), shuffle=None, compress=False)
     tar.write_bytes(tar.read_bytes()[: int(0.8 * tar.stat().st_size)])
@@ -164,7 +165,7 @@ def test_one_command_removes_all_shards_of_a_truncated_copy_in_another_order(
     subprocess.run(command, shell=True, check=True)
     assert shards(root) == before[:order]
     assert pack().complete
-    sa1bpack.pack(tar, tmp_path / "whole", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "whole")
     assert contents(root) == contents(tmp_path / "whole")
     assert sa1bpack.verify(root).ok
 
@@ -175,12 +176,12 @@ def test_a_source_without_pairs_and_image_ids_that_occur_twice_are_named(root, t
     empty = write_tar(tmp_path / "sa_000001.tar", {"./a.txt": b"hello"})
     sources = [whole, copy, empty]
     for _ in range(2):  # also by a run that finds them packed
-        result = sa1bpack.pack(sources, root, workers=1, **SMALL)
+        result = pack_small(sources, root)
         assert (result.images, result.complete) == (6, True)
         ids, note = result.notes
         assert ids.startswith("3 image ids occur more than once: 1 in copy and sa_000000, also 2, ")
         assert note.startswith("no pair of a .jpg and a .json file of the same name is in sa_00000")
         assert f"sa1bpack: {ids}\nsa1bpack: {note}\n" in capsys.readouterr().err
     for number in (1, 2):
-        sa1bpack.pack_part(sources, tmp_path / "parts", (number, 2), workers=1, **SMALL)
+        pack_part_small(sources, tmp_path / "parts", (number, 2))
     assert sa1bpack.finalize(tmp_path / "parts").notes == [ids, note]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from on_ray import on_ray
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import SMALL, contents, members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack.errors import SourceTruncated, TooManyRejects
@@ -52,7 +52,7 @@ def test_the_bytes_are_those_of_one_process(engine, sources, undisturbed, tmp_pa
 def test_a_source_that_is_cut_off_is_given_up_and_completed_later(engine, tmp_path):
     tars = [write_tar(tmp_path / f"sa_{n}.tar", members(range(20 * n, 20 * n + 9)), shuffle=None,
                       compress=False) for n in range(3)]  # fmt: skip
-    sa1bpack.pack(tars, tmp_path / "whole", workers=1, **SMALL)
+    pack_small(tars, tmp_path / "whole")
     data, root = tars[1].read_bytes(), tmp_path / "pack"
     os.truncate(tars[1], len(data) * 2 // 3)
     result = engine(tars, root, **SMALL)
@@ -80,7 +80,7 @@ def test_a_list_of_sums_that_comes_later_is_compared_with_what_was_packed(engine
     sums = tmp_path / "sums.txt"
     lines = [f"{hashlib.md5(tar.read_bytes()).hexdigest()}  {tar.name}\n" for tar in tars]
     sums.write_text("".join(lines))
-    sa1bpack.pack(tars, tmp_path / "at once", workers=1, md5sums=sums, **SMALL)
+    pack_small(tars, tmp_path / "at once", md5sums=sums)
     root = tmp_path / "pack"
     engine(tars, root, md5=True, **SMALL)
     assert engine(tars, root, md5sums=sums, **SMALL).complete

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from edited_packs import unfinished_pack
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import SMALL, contents, members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack import FormatError, OptionError
@@ -115,7 +115,7 @@ def test_a_source_that_cannot_be_looked_at_is_left_to_the_run(tar, tmp_path, fre
 
 @pytest.fixture
 def root(tar, tmp_path):
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "pack")
     return tmp_path / "pack"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jpegs import by_pil, documented_planes, stored_size
 from shard_files import arrays_of
-from small_tars import SMALL, photo, record, write_tar
+from small_tars import pack_small, photo, record, write_tar
 
 import sa1bpack
 
@@ -44,7 +44,7 @@ def packed(tar, tmp_path_factory):
         key = tuple(sorted(options.items()))
         if key not in packs:
             packs[key] = tmp_path_factory.mktemp("packs") / "pack"
-            result = sa1bpack.pack(tar, packs[key], **{"workers": 1, **SMALL, **options})
+            result = pack_small(tar, packs[key], **options)
             assert result.complete and result.images == 10 and result.rejects == 0
         return packs[key]
 

@@ -8,8 +8,9 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
+from format_files import manifest_of
 from packs_with_features import attach_score
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import contents, members, pack_small, write_tar
 from system import failing
 
 import sa1bpack
@@ -22,7 +23,7 @@ def machines(sources, tmp_path_factory) -> list[Path]:
     """Packs of some of the sources each, as two machines and a late one make them."""
     folder = tmp_path_factory.mktemp("machines")
     for name, given in (("b", sources[1:3]), ("a", [sources[3], sources[0]]), ("c", sources[4:])):
-        sa1bpack.pack(given, folder / name, workers=1, **SMALL)
+        pack_small(given, folder / name)
     return [folder / name for name in "abc"]
 
 
@@ -44,9 +45,7 @@ def linked_files(root: Path, others: list[Path]) -> int:
     return sum(path.stat().st_ino in inodes for path in root.rglob("*") if path.is_file())
 
 
-def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(
-    machines, tmp_path, undisturbed, manifest_of
-):
+def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, tmp_path, undisturbed):
     result = sa1bpack.merge(machines, tmp_path / "pack")
     assert contents(tmp_path / "pack") == undisturbed
     assert sa1bpack.verify(tmp_path / "pack").ok
@@ -160,7 +159,7 @@ def test_a_repair_of_one_pack_leaves_the_other_as_it_is(machines, sources, tmp_p
 
 
 def test_packs_of_other_options_are_refused_and_the_differences_named(machines, sources, tmp_path):
-    sa1bpack.pack(sources[4], tmp_path / "other", workers=1, **{**SMALL, "max_masks": 7})
+    pack_small(sources[4], tmp_path / "other", max_masks=7)
     with pytest.raises(OptionsDiffer) as caught:
         sa1bpack.merge([machines[0], tmp_path / "other"], tmp_path / "pack")
     assert f"max_masks: all in {machines[0]}, 7 in {tmp_path / 'other'}" in str(caught.value)
@@ -174,7 +173,7 @@ def test_two_sources_of_one_name_are_refused(machines, tmp_path):
         ({"./readme.txt": b"another"}, "sa_000002", "the source sa_000002 is another"),
     ):
         other = tmp_path / f"other {source}"
-        sa1bpack.pack(write_tar(tmp_path / f"{source}.tar", found), other, workers=1, **SMALL)
+        pack_small(write_tar(tmp_path / f"{source}.tar", found), other)
         with pytest.raises(OutputRefused, match=refusal):
             sa1bpack.merge([*machines, other], tmp_path / "pack")
 

@@ -1,12 +1,12 @@
 """Every option reaches the bytes, and no mask is left out by mistake."""
 
 import itertools
-import json
 import re
 import time
 
 import pytest
-from small_tars import SMALL, changed, members, record, write_tar
+from format_files import manifest_of
+from small_tars import SMALL, changed, members, pack_small, record, write_tar
 
 import sa1bpack
 from sa1bpack import OptionError, PackOptions
@@ -27,7 +27,7 @@ def pack_with(tar, tmp_path):
 
     def pack_with(**options) -> dict[int, list[int]]:
         root = tmp_path / f"pack{options.get('seed')}"
-        sa1bpack.pack(tar, root, workers=1, **{**SMALL, "samples_per_shard": 100, **options})
+        pack_small(tar, root, **{"samples_per_shard": 100, **options})
         kept, ds = {}, sa1bpack.open(root)
         assert (ds.column("annotation_count") == ds.column("image_id") - 1).all()
         for sample in ds:
@@ -91,7 +91,7 @@ def test_random_selection_depends_on_the_seed(pack_with):
 def test_a_manifest_records_mask_select_as_select(tar, tmp_path):
     options = {**SMALL, "max_masks": 2, "mask_select": "random"}
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options)
-    recorded = json.loads((tmp_path / "pack/manifest.json").read_text())["options"]
+    recorded = manifest_of(tmp_path / "pack")["options"]
     assert recorded["select"] == "random" and "mask_select" not in recorded
     assert PackOptions.from_json(recorded) == PackOptions(**options)
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options)
@@ -100,16 +100,16 @@ def test_a_manifest_records_mask_select_as_select(tar, tmp_path):
 
 
 def test_images_without_a_mask_are_kept_or_dropped_and_counted(tar, tmp_path):
-    kept = sa1bpack.pack(tar, tmp_path / "kept", workers=1, **SMALL, min_area=10**6)
+    kept = pack_small(tar, tmp_path / "kept", min_area=10**6)
     assert (kept.images, kept.masks, kept.dropped) == (6, 0, 0)
-    dropped = sa1bpack.pack(tar, tmp_path / "dropped", workers=1, **SMALL, empty="drop")
+    dropped = pack_small(tar, tmp_path / "dropped", empty="drop")
     assert (dropped.images, dropped.masks, dropped.dropped) == (5, 15, 1)
     assert sa1bpack.verify(tmp_path / "kept").ok and sa1bpack.verify(tmp_path / "dropped").ok
 
 
 @pytest.mark.parametrize(("samples", "expected"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (7, [6])])
 def test_samples_per_shard_cuts_the_tar(tar, tmp_path, samples, expected):
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **{**SMALL, "samples_per_shard": samples})
+    pack_small(tar, tmp_path / "pack", samples_per_shard=samples)
     shards = sa1bpack.info(tmp_path / "pack").manifest.shards
     assert [shard.samples for shard in shards] == expected
 
@@ -139,7 +139,7 @@ def test_keys_of_the_json_that_are_not_stored_are_recorded(tmp_path):
     found = members([1, 2])
     changed(found, 2, lambda record: record["annotations"][0].update(caption="a cat"))
     tar = write_tar(tmp_path / "sa_1.tar", found)
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "pack")
     assert sa1bpack.info(tmp_path / "pack").unknown_keys == ["annotations.caption"]
 
 
@@ -155,7 +155,7 @@ def test_a_pack_within_its_own_source_is_refused(tmp_path):
 def test_without_a_terminal_a_long_run_writes_a_line_now_and_then(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(time, "perf_counter", itertools.count(step=61).__next__)
     tar = write_tar(tmp_path / "sa_1.tar", members(range(3)))
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "pack")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 3
     assert re.fullmatch(

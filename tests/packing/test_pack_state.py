@@ -6,8 +6,9 @@ import shutil
 import pytest
 import xxhash
 from edited_packs import unfinished_pack
+from format_files import manifest_of
 from shard_files import arrays_of
-from small_tars import SMALL, contents, members, names_of, rejects_of, write_tar
+from small_tars import SMALL, contents, members, names_of, pack_small, rejects_of, write_tar
 
 import sa1bpack
 from sa1bpack import FormatError, PackOptions
@@ -20,32 +21,32 @@ def test_a_folder_of_something_else_is_refused_untouched(tar, root, name):
     (root / name).write_text("mine")
     before = contents(root)
     with pytest.raises(OutputRefused, match=r"not empty and holds no manifest\.json"):
-        sa1bpack.pack(tar, root, workers=1, **SMALL)
+        pack_small(tar, root)
     assert contents(root) == before
 
 
-def test_a_pack_with_a_source_packed_in_part_is_not_complete(root, tmp_path, manifest_of):
+def test_a_pack_with_a_source_packed_in_part_is_not_complete(root, tmp_path):
     first = unfinished_pack(root, range(8))
     second = write_tar(tmp_path / "sa_2.tar", members([8, 9]))
     assert len(manifest_of(root)["shards"]) == 1
-    assert sa1bpack.pack(second, root, workers=1, **SMALL).complete
+    assert pack_small(second, root).complete
     assert not manifest_of(root)["complete"]
-    sa1bpack.pack([first, second], root, workers=1, **SMALL)
+    pack_small([first, second], root)
     assert manifest_of(root)["complete"]
 
 
 def test_versions_that_made_another_part_are_told(tar, root, tmp_path, other_decoder, capsys):
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    pack_small(tar, root)
     other = write_tar(tmp_path / "sa_000001.tar", members([50]))
     other_decoder()
-    result = sa1bpack.pack(other, root, workers=1, **SMALL)
+    result = pack_small(other, root)
     (note,) = result.notes
     assert "made with" in note and note in capsys.readouterr().err
     assert len(sa1bpack.info(root).packed_by) == 2
 
 
-def test_what_a_pack_records_of_a_source_is_true(tar, root, manifest_of):
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
+def test_what_a_pack_records_of_a_source_is_true(tar, root):
+    pack_small(tar, root)
     (record,) = manifest_of(root)["sources"]
     assert record == {
         "name": "sa_000000", "kind": "gzip-tar", "nbytes": tar.stat().st_size,
@@ -60,32 +61,32 @@ def test_what_a_pack_records_of_a_source_is_true(tar, root, manifest_of):
 
 @pytest.mark.parametrize("change", ["copied", "renamed"])
 def test_a_shard_under_another_name_is_named_and_not_taken_in(tar, root, change):
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    pack_small(tar, root)
     ours, other = root / "shards" / "sa_000000-001", root / "shards" / "sa_000000-900"
     shutil.copytree(ours, other)
     if change == "renamed":
         shutil.rmtree(ours)
     with pytest.raises(FormatError, match="shard 1 of sa_000000, named sa_000000-001"):
-        sa1bpack.pack(tar, root, workers=1, **SMALL)
+        pack_small(tar, root)
     shutil.rmtree(other)
-    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
+    assert pack_small(tar, root).complete
     assert sa1bpack.verify(root).ok
 
 
 def test_a_pack_of_a_newer_minor_version_is_read_but_not_added_to(tar, root):
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
-    manifest = json.loads((root / "manifest.json").read_text())
+    pack_small(tar, root)
+    manifest = manifest_of(root)
     (root / "manifest.json").write_text(json.dumps(manifest | {"version": [1, 7], "new": 1}))
     before = contents(root)
     assert len(sa1bpack.open(root)) == 6
     with pytest.raises(VersionError, match=r"format version 1\.7, but this release writes 1\.0"):
-        sa1bpack.pack(tar, root, workers=1, **SMALL)
+        pack_small(tar, root)
     assert contents(root) == before
 
 
-def test_what_is_packed_is_all_that_is_sound(sources, tmp_path, manifest_of):
+def test_what_is_packed_is_all_that_is_sound(sources, tmp_path):
     root = tmp_path / "pack"
-    result = sa1bpack.pack(sources, root, workers=1, **SMALL)
+    result = pack_small(sources, root)
     shards = {folder.name: arrays_of(folder) for folder in sorted(root.glob("shards/sa_*"))}
     samples = {name for shard in shards.values() for name in names_of(shard)}
     expected = {*range(100, 111), *range(200, 214), 300, 301, 302, *range(400, 406)}

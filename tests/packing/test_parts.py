@@ -11,7 +11,8 @@ from fcntl import LOCK_EX, flock
 import pytest
 from commands import wait_until
 from fault_server import cut, stalled
-from small_tars import SMALL, contents, members, write_tar
+from format_files import manifest_of
+from small_tars import SMALL, contents, members, pack_part_small, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack import FormatError
@@ -25,7 +26,7 @@ def pack_part(sources, root):
     """pack_part((K, N), **options): one part of a job of all `sources`."""
 
     def pack_part(part, **options):
-        return sa1bpack.pack_part(sources, root, part, **{"workers": 1, **SMALL, **options})
+        return pack_part_small(sources, root, part, **options)
 
     return pack_part
 
@@ -41,7 +42,7 @@ def begun(sources, root, web):
             web.files[path], web.faults[path] = tar.read_bytes(), [cut(512), stalled(900)]
             given = [source for source in sources if source.name != tar.name]
             given.append(f"{web.url}{path}")
-            part = pool.submit(sa1bpack.pack_part, given, root, (1, 1), workers=1, **SMALL)
+            part = pool.submit(pack_part_small, given, root, (1, 1))
             wait_until(lambda: part.done() or len(web.requests) == 2)
             return part
 
@@ -103,7 +104,7 @@ def test_of_two_that_pack_at_once_the_second_finds_it_published(
     What needs the folder for itself is kept off meanwhile, and the other way round.
     """
     second = begun(sources[0])
-    first = sa1bpack.pack_part(sources, root, (1, 1), workers=1, **SMALL)
+    first = pack_part_small(sources, root, (1, 1))
     for call in (sa1bpack.finalize, sa1bpack.repair):
         with pytest.raises(OutputLocked):
             call(root)
@@ -112,20 +113,20 @@ def test_of_two_that_pack_at_once_the_second_finds_it_published(
     with (root / ".lock").open() as lock:
         flock(lock, LOCK_EX)
         with pytest.raises(OutputLocked):
-            sa1bpack.pack_part(sources, root, (1, 2), workers=1, **SMALL)
+            pack_part_small(sources, root, (1, 2))
     assert sa1bpack.finalize(root).complete
     assert contents(root) == undisturbed
 
 
 def test_other_images_under_the_name_of_a_source_are_refused(begun, sources, root, web, tmp_path):
     second = begun(write_tar(tmp_path / "sa_000003.tar", members(range(500, 506))))
-    sa1bpack.pack_part(sources, root, (1, 1), workers=1, **SMALL)
+    pack_part_small(sources, root, (1, 1))
     web.held.set()
     with pytest.raises(OutputRefused, match="from other images; give all"):
         second.result()
 
 
-def test_finalize_names_sources_and_parts_left(sources, pack_part, root, manifest_of, undisturbed):
+def test_finalize_names_sources_and_parts_left(sources, pack_part, root, undisturbed):
     """What is missing, and the parts to repeat."""
     pack_part((2, 3))
     result = sa1bpack.finalize(root)
@@ -150,12 +151,12 @@ def test_shards_of_a_tar_whose_bytes_are_wrong_are_withdrawn(tmp_path, root, lis
     data = tar.read_bytes()
     if listed:  # an earlier job found the tar cut off, and its finalize lists two shards
         tar.write_bytes(data[: len(data) * 5 // 6])
-        sa1bpack.pack_part(tar, root, (1, 1), workers=1, **SMALL)
+        pack_part_small(tar, root, (1, 1))
         assert sa1bpack.finalize(root).images == 8
         tar.write_bytes(data)
     sums = tmp_path / "sums"
     sums.write_text(f"{'0' * 32}  sa_1.tar\n")
-    result = sa1bpack.pack_part(tar, root, (1, 1), workers=1, md5sums=sums, **SMALL)
+    result = pack_part_small(tar, root, (1, 1), md5sums=sums)
     assert "its md5 is" in str(result.failed["sa_1"])
     assert len(list(root.glob("shards/sa_1-*"))) == (2 if listed else 0)
     found = sa1bpack.finalize(root)
@@ -164,20 +165,20 @@ def test_shards_of_a_tar_whose_bytes_are_wrong_are_withdrawn(tmp_path, root, lis
     assert [note for note in found.notes if "2 shards withdrawn" in note] != [] or not listed
 
 
-def test_a_part_adds_to_a_complete_pack_until_finalize(sources, root, manifest_of, undisturbed):
+def test_a_part_adds_to_a_complete_pack_until_finalize(sources, root, undisturbed):
     """The pack is complete again after it."""
-    sa1bpack.pack(sources[:2], root, workers=1, **SMALL)
+    pack_small(sources[:2], root)
     assert manifest_of(root)["complete"]
-    sa1bpack.pack_part(sources, root, (1, 1), workers=1, **SMALL)
+    pack_part_small(sources, root, (1, 1))
     assert not manifest_of(root)["complete"]
     assert sa1bpack.verify(root).ok
     assert sa1bpack.finalize(root).complete
     assert contents(root) == undisturbed
 
 
-def test_a_run_without_parts_takes_over_what_parts_have_done(sources, pack_part, root, manifest_of):
+def test_a_run_without_parts_takes_over_what_parts_have_done(sources, pack_part, root):
     pack_part((1, 2))
-    result = sa1bpack.pack(sources, root, workers=1, **SMALL)
+    result = pack_small(sources, root)
     assert result.complete and result.packed_before == 3
     assert manifest_of(root)["complete"] and sa1bpack.verify(root).ok
     assert not list((root / ".parts").glob("source-*"))

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from commands import finish, pack_command, start, temporaries, wait_until
 from on_ray import on_ray
-from small_tars import SMALL, contents
+from small_tars import SMALL, contents, pack_small
 
 import sa1bpack
 from sa1bpack import OptionError
@@ -99,7 +99,7 @@ def test_what_is_killed_midway_is_completed(nodes, long_tars, long_pack, root, c
     call = pack_command(long_tars, root)
     if command == "repair":
         call = ("repair", root, *long_tars)
-        sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+        pack_small(long_tars, root)
         for name in ("sa_000010-001", "sa_000011-004"):
             (root / "shards" / name / "image" / "c.0.0.0.0").write_bytes(b"")
     call += ("--engine", "ray", "--address", nodes.address)
@@ -136,6 +136,6 @@ def test_what_is_refused_is_refused_before_a_cluster_is_asked(long_tars, tmp_pat
     nowhere = {"address": "127.0.0.1:1"}
     with pytest.raises(OptionError, match="workers is 0"):
         pack_on_ray(long_tars, root, workers=0, **nowhere, **SMALL)
-    sa1bpack.pack(long_tars[:1], root, workers=1, **SMALL)
+    pack_small(long_tars[:1], root)
     with pytest.raises(OptionsDiffer):
         pack_on_ray(long_tars, root, **nowhere, **{**SMALL, "image_size": 32})

@@ -2,17 +2,16 @@
 
 import gzip
 import io
-import json
 import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from format_files import manifest_of
 from shard_files import arrays_of
 from small_tars import (
     HEIGHT,
-    SMALL,
     WIDTH,
     Members,
     as_jpeg,
@@ -20,6 +19,7 @@ from small_tars import (
     entry,
     members,
     names_of,
+    pack_small,
     photo,
     pixels_of,
     rejects_of,
@@ -171,7 +171,7 @@ def hostile_tar(path: Path) -> Path:
 def test_what_is_sound_is_packed_and_every_bad_input_becomes_a_line(tmp_path, workers, more):
     """Also a bad mask that the filters leave out."""
     root, tar = tmp_path / "pack", hostile_tar(tmp_path / "sa_000000.tar")
-    result = sa1bpack.pack(tar, root, workers=workers, max_masks=None, **SMALL, **more)
+    result = pack_small(tar, root, workers=workers, max_masks=None, **more)
     lines = rejects_of(root)
     found = {line["member"]: line for line in lines}
     expected = dict(STRANGE.values()) | {"sa_99.jpg": "too-large"}
@@ -213,15 +213,15 @@ def test_one_reject_more_than_allowed_ends_the_run_and_the_next_resumes(root, tm
         found[f"./sa_{number}.json"] = b"{ not json"
     tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
     with pytest.raises(TooManyRejects, match=r"is 2, but 3 members .*\n.*a\.tar: sa_9\.json: "):
-        sa1bpack.pack(tar, root, workers=1, max_rejects=2, **SMALL)
-    manifest = json.loads((root / "manifest.json").read_text())
+        pack_small(tar, root, max_rejects=2)
+    manifest = manifest_of(root)
     assert not manifest["complete"]
     assert [shard["name"] for shard in manifest["shards"]] == [f"a-00{part}" for part in range(4)]
     assert not list(root.rglob(".tmp*"))
     assert sa1bpack.verify(root).ok
     with pytest.raises(TooManyRejects):
-        sa1bpack.pack(tar, root, workers=2, max_rejects=2, **SMALL)
-    result = sa1bpack.pack(tar, root, workers=1, max_rejects=3, **SMALL)
+        pack_small(tar, root, workers=2, max_rejects=2)
+    result = pack_small(tar, root, max_rejects=3)
     assert (result.images, result.rejects, result.complete) == (17, 3, True)
     assert result.new_images in (0, 3)  # the second run may have completed the last shard
 
@@ -231,9 +231,9 @@ def test_rejects_of_earlier_runs_are_named_and_those_past_ten_are_counted(tmp_pa
     for number in range(12):
         found[f"./sa_{number}.json"] = b"{"
     tar = write_tar(tmp_path / "sa_1.tar", found, shuffle=None)
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "pack")
     with pytest.raises(TooManyRejects) as caught:
-        sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=3, **SMALL)
+        pack_small(tar, tmp_path / "pack", max_rejects=3)
     first, *named, more, remedy = str(caught.value).splitlines()
     assert first.startswith("max_rejects is 3, but 12 members were rejected")
     assert len(named) == 10 and all(line.startswith("  sa_1: sa_") for line in named)

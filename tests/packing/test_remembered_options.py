@@ -1,10 +1,10 @@
 """A run into a pack takes the options of the pack; one that is given must be the pack's."""
 
 import dataclasses
-import json
 import threading
 
 import pytest
+from format_files import manifest_of
 from small_tars import contents, members, write_tar
 
 import sa1bpack
@@ -121,7 +121,7 @@ def test_a_part_does_not_add_to_a_pack_that_another_has_begun_with_other_options
         first.begin()
         with pytest.raises(OptionsDiffer, match="seed: the pack has 1, this run asks for 0"):
             second.begin()
-    assert json.loads((root / "manifest.json").read_text())["options"]["seed"] == 1
+    assert manifest_of(root)["options"]["seed"] == 1
 
 
 def test_a_part_takes_the_options_of_a_pack_that_another_has_begun_since_it_looked(tmp_path):
@@ -159,7 +159,7 @@ def test_of_two_runs_on_a_new_folder_the_second_takes_the_options_of_the_first(t
         thread.start()
     for thread in threads:
         thread.join()
-    recorded = json.loads((root / "manifest.json").read_text())["options"]["seed"]
+    recorded = manifest_of(root)["options"]["seed"]
     assert recorded in outcomes
     assert {*outcomes} - {recorded} <= {"OutputLocked", "OptionsDiffer"}
 

@@ -13,7 +13,7 @@ from edited_packs import flip
 from fault_server import cut, dropped, flipped, stalled, status, together
 from on_ray import on_ray
 from s3_server import use_s3
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import SMALL, contents, members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
@@ -101,7 +101,7 @@ def test_several_tars_are_downloaded_at_once(served, links, long_pack, tmp_path)
     barrier = threading.Barrier(2)
     for name in TARS:
         served.faults[path_of(name)] = [cut(512), together(barrier)]
-    assert sa1bpack.pack((), tmp_path / "pack", links=links, workers=2, **SMALL).complete
+    assert pack_small((), tmp_path / "pack", links=links, workers=2).complete
     assert contents(tmp_path / "pack") == long_pack
 
 
@@ -121,7 +121,7 @@ def test_a_run_ended_while_it_waits_for_bytes_resumes(served, links, long_pack, 
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
     assert_no_secret(out, error, root=root)
     served.requests.clear()
-    assert sa1bpack.pack((), root, links=links, workers=1, **SMALL).complete
+    assert pack_small((), root, links=links).complete
     assert served.requests_of(path_of(TARS[0])) == []
     assert contents(root) == long_pack
 
@@ -129,11 +129,11 @@ def test_a_run_ended_while_it_waits_for_bytes_resumes(served, links, long_pack, 
 def test_wrong_bytes_are_noticed_and_nothing_of_the_tar_stays(served, links, long_pack, root):
     size = len(served.files[path_of(TARS[0])])
     served.faults[path_of(TARS[0])] = [cut(512), flipped(size - 300)]
-    result = sa1bpack.pack((), root, links=links, workers=1, **SMALL)
+    result = pack_small((), root, links=links)
     assert isinstance(result.failed["sa_000010"], SourceCorrupt)
     assert "repeat the command; if it fails again" in str(result.failed["sa_000010"])
     assert not list(root.glob("shards/sa_000010*"))
-    assert sa1bpack.pack((), root, links=links, workers=1, **SMALL).complete
+    assert pack_small((), root, links=links).complete
     assert contents(root) == long_pack
 
 
@@ -149,7 +149,7 @@ def test_an_estimate_reads_beginnings_alone_and_names_what_fails(served, links, 
 
 def test_a_repair_downloads_its_tars_alone(served, links, long_tars, long_pack, root, command):
     """What it needs, and nothing else."""
-    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+    pack_small(long_tars, root)
     flip(next((root / "shards/sa_000011-002/image").glob("c*")), 100)
     served.faults[path_of(TARS[1])] = [status(410)]
     repair = ("repair", root, "--links", links, "--workers", 1)
@@ -178,7 +178,7 @@ def test_a_list_that_cannot_be_used_is_refused_with_its_line_but_no_links(tmp_pa
     path = tmp_path / "links.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SourceError, match=fault) as caught:
-        sa1bpack.pack((), tmp_path / "pack", links=path, workers=1, **SMALL)
+        pack_small((), tmp_path / "pack", links=path)
     assert_no_secret(str(caught.value))
     assert not (tmp_path / "pack").exists()
 
@@ -222,7 +222,7 @@ def test_an_unreadable_object_is_named_and_the_others_packed(
         web.files[f"/{bucket}/{tar.name}"] = tar.read_bytes()
     web.faults[f"/{bucket}/sa_000010.tar"] = [status(code)]
     urls = [f"s3://{bucket}/{tar.name}" for tar in long_tars]
-    result = sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL)
+    result = pack_small(urls, tmp_path / "pack")
     assert list(result.failed) == ["sa_000010"] and result.images == 24
     with pytest.raises(SourceError, match=rf"^s3://{bucket}/sa_000010\.tar: .*{fault}"):
         raise result.failed["sa_000010"]
@@ -247,9 +247,9 @@ def test_a_faulty_store_makes_the_pack(web, tmp_path, monkeypatch, scheme):
     web.files[path] = data
     cuts = [cut(rng.randrange(4 << 20)) for _ in range(3)]
     web.faults[path] = [status(503), *cuts, status(500), dropped]
-    sa1bpack.pack(tar, tmp_path / "whole", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "whole")
     url = f"{scheme}://faulty/sa_000000.tar"
-    assert sa1bpack.pack(url, tmp_path / "pack", workers=1, **SMALL).complete
+    assert pack_small(url, tmp_path / "pack").complete
     assert contents(tmp_path / "pack") == contents(tmp_path / "whole")
     ranges = web.requests_of(path)
     assert ranges[-1].startswith("bytes=") and ranges[-1] != "bytes=0-"
@@ -275,7 +275,7 @@ def test_what_a_link_leads_to_in_place_of_a_tar_is_called_what_it_is(web, tmp_pa
     web.files["/a/sa_2.tar"] = b"PK\3\4" + bytes(range(256)) * 3
     web.files["/a/sa_3.tar.ab"] = bytes(range(1, 256)) * 3
     urls = [f"{web.url}/a/{name}?oh=SECRET" for name in ("sa_1.tar", "sa_2.tar", "sa_3.tar.ab")]
-    result = sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL)
+    result = pack_small(urls, tmp_path / "pack")
     page, archive, part = (str(result.failed[name]) for name in ("sa_1", "sa_2", "sa_3.tar.ab"))
     assert "it is a web page, where a tar is expected" in page
     assert "unpack it, `unzip sa_2.tar -d FOLDER`" in archive

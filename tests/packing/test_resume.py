@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import finish, pack_command, published, start, temporaries, wait_until, workers_of
 from preloads import after_import
-from small_tars import SMALL, contents
+from small_tars import contents, pack_small
 
 import sa1bpack
 
@@ -84,7 +84,7 @@ def test_a_signal_ends_a_run_tidily(start_paused, long_tars, long_pack, root, se
     assert 1 <= published(root) < 12
     assert temporaries(root) == []
     assert sa1bpack.verify(root).ok
-    assert sa1bpack.pack(long_tars, root, workers=1, **SMALL).complete
+    assert pack_small(long_tars, root).complete
     assert contents(root) == long_pack
 
 

@@ -3,7 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 
-from small_tars import SMALL, members, write_tar
+from small_tars import members, pack_small, write_tar
 
 import sa1bpack
 
@@ -11,7 +11,7 @@ import sa1bpack
 def test_each_run_that_decodes_images_leaves_a_line_which_may_be_torn_or_impossible(root, tmp_path):
     tars = [write_tar(tmp_path / f"{n}.tar", members(range(5 * n, 5 * n + 5))) for n in (0, 1)]
     for sources in (tars[:1], tars, tars):  # the last run has nothing to do
-        sa1bpack.pack(sources, root, workers=1, **SMALL)
+        pack_small(sources, root)
     log = root / ".runs.jsonl"
     runs = [json.loads(line) for line in log.read_text().splitlines()]
     for run, tar in zip(runs, tars, strict=True):
@@ -30,6 +30,6 @@ def test_each_run_that_decodes_images_leaves_a_line_which_may_be_torn_or_impossi
     log.unlink()
     log.mkdir()  # it cannot be written
     other = write_tar(tmp_path / "2.tar", members(range(10, 12)))
-    result = sa1bpack.pack(other, root, workers=1, **SMALL)
+    result = pack_small(other, root)
     assert result.complete and result.images == 12
     assert "this run is not logged (Is a directory)" in " ".join(result.notes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import ray_stand_in
 from one_fault import run_with
-from small_tars import SMALL, contents
+from small_tars import SMALL, contents, pack_small
 
 import sa1bpack
 from sa1bpack.packing import run
@@ -64,6 +64,6 @@ def test_a_source_that_finalize_finds_missing_has_failed(sources, root, undistur
         assert "packed in part" in str(result.failed["sa_000003"])
 
     in_a_fork(check, root)
-    sa1bpack.pack(sources, root, workers=1, **SMALL)
+    pack_small(sources, root)
     assert sa1bpack.finalize(root).complete
     assert contents(root) == undisturbed

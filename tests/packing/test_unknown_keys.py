@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_tars import SMALL, changed, members, rejects_of, write_tar
+from small_tars import SMALL, changed, members, pack_part_small, pack_small, rejects_of, write_tar
 
 import sa1bpack
 
@@ -47,7 +47,7 @@ NUMBERS = {
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_end_of_a_run_names_them_with_the_number_of_images(tmp_path, capsys, workers):
     tar = tar_with(tmp_path / "sa_1.tar", KEYS)
-    result = sa1bpack.pack(tar, tmp_path / "pack", workers=workers, **SMALL)
+    result = pack_small(tar, tmp_path / "pack", workers=workers)
     assert result.unknown_keys == NUMBERS
     said = (
         "this run: keys of the JSON that are not stored, because SA-1B does not have them: "
@@ -67,25 +67,25 @@ def test_a_dry_run_names_those_of_the_images_that_it_tries(tmp_path):
 
 def test_a_run_that_continues_counts_its_own_images_and_one_without_work_none(tmp_path):
     first = tar_with(tmp_path / "sa_1.tar", KEYS)
-    sa1bpack.pack(first, tmp_path / "pack", workers=1, **SMALL)
-    again = sa1bpack.pack(first, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(first, tmp_path / "pack")
+    again = pack_small(first, tmp_path / "pack")
     assert again.unknown_keys == {} and not any("not stored" in note for note in again.notes)
     found = members([20])
     changed(found, 20, lambda record: record.update(caption="a room"))
     second = write_tar(tmp_path / "sa_2.tar", found)
-    more = sa1bpack.pack([first, second], tmp_path / "pack", workers=1, **SMALL)
+    more = pack_small([first, second], tmp_path / "pack")
     assert more.unknown_keys == {"caption": 1}
 
 
 def test_a_part_of_a_job_names_those_of_its_images(tmp_path):
     tar = tar_with(tmp_path / "sa_1.tar", KEYS)
-    result = sa1bpack.pack_part(tar, tmp_path / "pack", (1, 1), workers=1, **SMALL)
+    result = pack_part_small(tar, tmp_path / "pack", (1, 1))
     assert result.unknown_keys == NUMBERS and "not stored" in result.notes[-1]
 
 
 def test_records_as_sa1b_has_them_are_not_mentioned(tmp_path, capsys):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]))
-    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    result = pack_small(tar, tmp_path / "pack")
     assert result.unknown_keys == {} and result.notes == []
     forecast = sa1bpack.estimate(tar, tmp_path / "dry", **SMALL)
     assert "keys of the JSON" not in forecast.as_text()
@@ -96,7 +96,7 @@ def test_of_many_keys_the_message_names_some_and_the_number_of_others(tmp_path):
     found = members([1])
     changed(found, 1, lambda record: record.update({f"k{n:03}": n for n in range(100)}))
     tar = write_tar(tmp_path / "sa_1.tar", found)
-    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    result = pack_small(tar, tmp_path / "pack")
     assert len(result.unknown_keys) == 65 and result.unknown_keys["..."] == 1
     assert ", at least 45 more;" in result.notes[-1] and len(result.notes[-1]) < 1000
     assert "..." not in result.notes[-1]
@@ -117,7 +117,7 @@ def test_any_keys_at_any_level_are_counted_and_the_rest_is_exported_as_it_was(
 ):
     folder = tmp_path_factory.mktemp("keys")
     tar = tar_with(folder / "sa_1.tar", added)
-    result = sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL)
+    result = pack_small(tar, folder / "pack")
     assert (result.images, rejects_of(folder / "pack")) == (9, [])
     expected: dict[str, int] = {}
     for keys in added.values():

@@ -22,7 +22,7 @@ import pytest
 from commands import finish, pack_command, run, start, temporaries, wait_until
 from forked import Forked, forked_child
 from preloads import after_import
-from small_tars import SMALL, contents, members, photo, rejects_of, write_tar
+from small_tars import SMALL, contents, members, pack_small, photo, rejects_of, write_tar
 from system import failing, open_files
 
 import sa1bpack
@@ -70,7 +70,7 @@ def tar(tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(tar, tmp_path_factory):
     root = tmp_path_factory.mktemp("workers") / "pack"
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    pack_small(tar, root)
     return contents(root)
 
 
@@ -114,9 +114,9 @@ def test_ctrl_c_leaves_nothing(tar, expected, tmp_path, monkeypatch, leaves_noth
 
     monkeypatch.setattr(owner, name, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+        pack_small(tar, tmp_path / "pack", workers=2)
     assert temporaries(tmp_path / "pack") == []
-    sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    pack_small(tar, tmp_path / "pack", workers=2)
     assert contents(tmp_path / "pack") == expected
 
 
@@ -124,7 +124,7 @@ def test_a_dead_worker_costs_no_byte(tar, expected, tmp_path, workers_that, leav
     """One that dies once."""
     action = DIES_ONCE.format(flag=str(tmp_path / "flag"))
     workers_that(WITH_SA_6.format(action=action))
-    result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    result = pack_small(tar, tmp_path / "pack", workers=2)
     assert (tmp_path / "flag").exists()
     assert contents(tmp_path / "pack") == expected
     (note,) = result.notes
@@ -135,7 +135,7 @@ def test_a_dead_worker_costs_no_byte(tar, expected, tmp_path, workers_that, leav
 def test_a_sample_that_kills_its_workers_is_rejected(tar, tmp_path, workers_that, leaves_nothing):
     """The rest is packed."""
     workers_that(WITH_SA_6.format(action=DIES.format(name="SIGSEGV")))
-    result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    result = pack_small(tar, tmp_path / "pack", workers=2)
     assert (result.complete, result.images, result.rejects) == (True, 11, 1)
     (line,) = rejects_of(tmp_path / "pack")
     assert (line["member"], line["reason"]) == ("sa_6.jpg", "worker-died")
@@ -152,14 +152,14 @@ def test_workers_out_of_memory_end_the_run_and_cost_nothing(tar, expected, tmp_p
     assert "was killed by SIGKILL (out of memory?)" in error
     assert error.endswith("repeat the same command to continue from here\n")
     assert temporaries(root) == [] and sa1bpack.verify(root).ok
-    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
+    assert pack_small(tar, root).complete
     assert contents(root) == expected
 
 
 def test_a_worker_that_cannot_start_ends_a_run(tar, tmp_path, workers_that, leaves_nothing, capfd):
     workers_that(NEVER_STARTS)
     with pytest.raises(PackError, match="ended with exit code 7 before it took work"):
-        sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+        pack_small(tar, tmp_path / "pack", workers=2)
     assert "no such library" in capfd.readouterr().err
 
 
@@ -186,7 +186,7 @@ def test_samples_are_in_the_order_of_the_tar_whoever_was_faster(
 ):
     at_random = "import time, random; time.sleep(random.random() / 50)"
     workers_that(WITH_ANY.format(action=at_random))
-    sa1bpack.pack(sources, root, workers=4, **SMALL)
+    pack_small(sources, root, workers=3)
     assert contents(root) == undisturbed
 
 
@@ -194,7 +194,7 @@ def test_a_lack_of_memory_is_not_the_samples_fault(tar, tmp_path, workers_that, 
     """In a worker it ends the run."""
     workers_that(WITH_SA_6.format(action='raise MemoryError("no memory for sa_6.jpg")'))
     with pytest.raises(MemoryError, match="sa_6"):
-        sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+        pack_small(tar, tmp_path / "pack", workers=2)
     assert temporaries(tmp_path / "pack") == []
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from batches import same_samples
+from batches import all_same, same_samples
 from small_tars import SMALL, members, write_tar
 from system import failing
 
@@ -63,7 +63,7 @@ def test_a_folder_is_shared_by_runs_that_ask_for_the_same(tar, kept, decoded):
     first = [kept()[index] for index in range(6)]
     assert len(decoded) == 6
     again = list(kept())
-    assert all(map(same_samples, first, again)) and len(decoded) == 6
+    assert all_same(first, again) and len(decoded) == 6
     assert kept(mask_format="runs")[0]["run_ends"].size and len(decoded) == 6
     other = sa1bpack.PackOptions(**SMALL | {"image_size": 32})
     assert kept(options=other)[0]["image"].shape == (32, 32, 3) and len(decoded) == 7

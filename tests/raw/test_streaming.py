@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from batches import same_samples
+from batches import all_same
 from small_tars import SMALL, members, photo, write_tar
 from torch.utils.data import DataLoader
 
@@ -40,7 +40,7 @@ def test_samples_are_those_of_the_map_style_dataset_in_its_order(tmp_path):
     more = {"options": OPTIONS, "mask_format": "bool", "max_masks": 2}
     streamed = list(IterableTarDataset(tar, **more))
     expected = list(sa1bpack.TarDataset(tar, **more))
-    assert len(streamed) == 6 and all(map(same_samples, streamed, expected))
+    assert len(streamed) == 6 and all_same(streamed, expected)
     assert [sample["row"] for sample in streamed] == list(range(6))
 
 

@@ -8,10 +8,10 @@ import tarfile
 
 import numpy as np
 import pytest
-from batches import same_samples
+from batches import all_same, same_samples
 from commands import python
 from layout_packs import GRID, LAYOUTS, SIDE
-from small_tars import SMALL, members, photo, record, write_tar
+from small_tars import SMALL, members, pack_small, photo, record, write_tar
 from torch.utils.data import DataLoader
 
 import sa1bpack
@@ -57,13 +57,13 @@ def test_samples_are_those_of_a_pack_bit_for_bit(layout_packs, plain, fit, pixel
 def test_tars_and_folders_have_the_samples_of_their_packs(source, kind, tmp_path):
     path = source(kind)
     ds = sa1bpack.TarDataset(path, options=OPTIONS)
-    sa1bpack.pack(path, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(path, tmp_path / "pack")
     pack = sa1bpack.open(tmp_path / "pack")
     assert len(ds) == 8 and len(pack) == 7  # the pack lacks the image that is no JPEG
     assert [(name, reject.code) for name, reject in ds.rejects] == [("sa_000007", "missing-json")]
     good = ds.__getitems__(_good(ds))
     assert [sample["file_name"] for sample in good] == [s["file_name"] for s in pack]
-    assert all(map(same_samples, good, pack))
+    assert all_same(good, pack)
 
 
 def _good(ds) -> list[int]:
@@ -104,7 +104,7 @@ def test_info_is_of_the_record_and_decodes_no_pixels(source, found_members, tmp_
 
 def test_max_masks_keeps_the_masks_that_a_batch_of_the_pack_keeps(tmp_path):
     tar = write_tar(tmp_path / "sa_000000.tar", members([3], masks=40), compress=False)
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "pack")
     sample = sa1bpack.TarDataset(tar, options=OPTIONS, max_masks=7, min_iou=0.9)[0]
     pack = sa1bpack.open(tmp_path / "pack", min_iou=0.9)
     batch = sa1bpack.Collate("concat_bits", max_masks=7)([pack[0]])
@@ -255,7 +255,7 @@ def test_a_tar_in_gzip_members_of_which_some_are_empty_is_read_as_the_packer_rea
     stream, empty = gzip.decompress(tar.read_bytes()), count * gzip.compress(b"")
     one, two = gzip.compress(stream[:5000]), gzip.compress(stream[5000:])
     tar.write_bytes(empty + one + empty + two + empty)
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "pack")
     packed = sa1bpack.open(tmp_path / "pack")
     ds = sa1bpack.TarDataset(tar, options=OPTIONS)
     assert len(ds) == len(packed) == 4

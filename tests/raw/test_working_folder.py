@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_tars import SMALL, members, write_tar
+from small_tars import SMALL, members, pack_small, write_tar
 
 import sa1bpack
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory) -> Path:
         for name, data in members(range(20, 22)).items():
             Path("sa_000002", name).write_bytes(data)
         for name, tar in (("one", "sa_000000.tar"), ("two", "sa_000001.tar")):
-            sa1bpack.pack(tar, name, workers=1, **SMALL)
+            pack_small(tar, name)
             ds = sa1bpack.open(name)
             rows = np.ones((len(ds), 2), np.float32)
             sa1bpack.attach(ds, "f", rows, ds.column("image_id"), output="features/f")

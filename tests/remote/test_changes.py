@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from batches import same_samples
+from batches import all_same, same_samples
 from cached_packs import crowd_out, open_cached, shards_in
 from packs_with_features import SPECS, write_side
 from reading_packs import write_pack
@@ -43,7 +43,7 @@ def assert_same(ds, root, **options):
     own = sa1bpack.open(root, **options)
     assert len(ds) == len(own)
     assert ds.fingerprint == own.fingerprint
-    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    assert all_same(ds, own)
 
 
 def test_of_a_pack_that_has_grown_only_the_new_shards_are_fetched(origin, tmp_path):
@@ -60,7 +60,7 @@ def test_of_a_pack_that_has_grown_only_the_new_shards_are_fetched(origin, tmp_pa
     write(tmp_path / "other", {"sa_000009-000": (9, 9, 9, 9)}, first_id=900)
     crowd_out(tmp_path / "cache", tmp_path / "other")
     assert shards_in(tmp_path / "cache") == {"sa_000009-000"}
-    assert len(before) == 5 and all(same_samples(before[k], after[k]) for k in range(5))
+    assert len(before) == 5 and all_same(before, after[:5])
     with sa1bpack.Loader(after, 2) as loader, pytest.raises(OptionError, match="fingerprint was"):
         loader.load_state_dict(state)
 

@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 from fault_server import cut, dropped, send, stalled, status
 from s3_server import use_s3
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import contents, members, pack_small, write_tar
 
-import sa1bpack
 from sa1bpack.errors import SourceError
 from sa1bpack.remote import web as web_files
 
@@ -31,7 +30,7 @@ def tar(tmp_path_factory):
 def packed(tar, tmp_path_factory):
     """What a pack of the file holds."""
     root = tmp_path_factory.mktemp("packed") / "pack"
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    pack_small(tar, root)
     return contents(root)
 
 
@@ -68,7 +67,7 @@ def test_nineteen_failures_of_the_first_request_are_waited_out_and_reported(
     faults = rng.choices(PASSING, k=18)
     faults.append(stalled(0) if kind in ("web", "links") else dropped)
     web.faults[path] = rng.sample(faults, len(faults))
-    made = sa1bpack.pack(**arguments, output=tmp_path / "pack", workers=1, **SMALL)
+    made = pack_small(**arguments, output=tmp_path / "pack")
     assert made.complete and contents(tmp_path / "pack") == packed
     assert not web.faults[path]
     said = capsys.readouterr().err
@@ -94,7 +93,7 @@ def test_a_host_that_cannot_be_reached_at_first_is_waited_for(
 
     monkeypatch.setattr(socket, "create_connection", create_connection)
     arguments, _ = asked("web")
-    assert sa1bpack.pack(**arguments, output=tmp_path / "pack", workers=1, **SMALL).complete
+    assert pack_small(**arguments, output=tmp_path / "pack").complete
     assert contents(tmp_path / "pack") == packed and len(failures) == 19
 
 
@@ -104,7 +103,7 @@ def test_an_answer_that_no_repetition_changes_is_asked_for_once(web, asked, tmp_
     arguments, path = asked(kind)
     web.faults[path] = [status(code)] * 9
     try:
-        made = sa1bpack.pack(**arguments, output=tmp_path / "pack", workers=1, **SMALL)
+        made = pack_small(**arguments, output=tmp_path / "pack")
     except SourceError:
         assert kind == "pattern"  # before anything is begun
     else:
@@ -123,7 +122,7 @@ def test_a_proxy_that_refuses_is_named_at_once(web, tmp_path, monkeypatch):
         handler.send_head(407, {})
 
     monkeypatch.setattr("fault_server.Handler.do_CONNECT", refuse, raising=False)
-    made = sa1bpack.pack(f"https://far.example.org/{NAME}", tmp_path / "pack", workers=1, **SMALL)
+    made = pack_small(f"https://far.example.org/{NAME}", tmp_path / "pack")
     assert "the proxy answered 407; check the proxy" in str(made.failed["sa_000000"])
     assert asked == ["far.example.org:443"]
 
@@ -134,7 +133,7 @@ def test_many_tars_of_a_host_that_is_down_are_not_waited_for_one_after_the_other
     """The first ones have all attempts, the others a few; and all again once it answers."""
     web.always = status(503)
     urls = [f"{web.url}/sa_{number:06}.tar" for number in range(40)]
-    made = sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL)
+    made = pack_small(urls, tmp_path / "pack")
     assert len(made.failed) == 40
     counts = [len(web.requests_of(f"/sa_{number:06}.tar")) for number in range(40)]
     assert set(counts) == {20, 4} and 1 <= counts.count(20) <= 16
@@ -158,5 +157,5 @@ def test_a_tar_that_fails_for_good_takes_no_patience_from_the_others(web, tar, t
     web.faults["/sa_000018.tar"] = [asked_last]
     web.faults["/sa_000019.tar"] = [status(503)] * 19
     urls = [f"{web.url}/sa_{number:06}.tar" for number in range(20)]
-    made = sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL)
+    made = pack_small(urls, tmp_path / "pack")
     assert sorted(made.failed) == ["sa_000000", "sa_000001"]

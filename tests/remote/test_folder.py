@@ -1,7 +1,6 @@
 """A cache keeps its limit: what was used least recently is removed, and nothing that is in use."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -9,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import same_samples
+from batches import all_same, same_samples
 from cached_packs import open_cached, shards_in, taken
+from format_files import manifest_of
 from reading_packs import write_pack
 from small_tars import members, write_tar
 
@@ -54,7 +54,7 @@ def test_the_shard_that_was_used_least_recently_is_removed(pack, tmp_path, sizes
     assert shards_in(tmp_path) == {NAMES[1], NAMES[2]}
     assert taken(tmp_path) <= limit_of(sizes, 2.5)
     own = sa1bpack.open(pack)
-    assert all(same_samples(ds[k], own[k]) for k in range(8))
+    assert all_same(ds, own)
 
 
 def test_a_shard_that_is_read_stays_and_the_next_is_fetched_when_it_ends(
@@ -98,7 +98,7 @@ def test_an_order_that_mixes_more_shards_than_fit_is_refused_with_the_remedy(
 
 def test_an_order_is_refused_where_only_the_arrays_of_its_shards_fit(pack, tmp_path):
     """Metadata and blocks of the disk count, which are most of a small shard."""
-    shards = json.loads((pack / "manifest.json").read_text())["shards"]
+    shards = manifest_of(pack)["shards"]
     ds = open_cached(pack, tmp_path, sum(shard["bytes"] for shard in shards))
     with pytest.raises(OptionError, match=r"4 shards at any time"):
         sa1bpack.Loader(ds, 2, shuffle=True)
@@ -199,4 +199,4 @@ def test_a_path_with_percent_signs_is_that_folder_and_no_other(tmp_path, with_fe
         assert len([ds[k] for k in range(len(ds))]) == len(sa1bpack.open(root))
     own = sa1bpack.open(roots[0], features=[tmp_path / "c%20d"])
     ds = open_cached(roots[0], tmp_path / "cache", features=[(tmp_path / "c%20d").as_uri()])
-    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    assert all_same(ds, own)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from batches import same_samples
+from batches import all_same, same_samples
 from cached_packs import open_cached, shards_in, taken
 from commands import wait_until
 from forked import fork
@@ -205,10 +205,10 @@ def test_after_a_start_of_the_machine_everything_is_checked_before_it_counts(
         lock.write_text(f"{lock.read_text().split()[0]} another-start\n")
     origin.ranges.clear()
     ds = open_cached(pack, tmp_path / "cache")
-    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    assert all_same(ds, own)
     assert origin.shards() == {"sa_000000-001"}
     count = len(origin.ranges)
-    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    assert all_same(ds, own)
     assert len(origin.ranges) == count
 
 
@@ -237,7 +237,7 @@ def test_a_cache_that_was_removed_in_use_is_an_error_and_never_zeros(pack, tmp_p
     with pytest.raises(StoreError, match="was removed while it was in use"):
         ds[5]
     again = open_cached(pack, tmp_path / "cache")
-    assert all(same_samples(again[k], own[k]) for k in range(len(own)))
+    assert all_same(again, own)
 
 
 def test_an_origin_that_fails_ends_the_epoch_and_drops_nothing(pack, tmp_path, driven):

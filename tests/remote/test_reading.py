@@ -5,9 +5,8 @@ import time
 
 import numpy as np
 import pytest
-import torch
 import zarr
-from batches import same_samples
+from batches import all_same, same_batches, same_samples
 from cached_packs import crowd_out, open_cached, shards_in
 from packs_with_features import SPECS
 from reading_packs import write_pack
@@ -17,21 +16,13 @@ from sa1bpack import OptionError
 from sa1bpack.errors import NotAPack
 
 
-def same_batches(one, other) -> bool:
-    """Whether two batches have the same keys and values."""
-    return one.keys() == other.keys() and all(
-        torch.equal(value, other[key]) if torch.is_tensor(value) else value == other[key]
-        for key, value in one.items()
-    )
-
-
-def same_epochs(own, ds, batch_size: int, **options) -> bool:
-    """Whether Loaders of two datasets have the same batches."""
+def same_epochs(own, ds, batch_size: int, **options) -> None:
+    """Assert that Loaders of two datasets have the same batches."""
     with (
         sa1bpack.Loader(own, batch_size, shuffle=True, **options) as one,
         sa1bpack.Loader(ds, batch_size, shuffle=True, **options) as other,
     ):
-        return all(map(same_batches, one, other)) and len(one) == len(other)
+        same_batches(one, other)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +40,8 @@ def test_samples_and_batches_are_those_of_the_pack(layout_packs, tmp_path, layou
     assert ds.fingerprint == own.fingerprint
     for k in (5, 0, 3, 1, 2, 4, 5):
         assert same_samples(ds[k], own[k])
-    assert all(same_epochs(own, ds, 2, io=io) for io in ("cached", "direct"))
+    for io in ("cached", "direct"):
+        same_epochs(own, ds, 2, io=io)
 
 
 def test_what_a_loader_reads_it_fetched_and_counts(layout_packs, tmp_path):
@@ -110,8 +102,8 @@ def test_features_in_the_pack_and_elsewhere(with_features, tmp_path, verified):
     more = {"verify_checksums": verified}
     own = sa1bpack.open(root, features=[*names, apart], **more)
     ds = open_cached(root, tmp_path / "cache", features=[*names, apart.as_uri()], **more)
-    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
-    assert same_epochs(own, ds, 4)
+    assert all_same(ds, own)
+    same_epochs(own, ds, 4)
     assert np.array_equal(ds.column("odd"), own.column("odd"))
     assert np.array_equal(ds.mask_column("level"), own.mask_column("level"))
 
@@ -133,9 +125,9 @@ def test_worker_processes_share_the_cache(layout_packs, tmp_path, context, drive
     options = {"num_workers": workers, "multiprocessing_context": context}
     one = sa1bpack.make_dataloader(own, 2, shuffle=True, num_workers=0)
     other = sa1bpack.make_dataloader(ds, 2, shuffle=True, **options)
-    assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
+    same_batches(one, other)
     used = ds.pack.fetched().requests
-    assert all(same_samples(ds[k], own[k]) for k in range(6))
+    assert all_same(ds, own)
     assert ds.pack.fetched().requests == used
 
 

@@ -1,7 +1,7 @@
 """Packs in an S3 server on loopback, whose answers are spoilt on the way."""
 
 import pytest
-from batches import same_samples
+from batches import all_same, same_samples
 from forked import forked_child
 from s3_server import s3_client
 
@@ -31,7 +31,7 @@ def open_s3(tmp_path, name="pack", **options):
 def test_samples_of_a_bucket_are_those_of_the_folder(proxy, packs, tmp_path):
     own = sa1bpack.open(packs["sides"], features=SIDE)
     ds = open_s3(tmp_path, "sides", features=SIDE)
-    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    assert all_same(ds, own)
     apart = open_s3(tmp_path / "2", "sides", features=f"s3://packs/sides/side/{SIDE}")
     assert same_samples(apart[3], own[3])
     count = len(proxy.requests)
@@ -55,7 +55,7 @@ def test_spoilt_answers_are_asked_for_again(proxy, packs, tmp_path):
     with sa1bpack.Loader(ds, 3) as loader:
         ids = [int(number) for batch in loader for number in batch["image_ids"]]
     assert ids == [sample["image_id"] for sample in own]
-    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    assert all_same(ds, own)
     assert set(proxy.faults) == set(FAULTS.values())
 
 

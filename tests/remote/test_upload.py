@@ -11,7 +11,7 @@ import traceback
 from hashlib import md5
 
 import pytest
-from batches import same_samples
+from batches import all_same
 from commands import flags_of
 from edited_packs import lose_shard
 from s3_server import s3_client, use_s3
@@ -76,7 +76,7 @@ def test_the_bucket_has_the_files_of_a_local_pack(
     assert objects("one") == files(expected)
     own = sa1bpack.open(expected)
     ds = sa1bpack.open("s3://packs/one", cache_dir=tmp_path / "cache")
-    assert all(same_samples(ds[k], own[k]) for k in range(3))
+    assert all_same(ds, own)
     images = list(staging.rglob("image/c*"))
     assert len(images) == 2
     assert all(path.stat().st_blocks * 512 <= 4096 < path.stat().st_size for path in images)
@@ -287,20 +287,19 @@ def test_a_pack_in_a_bucket_that_lost_a_shard_says_so_and_the_repeated_command_m
             s3_client().put_object(Bucket="packs", Key=key, Body=path.read_bytes())
     sa1bpack.open(f"s3://packs/{name}", cache_dir=tmp_path / "cache")
     assert f"the shard sa_000000-{number:03} is lost" in caplog.text
-    for _ in range(2):
-        assert upload(sample_tar, tmp_path, name).complete
-        assert objects(name) == files(expected)
+    assert upload(sample_tar, tmp_path, name).complete
+    assert objects(name) == files(expected)
 
 
 def test_what_does_not_fit_a_tar_in_another_order_is_named_to_be_removed_from_the_bucket(
     proxy, tmp_path
 ):
-    tar = write_tar(tmp_path / "sa_1.tar", members(range(8)), shuffle=None, compress=False)
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(6)), shuffle=None, compress=False)
     tar.write_bytes(tar.read_bytes()[: tar.stat().st_size * 3 // 4])
     assert "sa_1" in upload(tar, tmp_path, "order").failed
     begun = {key.split("/")[1] for key in objects("order") if key.startswith("shards/sa_")}
-    assert len(begun) == 3
-    write_tar(tar, members(reversed(range(8))), shuffle=None, compress=False)
+    assert len(begun) == 2
+    write_tar(tar, members(reversed(range(6))), shuffle=None, compress=False)
     message = str(upload(tar, tmp_path, "order").failed["sa_1"])
     folders = ", ".join(f"shards/{name}/" for name in sorted(begun))
     assert f"remove {folders} from s3://packs/order" in message

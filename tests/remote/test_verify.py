@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from edited_packs import flip
+from packs_with_features import attach_score
 from s3_server import s3_client
 
 import sa1bpack
@@ -147,12 +148,17 @@ def test_an_object_with_a_path_that_leads_out_is_refused(url, proxy):
 
 
 def test_a_sound_pack_with_features_is_read_once_and_not_kept(
-    with_features, uploaded, proxy, tmp_path, monkeypatch, small_requests
+    layout_packs, uploaded, proxy, tmp_path, monkeypatch, small_requests
 ):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    url, own = uploaded(with_features.root), sa1bpack.verify(with_features.root)
+    root = shutil.copytree(layout_packs(*LAYOUT), tmp_path / "pack")
+    attach_score(root, axis="mask")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    url = uploaded(root)
+    expected = sa1bpack.verify(root)
     report = sa1bpack.verify(url)
-    assert report.ok and report == own
+    assert report.ok and report == expected
     assert len(proxy.requests) > len(set(proxy.requests))  # several ranges of one object
-    assert not any(tmp_path.iterdir())
-    assert sa1bpack.verify(with_features.root.as_uri()) == own
+    assert not any(temporary.iterdir())
+    assert sa1bpack.verify(root.as_uri()) == expected

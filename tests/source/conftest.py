@@ -1,11 +1,11 @@
 """Files and records for the tests of sources."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_tars import SMALL, rejects_of
+from format_files import manifest_of
+from small_tars import pack_small, rejects_of
 
 import sa1bpack
 
@@ -17,12 +17,12 @@ def read(tmp_path_factory) -> Callable:
 
     def read(*sources, **options) -> tuple[list[dict], list[int], list[dict]]:
         root = tmp_path_factory.mktemp("read") / "pack"
-        result = sa1bpack.pack(sources, root, workers=1, **SMALL, **options)
+        result = pack_small(sources, root, **options)
         for error in result.failed.values():
             raise error
         ids = sa1bpack.open(root).column("image_id").tolist() if result.images else []
         rejects = rejects_of(root) if result.rejects else []
-        return json.loads((root / "manifest.json").read_text())["sources"], ids, rejects
+        return manifest_of(root)["sources"], ids, rejects
 
     return read
 

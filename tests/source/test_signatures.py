@@ -22,7 +22,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from small_tars import SMALL, members, photo, pixels_of, record, rejects_of, tar_bytes, write_tar
+from small_tars import (
+    SMALL,
+    members,
+    pack_small,
+    photo,
+    pixels_of,
+    record,
+    rejects_of,
+    tar_bytes,
+    write_tar,
+)
 
 import sa1bpack
 from sa1bpack.errors import SourceError
@@ -107,7 +117,7 @@ FILES: dict[str, tuple[Callable[[], bytes], str, str]] = {
 def refusals(path: Path, folder: Path) -> list[str]:
     """What every function that takes a tar says of a file."""
     calls: list[Callable[[], object]] = [
-        lambda: sa1bpack.pack(path, folder / "pack", workers=1, **SMALL),
+        lambda: pack_small(path, folder / "pack"),
         lambda: sa1bpack.estimate(path, folder / "estimate", workers=1, **SMALL),
         lambda: sa1bpack.TarDataset(path, index_folder=folder / "index"),
         lambda: list(sa1bpack.IterableTarDataset(path)),
@@ -221,7 +231,7 @@ def open_source_of_folder(tmp_path: Path, paths: list[Path]) -> None:
     folder.mkdir()
     for path in paths:
         shutil.copy(path, folder)
-    sa1bpack.pack(folder, tmp_path / "packed", workers=1, **SMALL)
+    pack_small(folder, tmp_path / "packed")
 
 
 @pytest.mark.parametrize("name", ["sa_1.tar.gz", "sa_1.tar.old", "sa_1.tar.md5", "sa_1.tar.zst"])
@@ -234,7 +244,7 @@ def test_other_endings_are_no_parts(name, tmp_path):
 def test_numbered_tars_that_are_whole_are_packed(tmp_path):
     for number in (1, 2):
         write_tar(tmp_path / f"sa.tar.0{number}", members([number]))
-    result = sa1bpack.pack(str(tmp_path / "sa.tar.*"), tmp_path / "pack", workers=1, **SMALL)
+    result = pack_small(str(tmp_path / "sa.tar.*"), tmp_path / "pack")
     assert (result.images, result.complete) == (2, True)
 
 
@@ -276,7 +286,7 @@ def test_a_tar_without_pairs_says_what_it_has_instead(kind, compress, tmp_path):
     make, said = WITHOUT_PAIRS[kind]
     path = tmp_path / "sa_1.tar"
     path.write_bytes(gzip.compress(make()) if compress else make())
-    result = sa1bpack.pack(path, tmp_path / "pack", workers=1, **SMALL)
+    result = pack_small(path, tmp_path / "pack")
     (note,) = result.notes
     assert result.images == 0 and "is in sa_1: " in note and said in note
     forecast = sa1bpack.estimate(path, tmp_path / "dry", workers=1, **SMALL)
@@ -309,7 +319,7 @@ def test_a_list_that_is_none_is_called_what_it_is(option, tmp_path):
     path = tmp_path / "list"
     path.write_bytes(gzip.compress(TEXT.encode()))
     with pytest.raises(SourceError, match="cannot be read: it is a gzip stream"):
-        sa1bpack.pack(tar, tmp_path / "pack", workers=1, **{option: path}, **SMALL)
+        pack_small(tar, tmp_path / "pack", **{option: path})
 
 
 # ------------------------------------------------------------------------------------- members
@@ -355,7 +365,7 @@ def test_pairs_that_would_be_rejected_are_said_by_a_dry_run_in_the_words_of_the_
         found[f"./sa_{number}.json"] = data
         said[f"sa_{number}.json"] = text
     tar = write_tar(tmp_path / "sa_1.tar", found)
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "pack")
     lines = {line["member"]: line["detail"] for line in rejects_of(tmp_path / "pack")}
     assert lines.keys() == said.keys()
     for member, text in said.items():
@@ -373,9 +383,9 @@ def test_pairs_that_would_be_rejected_are_said_by_a_dry_run_in_the_words_of_the_
 def test_a_record_with_a_byte_order_mark_is_read_and_exported_without_it(tmp_path):
     found = members([1])
     record_bytes = found["./sa_1.json"]
-    sa1bpack.pack(write_tar(tmp_path / "a.tar", found), tmp_path / "plain", workers=1, **SMALL)
+    pack_small(write_tar(tmp_path / "a.tar", found), tmp_path / "plain")
     found["./sa_1.json"] = b"\xef\xbb\xbf" + record_bytes
-    sa1bpack.pack(write_tar(tmp_path / "b.tar", found), tmp_path / "marked", workers=1, **SMALL)
+    pack_small(write_tar(tmp_path / "b.tar", found), tmp_path / "marked")
     texts = []
     for name in ("plain", "marked"):
         sa1bpack.export_sa1b(tmp_path / name, tmp_path / f"{name}-json")
@@ -388,7 +398,7 @@ def test_a_record_whose_image_is_no_jpeg_says_which_it_is(tmp_path):
     del found["./sa_2.jpg"]
     found["./sa_2.PNG"] = picture("PNG")
     tar = write_tar(tmp_path / "sa_1.tar", found)
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "pack")
     (line,) = rejects_of(tmp_path / "pack")
     assert (line["member"], line["reason"]) == ("sa_2.json", "missing-jpeg")
     assert line["detail"].endswith("but sa_2.PNG: convert that to JPEG")
@@ -442,7 +452,7 @@ def test_a_tar_whose_first_name_looks_like_another_format_is_packed(tmp_path):
             write_tar(path, listed, shuffle=None, compress=compress)
             data = tar_bytes(listed)
             path.write_bytes(gzip.compress(data) if compress else data)
-            result = sa1bpack.pack(path, tmp_path / f"p{number}{compress}", workers=1, **SMALL)
+            result = pack_small(path, tmp_path / f"p{number}{compress}")
             assert (result.images, result.complete) == (1, True)
 
 

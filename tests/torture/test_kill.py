@@ -14,9 +14,7 @@ import pytest
 from commands import finish, pack_command, published, start, temporaries, workers_of
 from forked import Forked
 from scenarios import check_whole
-from small_tars import SMALL, contents, members, write_tar
-
-import sa1bpack
+from small_tars import contents, members, pack_small, write_tar
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,7 @@ def tars(tmp_path_factory) -> list[Path]:
 def expected(tars, tmp_path_factory) -> dict[str, bytes]:
     """The contents of an undisturbed pack of them."""
     root = tmp_path_factory.mktemp("whole") / "pack"
-    sa1bpack.pack(tars, root, workers=1, **SMALL)
+    pack_small(tars, root)
     return contents(root)
 
 

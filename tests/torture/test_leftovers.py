@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import temporaries
-from small_tars import SMALL, contents, members, write_tar
+from forked import Forked
+from small_tars import contents, members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack.format.files import remove_all_leftovers, temporary_beside
@@ -20,11 +21,11 @@ NUMBERS = ("rename", "replace", "fsync", "unlink", "mkdir", "link")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def tar_and_pack(tmp_path_factory):
     """A tar, and a pack of it."""
     folder = tmp_path_factory.mktemp("made")
     tar = write_tar(folder / "sa_000000.tar", members(range(4)))
-    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL)
+    pack_small(tar, folder / "pack")
     return tar, folder / "pack"
 
 
@@ -52,7 +53,7 @@ WRITERS = {
     "selection": lambda tar, packed, out: sa1bpack.open(packed)[:3].save_selection(out / "some"),
     "attach": lambda tar, packed, out: attached(packed, out),
     "derive": lambda tar, packed, out: derived(packed, out),
-    "pack": lambda tar, packed, out: sa1bpack.pack(tar, out / "pack", workers=1, **SMALL),
+    "pack": lambda tar, packed, out: pack_small(tar, out / "pack"),
     "index": lambda tar, packed, out: len(sa1bpack.TarDataset(tar, index_folder=out / "index")),
     "cache of samples": lambda tar, packed, out: sa1bpack.TarDataset(
         tar, index_folder=out.parent / "index", cache_dir=out / "samples", cache_dir_size=10**9
@@ -88,11 +89,11 @@ def killed_at(number: int, work) -> bool:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_command_that_was_killed_anywhere_and_is_repeated_leaves_no_working_name(
-    torture, made, tmp_path, kind
+    torture, tar_and_pack, tmp_path, kind
 ):
     def work(out: Path) -> None:
         out.mkdir(exist_ok=True)
-        WRITERS[kind](*made, out)
+        WRITERS[kind](*tar_and_pack, out)
 
     work(tmp_path / "undisturbed")
     expected = contents(tmp_path / "undisturbed")
@@ -107,7 +108,7 @@ def test_a_command_that_was_killed_anywhere_and_is_repeated_leaves_no_working_na
     assert number > 1
 
 
-def test_working_names_of_a_process_that_lives_stay(made, tmp_path):
+def test_working_names_of_a_process_that_lives_stay(tar_and_pack, tmp_path):
     """That of this one, of another, and of an unknown machine; not that of one that has ended."""
     program = (
         "import sys, pathlib; from sa1bpack.format.files import temporary_beside\n"
@@ -135,20 +136,18 @@ def test_working_names_of_a_process_that_lives_stay(made, tmp_path):
     assert list(tmp_path.iterdir()) == [mine]
 
 
-def test_three_exports_to_one_place_at_once_make_what_one_makes(made, tmp_path):
-    _, packed = made
-    command = [sys.executable, "-m", "sa1bpack", "export", packed, "-o"]
-    for more, output in ([], "json"), (["--format", "coco"], "coco.json"):
-        subprocess.run([*command, tmp_path / f"one-{output}", *more], check=True)
-        several = [
-            subprocess.Popen([*command, tmp_path / output, *more], stderr=subprocess.PIPE)
-            for _ in range(3)
+def test_three_exports_to_one_place_at_once_make_what_one_makes(tar_and_pack, tmp_path):
+    _, packed = tar_and_pack
+    alone = tmp_path / "alone"
+    together = tmp_path / "together"
+    for folder in (alone, together):
+        folder.mkdir()
+    for name in ("sa1b", "coco"):
+        command = ("export", packed, "--format", name, "-o")
+        assert Forked(*command, alone / name, log=tmp_path / "log").wait()[0] == 0
+        exports = [
+            Forked(*command, together / name, log=tmp_path / f"log-{number}") for number in range(3)
         ]
-        assert [process.communicate()[1] for process in several] == [b""] * 3
-        assert [process.returncode for process in several] == [0] * 3
-        one = tmp_path / f"one-{output}"
-        if one.is_dir():
-            assert contents(tmp_path / output) == contents(one)
-        else:
-            assert (tmp_path / output).read_bytes() == one.read_bytes()
+        assert [export.wait()[0] for export in exports] == [0] * 3
+    assert contents(together) == contents(alone)
     assert temporaries(tmp_path) == []

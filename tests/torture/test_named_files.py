@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_tars import SMALL, members, write_tar
+from small_tars import members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack.errors import Sa1bpackError
@@ -27,7 +27,7 @@ def made(tmp_path_factory):
     """A tar, and a pack of it."""
     folder = tmp_path_factory.mktemp("made")
     tar = write_tar(folder / "sa_000000.tar", members(range(6)))
-    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL)
+    pack_small(tar, folder / "pack")
     return tar, folder / "pack"
 
 
@@ -45,7 +45,7 @@ def attached(packed: Path, out: Path) -> None:
 
 # What reads and writes, of a tar, a pack, and a folder to write to.
 WORK = {
-    "pack": lambda tar, packed, out: sa1bpack.pack(tar, out / "pack", workers=1, **SMALL),
+    "pack": lambda tar, packed, out: pack_small(tar, out / "pack"),
     "verify": lambda tar, packed, out: sa1bpack.verify(packed, progress=False, io="cached"),
     "verify directly": lambda tar, packed, out: sa1bpack.verify(packed, progress=False),
     "merge": lambda tar, packed, out: sa1bpack.merge([packed], out / "merged"),

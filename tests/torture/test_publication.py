@@ -1,4 +1,5 @@
-"""Whatever system call of publication fails once, the repeated command makes the undisturbed bytes.
+"""Whatever system call of publication fails, once or from then on, or is the last one of a process
+that is killed, the repeated command makes the undisturbed bytes.
 
 Every command that publishes: a run, parts and `finalize`, tasks of Ray, an upload, a merge, a copy
 of a selection, a repair, `derive` and `attach`. A few calls in `make test`, many of each with
@@ -16,11 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray_stand_in
+from commands import temporaries
 from edited_packs import flip, lose_shard
 from fresh_forks import FreshForks
-from one_fault import FAULTS, Fault, run_with
+from one_fault import FAULTS, KILL, Fault, run_with
 from s3_server import s3_client, use_s3
 from small_tars import contents, members, write_tar
+from system import elsewhere  # noqa: F401 - a fixture
 
 import sa1bpack
 
@@ -61,10 +64,15 @@ class Seam:
         self.derive(self.derived)
         self.copied = folder / "copied"
         self.copy(self.copied)
+        self.before_merges = self.merged_packs()
 
     def copy(self, root: Path) -> None:
         ds = sa1bpack.open(self.featured)
         sa1bpack.copy_selection(ds[[0, 1, 2, len(ds) - 2]], root, progress=False)
+
+    def merged_packs(self) -> list[dict[str, bytes]]:
+        """What the packs hold that are merged."""
+        return [contents(self.begun), contents(self.second)]
 
     def pack(self, root: Path, workers: int = 1) -> None:
         sa1bpack.pack(self.tars, root, workers=workers, progress=False, **OPTIONS)
@@ -87,7 +95,10 @@ class Command:
 
     Attributes:
         root: folder whose calls fail.
+        rounds: of a short run; the second is a kill.
     """
+
+    rounds = 2
 
     def __init__(self, seam: Seam, folder: Path):
         self.seam = seam
@@ -109,7 +120,7 @@ class Command:
         """What the documents say to do after it: repeat it, and finalize."""
         self.run()
 
-    def made(self) -> dict[str, bytes]:
+    def result_files(self) -> dict[str, bytes]:
         """What the command made."""
         return contents(self.root)
 
@@ -132,6 +143,8 @@ def sums_of(root: Path) -> dict[str, bytes]:
 
 
 class WithWorkers(Command):
+    rounds = 1
+
     def run(self) -> None:
         self.seam.pack(self.root, workers=2)
 
@@ -206,8 +219,25 @@ class Merge(Command):
     def run(self) -> None:
         sa1bpack.merge([self.seam.begun, self.seam.second], self.root)
 
+    def complete(self) -> None:
+        self.run()
+        assert temporaries(self.root) == []
+        assert self.seam.merged_packs() == self.seam.before_merges
+
     def expected(self) -> dict[str, bytes]:
         return contents(self.seam.featured)
+
+
+class MergeInto(Merge):
+    """A pack is added to one that was merged before."""
+
+    def begin(self) -> None:
+        super().begin()
+        sa1bpack.merge([self.seam.begun], self.root)
+
+
+class MergeElsewhere(Merge):
+    """Into another file system, as `elsewhere` makes it."""
 
 
 class MergeOfCopies(Merge):
@@ -278,14 +308,14 @@ class Attach(Command):
     def run(self) -> None:
         self.seam.attach(self.root)
 
-    def made(self) -> dict[str, bytes]:
+    def result_files(self) -> dict[str, bytes]:
         """Without the lock files of those who make a feature, which are no part of it."""
-        found = contents(self.root)
-        return {name: data for name, data in found.items() if not name.endswith(".lock")}
+        files = contents(self.root)
+        return {name: data for name, data in files.items() if not name.endswith(".lock")}
 
     def expected(self) -> dict[str, bytes]:
-        found = contents(self.seam.featured)
-        return {name: data for name, data in found.items() if not name.endswith(".lock")}
+        files = contents(self.seam.featured)
+        return {name: data for name, data in files.items() if not name.endswith(".lock")}
 
     def check_left(self, where: str) -> None:
         assert sa1bpack.verify(self.root).ok, where
@@ -296,8 +326,8 @@ class Derive(Attach):
         self.seam.derive(self.root)
 
     def expected(self) -> dict[str, bytes]:
-        found = contents(self.seam.derived)
-        return {name: data for name, data in found.items() if not name.endswith(".lock")}
+        files = contents(self.seam.derived)
+        return {name: data for name, data in files.items() if not name.endswith(".lock")}
 
 
 class Upload(Command):
@@ -307,6 +337,7 @@ class Upload(Command):
         forks: where each upload runs: this process, or its parent, may have used an object store.
     """
 
+    rounds = 1
     number = 0
     forks: FreshForks
 
@@ -338,21 +369,21 @@ class Upload(Command):
     def complete(self) -> None:
         self.upload(self.seam.tars, self.root.with_name("again"))
 
-    def made(self) -> dict[str, bytes]:
-        prefix, client, found = f"{Upload.number}/", s3_client(), {}
+    def result_files(self) -> dict[str, bytes]:
+        prefix, client, files = f"{Upload.number}/", s3_client(), {}
         listed = client.list_objects_v2(Bucket="publication", Prefix=prefix)
         for entry in listed.get("Contents", ()):
             body = client.get_object(Bucket="publication", Key=entry["Key"])["Body"]
-            found[entry["Key"].removeprefix(prefix)] = body.read()
-        return found
+            files[entry["Key"].removeprefix(prefix)] = body.read()
+        return files
 
     def expected(self) -> dict[str, bytes]:
-        found = {}
+        files = {}
         for path in self.seam.whole.rglob("*"):
             name = path.relative_to(self.seam.whole).as_posix()
             if path.is_file() and not name.startswith("."):
-                found[name] = path.read_bytes()
-        return found
+                files[name] = path.read_bytes()
+        return files
 
     def check_left(self, where: str) -> None:
         """The bucket is looked at in the end."""
@@ -376,7 +407,9 @@ COMMANDS = {
     "finalize, part missing": FirstFinalize,
     "tasks of Ray": OnRay,
     "merge": Merge,
+    "merge, pack added": MergeInto,
     "merge of copies": MergeOfCopies,
+    "merge, two file systems": MergeElsewhere,
     "copy of a selection": CopyOfASelection,
     "repair": Repair,
     "repair of the manifest": RepairOfTheManifest,
@@ -412,10 +445,14 @@ def forks(s3_process, monkeypatch):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_after_any_call_that_fails_once_the_repeated_command_makes_the_undisturbed_bytes(
+def test_after_any_call_that_fails_the_repeated_command_makes_the_undisturbed_bytes(
     name, seam, tmp_path, torture, request
 ):
-    command = COMMANDS[name](seam, tmp_path)
+    """Once, or from that one on, or with a kill."""
+    folder = tmp_path
+    if COMMANDS[name] is MergeElsewhere:
+        folder = request.getfixturevalue("elsewhere")
+    command = COMMANDS[name](seam, folder)
     if isinstance(command, Upload):
         command.forks = request.getfixturevalue("forks")
     log = tmp_path / "log"
@@ -424,16 +461,20 @@ def test_after_any_call_that_fails_once_the_repeated_command_makes_the_undisturb
     assert not error, error
     if torture.full:
         command.complete()
-        assert command.made() == command.expected(), "undisturbed"
+        assert command.result_files() == command.expected(), "undisturbed"
     kinds = [kind for kind in FAULTS if counts[kind]]
-    rounds = torture.rounds(2 if "part" in name else 1, 100)
-    failed, wrong = 0, []
+    rounds = torture.rounds(command.rounds, 150)
+    failed = 0
+    wrong = []
     for number in range(rounds):
         kind = torture.rng.choice(kinds)
         if "part" in name and number == 0:  # what once lost a shard
             kind = "rename"
-        at = torture.rng.randrange(counts[kind])
-        fault = Fault(kind, at, torture.rng.choice(FAULTS[kind]))
+        call_number = torture.rng.randrange(counts[kind])
+        error_of_call = torture.rng.choice(FAULTS[kind])
+        if number == 1:
+            error_of_call = KILL
+        fault = Fault(kind, call_number, error_of_call, lasting=torture.rng.random() < 0.3)
         where = f"{name}: {fault}"
         command.begin()
         error, _ = command.run_with(log, fault)
@@ -441,19 +482,19 @@ def test_after_any_call_that_fails_once_the_repeated_command_makes_the_undisturb
         try:
             command.check_left(where)
             command.complete()
-            differing = different(command.made(), command.expected())
+            differing = different(command.result_files(), command.expected())
             assert not differing, differing
         except Exception:
             wrong.append(f"{where}\n{traceback.format_exc()}\nafter {error}")
     assert not wrong, "\n\n".join(wrong)
     torture.record(
-        f"one call fails once: {name}",
+        f"a call fails: {name}",
         rounds,
         f"{failed} ended with an error; bytes as undisturbed",
     )
 
 
-def different(made: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:
+def different(result_files: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:
     """Names of files that differ, or that one of the two lacks."""
-    names = made.keys() | expected.keys()
-    return sorted(name for name in names if made.get(name) != expected.get(name))
+    names = result_files.keys() | expected.keys()
+    return sorted(name for name in names if result_files.get(name) != expected.get(name))

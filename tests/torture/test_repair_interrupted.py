@@ -116,7 +116,7 @@ class Repair(Disturbed):
 def test_a_repair_that_ends_at_any_call_leaves_the_pack_as_readable_as_it_was(
     stage, tmp_path, torture, damage
 ):
-    ends = torture.rng.sample(sorted(ENDS), torture.rounds(2, len(ENDS)))
+    ends = torture.rng.sample(sorted(ENDS), torture.rounds(1, len(ENDS)))
     rounds = Repair(stage, tmp_path, *damage).end_at_any_call(torture, ends, 1, 40)
     torture.record(
         f"repair ended at a call ({' + '.join(damage)})", rounds,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import command, pack_command  # noqa: F401 - one is a fixture
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import contents, members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack.cli.main import main
@@ -42,7 +42,7 @@ def tars(tmp_path_factory):
 @pytest.fixture(scope="module")
 def packed(tars, tmp_path_factory):
     root = tmp_path_factory.mktemp("packed") / "pack"
-    sa1bpack.pack(tars, root, workers=1, **SMALL)
+    pack_small(tars, root)
     return root
 
 

@@ -1,12 +1,8 @@
 """An exact evaluation: every sample counts once, with any number of samples, ranks and batches."""
 
-import json
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from forked_ranks import outputs_of_ranks
 
 import sa1bpack
 from sa1bpack import Extent, OrderedBatches, SequentialOrder, ShuffleOrder
@@ -17,12 +13,13 @@ SCRIPT = """
 import json, os, sys
 import torch
 import sa1bpack
+from forked_ranks import fork_ranks
 root, folder = sys.argv[1:]
-number = int(os.environ["RANK"])
+number = fork_ranks(4)
 ds = sa1bpack.open(root)[:9]
 del os.environ["WORLD_SIZE"]  # so that nothing announces the ranks
 early = sa1bpack.Loader(ds, 2, pad_last="ranks")
-seen = {"early": len(early)}
+seen = {"rank": number, "early": len(early)}
 for ranks in (4, 3, 2):
     if number >= ranks:
         continue
@@ -71,29 +68,14 @@ def test_each_sample_is_unmarked_once_and_all_ranks_have_as_many_batches_none_of
 
 def test_it_is_exact_on_two_three_and_four_real_ranks_and_late_ranks_are_an_error(packed, tmp_path):
     """Nine samples in batches of two: with two ranks one is left over, with four as well."""
-    environment = os.environ | {"WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(packed.root), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | {"RANK": str(rank)},
-        )
-        for rank in range(4)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for rank, (output, errors) in enumerate(outputs):
-        assert processes[rank].returncode == 0, errors
-        seen = json.loads(output)
+    ids = int(sa1bpack.open(packed.root).column("image_id")[:9].sum())
+    of_ranks = outputs_of_ranks("-c", SCRIPT, packed.root, tmp_path)
+    assert sorted(seen["rank"] for seen in of_ranks) == [0, 1, 2, 3]
+    for seen in of_ranks:
+        rank = seen["rank"]
         assert seen["early"] == 5
         last = max(2, rank + 1)  # the last group that this process was in
         assert f"is rank {rank} of {last}, but it was rank 0 of 1" in seen["late"]
-        ids = int(sa1bpack.open(packed.root).column("image_id")[:9].sum())
         for ranks, batches in ((2, 3), (3, 2), (4, 2)):
             if rank < ranks:
                 assert seen[str(ranks)] == [ids, 9, ranks * batches]

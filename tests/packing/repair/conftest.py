@@ -4,9 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_tars import SMALL, contents, members, write_tar
-
-import sa1bpack
+from small_tars import contents, members, pack_small, write_tar
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +24,7 @@ def tars(tmp_path_factory):
 def sound(tars, tmp_path_factory) -> Path:
     """An undisturbed pack of `tars`; copied, never changed."""
     root = tmp_path_factory.mktemp("repair") / "pack"
-    sa1bpack.pack(tars, root, workers=1, **SMALL)
+    pack_small(tars, root)
     return root
 
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import simplejpeg
 from edited_packs import FIRST, SECOND, flip, unfinished_pack
+from format_files import manifest_of
 from small_tars import SMALL, changed, contents, members, photo, rejects_of, write_tar
 
 import sa1bpack
@@ -106,7 +107,7 @@ def test_a_shard_behind_a_link_is_replaced_and_its_target_untouched(root, tars, 
 # Unfinished packs, other processes, interruptions
 
 
-def test_an_unfinished_pack_is_repaired_and_stays_unfinished(tmp_path, manifest_of):
+def test_an_unfinished_pack_is_repaired_and_stays_unfinished(tmp_path):
     root = tmp_path / "pack"
     tar = unfinished_pack(root)
     before = contents(root)

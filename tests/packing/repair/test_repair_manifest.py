@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from edited_packs import FIRST, SECOND, flip
-from small_tars import SMALL, contents
+from format_files import manifest_of
+from small_tars import contents, pack_small
 
 import sa1bpack
 from sa1bpack import FormatError
@@ -31,14 +32,14 @@ def test_a_lost_manifest_is_rewritten_from_the_shards_and_the_tars(root, tars, e
     assert contents(root) == expected
 
 
-def test_a_manifest_lost_with_the_tars_leaves_a_pack_to_complete(root, tars, expected, manifest_of):
+def test_a_manifest_lost_with_the_tars_leaves_a_pack_to_complete(root, tars, expected):
     (root / "manifest.json").unlink()
     result = sa1bpack.repair(root, workers=1)
     assert result.ok and not result.complete
     assert "pack again with all tars" in result.notes[0]
     assert sa1bpack.verify(root).ok and not manifest_of(root)["complete"]
     assert len(sa1bpack.open(root)) == 20
-    assert sa1bpack.pack(tars, root, workers=1, **SMALL).new_images == 0
+    assert pack_small(tars, root).new_images == 0
     assert contents(root) == expected
 
 
@@ -55,7 +56,7 @@ def test_a_manifest_lost_with_a_shard_is_restored_by_a_repair_with_its_tar(root,
 
 def test_a_lost_manifest_needs_shards_that_agree_on_the_options(root, tars, tmp_path):
     other = tmp_path / "other"
-    sa1bpack.pack(tars[1], other, workers=1, **SMALL, min_area=1)
+    pack_small(tars[1], other, min_area=1)
     shutil.rmtree(root / "shards" / "sa_000001-000")
     (other / "shards" / "sa_000001-000").rename(root / "shards" / "sa_000001-000")
     (root / "manifest.json").unlink()

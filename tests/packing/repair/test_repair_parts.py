@@ -7,7 +7,7 @@ import pytest
 from commands import temporaries
 from edited_packs import FIRST, SECOND, flip
 from forked import Forked
-from small_tars import SMALL, contents
+from small_tars import contents, pack_small
 
 import sa1bpack
 from sa1bpack import FormatError, OptionError
@@ -46,7 +46,7 @@ def test_every_shard_is_repaired_by_one_part(damaged, tars, expected, count):
 
 
 def test_a_sound_shard_that_is_not_the_packs_is_found_by_its_part(root, tars, expected, tmp_path):
-    sa1bpack.pack(tars[1], tmp_path / "other", workers=1, **{**SMALL, "resample": "exact"})
+    pack_small(tars[1], tmp_path / "other", resample="exact")
     shutil.rmtree(root / "shards" / OTHER)
     shutil.copytree(tmp_path / "other" / "shards" / OTHER, root / "shards" / OTHER)
     assert sa1bpack.repair(root, tars, part=(1, 2), workers=1).repaired == []

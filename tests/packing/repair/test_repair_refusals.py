@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from edited_packs import FIRST, SECOND, flip, forget_xxh128
-from small_tars import SMALL, contents, members, write_tar
+from small_tars import contents, members, pack_small, write_tar
 from system import without_privileges
 
 import sa1bpack
@@ -40,7 +40,7 @@ def test_a_tar_of_the_same_size_and_other_images_is_refused_by_its_digest(tmp_pa
     found = members(range(10))
     tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None, compress=False)
     root = tmp_path / "pack"
-    sa1bpack.pack(tar, root, workers=1, md5=earlier, **SMALL)
+    pack_small(tar, root, md5=earlier)
     if earlier:
         forget_xxh128(root)
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
@@ -64,7 +64,7 @@ def test_a_tar_of_the_same_size_and_other_images_is_refused_by_its_digest(tmp_pa
 
 def test_a_pack_of_an_earlier_release_is_repaired_to_its_bytes(root, tars):
     shutil.rmtree(root)
-    sa1bpack.pack(tars, root, workers=1, md5=True, **SMALL)
+    pack_small(tars, root, md5=True)
     forget_xxh128(root)
     expected = contents(root)
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
