@@ -264,4 +264,6 @@ def _array_text(value: Any) -> str:
         return text
     device = str(getattr(value, "device", "cpu"))
     text = f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
-    return text if device == "cpu" else f"{text} {device}"
+    if device == "cpu":
+        return text
+    return f"{text} {device}"

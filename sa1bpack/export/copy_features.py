@@ -103,7 +103,10 @@ def find_feature_copies(
     copies = []
     for name, folders in sorted(find_features(roots).items()):
         target = output / SIDES_NAME / name
-        check_same_feature([*folders, target] if target.exists() else folders)
+        compared = list(folders)
+        if target.exists():
+            compared.append(target)
+        check_same_feature(compared)
         having: dict[CopiedShard, Path] = {}
         without_rows = []
         for shard in shards:

@@ -479,7 +479,7 @@ def _copy_rows(
         OSError: the disk fails.
     """
     source = open_shard(copy.folder, publisher.ledger.options.layout)
-    done = 0
+    copied = 0
     with ShardWriter(publisher.shards_dir, copy.shard.entry.name, source.layout) as writer:
         for count, row in enumerate(copy.rows.tolist(), start=1):
             interrupts.check()
@@ -489,7 +489,7 @@ def _copy_rows(
                     rows[spec.name] = np.diff(rows[spec.name])
             writer.append(rows)
             nbytes = copy.nbytes * count // len(copy.rows)
-            step(nbytes - done)
-            done = nbytes
+            step(nbytes - copied)
+            copied = nbytes
         entry = writer.publish(copy.attributes)
     return published_shard(publisher.shards_dir / entry.name, publisher.root)

@@ -456,4 +456,6 @@ def bin_text(low: float, high: float, whole: bool) -> str:
         return f"{low:g} to {high:g}"
     first = math.ceil(low - 1e-9)
     last = math.ceil(high - 1e-9) - 1
-    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+    if first == last:
+        return f"{first:,}"
+    return f"{first:,} to {last:,}"

@@ -45,7 +45,9 @@ def columns_of(count: int, pictures: int = 1) -> int:
     """
     if pictures > 1:
         return max(1, min(count, _MOST_PICTURES // pictures))
-    return 3 if count in (5, 6, 9) else min(_MOST_PICTURES, count)
+    if count in (5, 6, 9):
+        return 3
+    return min(_MOST_PICTURES, count)
 
 
 def tile_width(count: int, pictures: int = 1) -> int:
@@ -177,4 +179,6 @@ def mask_text(subject: Subject, look: Look | None = None) -> str:
         return f"{look.max_masks:,} largest of {counted(subject.masks, 'mask')}"
     if subject.annotation_count != subject.masks:
         return f"{subject.masks:,} of {counted(subject.annotation_count, 'mask')}"
-    return counted(subject.masks, "mask") if subject.masks else "no masks"
+    if not subject.masks:
+        return "no masks"
+    return counted(subject.masks, "mask")

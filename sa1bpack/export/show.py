@@ -252,7 +252,9 @@ class _Choice:
         """The number of samples where none is named."""
         if self.samples is not None:
             return self.samples
-        return 1 if self.large else DEFAULT_SAMPLES
+        if self.large:
+            return 1
+        return DEFAULT_SAMPLES
 
     def rows_of(self, size: int) -> list[int]:
         """`rows`, all below `size`, or the first ones. Raises OptionError."""
