@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from commands import command  # noqa: F401 - a fixture
-from small_tars import SMALL, members, write_tar
+from small_packs import pack_small
+from small_tars import members, write_tar
 from system import free  # noqa: F401 - a fixture
-
-import sa1bpack
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +15,7 @@ def made(tmp_path_factory) -> Path:
     """A folder with a tar of six images, image n with n masks, and its pack; never changed."""
     folder = tmp_path_factory.mktemp("made")
     tar = write_tar(folder / "sa_000000.tar", members(range(6), masks=lambda n: n))
-    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL)
+    pack_small(tar, folder / "pack")
     return folder
 
 

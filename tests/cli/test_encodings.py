@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import pytest
 from commands import COMMAND, pack_command, run
+from small_packs import pack_small
 from small_tars import SMALL, members, write_tar
 from verify_script import SCRIPT
 
@@ -38,7 +39,7 @@ def no_text(tmp_path):
 
 
 def pack(source, root):
-    return sa1bpack.pack(source, root, workers=1, **SMALL)
+    return pack_small(source, root)
 
 
 def test_a_locale_without_utf8_refuses_a_source_that_needs_it(ascii_locale, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import COMMAND, pack_command, run, run_each, temporaries
 from preloads import MOMENTS, lost_signal, signal_before_import
-from small_tars import SMALL
+from small_packs import pack_small
 
 import sa1bpack
 
@@ -80,7 +80,7 @@ def test_a_signal_whose_exception_is_lost_ends_the_run_all_the_same(
     assert (found, out) == (code, "")
     assert error.startswith(f"sa1bpack: {word}\n")
     assert "Traceback" not in error
-    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
+    assert pack_small(tar, root).complete
     assert sa1bpack.verify(root).ok and temporaries(root) == []
 
 

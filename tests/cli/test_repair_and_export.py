@@ -7,14 +7,15 @@ import shutil
 import pytest
 from commands import run
 from edited_packs import flip, unfinished_pack
-from small_tars import SMALL, contents
+from small_packs import pack_small
+from small_tars import contents
 
 import sa1bpack
 
 
 @pytest.fixture
 def root(tar, tmp_path):
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, max_masks=2)
+    pack_small(tar, tmp_path / "pack", max_masks=2)
     return tmp_path / "pack"
 
 

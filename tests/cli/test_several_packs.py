@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from pages import Page
 from PIL import Image
-from small_tars import SMALL, contents, members, write_tar
+from small_packs import pack_small
+from small_tars import contents, members, write_tar
 
 import sa1bpack
 from sa1bpack import open as open_pack
@@ -21,7 +22,7 @@ def two_packs(tmp_path_factory) -> Path:
     for number in range(2):
         numbers = range(6 * number, 6 * number + 6)
         tar = write_tar(folder / f"sa_00000{number}.tar", members(numbers, masks=lambda n: n))
-        sa1bpack.pack(tar, folder / "packs" / f"pack{number}", workers=1, **SMALL)
+        pack_small(tar, folder / "packs" / f"pack{number}")
     return folder / "packs"
 
 
@@ -35,7 +36,7 @@ def packs(two_packs, tmp_path) -> list[Path]:
 def third_pack(folder) -> Path:
     """A pack of the images 4 to 7."""
     tar = write_tar(folder / "sa_000009.tar", members(range(4, 8), masks=2))
-    return sa1bpack.pack(tar, folder / "third", workers=1, **SMALL).root
+    return pack_small(tar, folder / "third").root
 
 
 def ids_of(path) -> list[int]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mask_oracle import decode
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
+from small_packs import pack_small
 from small_tars import SMALL, contents, members, record, write_tar
 
 import sa1bpack
@@ -148,7 +149,7 @@ def test_what_the_pack_does_not_have_is_refused(pack, tmp_path, chosen, message)
 
 
 def test_a_pack_without_runs_is_refused_with_the_remedy(tars, tmp_path):
-    sa1bpack.pack(tars, tmp_path / "pack", workers=1, **SMALL, masks="bits")
+    pack_small(tars, tmp_path / "pack", masks="bits")
     with pytest.raises(OptionError, match=r"without the exact masks.*--masks bits\+runs"):
         sa1bpack.export_sa1b(tmp_path / "pack", tmp_path / "out")
 
@@ -257,7 +258,7 @@ def test_a_failed_export_leaves_complete_files_only_and_resumes(pack, tmp_path, 
 def test_equal_file_names_from_two_sources_do_not_collide(tmp_path):
     for source in ("a", "b"):
         write_tar(tmp_path / f"{source}.tar", members([1], masks=1 + (source == "b")))
-    sa1bpack.pack([tmp_path / "a.tar", tmp_path / "b.tar"], tmp_path / "pack", workers=1, **SMALL)
+    pack_small([tmp_path / "a.tar", tmp_path / "b.tar"], tmp_path / "pack")
     assert sa1bpack.export_sa1b(tmp_path / "pack", tmp_path / "out").files == 2
     one, other = (json.loads((tmp_path / "out" / s / "sa_1.json").read_text()) for s in "ab")
     assert (len(one["annotations"]), len(other["annotations"])) == (1, 2)
@@ -327,7 +328,7 @@ def test_ids_that_cocos_tools_would_lose_are_refused_and_can_be_numbered(pack_of
 
 def test_a_repeated_image_id_is_refused_and_each_source_exports_alone(tmp_path):
     tars = [write_tar(tmp_path / f"{source}.tar", members([1])) for source in ("a", "b")]
-    sa1bpack.pack(tars, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tars, tmp_path / "pack")
     with pytest.raises(OptionError, match=r"image id 1 occurs twice.*--source"):
         sa1bpack.export_coco(tmp_path / "pack", tmp_path / "coco.json", renumber=True)
     sa1bpack.export_coco(tmp_path / "pack", tmp_path / "b.json", sources=["b"])

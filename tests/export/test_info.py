@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packs_with_features import SPECS, write_side
 from scenarios import Case, Stage
+from small_packs import pack_small
 from small_tars import SMALL, changed, members, write_tar
 
 import sa1bpack
@@ -29,7 +30,7 @@ def pack(tmp_path_factory):
     for key in ("a" * 70, "b" * 70, "caption"):
         changed(found, 7, lambda record, key=key: record["image"].update({key: 1}))
     tar = write_tar(folder / "sa_000000.tar", found)
-    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL, max_masks=20, empty="drop")
+    pack_small(tar, folder / "pack", max_masks=20, empty="drop")
     return folder / "pack"
 
 
@@ -68,7 +69,7 @@ def test_files_and_folders_are_counted_without_a_packers_working_files(pack, tmp
 )  # fmt: skip
 def test_the_text_says_how_pixels_and_masks_are_stored(tmp_path, options, pixels, masks, holes):
     tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2]))
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, **options)
+    pack_small(tar, tmp_path / "pack", **options)
     lines = sa1bpack.info(tmp_path / "pack").as_text().splitlines()
     assert f"  pixels     {pixels}" in lines and f"  mask data  {masks}" in lines
     assert any("padding is stored as holes" in line for line in lines) == holes
@@ -98,7 +99,7 @@ def test_a_pack_that_is_not_complete_or_without_a_sample_says_so(tmp_path):
     unfinished_pack(tmp_path / "pack")
     info = sa1bpack.info(tmp_path / "pack")
     nothing = write_tar(tmp_path / "b.tar", {"./readme.txt": b"hello"})
-    sa1bpack.pack(nothing, tmp_path / "empty", workers=1, **SMALL)
+    pack_small(nothing, tmp_path / "empty")
     empty = sa1bpack.info(tmp_path / "empty")
     assert empty.histogram()[0].sum() == 0 and "0 in 0 shards" in empty.as_text()
     assert "NOT COMPLETE: repeat the pack command" in info.as_text()
@@ -113,7 +114,7 @@ def test_a_summary_and_a_page_name_what_a_pack_holds_more_than_once(tmp_path):
     copy.write_bytes(tar.read_bytes())
     other = write_tar(tmp_path / "sa_000002.tar", members([2, 3]))
     root = tmp_path / "pack"
-    sa1bpack.pack([tar, copy, other], root, workers=1, **SMALL)
+    pack_small([tar, copy, other], root)
     info = sa1bpack.info(root)
     found = info.as_text()
     assert "  identity   XXH3-128 of 3 tars, no md5\n" in found

@@ -11,6 +11,7 @@ import pytest
 from edited_packs import flip, unfinished_pack
 from pages import Page
 from PIL import Image
+from small_packs import pack_small
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
@@ -143,7 +144,7 @@ def test_a_damaged_pack_has_a_page_that_names_the_damage(own_pack, tmp_path):
 def test_damage_that_is_found_only_when_drawing_is_named_too(tmp_path, array):
     tar = write_tar(tmp_path / "a.tar", members(range(4)))
     pack = tmp_path / "pack"
-    sa1bpack.pack(tar, pack, workers=1, **SMALL, fit="native", masks="runs")
+    pack_small(tar, pack, fit="native", masks="runs")
     flip(next((pack / "shards").glob(f"*/{array}/c.*")), 16)
     said = "image" if array == "image_offset" else "checksum of sample"
     result, page = page_of(pack, tmp_path, verify="none")
@@ -202,7 +203,7 @@ def test_a_part_of_a_large_pack_is_surveyed_and_the_page_says_so(
 
 def test_packs_without_images_or_not_complete_have_a_page(tmp_path):
     tar = write_tar(tmp_path / "a.tar", {"./readme.txt": b"hello"})
-    sa1bpack.pack(tar, tmp_path / "empty", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "empty")
     result, page = page_of(tmp_path / "empty", tmp_path)
     assert result.ok and "The pack has no images yet." in page.text and not page.pictures
     assert "No run is recorded." in page.text

@@ -27,7 +27,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_packs import LAYOUTS, layout_packs  # noqa: F401 - a fixture
 from shard_files import arrays_of
-from small_tars import SMALL, changed, contents, members, write_tar
+from small_packs import pack_small
+from small_tars import changed, contents, members, write_tar
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 import sa1bpack
@@ -95,7 +96,7 @@ def test_the_bits_of_number_types_are_the_documented_ones(tmp_path):
 
         changed(found, number, change)
     tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None)
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    pack_small(tar, tmp_path / "pack")
     folders = sorted((tmp_path / "pack/shards").glob("sa_*"))
     bits = np.concatenate([arrays_of(folder)["number_types"] for folder in folders]).tolist()
     text = DOCS.read_text()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from edited_packs import edit
 from format_files import SUMS, manifest_of
+from small_packs import pack_small
 from small_tars import SMALL, members, write_tar
 from system import peak_growth
 from verify_script import script_finds
@@ -182,7 +183,7 @@ def test_removing_a_linked_shard_removes_the_link_alone(tmp_path):
     tar = write_tar(tmp_path / "sa_000000.tar", members(range(3)))
     pack = tmp_path / "pack"
     away = tmp_path / "away"
-    sa1bpack.pack(tar, pack, workers=1, **SMALL)
+    pack_small(tar, pack)
     (pack / SHARD).rename(away)
     (pack / SHARD).symlink_to(away)
     (pack / "shards/.tmp-left").symlink_to(away)

@@ -5,7 +5,8 @@ from edited_packs import edit
 from format_files import index_of, manifest_of, publish
 from narrow_packs import NARROW, shard_of
 from shard_files import writable_array
-from small_tars import SMALL, members, write_tar
+from small_packs import pack_small
+from small_tars import members, write_tar
 
 import sa1bpack
 from sa1bpack import FormatError, info, verify
@@ -58,7 +59,7 @@ def test_more_shards_create_a_new_index_and_remove_the_old_one(tmp_path):
     opened = []
     names = []
     for count in (1, 2):
-        sa1bpack.pack(tars[:count], pack, workers=1, **SMALL)
+        pack_small(tars[:count], pack)
         opened.append(sa1bpack.open(pack))
         names.append(manifest_of(pack)["index"])
         assert [path.name for path in pack.glob("index-*")] == names[-1:]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_tars import SMALL, members, write_tar
+from small_packs import pack_small
+from small_tars import members, write_tar
 from verify_script import script_finds
 
 import sa1bpack
@@ -23,7 +24,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     first = write_tar(folder / "sa_000000.tar", members(range(4)))
     second = write_tar(folder / "sa_000001.tar", members(range(10, 12)))
-    sa1bpack.pack(first, folder / "pack", workers=1, **SMALL)
+    pack_small(first, folder / "pack")
     ds = sa1bpack.open(folder / "pack")
     sa1bpack.attach(ds, "f", np.zeros((len(ds), 2), np.float32), ds.column("image_id"))
     return folder / "pack", first, second
@@ -67,7 +68,7 @@ def test_every_door_names_a_stray_file_to_be_removed_or_passes_over_it(made, tmp
     else:
         sa1bpack.merge(root, tmp_path / "merged")
         assert sa1bpack.verify(tmp_path / "merged").ok
-    assert sa1bpack.pack(made[1:], root, workers=1, **SMALL).complete
+    assert pack_small(made[1:], root).complete
     assert path.exists()
 
 
@@ -78,7 +79,7 @@ def test_a_new_folder_with_what_systems_put_there_is_packed_into_and_any_other_i
     root.mkdir()
     for name in (*_OF_SYSTEM, "lost+found/"):
         put(root, "", name)
-    assert sa1bpack.pack(made[1], root, workers=1, **SMALL).complete
+    assert pack_small(made[1], root).complete
     for name in (*_OF_SYSTEM, "lost+found/"):
         put(root, "shards", name)
     assert sa1bpack.verify(root).ok
@@ -86,4 +87,4 @@ def test_a_new_folder_with_what_systems_put_there_is_packed_into_and_any_other_i
     other.mkdir()
     put(other, "", "notes.txt")
     with pytest.raises(sa1bpack.errors.OutputRefused, match="is not empty"):
-        sa1bpack.pack(made[1], other, workers=1, **SMALL)
+        pack_small(made[1], other)
