@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import finish, start
+from commands import finish, start, wait_until
 from layout_packs import layout_packs  # noqa: F401 - a fixture
 from packs_with_features import stored
 from reading_packs import packed  # noqa: F401 - a fixture
@@ -110,8 +110,7 @@ def test_a_killed_command_keeps_complete_shards_and_batches_and_resumes_after_th
 ):
     command = ("derive", pack, "ids", "--fn", "made:slow", "--batch-size", 1)
     process = start(*command, cwd=tmp_path)
-    while not (tmp_path / "waiting").exists():
-        assert process.poll() is None, process.communicate()
+    assert wait_until((tmp_path / "waiting").exists, process)
     os.kill(process.pid, number)
     found, _, error = finish(process)
     assert found == code

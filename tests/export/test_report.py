@@ -182,7 +182,7 @@ def test_some_of_many_shards_are_checked_and_the_page_says_so(many_shards, tmp_p
     assert "of 6 of 12 shards, 1 in 2 from a random one on (seed 0)" in page.text
     pack = shutil.copytree(many_shards, tmp_path / "pack")
     flip(next(next((pack / "shards").glob("a-*")).glob("area/c.*")), 0)
-    found = [page_of(pack, tmp_path, samples=1, seed=s)[0].ok for s in range(8)]
+    found = [page_of(pack, tmp_path, samples=1, seed=s)[0].ok for s in range(4)]
     assert set(found) == {True, False}  # seeds check different shards
 
 
