@@ -45,40 +45,40 @@ def linked_files(root: Path, others: list[Path]) -> int:
     return sum(path.stat().st_ino in inodes for path in root.rglob("*") if path.is_file())
 
 
-def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, tmp_path, undisturbed):
-    result = sa1bpack.merge(machines, tmp_path / "pack")
-    assert contents(tmp_path / "pack") == undisturbed
-    assert sa1bpack.verify(tmp_path / "pack").ok
+def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, root, undisturbed):
+    result = sa1bpack.merge(machines, root)
+    assert contents(root) == undisturbed
+    assert sa1bpack.verify(root).ok
     shard_files = [name for name in undisturbed if name.startswith("shards/") and undisturbed[name]]
     # All but the metadata of the folder `shards`.
-    assert result.linked == linked_files(tmp_path / "pack", machines) == len(shard_files) - 1
+    assert result.linked == linked_files(root, machines) == len(shard_files) - 1
     assert (result.cloned, result.copied, result.before, result.repeated) == (0, 0, 0, 0)
-    manifest = manifest_of(tmp_path / "pack")
+    manifest = manifest_of(root)
     assert (result.images, result.masks, result.shards) == (
         manifest["samples"], manifest["masks"], len(manifest["shards"])
     )  # fmt: skip
     assert result.complete and result.packs == 3
 
 
-def test_packs_are_added_one_after_another_and_in_any_order(machines, tmp_path, undisturbed):
+def test_packs_are_added_one_after_another_and_in_any_order(machines, tmp_path, root, undisturbed):
     a, b, c = machines
-    sa1bpack.merge([c], tmp_path / "pack")
-    assert sa1bpack.verify(tmp_path / "pack").ok
-    second = sa1bpack.merge([b, c], tmp_path / "pack")
-    assert second.before == 1 and sa1bpack.verify(tmp_path / "pack").ok
-    sa1bpack.merge([b, c, a], tmp_path / "pack")
-    assert contents(tmp_path / "pack") == undisturbed
-    again = sa1bpack.merge(f"{a.parent}/[abc]", tmp_path / "pack")
+    sa1bpack.merge([c], root)
+    assert sa1bpack.verify(root).ok
+    second = sa1bpack.merge([b, c], root)
+    assert second.before == 1 and sa1bpack.verify(root).ok
+    sa1bpack.merge([b, c, a], root)
+    assert contents(root) == undisturbed
+    again = sa1bpack.merge(f"{a.parent}/[abc]", root)
     assert (again.linked, again.before, again.repeated) == (0, again.shards, 0)
     shutil.copytree(c, tmp_path / "c")  # which is not complete, and may not be locked
     manifest = (c / "manifest.json").read_bytes()
     (tmp_path / "c" / "manifest.json").write_bytes(manifest.replace(b'e": true', b'e": false'))
     (tmp_path / "c" / ".lock").unlink()
-    again = sa1bpack.merge([*machines, tmp_path / "c"], tmp_path / "pack")
+    again = sa1bpack.merge([*machines, tmp_path / "c"], root)
     assert (again.linked, again.repeated, again.complete) == (0, 1, False)
     assert not (tmp_path / "c" / ".lock").exists()
-    assert sa1bpack.merge(machines, tmp_path / "pack").complete
-    assert contents(tmp_path / "pack") == undisturbed
+    assert sa1bpack.merge(machines, root).complete
+    assert contents(root) == undisturbed
 
 
 def clones(calls: list):
@@ -95,30 +95,30 @@ def clones(calls: list):
     return ioctl
 
 
-def test_where_only_clones_can_be_every_file_is_one(machines, tmp_path, undisturbed, monkeypatch):
+def test_where_only_clones_can_be_every_file_is_one(machines, root, undisturbed, monkeypatch):
     calls = []
     monkeypatch.setattr(os, "link", failing(errno.EXDEV))
     monkeypatch.setattr(fcntl, "ioctl", clones(calls))
-    result = sa1bpack.merge(machines, tmp_path / "pack")
-    assert contents(tmp_path / "pack") == undisturbed
+    result = sa1bpack.merge(machines, root)
+    assert contents(root) == undisturbed
     assert result.cloned > 100 and (result.linked, result.copied) == (0, 0)
     assert len(calls) >= result.cloned
-    assert sa1bpack.verify(tmp_path / "pack").ok
+    assert sa1bpack.verify(root).ok
 
 
-def test_packs_on_two_file_systems_are_linked_or_copied(machines, tmp_path, undisturbed, elsewhere):
+def test_packs_on_two_file_systems_are_linked_or_copied(machines, root, undisturbed, elsewhere):
     """Really two of them, where the tests above pretend it."""
     a, b, c = machines
     shutil.copytree(c, elsewhere / "c")
     seen = []
-    first = sa1bpack.merge([a, b], tmp_path / "pack", progress=lambda *counts: seen.append(counts))
+    first = sa1bpack.merge([a, b], root, progress=lambda *counts: seen.append(counts))
     assert seen == []  # links take no time
     assert first.linked > 100 and (first.cloned, first.copied) == (0, 0)
-    second = sa1bpack.merge([a, b, elsewhere / "c"], tmp_path / "pack")
+    second = sa1bpack.merge([a, b, elsewhere / "c"], root)
     files_of_c = [path for path in (c / "shards").rglob("*") if path.is_file()]
     # All but the metadata of the folder `shards`.
     assert (second.linked, second.copied) == (0, len(files_of_c) - 1)
-    assert contents(tmp_path / "pack") == undisturbed
+    assert contents(root) == undisturbed
     back = sa1bpack.merge(
         [a, b, elsewhere / "c"], elsewhere / "pack", progress=lambda *counts: seen.append(counts)
     )
@@ -126,7 +126,7 @@ def test_packs_on_two_file_systems_are_linked_or_copied(machines, tmp_path, undi
     assert all(0 < done <= total for done, total in seen)
     assert (back.linked, back.copied) == (second.copied, first.linked)
     assert contents(elsewhere / "pack") == undisturbed
-    assert sa1bpack.verify(tmp_path / "pack").ok and sa1bpack.verify(elsewhere / "pack").ok
+    assert sa1bpack.verify(root).ok and sa1bpack.verify(elsewhere / "pack").ok
 
 
 def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
@@ -142,32 +142,34 @@ def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
         assert image.st_size > 3 * 400 * 400 * 3 > 3 * 512 * image.st_blocks
 
 
-def test_a_repair_of_one_pack_leaves_the_other_as_it_is(machines, sources, tmp_path, copied):
+def test_a_repair_of_one_pack_leaves_the_other_as_it_is(machines, sources, root, copied):
     """It puts another folder in place, and never writes into a file that may be shared."""
     a, b = copied("ab")
-    sa1bpack.merge([a, b], tmp_path / "pack")
+    sa1bpack.merge([a, b], root)
     damaged = a / "shards" / "sa_000003-000" / "bbox" / "c.0.0"
     data = damaged.read_bytes()
     damaged.unlink()  # a file of its own, so that only this pack is damaged
     damaged.write_bytes(data[:-30] + bytes(30))
-    before = contents(tmp_path / "pack")
-    assert not sa1bpack.verify(a).ok and sa1bpack.verify(tmp_path / "pack").ok
+    before = contents(root)
+    assert not sa1bpack.verify(a).ok and sa1bpack.verify(root).ok
     result = sa1bpack.repair(a, sources, workers=1)
     assert result.repaired == ["sa_000003-000"] and sa1bpack.verify(a).ok
     shutil.rmtree(a)
-    assert contents(tmp_path / "pack") == before
+    assert contents(root) == before
 
 
-def test_packs_of_other_options_are_refused_and_the_differences_named(machines, sources, tmp_path):
+def test_packs_of_other_options_are_refused_and_the_differences_named(
+    machines, sources, tmp_path, root
+):
     pack_small(sources[4], tmp_path / "other", max_masks=7)
     with pytest.raises(OptionsDiffer) as caught:
-        sa1bpack.merge([machines[0], tmp_path / "other"], tmp_path / "pack")
+        sa1bpack.merge([machines[0], tmp_path / "other"], root)
     assert f"max_masks: all in {machines[0]}, 7 in {tmp_path / 'other'}" in str(caught.value)
-    assert "image_size" not in str(caught.value) and not (tmp_path / "pack").exists()
+    assert "image_size" not in str(caught.value) and not root.exists()
     assert "sa1bpack.open([...]) opens packs together" in str(caught.value)
 
 
-def test_two_sources_of_one_name_are_refused(machines, tmp_path):
+def test_two_sources_of_one_name_are_refused(machines, tmp_path, root):
     for found, source, refusal in (
         (members([950, 951]), "sa_000003", "different shards sa_000003-000"),
         ({"./readme.txt": b"another"}, "sa_000002", "the source sa_000002 is another"),
@@ -175,15 +177,15 @@ def test_two_sources_of_one_name_are_refused(machines, tmp_path):
         other = tmp_path / f"other {source}"
         pack_small(write_tar(tmp_path / f"{source}.tar", found), other)
         with pytest.raises(OutputRefused, match=refusal):
-            sa1bpack.merge([*machines, other], tmp_path / "pack")
+            sa1bpack.merge([*machines, other], root)
 
 
-def test_a_folder_that_holds_something_else_is_refused(machines, tmp_path):
-    sa1bpack.merge(machines[:2], tmp_path / "pack")
-    before = contents(tmp_path / "pack")
+def test_a_folder_that_holds_something_else_is_refused(machines, tmp_path, root):
+    sa1bpack.merge(machines[:2], root)
+    before = contents(root)
     with pytest.raises(OutputRefused, match="name all packs that it was merged from"):
-        sa1bpack.merge(machines[1:], tmp_path / "pack")
-    assert contents(tmp_path / "pack") == before
+        sa1bpack.merge(machines[1:], root)
+    assert contents(root) == before
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
     with pytest.raises(OutputRefused, match="is not empty"):
@@ -207,17 +209,17 @@ def test_no_pack_is_made_within_another(copied, tmp_path):
 
 
 @pytest.mark.parametrize("which", ["input", "output"])
-def test_a_folder_that_a_packer_works_on_is_refused(copied, tmp_path, which):
+def test_a_folder_that_a_packer_works_on_is_refused(copied, root, which):
     [a] = copied("a")
-    (tmp_path / "pack").mkdir()
-    with ((a if which == "input" else tmp_path / "pack") / ".lock").open("w") as file:
+    root.mkdir()
+    with ((a if which == "input" else root) / ".lock").open("w") as file:
         flock(file, LOCK_EX)
         with pytest.raises(OutputLocked, match="another process packs"):
-            sa1bpack.merge([a], tmp_path / "pack")
+            sa1bpack.merge([a], root)
 
 
 @pytest.mark.parametrize("damage", ["foreign file", "lost file"])
-def test_a_damaged_shard_is_refused_and_never_published(copied, tmp_path, damage):
+def test_a_damaged_shard_is_refused_and_never_published(copied, root, damage):
     [a] = copied("a")
     shard = a / "shards" / "sa_000003-000"
     if damage == "foreign file":
@@ -225,9 +227,9 @@ def test_a_damaged_shard_is_refused_and_never_published(copied, tmp_path, damage
     else:
         (shard / "bbox" / "c.0.0").unlink()
     with pytest.raises(FormatError, match="sa_000003-000"):
-        sa1bpack.merge([a], tmp_path / "pack")
-    assert not (tmp_path / "pack" / "shards" / "sa_000003-000").exists()
-    assert list((tmp_path / "pack" / "shards").glob(".tmp-*")) == []
+        sa1bpack.merge([a], root)
+    assert not (root / "shards" / "sa_000003-000").exists()
+    assert list((root / "shards").glob(".tmp-*")) == []
 
 
 def ids(batch):
@@ -236,13 +238,15 @@ def ids(batch):
 
 
 @pytest.mark.parametrize("other", ["dtype", "provenance", "earlier merge"])
-def test_features_of_one_name_that_differ_are_refused_before_any_writing(copied, tmp_path, other):
+def test_features_of_one_name_that_differ_are_refused_before_any_writing(
+    copied, tmp_path, root, other
+):
     a, b = copied("ab")
     attach_score(a)
     if other == "earlier merge":
-        sa1bpack.merge([a], tmp_path / "pack")
+        sa1bpack.merge([a], root)
         shutil.rmtree(a / "side")
-    before = contents(tmp_path / "pack") if other == "earlier merge" else None
+    before = contents(root) if other == "earlier merge" else None
     difference = r"dtype is '\w+', not '\w+'"
     if other == "provenance":
         sa1bpack.derive(sa1bpack.open(b), "score", ids)
@@ -250,20 +254,20 @@ def test_features_of_one_name_that_differ_are_refused_before_any_writing(copied,
     else:
         attach_score(b, dtype="int8")
     with pytest.raises(OutputRefused, match=rf"/score and .*/score are .*, {difference}.* move"):
-        sa1bpack.merge([a, b], tmp_path / "pack")
-    assert (contents(tmp_path / "pack") if (tmp_path / "pack").exists() else None) == before
+        sa1bpack.merge([a, b], root)
+    assert (contents(root) if root.exists() else None) == before
     (b / "side" / "score").rename(tmp_path / "moved")
-    assert sa1bpack.merge([a, b], tmp_path / "pack").complete
+    assert sa1bpack.merge([a, b], root).complete
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "float8"])
-def test_features_come_along(copied, tmp_path, quantize):
+def test_features_come_along(copied, root, quantize):
     a, b = copied("ab")
     options = {"axis": "mask", "quantize": quantize}
     attach_score(a, **options)
     attach_score(b, shards="sa_000001-000", **options)
     given = {path.name: path for each in (a, b) for path in (each / "side" / "score").glob("sa_*")}
-    out = tmp_path / "pack"
+    out = root
     result = sa1bpack.merge([a, b], out)
     assert {path.name for path in (out / "side" / "score").glob("sa_*")} == given.keys()
     assert "sa_000001-000" not in result.features["score"] and len(result.features["score"]) > 0
@@ -279,16 +283,16 @@ def test_features_come_along(copied, tmp_path, quantize):
     assert sa1bpack.verify(out).ok
 
 
-def test_what_a_killed_merge_left_of_a_feature_is_removed_and_nothing_else(copied, tmp_path):
+def test_what_a_killed_merge_left_of_a_feature_is_removed_and_nothing_else(copied, root):
     [a] = copied("a")
     attach_score(a)
     [rows, *_] = sorted((a / "side" / "score").glob("sa_*"))
-    out = tmp_path / "pack" / "side" / "score"
-    sa1bpack.merge([a], tmp_path / "pack")
+    out = root / "side" / "score"
+    sa1bpack.merge([a], root)
     kept = [out / f".tmp-{rows.name}-01234567", out.parent / ".tmp-score-01234567"]  # of derive
     for path in (
         *kept, out / f".tmp-merge-{rows.name}-01234567", out.parent / ".tmp-merge-score-01234567"
     ):  # fmt: skip
         shutil.copytree(rows, path)
-    sa1bpack.merge([a], tmp_path / "pack")
+    sa1bpack.merge([a], root)
     assert sorted(out.parent.rglob(".tmp-*")) == sorted(kept)

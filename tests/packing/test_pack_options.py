@@ -88,15 +88,15 @@ def test_random_selection_depends_on_the_seed(pack_with):
     assert kept[0] == kept[1] and len({str(found) for found in kept}) > 1
 
 
-def test_a_manifest_records_mask_select_as_select(tar, tmp_path):
+def test_a_manifest_records_mask_select_as_select(tar, root):
     options = {**SMALL, "max_masks": 2, "mask_select": "random"}
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options)
-    recorded = manifest_of(tmp_path / "pack")["options"]
+    sa1bpack.pack(tar, root, workers=1, **options)
+    recorded = manifest_of(root)["options"]
     assert recorded["select"] == "random" and "mask_select" not in recorded
     assert PackOptions.from_json(recorded) == PackOptions(**options)
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options)
+    sa1bpack.pack(tar, root, workers=1, **options)
     with pytest.raises(OptionsDiffer, match="\n  mask_select: the pack has 'random', this run"):
-        sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options | {"mask_select": "iou"})
+        sa1bpack.pack(tar, root, workers=1, **options | {"mask_select": "iou"})
 
 
 def test_images_without_a_mask_are_kept_or_dropped_and_counted(tar, tmp_path):
@@ -108,9 +108,9 @@ def test_images_without_a_mask_are_kept_or_dropped_and_counted(tar, tmp_path):
 
 
 @pytest.mark.parametrize(("samples", "expected"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (7, [6])])
-def test_samples_per_shard_cuts_the_tar(tar, tmp_path, samples, expected):
-    pack_small(tar, tmp_path / "pack", samples_per_shard=samples)
-    shards = sa1bpack.info(tmp_path / "pack").manifest.shards
+def test_samples_per_shard_cuts_the_tar(tar, root, samples, expected):
+    pack_small(tar, root, samples_per_shard=samples)
+    shards = sa1bpack.info(root).manifest.shards
     assert [shard.samples for shard in shards] == expected
 
 
@@ -129,18 +129,18 @@ def test_samples_per_shard_cuts_the_tar(tar, tmp_path, samples, expected):
     ],
     ids=str,
 )  # fmt: skip
-def test_an_option_that_cannot_be_used_is_named_before_anything_is_written(tar, tmp_path, wrong):
+def test_an_option_that_cannot_be_used_is_named_before_anything_is_written(tar, root, wrong):
     with pytest.raises(OptionError, match=next(iter(wrong))):
-        sa1bpack.pack(tar, tmp_path / "pack", **{**SMALL, "workers": 1, **wrong})
-    assert not (tmp_path / "pack").exists()
+        sa1bpack.pack(tar, root, **{**SMALL, "workers": 1, **wrong})
+    assert not root.exists()
 
 
-def test_keys_of_the_json_that_are_not_stored_are_recorded(tmp_path):
+def test_keys_of_the_json_that_are_not_stored_are_recorded(tmp_path, root):
     found = members([1, 2])
     changed(found, 2, lambda record: record["annotations"][0].update(caption="a cat"))
     tar = write_tar(tmp_path / "sa_1.tar", found)
-    pack_small(tar, tmp_path / "pack")
-    assert sa1bpack.info(tmp_path / "pack").unknown_keys == ["annotations.caption"]
+    pack_small(tar, root)
+    assert sa1bpack.info(root).unknown_keys == ["annotations.caption"]
 
 
 def test_a_pack_within_its_own_source_is_refused(tmp_path):
@@ -152,10 +152,12 @@ def test_a_pack_within_its_own_source_is_refused(tmp_path):
     assert not (tmp_path / "inside").exists()
 
 
-def test_without_a_terminal_a_long_run_writes_a_line_now_and_then(tmp_path, monkeypatch, capsys):
+def test_without_a_terminal_a_long_run_writes_a_line_now_and_then(
+    tmp_path, root, monkeypatch, capsys
+):
     monkeypatch.setattr(time, "perf_counter", itertools.count(step=61).__next__)
     tar = write_tar(tmp_path / "sa_1.tar", members(range(3)))
-    pack_small(tar, tmp_path / "pack")
+    pack_small(tar, root)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 3
     assert re.fullmatch(

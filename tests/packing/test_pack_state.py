@@ -84,8 +84,7 @@ def test_a_pack_of_a_newer_minor_version_is_read_but_not_added_to(tar, root):
     assert contents(root) == before
 
 
-def test_what_is_packed_is_all_that_is_sound(sources, tmp_path):
-    root = tmp_path / "pack"
+def test_what_is_packed_is_all_that_is_sound(sources, root):
     result = pack_small(sources, root)
     shards = {folder.name: arrays_of(folder) for folder in sorted(root.glob("shards/sa_*"))}
     samples = {name for shard in shards.values() for name in names_of(shard)}

@@ -226,14 +226,14 @@ def test_one_reject_more_than_allowed_ends_the_run_and_the_next_resumes(root, tm
     assert result.new_images in (0, 3)  # the second run may have completed the last shard
 
 
-def test_rejects_of_earlier_runs_are_named_and_those_past_ten_are_counted(tmp_path):
+def test_rejects_of_earlier_runs_are_named_and_those_past_ten_are_counted(tmp_path, root):
     found = members(range(13))
     for number in range(12):
         found[f"./sa_{number}.json"] = b"{"
     tar = write_tar(tmp_path / "sa_1.tar", found, shuffle=None)
-    pack_small(tar, tmp_path / "pack")
+    pack_small(tar, root)
     with pytest.raises(TooManyRejects) as caught:
-        pack_small(tar, tmp_path / "pack", max_rejects=3)
+        pack_small(tar, root, max_rejects=3)
     first, *named, more, remedy = str(caught.value).splitlines()
     assert first.startswith("max_rejects is 3, but 12 members were rejected")
     assert len(named) == 10 and all(line.startswith("  sa_1: sa_") for line in named)

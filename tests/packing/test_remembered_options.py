@@ -111,9 +111,8 @@ def test_options_that_do_not_go_together_leave_no_folder(tars, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_part_does_not_add_to_a_pack_that_another_has_begun_with_other_options(tmp_path):
+def test_a_part_does_not_add_to_a_pack_that_another_has_begun_with_other_options(root):
     """Both looked at the folder when there was no pack in it."""
-    root = tmp_path / "pack"
     with (
         part_publisher(root, RequestedOptions({"seed": 1})) as first,
         part_publisher(root, RequestedOptions()) as second,
@@ -124,8 +123,7 @@ def test_a_part_does_not_add_to_a_pack_that_another_has_begun_with_other_options
     assert manifest_of(root)["options"]["seed"] == 1
 
 
-def test_a_part_takes_the_options_of_a_pack_that_another_has_begun_since_it_looked(tmp_path):
-    root = tmp_path / "pack"
+def test_a_part_takes_the_options_of_a_pack_that_another_has_begun_since_it_looked(root):
     with (
         part_publisher(root, RequestedOptions({"seed": 1})) as first,
         part_publisher(root, RequestedOptions({"max_masks": 2})) as refused,
@@ -139,9 +137,8 @@ def test_a_part_takes_the_options_of_a_pack_that_another_has_begun_since_it_look
             refused.take_part(PackJob(parts=2, sources=("a", "b")), ["b"])
 
 
-def test_of_two_runs_on_a_new_folder_the_second_takes_the_options_of_the_first(tars, tmp_path):
+def test_of_two_runs_on_a_new_folder_the_second_takes_the_options_of_the_first(tars, root):
     """Or is refused, if it was there before the first had ended."""
-    root = tmp_path / "pack"
     barrier = threading.Barrier(2)
     outcomes = []
 

@@ -62,8 +62,7 @@ def test_a_run_without_work_that_it_can_do_leaves_no_folder(pack, fault, error, 
 
 
 @pytest.mark.parametrize("pack", [whole, part])
-def test_the_options_of_a_pack_are_compared_before_a_source_is_looked_for(pack, tar, tmp_path):
-    root = tmp_path / "pack"
+def test_the_options_of_a_pack_are_compared_before_a_source_is_looked_for(pack, tar, root):
     whole(tar, root)
     before = contents(root)
     with pytest.raises(OptionsDiffer, match="seed"):
@@ -86,8 +85,7 @@ def test_a_glob_does_not_stand_for_the_folder_of_the_pack(tar, tmp_path):
         whole(root, tmp_path / "another")
 
 
-def test_a_shard_that_is_gone_is_named_by_finalize(tar, tmp_path):
-    root = tmp_path / "pack"
+def test_a_shard_that_is_gone_is_named_by_finalize(tar, root):
     part(tar, root, samples_per_shard=2)
     assert sa1bpack.finalize(root).complete
     shutil.rmtree(root / "shards" / "sa_000000-001")

@@ -45,58 +45,58 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_end_of_a_run_names_them_with_the_number_of_images(tmp_path, capsys, workers):
+def test_the_end_of_a_run_names_them_with_the_number_of_images(tmp_path, root, capsys, workers):
     tar = tar_with(tmp_path / "sa_1.tar", KEYS)
-    result = pack_small(tar, tmp_path / "pack", workers=workers)
+    result = pack_small(tar, root, workers=workers)
     assert result.unknown_keys == NUMBERS
     said = (
         "this run: keys of the JSON that are not stored, because SA-1B does not have them: "
         "annotations.caption (in 3 images), annotations.category_id (in 1 image), "
     )
     assert said in result.notes[-1] and said in capsys.readouterr().err
-    assert sa1bpack.info(tmp_path / "pack").unknown_keys == sorted(NUMBERS)
+    assert sa1bpack.info(root).unknown_keys == sorted(NUMBERS)
 
 
-def test_a_dry_run_names_those_of_the_images_that_it_tries(tmp_path):
+def test_a_dry_run_names_those_of_the_images_that_it_tries(tmp_path, root):
     tar = tar_with(tmp_path / "sa_1.tar", KEYS)
-    forecast = sa1bpack.estimate(tar, tmp_path / "pack", workers=1, **SMALL)
+    forecast = sa1bpack.estimate(tar, root, workers=1, **SMALL)
     assert forecast.unknown_keys == NUMBERS
     assert "the images tried: keys of the JSON that are not stored" in forecast.as_text()
     assert "annotations.caption (in 3 images)" in forecast.as_text()
 
 
-def test_a_run_that_continues_counts_its_own_images_and_one_without_work_none(tmp_path):
+def test_a_run_that_continues_counts_its_own_images_and_one_without_work_none(tmp_path, root):
     first = tar_with(tmp_path / "sa_1.tar", KEYS)
-    pack_small(first, tmp_path / "pack")
-    again = pack_small(first, tmp_path / "pack")
+    pack_small(first, root)
+    again = pack_small(first, root)
     assert again.unknown_keys == {} and not any("not stored" in note for note in again.notes)
     found = members([20])
     changed(found, 20, lambda record: record.update(caption="a room"))
     second = write_tar(tmp_path / "sa_2.tar", found)
-    more = pack_small([first, second], tmp_path / "pack")
+    more = pack_small([first, second], root)
     assert more.unknown_keys == {"caption": 1}
 
 
-def test_a_part_of_a_job_names_those_of_its_images(tmp_path):
+def test_a_part_of_a_job_names_those_of_its_images(tmp_path, root):
     tar = tar_with(tmp_path / "sa_1.tar", KEYS)
-    result = pack_part_small(tar, tmp_path / "pack", (1, 1))
+    result = pack_part_small(tar, root, (1, 1))
     assert result.unknown_keys == NUMBERS and "not stored" in result.notes[-1]
 
 
-def test_records_as_sa1b_has_them_are_not_mentioned(tmp_path, capsys):
+def test_records_as_sa1b_has_them_are_not_mentioned(tmp_path, root, capsys):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]))
-    result = pack_small(tar, tmp_path / "pack")
+    result = pack_small(tar, root)
     assert result.unknown_keys == {} and result.notes == []
     forecast = sa1bpack.estimate(tar, tmp_path / "dry", **SMALL)
     assert "keys of the JSON" not in forecast.as_text()
     assert "keys of the JSON" not in capsys.readouterr().err
 
 
-def test_of_many_keys_the_message_names_some_and_the_number_of_others(tmp_path):
+def test_of_many_keys_the_message_names_some_and_the_number_of_others(tmp_path, root):
     found = members([1])
     changed(found, 1, lambda record: record.update({f"k{n:03}": n for n in range(100)}))
     tar = write_tar(tmp_path / "sa_1.tar", found)
-    result = pack_small(tar, tmp_path / "pack")
+    result = pack_small(tar, root)
     assert len(result.unknown_keys) == 65 and result.unknown_keys["..."] == 1
     assert ", at least 45 more;" in result.notes[-1] and len(result.notes[-1]) < 1000
     assert "..." not in result.notes[-1]
