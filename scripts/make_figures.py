@@ -16,15 +16,22 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sa1bpack import Dataset
+    from sa1bpack.export.drawing import Picture
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs/figures"
 ORDER = ("packing", "loading", "cold")
 WIDTH, BARS, ROW = 520, 300, 37  # pixels: of the chart, of its longest bar, and of a row
 WIDEST = {"title": 0.7, "source": 0.62, "": 0.62}  # of a character in Verdana or DejaVu Sans, in em
-HIGH, GAP = 460, 10  # pixels of a crop of batch.jpg, and between two pictures
+HIGH = 460  # pixels of a crop of batch.jpg
+CROP_LINE = 1.5  # pixels of the outlines in a crop
 STORED = 1536  # pixels at which photographs are stored and drawn, before they are made smaller
 SHEET_WIDTH, TITLES, LETTERS = 1760, 44, 28  # of sheet.jpg, in pixels
 SHEET_TITLES = (
@@ -38,7 +45,6 @@ SHARES = (0.003, 0.3)  # of a crop that a mask with a prompt covers, at least an
 # Of the pictures of docs/pictures.md: masks of an image, and those of them that are valid.
 SHOWN_MASKS = 40
 SHOWN_PROMPTS = 16
-AS_STORED = {"mean": (0, 0, 0), "std": (1, 1, 1)}  # colours of a pipeline without normalisation
 BEGIN, END = "<!-- measured: make_figures.py -->\n", "<!-- end -->\n"
 
 
@@ -127,6 +133,8 @@ def with_summary(readme: str, text: str) -> str:
 
 def draw_pictures(folder: Path) -> None:
     """Write sheet.jpg and batch.jpg, of the sample tar: tests/samples/ATTRIBUTION.md."""
+    from training_pictures import in_a_row
+
     import sa1bpack
 
     tar = ROOT / "tests/samples/sa_000000.tar"
@@ -135,9 +143,8 @@ def draw_pictures(folder: Path) -> None:
         ds = sa1bpack.open("packed", mask_format="runs")
         draw_shown(ds, folder)
         draw_sheet(ds, folder / "sheet.jpg")
-        crops = [crop_with_prompts(ds, image_id, epoch) for image_id, epoch in CROPS.items()]
-        tiles = [crop.resize((HIGH, HIGH)) for crop in crops]
-        save_jpeg(in_a_row(tiles), folder / "batch.jpg")
+        crops = [crop_with_prompts(ds, image_id, epoch, HIGH) for image_id, epoch in CROPS.items()]
+        save_jpeg(in_a_row(crops), folder / "batch.jpg")
 
 
 def example() -> list[str]:
@@ -165,30 +172,34 @@ def draw_training(folder: Path) -> None:
             save_jpeg(picture.convert("RGB"), folder / "predictions.jpg")
 
 
-def draw_sheet(ds, path: Path) -> None:
+def draw_sheet(ds: "Dataset", path: Path) -> None:
     """Rows of a photograph, the same under its masks, and a crop with prompts; titles above."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
+    from training_pictures import GAP, MASKS_ALONE, in_a_row
+
+    from sa1bpack.export.drawing import drawn, plain
+    from sa1bpack.export.lettering import font
+    from sa1bpack.export.subject import Unreadable, read_subject
 
     rows = []
     lefts: list[int] = []
     for image_id in IN_SHEET:
-        photo, masks = photograph(ds, image_id)
-        crop = crop_with_prompts(ds, image_id, CROPS[image_id])
-        height = round((SHEET_WIDTH - 2 * GAP) / (2 * photo.width / photo.height + 1))
-        width = round(height * photo.width / photo.height)
-        sizes = [(width, height), (width, height), (SHEET_WIDTH - 2 * (width + GAP), height)]
-        tiles = [
-            picture.resize(size, Image.Resampling.LANCZOS)
-            for picture, size in zip((photo, masks, crop), sizes, strict=True)
-        ]
-        rows.append(in_a_row(tiles))
+        subject = read_subject(ds, ds.index_of(image_id))
+        if isinstance(subject, Unreadable):
+            raise subject.error
+        ratio = subject.rgb.shape[1] / subject.rgb.shape[0]
+        height = round((SHEET_WIDTH - 2 * GAP) / (2 * ratio + 1))
+        width = round(height * ratio)
+        photo = plain(subject, height, width)
+        masks = drawn(subject, height, width, look=MASKS_ALONE)
+        crop = crop_with_prompts(ds, image_id, CROPS[image_id], height)
+        rows.append(in_a_row([photo, masks, crop]))
         lefts = lefts or [0, width + GAP, 2 * (width + GAP)]
-    sheet = Image.new(
-        "RGB", (SHEET_WIDTH, TITLES + sum(row.height + GAP for row in rows) - GAP), "white"
-    )
+    sheet_height = TITLES + sum(row.height + GAP for row in rows) - GAP
+    sheet = Image.new("RGB", (SHEET_WIDTH, sheet_height), "white")
     draw = ImageDraw.Draw(sheet)
     for left, title in zip(lefts, SHEET_TITLES, strict=True):
-        draw.text((left, 2), title, fill=(34, 34, 34), font=ImageFont.load_default(LETTERS))
+        draw.text((left, 2), title, fill=(34, 34, 34), font=font(LETTERS))
     top = TITLES
     for row in rows:
         sheet.paste(row, (0, top))
@@ -196,56 +207,26 @@ def draw_sheet(ds, path: Path) -> None:
     save_jpeg(sheet, path)
 
 
-def photograph(ds, image_id: int) -> tuple:
-    """A stored image without its padding, and the same under its masks, drawn from their runs."""
-    from training_pictures import painted
-
+def crop_with_prompts(ds: "Dataset", image_id: int, epoch: int, side: int) -> "Picture":
+    """A crop, `side` pixels wide and high, with masks of which each has a point or a box."""
     import sa1bpack
-    from sa1bpack.export.drawing import mask_colours
-
-    sides = {"size": STORED, "mask_size": STORED}
-    pipeline = sa1bpack.transforms.Pipeline(ds, **AS_STORED, **sides)
-    with sa1bpack.Loader(ds[[ds.index_of(image_id)]], batch_size=1) as loader:
-        batch = pipeline(next(iter(loader)))
-    height, width = batch["sizes"][0, 2:].tolist()
-    image = batch["images"][0, :, :height, :width].permute(1, 2, 0).round().byte()
-    masks = batch["masks"][0, :, :height, :width]
-    plain = painted(image, masks[:0])
-    return plain, painted(image, masks, mask_colours(len(masks)).tolist())
-
-
-def crop_with_prompts(ds, image_id: int, epoch: int):
-    """A crop, STORED pixels wide and high, with masks of which each has a point or a box."""
-    from PIL import ImageDraw
-    from training_pictures import painted
-
-    import sa1bpack
-    from sa1bpack.export.drawing import mask_colours
+    from sa1bpack.export.batch_samples import subject_of
+    from sa1bpack.export.drawing import drawn
 
     transforms = sa1bpack.transforms
     steps = [transforms.RandomHorizontalFlip(), transforms.RandomResizedCrop(scale=(0.1, 0.3))]
-    sides = {"size": STORED, "mask_size": STORED}
-    pipeline = transforms.Pipeline(ds, steps, **AS_STORED, **sides)
+    pipeline = transforms.Pipeline(ds, steps, size=STORED, mask_size=STORED)
     prompts = transforms.Prompts({"point": 0.6, "box": 0.4}, where="interior")
     with sa1bpack.Loader(ds[[ds.index_of(image_id)]], batch_size=1) as loader:
         loader.set_epoch(epoch)
         batch = prompts(pipeline(next(iter(loader))))
-    share = batch["masks"][0].float().mean((1, 2))
-    visible = ((share > SHARES[0]) & (share < SHARES[1])).nonzero()[:, 0]
-    colours = mask_colours(len(visible)).tolist()
-    image = batch["images"][0].permute(1, 2, 0).round().clamp(0, 255).byte()
-    picture = painted(image, batch["masks"][0, visible], colours)
-    draw = ImageDraw.Draw(picture)
-    for mask, colour in zip(visible.tolist(), colours, strict=True):
-        if batch["prompt_kinds"][0, mask] == 1:
-            draw.rectangle(batch["prompt_boxes"][0, mask].tolist(), outline=tuple(colour), width=9)
-            continue
-        x, y = batch["prompt_points"][0, mask, 0].tolist()
-        draw.ellipse((x - 18, y - 18, x + 18, y + 18), fill="white", outline="black", width=6)
-    return picture
+    share = batch["masks"].float().mean((2, 3))
+    batch["valid"] &= (share > SHARES[0]) & (share < SHARES[1])
+    subject = replace(subject_of(batch, 0), ignored=None)  # the other masks are not drawn
+    return drawn(subject, side, side, line=CROP_LINE)
 
 
-def draw_shown(ds, folder: Path) -> None:
+def draw_shown(ds: "Dataset", folder: Path) -> None:
     """Write show_large.jpg and show_batch.jpg, what `sa1bpack.show` draws, for docs/pictures.md."""
     import sa1bpack
 
@@ -292,20 +273,7 @@ def with_clicks(batch) -> tuple:
     )
 
 
-def in_a_row(tiles: list):
-    """Pictures of one height side by side."""
-    from PIL import Image
-
-    width = sum(tile.width + GAP for tile in tiles) - GAP
-    picture = Image.new("RGB", (width, tiles[0].height), "white")
-    left = 0
-    for tile in tiles:
-        picture.paste(tile, (left, 0))
-        left += tile.width + GAP
-    return picture
-
-
-def save_jpeg(picture, path: Path) -> None:
+def save_jpeg(picture: "Picture", path: Path) -> None:
     picture.save(path, quality=80, optimize=True)
 
 

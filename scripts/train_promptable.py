@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from training_pictures import draw_losses, painted, sheet_of
+from training_pictures import draw_losses, prediction_pictures
 
 import sa1bpack
 from sa1bpack import transforms as T
@@ -534,29 +534,16 @@ def draw_predictions(trainer: Trainer, out: Path) -> None:
     trainer.val_loader.set_epoch(0)
     batch = next(iter(trainer.val_loader))
     seen = trainer.val_pipeline(batch)
-    size = {"size": TILE, "mask_size": TILE}
-    large = T.Pipeline(trainer.dataset, mean=(0, 0, 0), std=(1, 1, 1), **size)(batch)
-    clicks = f"predicted from {PICTURED_CLICKS} clicks"
-    rows = {"true masks": large["masks"]}
+    large = T.Pipeline(trainer.dataset, size=TILE, mask_size=TILE)(batch)
+    predictions = {}
     for model, when in (
         (trainer.new_model(), "before training"),
         (trainer.model, f"after {trainer.step} steps"),
     ):
         logits = trainer.predict(model, seen, PICTURED_CLICKS)[-1]
         smooth = F.interpolate(logits[:, None], (TILE, TILE), mode="bilinear")[:, 0]
-        rows[f"{clicks}, {when}"] = smooth > 0
-    known = T.image_region(large, (TILE, TILE))  # not padding
-    images = large["images"].permute(0, 2, 3, 1).round().clamp(0, 255).byte()
-    ends = large["mask_offsets"].tolist()
-    strips = []
-    for title, masks in rows.items():
-        tiles = []
-        for number in range(min(PICTURED, len(images))):
-            height, width = int(known[number].any(1).sum()), int(known[number].any(0).sum())
-            masks_of_image = masks[ends[number] : ends[number + 1], :height, :width]
-            tiles.append(painted(images[number, :height, :width].cpu(), masks_of_image.cpu()))
-        strips.append((title, tiles))
-    sheet_of(strips).save(out)
+        predictions[f"predicted from {PICTURED_CLICKS} clicks, {when}"] = smooth
+    prediction_pictures(large, predictions, PICTURED).save(out)
 
 
 # ------------------------------------------------------------------------------------------- main

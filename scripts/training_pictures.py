@@ -1,17 +1,25 @@
 """The pictures of a run of train_promptable.py: its curves, and masks on images."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont, features
-from torch.nn import functional as F
+from PIL import Image, ImageDraw
 
-COLORS = ((230, 60, 60), (40, 140, 250), (60, 200, 90), (250, 190, 40), (190, 90, 230))
-FILL = 0.45  # opacity of a mask; its outline is opaque
-TILE_HEIGHT, GAP, TITLE_HEIGHT, LETTERS = 512, 12, 46, 28  # pixels of predictions.png
+from sa1bpack.export.batch_samples import Predictions, subject_of
+from sa1bpack.export.drawing import drawn, drawn_panel
+from sa1bpack.export.lettering import font
+from sa1bpack.export.look import Look
+
+GAP = 10  # pixels between two pictures
+# Of predictions.png, in pixels.
+TILE_HEIGHT = 340
+TITLE_HEIGHT = 30
+LETTERS = 20
+MASKS_ALONE = Look(boxes=False, points=False)
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -126,44 +134,53 @@ def ticks(most: float) -> list[float]:
     return [round(number * spacing, 10) for number in range(int(most / spacing + 1e-9) + 1)]
 
 
-def painted(
-    image: torch.Tensor, masks: torch.Tensor, colors: Sequence[Sequence[int]] = COLORS
+def prediction_pictures(
+    batch: Mapping[str, Any], predictions: Mapping[str, torch.Tensor], images: int
 ) -> Image.Image:
-    """An image, uint8 (h, w, 3), under its masks, bool (m, h, w), the larger ones below."""
-    picture = image.float()
-    for number in masks.sum((1, 2)).argsort(descending=True).tolist():
-        rows = masks[number].any(1).nonzero()[:, 0].tolist()
-        columns = masks[number].any(0).nonzero()[:, 0].tolist()
-        if not rows:
-            continue
-        box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-        mask = masks[number][box]
-        outside = F.pad(1 - mask[None].float(), (2, 2, 2, 2), value=1.0)
-        outline = mask & (F.max_pool2d(outside, kernel_size=5, stride=1)[0] > 0)
-        color = torch.tensor(colors[number % len(colors)], dtype=torch.float32)
-        part = picture[box]
-        filled = torch.where(mask[..., None], torch.lerp(part, color, FILL), part)
-        picture[box] = torch.where(outline[..., None], color, filled)
-    return Image.fromarray(picture.round().byte().numpy())
+    """A row of pictures with the true masks of a batch, and below it a row for each prediction.
 
-
-def sheet_of(strips: list[tuple[str, list[Image.Image]]]) -> Image.Image:
-    """Rows of pictures, all of one height, each row under its title."""
-    rows = [(title, [of_height(tile) for tile in tiles]) for title, tiles in strips]
-    width = max(sum(tile.width + GAP for tile in tiles) - GAP for _, tiles in rows)
+    Args:
+        batch: a batch that a Pipeline returned, with concatenated masks.
+        predictions: title of a row -> logits (T, h, w), which cover the canvas.
+        images: how many of the batch are drawn, the first ones.
+    """
+    indices = range(min(images, len(batch["images"])))
+    tiles = [picture_of(batch, index) for index in indices]
+    rows = [("true masks", in_a_row(tiles))]
+    for title, logits in predictions.items():
+        tiles = [picture_of(batch, index, Predictions(logits)) for index in indices]
+        rows.append((title, in_a_row(tiles)))
     row_height = TITLE_HEIGHT + TILE_HEIGHT + GAP
+    width = max(row.width for _, row in rows)
     sheet = Image.new("RGB", (width, len(rows) * row_height - GAP), "white")
-    letters = ImageFont.load_default(LETTERS if features.check("freetype2") else None)
-    for number, (title, tiles) in enumerate(rows):
+    draw = ImageDraw.Draw(sheet)
+    for number, (title, row) in enumerate(rows):
         top = number * row_height
-        ImageDraw.Draw(sheet).text((2, top + 4), title, fill=(34, 34, 34), font=letters)
-        left = 0
-        for tile in tiles:
-            sheet.paste(tile, (left, top + TITLE_HEIGHT))
-            left += tile.width + GAP
+        draw.text((2, top + 2), title, fill=(34, 34, 34), font=font(LETTERS))
+        sheet.paste(row, (0, top + TITLE_HEIGHT))
     return sheet
 
 
-def of_height(tile: Image.Image) -> Image.Image:
-    """A picture scaled to the height of all."""
-    return tile.resize((round(tile.width * TILE_HEIGHT / tile.height), TILE_HEIGHT))
+def picture_of(
+    batch: Mapping[str, Any], index: int, predictions: Predictions | None = None
+) -> Image.Image:
+    """An image of a batch under its masks, or under those that were predicted, without padding."""
+    subject = subject_of(batch, index, predictions=predictions)
+    height, width = batch["input_sizes"][index].tolist()  # of the image on the canvas
+    side = round(TILE_HEIGHT * batch["images"].shape[-1] / height)
+    if predictions is None:
+        canvas = drawn(subject, side, side, look=MASKS_ALONE)
+    else:
+        canvas = drawn_panel(subject, subject.panels[0], side, side, line=1.0, look=MASKS_ALONE)
+    return canvas.crop((0, 0, round(TILE_HEIGHT * width / height), TILE_HEIGHT))
+
+
+def in_a_row(tiles: Sequence[Image.Image]) -> Image.Image:
+    """Pictures of one height side by side."""
+    width = sum(tile.width + GAP for tile in tiles) - GAP
+    row = Image.new("RGB", (width, tiles[0].height), "white")
+    left = 0
+    for tile in tiles:
+        row.paste(tile, (left, 0))
+        left += tile.width + GAP
+    return row

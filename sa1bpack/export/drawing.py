@@ -67,7 +67,7 @@ def drawn(
     Args:
         subject: the sample.
         height, width: size of the picture in screen pixels.
-        line: width of outlines in screen pixels; points grow with it.
+        line: width of outlines in screen pixels; points and the boxes of prompts grow with it.
         look: what is drawn.
     """
     image = plain(subject, height, width)
@@ -77,9 +77,11 @@ def drawn(
         pixels = paint_stripes(pixels, subject.ignored, ignored, _IGNORED)
     order = by_size(subject)[: look.max_masks]
     colours = subject.colours[order]
-    shown_line = line if look.outlines else 0.0
+    outline = 0.0
+    if look.outlines:
+        outline = line
     pixels = paint_masks(
-        pixels, subject.shapes, order.tolist(), colours, line=shown_line, opacity=look.opacity
+        pixels, subject.shapes, order.tolist(), colours, line=outline, opacity=look.opacity
     )
     prompts = subject.prompts
     if prompts is None:
@@ -95,7 +97,7 @@ def drawn(
     image = Image.fromarray(pixels)
     scale = np.array(image.size) / subject.source[::-1]
     if look.boxes:
-        draw_prompt_boxes(image, prompts, scale, order, colours)
+        draw_prompt_boxes(image, prompts, scale, order, colours, max(2, round(2 * line)))
     if look.points:
         draw_prompt_points(image, prompts, scale, order, 2 + 2 * line)
     return image
@@ -114,12 +116,15 @@ def drawn_panel(
         )
     if panel.shapes is not None and panel.colours is not None:
         order = panel.order[: look.max_masks]
+        outline = 0.0
+        if look.outlines:
+            outline = line
         painted = paint_masks(
             np.asarray(image),
             panel.shapes,
             order,
             panel.colours[: len(order)],
-            line=line if look.outlines else 0.0,
+            line=outline,
             opacity=look.opacity,
         )
         image = Image.fromarray(painted)

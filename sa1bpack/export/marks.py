@@ -82,8 +82,9 @@ def draw_prompt_boxes(
     scale: np.ndarray,
     order: np.ndarray,
     colours: np.ndarray,
+    line: int,
 ) -> None:
-    """Draw the boxes among prompts: two pixels wide, within a dark line.
+    """Draw the boxes among prompts, within a dark line.
 
     Args:
         image: the picture, RGB, which is changed.
@@ -91,6 +92,7 @@ def draw_prompt_boxes(
         scale: float64 (2,), screen pixels per pixel of the canvas, x and y.
         order: int64 (n,), the masks.
         colours: uint8 (n, 3), of each of them.
+        line: width of their edges in screen pixels.
     """
     draw = ImageDraw.Draw(image)
     for rank, mask in enumerate(order.tolist()):
@@ -102,7 +104,7 @@ def draw_prompt_boxes(
         edges[3] = max(edges[1], edges[3])
         outer = [edges[0] - 1, edges[1] - 1, edges[2] + 1, edges[3] + 1]
         draw.rectangle(outer, outline=_DARK)
-        draw.rectangle(edges, outline=tuple(colours[rank].tolist()), width=2)
+        draw.rectangle(edges, outline=tuple(colours[rank].tolist()), width=line)
 
 
 def draw_prompt_points(
