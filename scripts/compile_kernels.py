@@ -4,11 +4,16 @@ The sample tar is packed in the common layouts, and batches of each are read and
 is compiled is kept (sa1bpack/kernels.py says where), so a second call takes seconds.
 """
 
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import sa1bpack
+from sa1bpack import Dataset
 from sa1bpack.transforms import (
     ColorJitter,
     GaussianBlur,
@@ -37,27 +42,56 @@ STEPS = (
 )
 
 
+def datasets(roots: list[Path]) -> Iterator[tuple[Dataset, dict[str, Any]]]:
+    """The packs in the forms of masks that are read, with options of loaders for each."""
+    for root, (_, forms) in zip(roots, PACKS, strict=True):
+        for mask_format in forms:
+            reads = {"bits": READ, "bool": READ[:1], "runs": ({},)}[mask_format]
+            for read in reads:
+                yield sa1bpack.open(root, mask_format=mask_format), read
+
+
+def compile_loading(roots: list[Path]) -> None:
+    """Compile what a Loader reads with, in a process of its own: half of the work."""
+    for ds, read in datasets(roots):
+        with sa1bpack.Loader(ds, 2, **read) as loader:
+            next(iter(loader))
+    some = sa1bpack.open(roots[-1], mask_format="runs", min_area=100)
+    with sa1bpack.Loader(some, 2) as loader:
+        next(iter(loader))
+
+
+def compile_drawing(roots: list[Path]) -> None:
+    """Compile what draws pictures, batches of pipelines and prompts; a DataLoader needs no kernel."""
+    for root in roots:
+        sa1bpack.show(root, samples=1, large=True)
+    for ds, read in datasets(roots):
+        options = {name: value for name, value in read.items() if name != "io"}
+        batch = next(iter(sa1bpack.make_dataloader(ds, 2, num_workers=0, **options)))
+        for steps in STEPS:
+            made = Pipeline(ds, steps)(batch, 0)
+    masks = made["masks"]
+    ids = made["annotation_ids"]
+    correction_clicks(masks ^ True, masks, ids, where="interior", seed=0, epoch=0)
+
+
 def main() -> None:
     """Compile all, and say how long it took."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        for number, (options, forms) in enumerate(PACKS):
+        roots = []
+        for number, (options, _) in enumerate(PACKS):
             root = Path(folder, str(number))
             sa1bpack.pack(TAR, root, workers=1, image_size=256, mask_size=64, **options)
-            sa1bpack.show(root, samples=1, large=True)
-            for mask_format in forms:
-                ds = sa1bpack.open(root, mask_format=mask_format)
-                reads = {"bits": READ, "bool": READ[:1], "runs": ({},)}[mask_format]
-                for read in reads:
-                    with sa1bpack.Loader(ds, 2, **read) as loader:
-                        batch = next(iter(loader))
-                    for steps in STEPS:
-                        Pipeline(ds, steps)(batch, 0)
-        some = sa1bpack.open(root, mask_format="runs", min_area=100)
-        with sa1bpack.Loader(some, 2) as loader:
-            batch = Pipeline(some)(next(iter(loader)))
-        masks, ids = batch["masks"], batch["annotation_ids"]
-        correction_clicks(masks ^ True, masks, ids, where="interior", seed=0, epoch=0)
+            roots.append(root)
+        loading = get_context("spawn").Process(target=compile_loading, args=(roots,))
+        loading.start()
+        try:
+            compile_drawing(roots)
+        finally:
+            loading.join()
+        if loading.exitcode:
+            sys.exit(f"set-up: the kernels of loading do not compile (exit {loading.exitcode})")
     print(f"set-up: kernels are compiled ({time.monotonic() - start:.0f} s)")
 
 
