@@ -62,7 +62,7 @@ def compile_loading(roots: list[Path]) -> None:
 
 
 def compile_drawing(roots: list[Path]) -> None:
-    """Compile what draws pictures, batches of pipelines and prompts; a DataLoader needs no kernel."""
+    """Compile what draws pictures, pipelines and prompts; a DataLoader needs no kernels."""
     for root in roots:
         sa1bpack.show(root, samples=1, large=True)
     for ds, read in datasets(roots):

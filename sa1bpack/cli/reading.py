@@ -343,7 +343,8 @@ def subset(
     copy: Annotated[
         bool,
         Help(
-            "copy the samples to a pack of their own: pixels, masks and records, byte for byte, "
+            "copy the samples to a pack of their own: pixels, masks and records, byte for byte "
+            "(files of whole shards are hard links, where both folders are on one disk), "
             "nothing is decoded"
         ),
     ] = False,

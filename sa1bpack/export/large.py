@@ -145,7 +145,10 @@ def _facts(subject: Subject, look: Look) -> str:
         facts.append(f"{mask_text(subject, look)} drawn from exact runs")
     else:
         cells = sample["masks"].shape[1]
-        facts.append(f"{mask_text(subject, look)} drawn from bits, {cells} cells high: no runs")
+        reason = "no runs"
+        if subject.area_unit == "cells":
+            reason = "as the batch has them"
+        facts.append(f"{mask_text(subject, look)} drawn from bits, {cells} cells high: {reason}")
     return ", ".join(facts)
 
 
@@ -246,10 +249,14 @@ def _columns(subject: Subject) -> list[_Column]:
     if "annotation_ids" in sample:
         columns.append(_Column("id", [f"{number}" for number in sample["annotation_ids"].tolist()]))
     pixels = math.prod(subject.source)
+    whole = "image"
     if subject.area_unit == "cells":
         pixels = 8 * math.prod(sample["masks"].shape[1:])
+        whole = "canvas"
+    elif subject.exact is not None:  # of a batch, the source is the canvas, which has padding
+        pixels = subject.exact.height * subject.exact.width
     columns.append(_Column(f"area, {subject.area_unit}", [f"{area:,}" for area in areas]))
-    columns.append(_Column("of image", [f"{area / pixels:.2%}" for area in areas]))
+    columns.append(_Column(f"of {whole}", [f"{area / pixels:.2%}" for area in areas]))
     for number in _LISTED:
         if number.key in sample:
             texts = [f"{value:.3f}" for value in sample[number.key].tolist()]
