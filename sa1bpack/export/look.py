@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from sa1bpack.export.painting import OPACITY
 from sa1bpack.masks.select import MAX_MASKS
 from sa1bpack.options import Options, option
+
+# This module imports no kernels: every command reads the options of `show`.
+OPACITY = 0.4  # of a mask's inside; its outline is opaque
 
 
 @dataclass(frozen=True)

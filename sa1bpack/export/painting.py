@@ -12,13 +12,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from sa1bpack.export.look import OPACITY
 from sa1bpack.masks import draw_window, mask_boxes, unpack_bits, window_map
 from sa1bpack.masks.select import MAX_MASK_SIZE
 
 _FINE = 3  # cells per side of a pixel
 _BAND = 64  # rows of pixels that are mixed together, which takes a few MB
 
-OPACITY = 0.4  # of a mask's inside; its outline is opaque
 # The inner edge of an outline is dark, so that it is seen on pixels of its own colour.
 _RIM = 0.4  # of the width of an outline
 _RIM_COLOUR = 15

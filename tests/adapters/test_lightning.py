@@ -154,7 +154,10 @@ def test_a_pack_that_is_named_is_opened_with_the_options_of_open(photos):
     ("options", "said"),
     [
         ({"mask_fromat": "runs"}, "DataModule has no option 'mask_fromat': is mask_format meant?"),
-        ({"transform": len}, "'transform': use a transforms.Pipeline, called with each batch"),
+        (
+            {"transform": len},
+            "'transform': use a transforms.Pipeline: pipeline of Loader, or called",
+        ),
         ({"mask_format": "rle"}, "mask_format is 'rle': choose one of bits, bool, runs"),
         ({"mask_size": 12}, "mask_size is 12: choose a multiple of 8"),
     ],

@@ -11,7 +11,8 @@ from pycocotools import mask as mask_utils
 
 from sa1bpack.export.drawing import drawn, fitted
 from sa1bpack.export.large import as_tree
-from sa1bpack.export.painting import OPACITY, ExactShapes, id_colours
+from sa1bpack.export.look import OPACITY
+from sa1bpack.export.painting import ExactShapes, id_colours
 from sa1bpack.export.subject import Subject
 from sa1bpack.masks import pack_bits, relate_bits
 

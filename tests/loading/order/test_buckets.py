@@ -177,7 +177,11 @@ def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
         ),
         (24, Buckets(DS, batches=8), "windows of 8 batches"),
         (24, Buckets(DS, COUNTS * 2), "bucket_by was 'mask_count.*', is 'int64 [0-9a-f]{16}, win"),
-        (12, Buckets(DS), r"batch_size was 'Steps\(24\)', is 'Steps\(12\)'"),
+        (
+            12,
+            Buckets(DS),
+            r"batch_size was 'PiecewiseSchedule\(24\)', is 'Piece",
+        ),
     ):
         with pytest.raises(OptionError, match=named):
             OrderedBatches(ORDER, sizes, bucket_by=buckets).load_state_dict(state)
