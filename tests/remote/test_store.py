@@ -20,7 +20,8 @@ def packs(layout_packs, with_features, s3_process, proxy_process):
         for path in root.rglob("*"):
             inside = path.relative_to(root)
             if path.is_file() and (inside.parts[0] != "side" or inside.parts[1] == SIDE):
-                s3_process.put("packs", f"{name}/{inside}", path.read_bytes())
+                # Public, else they could not be stored again where this module is set up twice.
+                s3_process.put("packs", f"{name}/{inside}", path.read_bytes(), public=True)
     return found
 
 
