@@ -62,7 +62,7 @@ def compile_loading(roots: list[Path]) -> None:
 
 
 def compile_drawing(roots: list[Path]) -> None:
-    """Compile what draws pictures, pipelines and prompts; a DataLoader needs no kernels."""
+    """Compile what draws pictures, pipelines and prompts; a DataLoader needs few kernels."""
     for root in roots:
         sa1bpack.show(root, samples=1, large=True)
     for ds, read in datasets(roots):
