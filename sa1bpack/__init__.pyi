@@ -27,13 +27,13 @@ from sa1bpack.format.verify import verify as verify
 from sa1bpack.loading.loader import Loader as Loader
 from sa1bpack.loading.options import ReadingOptions as ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches as OrderedBatches
+from sa1bpack.loading.order.buckets import Buckets as Buckets
 from sa1bpack.loading.order.orders import Extent as Extent
 from sa1bpack.loading.order.orders import LocalShuffleOrder as LocalShuffleOrder
 from sa1bpack.loading.order.orders import NodeShuffleOrder as NodeShuffleOrder
 from sa1bpack.loading.order.orders import SequentialOrder as SequentialOrder
 from sa1bpack.loading.order.orders import ShuffleOrder as ShuffleOrder
 from sa1bpack.loading.order.orders import WeightedOrder as WeightedOrder
-from sa1bpack.loading.order.rules import Buckets as Buckets
 from sa1bpack.loading.stats import LoadingStats as LoadingStats
 from sa1bpack.measuring.bench import bench as bench
 from sa1bpack.packing.estimate import estimate as estimate

@@ -74,7 +74,7 @@ class ReadingKeywords(typing.TypedDict, total=False):
     max_masks: int | sa1bpack.schedules.Schedule | list[int] | collections.abc.Callable[[int], int] | None
     mask_select: str | collections.abc.Callable[[sa1bpack.loading.batch.mask_choice.MaskColumns], numpy.ndarray] | numpy.ndarray | sa1bpack.schedules.Schedule | list[typing.Any]
     pad_to_max: bool
-    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.rules.Buckets | None
+    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.buckets.Buckets | None
     relations: sa1bpack.transforms.masks.relations.Relate | collections.abc.Sequence[str] | None
     seed: int | None
     drop_last: bool
@@ -101,7 +101,7 @@ class LoaderKeywords(typing.TypedDict, total=False):
     max_masks: int | sa1bpack.schedules.Schedule | list[int] | collections.abc.Callable[[int], int] | None
     mask_select: str | collections.abc.Callable[[sa1bpack.loading.batch.mask_choice.MaskColumns], numpy.ndarray] | numpy.ndarray | sa1bpack.schedules.Schedule | list[typing.Any]
     pad_to_max: bool
-    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.rules.Buckets | None
+    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.buckets.Buckets | None
     relations: sa1bpack.transforms.masks.relations.Relate | collections.abc.Sequence[str] | None
     seed: int | None
     drop_last: bool
@@ -167,7 +167,7 @@ class ModuleKeywords(typing.TypedDict, total=False):
     max_masks: int | sa1bpack.schedules.Schedule | list[int] | collections.abc.Callable[[int], int] | None
     mask_select: str | collections.abc.Callable[[sa1bpack.loading.batch.mask_choice.MaskColumns], numpy.ndarray] | numpy.ndarray | sa1bpack.schedules.Schedule | list[typing.Any]
     pad_to_max: bool
-    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.rules.Buckets | None
+    bucket_by: str | numpy.ndarray | sa1bpack.loading.order.buckets.Buckets | None
     relations: sa1bpack.transforms.masks.relations.Relate | collections.abc.Sequence[str] | None
     seed: int | None
     drop_last: bool

@@ -35,6 +35,7 @@ from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BaseLoader, LoadedBatch, sampler_of
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.class_batches import batches_from
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
 from sa1bpack.loading.stats import EpochCounts
@@ -542,10 +543,8 @@ class DealtBatches:
         """The number of batches of a complete epoch, all ranks together."""
         len(self.batches)  # the ranks stay what they are
         current = self.batches.current
-        batches = EpochBatches(current.rules, current.epoch)
-        last = len(batches) - 1
-        parts = -(-batches.samples_of_all_ranks(last) // batches.size_per_rank(last))
-        return last * current.rules.world_size + parts
+        batches = batches_from(current.rules, current.epoch)
+        return batches.parts
 
     def __iter__(self) -> Iterator[BatchIndices]:
         if self.of_loader is not None:

@@ -13,6 +13,7 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.buckets import Buckets
 from sa1bpack.loading.order.orders import (
     LocalShuffleOrder,
     NodeShuffleOrder,
@@ -21,7 +22,7 @@ from sa1bpack.loading.order.orders import (
     SequentialOrder,
     ShuffleOrder,
 )
-from sa1bpack.loading.order.rules import Buckets, checked_pad_last
+from sa1bpack.loading.order.rules import checked_pad_last
 from sa1bpack.loading.stats import LoadingStats
 from sa1bpack.options import MASK_LAYOUTS, Options, option
 from sa1bpack.progress import ProgressOption, check_progress

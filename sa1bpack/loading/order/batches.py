@@ -26,9 +26,11 @@ from sa1bpack.arguments import MAX_WORD, flag, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.indices import BatchIndices
 from sa1bpack.keywords import checks_options
+from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.class_batches import batches_from
 from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches, OrderedBatch, Position
 from sa1bpack.loading.order.orders import Order
-from sa1bpack.loading.order.rules import MAX_RANKS, BatchRules, Buckets
+from sa1bpack.loading.order.rules import MAX_RANKS, BatchRules
 from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.wording import brief
 
@@ -147,7 +149,7 @@ class OrderedBatches:
             schedules=tuple(schedules),
         )
         self.order = order
-        self._state = IterationState(EpochBatches(rules))
+        self._state = IterationState(batches_from(rules))
         self._settled: tuple[int, int] | None = None  # rank and world size of torch.distributed
         self.current  # noqa: B018 - raises where they cannot be cut
 
@@ -213,7 +215,7 @@ class OrderedBatches:
         if (rank, world_size) == (rules.rank, rules.world_size):
             return batches
         of_rank = replace(rules, rank=rank, world_size=world_size)
-        return EpochBatches(of_rank, batches.epoch, batches.start)
+        return batches_from(of_rank, batches.epoch, batches.start)
 
     def _of_settled_ranks(self) -> EpochBatches:
         """`current`, of a rank that stays what it is: the first call settles it.
@@ -352,7 +354,7 @@ class OrderedBatches:
         if loaded is not None and loaded.epoch == epoch:
             batches = loaded
         elif self._state.latest is not None or batches.epoch != epoch:
-            batches = EpochBatches(batches.rules, epoch)
+            batches = batches_from(batches.rules, epoch)
         self._state = IterationState(batches, loaded=loaded)
 
     def state_dict(self, *, unused: int = 0) -> dict[str, Any]:
@@ -395,7 +397,7 @@ class OrderedBatches:
         batches = self._state.batches
         identity = batches.rules.identity()
         position = _checked_state(state, identity, len(self.order))
-        rest = EpochBatches(batches.rules, position.epoch, position.samples)
+        rest = batches_from(batches.rules, position.epoch, position.samples)
         if len(rest) == 0:  # with drop_last and a larger batch_size than before, or at its end
             rest = rest.after(0)
         self._state = IterationState(rest, loaded=rest)

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sa1bpack.arguments import whole_number
+from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.classes import SampleClass
 from sa1bpack.loading.order.orders import BUCKETS, LEFT_OVER, Key, permutation
-from sa1bpack.loading.order.rules import RANKS, BatchRules, Buckets
+from sa1bpack.loading.order.rules import RANKS, BatchRules
 
 STATE_VERSION = 1
 
@@ -48,6 +50,7 @@ class OrderedBatch:
             depends on the position in the epoch alone, and of a dataset that has a row several
             times, on which of these it is. None: all are 0.
         repeated: bool (n,), which samples only fill up the last batch; None without `pad_last`.
+        sample_class: the class of all its samples, with exact `Buckets`; None without.
     """
 
     epoch: int
@@ -57,6 +60,7 @@ class OrderedBatch:
     after: Position
     repetitions: np.ndarray | None = None
     repeated: np.ndarray | None = None
+    sample_class: SampleClass | None = None
 
     @property
     def is_last(self) -> bool:
@@ -89,7 +93,8 @@ Window = dict[int, tuple[np.ndarray, np.ndarray]]
 class EpochBatches:
     """The batches of one epoch, or of the rest of it: a sequence of `OrderedBatch`.
 
-    Each has the samples of this rank; `of_all_ranks` those of all ranks.
+    Each has the samples of this rank; `of_all_ranks` those of all ranks. Those of exact `Buckets`
+    are `ClassBatches`; `class_batches.batches_from` makes either.
 
     Attributes:
         rules: how the samples become batches.
@@ -153,11 +158,28 @@ class EpochBatches:
             after=self._position_after(k + 1),
             repetitions=self._repetitions(number, indices, positions),
             repeated=repeated,
+            sample_class=self._class_of(number),
         )
+
+    def _class_of(self, number: int) -> SampleClass | None:
+        """The class of the samples of a batch; None: any."""
+        return None
 
     def size_per_rank(self, number: int) -> int:
         """Samples that a rank's share of a batch has, if that is full, by the batch's number."""
         return self.rules.cut.size(self.epoch, number) // self.rules.world_size
+
+    @property
+    def parts(self) -> int:
+        """Batches of a rank's size that these are cut into for a library that deals them out.
+
+        What is left over is a smaller one.
+        """
+        if len(self) == 0:
+            return 0
+        last = self.first + len(self) - 1
+        parts = -(-self.samples_of_all_ranks(last) // self.size_per_rank(last))
+        return (len(self) - 1) * self.rules.world_size + parts
 
     def samples_of_all_ranks(self, number: int) -> int:
         """Samples of a batch of all ranks, by its number; asks the order for none of them."""
@@ -174,7 +196,7 @@ class EpochBatches:
         """
         whole_number("the number of batches done", k, 0, len(self))
         epoch, start = self._position_after(k)
-        return EpochBatches(self.rules, epoch, start)
+        return type(self)(self.rules, epoch, start)
 
     def state_after(self, k: int) -> dict[str, Any]:
         """The state to save once batches 0 to k - 1 are done; see `OrderedBatches`.
@@ -198,7 +220,7 @@ class EpochBatches:
         """Where the run is once the first k batches are done."""
         if k == len(self):
             return Position(self.epoch + 1, 0)
-        begin = self.rules.cut.position(self.epoch, self.first + k)
+        begin = self.rules.position_cut.position(self.epoch, self.first + k)
         return Position(self.epoch, begin - self._moved)
 
     # ------------------------------------------------------------------------ samples of a batch
@@ -232,7 +254,7 @@ class EpochBatches:
     def _span(self, number: int) -> tuple[int, int]:
         """The first position of a batch of all ranks, and the one after its last."""
         rules = self.rules
-        begin = rules.cut.position(self.epoch, number) - self._moved
+        begin = rules.position_cut.position(self.epoch, number) - self._moved
         end = begin + rules.cut.size(self.epoch, number)
         if rules.pad_last is True:
             return begin, end
@@ -264,7 +286,7 @@ class EpochBatches:
     def _window_span(self, buckets: Buckets, window: int) -> tuple[int, int]:
         """The first position of the full batches of a window, and the one after their last."""
         numbers = self._window_numbers(buckets, window)
-        cut = self.rules.cut
+        cut = self.rules.position_cut
         return cut.position(self.epoch, numbers[0]), cut.position(self.epoch, numbers[-1] + 1)
 
     def _window(self, buckets: Buckets, window: int) -> Window:

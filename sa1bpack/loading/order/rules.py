@@ -1,6 +1,5 @@
 """How samples become batches, in every epoch: the rules, and the numbers that follow from them.
 
-Samples that are alike can be put into one batch, so that padding them to one shape wastes less.
 `epoch.py` has the batches.
 """
 
@@ -10,118 +9,20 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
-from sa1bpack.arguments import choice, flag, numbers_of, whole_number
+from sa1bpack.arguments import flag
 from sa1bpack.errors import OptionError
-from sa1bpack.keywords import checks_options
-from sa1bpack.loading.order.orders import Latest, Order, described
+from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.classes import ClassCut
+from sa1bpack.loading.order.orders import Latest, Order
 from sa1bpack.schedules import Schedule, WholeNumbers, whole_numbers
 from sa1bpack.wording import brief, counted
 
-BY = ("mask_count", "aspect")
-MAX_WINDOW = 2**20
 MAX_RANKS = MAX_BATCH = 2**32 - 1
 # The value of `pad_last` that repeats samples only where a rank would have none.
 RANKS = "ranks"
 # Epochs of a batch size by step that are cut beforehand, to find one that cannot be.
 _CHECKED_EPOCHS = 1000
-
-
-@checks_options
-class Buckets:
-    """The key by which samples are sorted, and the number of batches that are sorted together.
-
-    A window of `batches` successive batches of the order is sorted, and cut into batches again,
-    which come in random order. So a sample moves by less than a window, and the batches of an
-    epoch remain a pure function of (seed, epoch, fingerprint). The samples that do not fill a batch
-    at the end of an epoch are not sorted: which samples they are remains as random as the order.
-
-    Within a batch the samples are arranged so that contiguous parts, the ranks' and those of
-    gradient accumulation, have about the same number of masks: the fullest sample stands beside the
-    emptiest, the next fullest beside the next emptiest, and so on.
-
-    Attributes:
-        keys: (n,), values by which the samples of the dataset are sorted.
-        counts: int32 (n,), their numbers of masks.
-        batches: size of a window.
-
-    Examples:
-        >>> ds = sa1bpack.open("packed")
-        >>> buckets = sa1bpack.Buckets(ds, "mask_count", batches=256)
-        >>> order = sa1bpack.ShuffleOrder(ds)
-        >>> batches = sa1bpack.OrderedBatches(order, 2, bucket_by=buckets)
-        >>> [len(batch) for batch in batches]
-        [2, 1]
-    """
-
-    def __init__(self, ds: Any, by: str | np.ndarray = "mask_count", *, batches: int = 64):
-        """
-        Args:
-            ds: the dataset of the order.
-            by: "mask_count", or "aspect": height / width of the stored image, and among equals the
-                mask count; or an array with one finite number per sample.
-            batches: size of a window, 1 or more. A larger one wastes less, and mixes less.
-
-        Raises:
-            OptionError: a value that cannot be used.
-        """
-        ds = described(ds)
-        self.batches = whole_number("batches", batches, 1, MAX_WINDOW)
-        self.fingerprint = ds.fingerprint
-        # Samples of a damaged shard cannot be read, wherever they are: a loader drops them, or ends
-        # with their error.
-        self.counts = ds.column("mask_count", missing=0).astype(np.int32)
-        if np.ndim(by) == 0:
-            self.by = choice("bucket_by", by, BY)
-            self.keys = self.counts
-            if by == "aspect":
-                size = ds.column("size", missing=1)
-                self.keys = (size[:, 2] / size[:, 3]).astype(np.float32)
-        else:
-            self.keys = numbers_of("bucket_by", by, len(ds), "sample")
-            digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(self.keys).tobytes())
-            self.by = f"{self.keys.dtype} {digest}"
-
-    def as_text(self) -> str:
-        """The key and the window, which decide the batches: "mask_count, windows of 64 batches"."""
-        return f"{self.by}, windows of {self.batches} batches"
-
-    def __repr__(self) -> str:
-        return f"<Buckets by {self.as_text()}, {len(self.keys):,} samples>"
-
-    def order(self, samples: np.ndarray) -> np.ndarray:
-        """int64 (k,): the positions that sort int64 (k,) samples; equal ones keep their order."""
-        sorting: np.ndarray = np.lexsort((self.counts[samples], self.keys[samples]))
-        return sorting
-
-    def arranged(self, samples: np.ndarray, word: int) -> np.ndarray:
-        """The positions of int64 (k,) samples of a batch, whose contiguous parts are then alike.
-
-        Args:
-            word: random word: decides which part is the fullest, if they are not equal.
-        """
-        ranked = np.argsort(self.counts[samples], kind="stable")
-        count = len(ranked)
-        pairs = np.roll(_spread(count // 2), int(word % max(1, count // 2)))
-        places = np.stack([pairs, count - 1 - pairs], 1).ravel()
-        if count % 2:
-            places = np.append(places, count // 2)
-        arrangement: np.ndarray = ranked[places]
-        return arrangement
-
-
-def _spread(count: int) -> np.ndarray:
-    """int64 (count,): range(count), with the numbers of any stretch spread over all of it.
-
-    By their bits, reversed (van der Corput's sequence).
-    """
-    bits = max(count - 1, 0).bit_length()
-    numbers = np.arange(1 << bits)
-    reverse = np.zeros_like(numbers)
-    for bit in range(bits):
-        reverse |= ((numbers >> bit) & 1) << (bits - 1 - bit)
-    return reverse[reverse < count]
 
 
 class Rest(NamedTuple):
@@ -264,6 +165,10 @@ class BatchRules:
 
     In every case all ranks have the same number of batches, and none is empty.
 
+    With exact buckets, all of this is true of each class by itself: a batch has samples of one
+    class, and the samples of each class that do not fill a batch come last, each class in a batch
+    of its own. With `pad_last` the class's first samples of the epoch follow them.
+
     Attributes:
         order: the order of the samples.
         batch_size: samples of a rank's share of a full batch: a number, or a Schedule; None with
@@ -294,7 +199,7 @@ class BatchRules:
     pad_last: bool | str = False
     buckets: Buckets | None = None
     schedules: tuple[tuple[str, Schedule], ...] = ()
-    cut: Cut = field(init=False)
+    cut: Cut | ClassCut = field(init=False)
     windows: Latest = field(default_factory=Latest, init=False)
     repetitions: Latest = field(default_factory=Latest, init=False)
 
@@ -308,13 +213,22 @@ class BatchRules:
                 "drop_last and pad_last are True: choose one, or neither for a short last batch"
             )
         sizes = self._global_sizes()
-        object.__setattr__(self, "cut", Cut(sizes, len(order), self.drop_last))
-        for start, size in zip(sizes.starts, sizes.values, strict=True):
-            self._check_size(size, "" if sizes.constant else f" (from {sizes.by} {start} on)")
         if self.buckets is not None:
             self._check_buckets(self.buckets)
-        if self.world_size > 1 and not sizes.constant:
-            self._check_epochs()
+        object.__setattr__(self, "cut", self._cut(sizes))
+        for start, size in zip(sizes.starts, sizes.values, strict=True):
+            since = "" if sizes.constant else f" (from {sizes.by} {start} on)"
+            self._check_size(size, since)
+            if isinstance(self.cut, ClassCut):
+                self.cut.check(size, since, self.world_size, bool(self.pad_last))
+        if self.world_size > 1 and not sizes.constant and isinstance(self.cut, Cut):
+            self._check_epochs(self.cut)
+
+    def _cut(self, sizes: Schedule) -> Cut | ClassCut:
+        """Where batches begin, by the sizes that the batches of all ranks have."""
+        if self.buckets is not None and self.buckets.classes is not None:
+            return ClassCut(sizes, self.order, self.buckets.classes, self.drop_last)
+        return Cut(sizes, len(self.order), self.drop_last)
 
     def _global_sizes(self) -> Schedule:
         """Samples per batch, all ranks together.
@@ -366,27 +280,34 @@ class BatchRules:
                 f"the order is of one with {self.order.fingerprint}: make them from one dataset"
             )
 
-    def _check_epochs(self) -> None:
+    def _check_epochs(self, cut: Cut) -> None:
         """Find an epoch that a changing batch size leaves with too few samples for the ranks."""
-        sizes = self.cut.sizes
+        sizes = cut.sizes
         if sizes.by == "epoch":
             for epoch in sizes.starts:
                 self.rest(epoch)
             return
         for epoch in range(_CHECKED_EPOCHS):
             self.rest(epoch)
-            if self.cut.first_step(epoch) >= sizes.until:
+            if cut.first_step(epoch) >= sizes.until:
                 break
 
+    @property
+    def position_cut(self) -> Cut:
+        """`cut`, of batches without classes."""
+        assert isinstance(self.cut, Cut), "batches of classes begin where their order decides"
+        return self.cut
+
     def rest(self, epoch: int, start: int = 0) -> Rest:
-        """The batches of an epoch from its sample `start` on.
+        """The batches of an epoch from its sample `start` on, without classes.
 
         Raises OptionError if a rank's share of the last batch would be empty.
         """
-        rest = self.cut.rest(epoch, start)
+        cut = self.position_cut
+        rest = cut.rest(epoch, start)
         if not (self.drop_last or self.pad_last) and 0 < rest.left_over < self.world_size:
             when = ""
-            if not self.cut.sizes.constant:
+            if not cut.sizes.constant:
                 when = f" of epoch {epoch}"
             raise OptionError(
                 f"the last batch{when} has "
