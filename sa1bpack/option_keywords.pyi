@@ -5,8 +5,8 @@ import numpy
 import os
 import sa1bpack.display
 import sa1bpack.loading.batch.mask_choice
+import sa1bpack.loading.order.buckets
 import sa1bpack.loading.order.orders
-import sa1bpack.loading.order.rules
 import sa1bpack.loading.stats
 import sa1bpack.schedules
 import sa1bpack.transforms.masks.relations
@@ -76,6 +76,7 @@ class ReadingKeywords(typing.TypedDict, total=False):
     pad_to_max: bool
     bucket_by: str | numpy.ndarray | sa1bpack.loading.order.buckets.Buckets | None
     relations: sa1bpack.transforms.masks.relations.Relate | collections.abc.Sequence[str] | None
+    fields: str | collections.abc.Iterable[str] | None
     seed: int | None
     drop_last: bool
     pad_last: bool | str
@@ -103,6 +104,7 @@ class LoaderKeywords(typing.TypedDict, total=False):
     pad_to_max: bool
     bucket_by: str | numpy.ndarray | sa1bpack.loading.order.buckets.Buckets | None
     relations: sa1bpack.transforms.masks.relations.Relate | collections.abc.Sequence[str] | None
+    fields: str | collections.abc.Iterable[str] | None
     seed: int | None
     drop_last: bool
     pad_last: bool | str
@@ -129,6 +131,7 @@ class DeriveKeywords(typing.TypedDict, total=False):
     max_masks: int | None
     mask_select: str
     mask_layout: str | None
+    fields: str | collections.abc.Iterable[str] | None
     threads: int | None
     prefetch: int | None
     io: str | None
@@ -169,6 +172,7 @@ class ModuleKeywords(typing.TypedDict, total=False):
     pad_to_max: bool
     bucket_by: str | numpy.ndarray | sa1bpack.loading.order.buckets.Buckets | None
     relations: sa1bpack.transforms.masks.relations.Relate | collections.abc.Sequence[str] | None
+    fields: str | collections.abc.Iterable[str] | None
     seed: int | None
     drop_last: bool
     pad_last: bool | str

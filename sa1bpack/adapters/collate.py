@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
+from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field, check_added_keys
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
@@ -318,9 +319,21 @@ class Collate:
             "sample": _batch_fields(SAMPLE_FIELDS, self._features, "sample"),
             "mask": _batch_fields(MASK_FIELDS, self._features, "mask"),
         }
+        self._chosen: ChosenFields | None = None  # what batches have; None: what samples have
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
         self._epoch.share_memory_()
+
+    def limit_to(self, chosen: ChosenFields) -> None:
+        """Let batches have the chosen fields alone, of samples that have more to choose masks by.
+
+        The features of `sample_spec` are the chosen ones.
+        """
+        self._chosen = chosen
+
+    def _has(self, key: str) -> bool:
+        """True if batches have a key, of samples that have what it is made of."""
+        return self._chosen is None or self._chosen.has(key)
 
     @property
     def epoch(self) -> int:
@@ -387,16 +400,19 @@ class Collate:
         first = stored[0]
         fields = [field for field in self._fields["mask"] if field.sample in first]
         masks = self._choose(stored, fields, choice, epoch, repetitions)
-        batch = batch_of(self._spec_text, {"mask_counts": torch.from_numpy(masks.counts)})
+        batch = batch_of(self._spec_text, {})
+        if self._has("mask_counts"):
+            batch["mask_counts"] = torch.from_numpy(masks.counts)
         if repetitions is not None:
             batch["repetitions"] = torch.from_numpy(repetitions)
-        if not self.layout.padded:
+        if not self.layout.padded and self._has("mask_offsets"):
             batch["mask_offsets"] = torch.from_numpy(masks.offsets)
         for field in self._fields["sample"]:
-            if field.sample in first:
+            if field.sample in first and self._has(field.batch):
                 batch[field.batch] = self._stacked(field, stored)
         for field in fields:
-            batch[field.batch] = self._masks(field, stored, masks)
+            if self._has(field.batch):
+                batch[field.batch] = self._masks(field, stored, masks)
         for feature in self._features:
             tensor = batch.get(feature.name)
             if feature.dtype == "bfloat16" and tensor is not None and tensor.dtype == torch.uint16:

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from sa1bpack.adapters.collate import Collate
 from sa1bpack.adapters.workers import SHARED_MEMORY, WatchedWorkers, made_to_send
 from sa1bpack.arguments import choice, flag, whole_number
+from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
@@ -39,6 +40,7 @@ from sa1bpack.loading.order.class_batches import batches_from
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
 from sa1bpack.loading.stats import EpochCounts
+from sa1bpack.options import group_of
 from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.threads import naming_refusal
 from sa1bpack.transforms.batch import make_known
@@ -89,8 +91,28 @@ class _SendingCollate(Collate):
     worker.
     """
 
-    def __init__(self, ds: Dataset, options: ReadingOptions, masks: MaskSchedule, repeats: bool):
+    def __init__(
+        self,
+        ds: Dataset,
+        options: ReadingOptions,
+        chosen: ChosenFields,
+        masks: MaskSchedule,
+        repeats: bool,
+        spec_text: str,
+    ):
+        """
+        Args:
+            ds: the dataset that is read, with the chosen fields alone.
+            options: of the loader.
+            chosen: the fields of the batches.
+            masks: which masks are kept.
+            repeats: a sample may come again in an epoch.
+            spec_text: of the dataset with all its fields.
+        """
         super().__init__(options.mask_layout, sample_spec=ds.spec, relations=options.relations)
+        self._spec_text = spec_text
+        if options.fields is not None:
+            self.limit_to(chosen)
         self.masks = masks
         self.repeats = repeats
 
@@ -171,10 +193,14 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
         batches = self.batches
         rules = batches.current.rules
         drops = options.on_error == "drop"
-        collate = _SendingCollate(ds, options, self._masks, rules.repeats)
+        collate = _SendingCollate(
+            self._narrowed, options, self._chosen, self._masks, rules.repeats, ds.spec_text
+        )
         if drops:
             ds = ds.with_options(on_error="return")
-        dataset: Any = EpochDataset(ds, batches, collate)  # torch's class, as isinstance has it
+        chosen = None if options.fields is None else self._chosen
+        # torch's class, as isinstance has it
+        dataset: Any = EpochDataset(ds, batches, collate, chosen)
         super().__init__(
             dataset,
             batch_sampler=DealtBatches(batches, collate, drops),
@@ -236,10 +262,11 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
 
     def plan(self) -> LoadingPlan:
         """The memory that its batches take, not counting transforms. Allocates nothing."""
-        ds = self._dataset
+        ds = self._narrowed
         rules = self.batches.current.rules
         spec = BatchSpec(
             ds,
+            self._chosen,
             self._options.layout,
             to_device=False,
             repeats=rules.repeats,
@@ -376,7 +403,7 @@ def make_dataloader(
         torch.Size([1, 1024, 1024, 3])
     """
     ds = as_dataset(ds)
-    chosen = ReadingOptions(**options)
+    chosen = group_of(ReadingOptions, options)
     if num_workers is None:
         num_workers = 0
         if ds.options.transform is not None:
@@ -393,7 +420,9 @@ def make_dataloader(
     if worker_init_fn is not None and not callable(worker_init_fn):
         raise OptionError(f"worker_init_fn is {worker_init_fn!r}: choose a function or None")
     if ds.options.transform is None:
-        BatchSpec(ds, chosen.layout, to_device=False)  # raises if it cannot be made
+        # They raise if it cannot be made.
+        fields = chosen.chosen(ds)
+        BatchSpec(ds, fields, chosen.layout, to_device=False, relate=chosen.relate)
     of_torch: dict[str, Any] = {}
     if num_workers:
         if multiprocessing_context is None and sys.platform.startswith("linux"):
@@ -582,9 +611,23 @@ class EpochDataset(Dataset):
     Accelerate looks for `set_epoch` here, however deep it has wrapped the batch sampler.
     """
 
-    def __init__(self, ds: Dataset, batches: OrderedBatches, collate: Collate):
-        """The dataset of a loader, with the loader's batches and its collate function."""
-        super().__init__(ds.pack, ds._rows, ds.options)
+    def __init__(
+        self,
+        ds: Dataset,
+        batches: OrderedBatches,
+        collate: Collate,
+        chosen: ChosenFields | None = None,
+    ):
+        """
+        Args:
+            ds: dataset of a loader.
+            batches, collate: the loader's batches, and its collate function.
+            chosen: the fields that are read; None: everything.
+        """
+        self._whole = ds
+        read = ds if chosen is None else ds.narrowed(chosen)
+        super().__init__(read.pack, ds._rows, ds.options)
+        self._chosen = chosen
         self._batches = batches
         self._collate = collate
 
@@ -625,4 +668,4 @@ class EpochDataset(Dataset):
         self.state_dict()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EpochDataset, (self.with_options(), self._batches, self._collate)
+        return EpochDataset, (self._whole, self._batches, self._collate, self._chosen)

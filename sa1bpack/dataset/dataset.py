@@ -14,6 +14,7 @@ import numpy as np
 
 from sa1bpack.arguments import number
 from sa1bpack.dataset import select
+from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.features import find_features
 from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.pack import Pack, open_folders, pack_sampling
@@ -151,6 +152,8 @@ class Dataset(MapStyle, Pictured):
         ([2, 6, 5], 2)
     """
 
+    _chosen: ChosenFields | None = None  # what samples have; None: everything
+
     def __init__(self, pack: Pack, rows: Rows, options: SampleOptions):
         """Made by `sa1bpack.open` and by selecting from a dataset."""
         self.pack = pack
@@ -201,7 +204,7 @@ class Dataset(MapStyle, Pictured):
 
     def _sample(self, located: tuple[Location, OpenShard | Exception]) -> Any:
         location, shard = located
-        return read_sample(self.pack, location, shard, self.options, self.spec)
+        return read_sample(self.pack, location, shard, self.options, self.spec, self._chosen)
 
     def by_id(self, image_id: int) -> Any:
         """The sample with that image id. Raises as `index_of` and `ds[index]` do."""
@@ -356,6 +359,16 @@ class Dataset(MapStyle, Pictured):
         if changed.features != self.options.features:
             pack = _with_features(pack, self._rows, changed.features)
         return Dataset(pack, self._rows, changed)
+
+    def narrowed(self, chosen: ChosenFields) -> "Dataset":
+        """The same samples, with the chosen fields alone: nothing else of them is opened or read.
+
+        Fingerprint and rows are the same; `spec` has the chosen features.
+        """
+        pack = self.pack.narrowed(chosen.features, chosen.of_shards)
+        narrowed = Dataset(pack, self._rows, self.options)
+        narrowed._chosen = chosen
+        return narrowed
 
     # ------------------------------------------------------------------------------------ metadata
 

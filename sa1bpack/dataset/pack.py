@@ -17,7 +17,7 @@ rows: two numbers per shard, and nothing per sample, make several packs one.
 import copy
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from sa1bpack.dataset.shards import (
     LOCATION,
     Feature,
     Location,
+    OpenFeatures,
     OpenShard,
     OpenShards,
 )
@@ -201,7 +202,10 @@ class Pack:
         first_row: first row of each shard, and the number of all rows.
         duplicates: what becomes of image ids that several samples have, see `sa1bpack.open`.
         features: the features, whose feature shards are opened with the shards.
+        opens_shards: False: features alone are opened, see `narrowed`.
     """
+
+    opens_shards = True
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
         self._open_shards = OpenShards()
@@ -231,6 +235,20 @@ class Pack:
         pack = copy.copy(self)
         pack.features = features
         pack._open_shards = OpenShards()
+        return pack
+
+    def narrowed(self, features: Collection[str], of_shards: bool) -> "Pack":
+        """The same pack with these of its features.
+
+        Args:
+            features: names of features that it has.
+            of_shards: False: of a shard only its features are opened, and nothing else of it is
+                mapped, read or fetched.
+        """
+        if of_shards and len(features) == len(self.features):
+            return self
+        pack = self.with_features([f for f in self.features if f.spec.name in features])
+        pack.opens_shards = of_shards
         return pack
 
     @property
@@ -298,13 +316,19 @@ class Pack:
         """Bytes that a shard takes in caches, with its rows of features; 0 if it is not fetched."""
         nbytes = sum(feature.fetched_bytes(number) for feature in self.features)
         folder, _ = self.places[number]
-        if folder.source is not None:
+        if self.opens_shards and folder.source is not None:
             nbytes += self.manifest.shards[number].bytes + FOLDER_BYTES
         return nbytes
 
     def _opened(self, number: int) -> OpenShard:
         if not 0 <= number < len(self):
             raise IndexError(f"shard {number} of a dataset which has {len(self)}")
+        leases: list[Lease] = []
+        if not self.opens_shards:
+            features = [feature.open(number, leases) for feature in self.features]
+            return OpenFeatures(
+                self.folder(number), self.identities[number].lengths, features, leases
+            )
         folder, folder_number = self.places[number]
         shard, leases = folder.open_shard(folder_number)
         features = [feature.open(number, leases) for feature in self.features]

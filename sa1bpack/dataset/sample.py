@@ -12,6 +12,7 @@ import numpy as np
 
 from sa1bpack import masks, pixels
 from sa1bpack.arguments import choice
+from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.features import feature_paths
 from sa1bpack.dataset.fields import MASK_FIELDS, NUMBER_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
@@ -324,6 +325,7 @@ def read_sample(
     shard: OpenShard | Exception,
     options: SampleOptions,
     spec: SampleSpec,
+    chosen: ChosenFields | None = None,
 ) -> Any:
     """One sample of a pack: a dict as `Dataset` describes it, or what `transform` returned for it.
 
@@ -333,6 +335,7 @@ def read_sample(
         shard: its shard, or why that cannot be opened.
         options: options of the dataset.
         spec: the form that the options ask for.
+        chosen: what it has; None: everything.
 
     Raises:
         ReadError: it cannot be read; with the sample's name.
@@ -351,11 +354,15 @@ def read_sample(
             row = 0
             first_mask = 0
             stop_mask = arrays.lengths.masks
-        sample = sample_of_rows(_views(arrays, row, first_mask, stop_mask, spec), spec)
+        sample: dict[str, Any] = {}
+        if chosen is None or chosen.of_shards:
+            rows = _views(arrays, row, first_mask, stop_mask, spec, chosen)
+            sample = sample_of_rows(rows, spec)
         for feature in arrays.features:
             stored = feature.rows(row, first_mask, stop_mask)
             sample[feature.spec.name] = feature.spec.read(stored)
-        convert(sample, pack.layout, options.rule, spec)
+        if chosen is None or chosen.of_shards:
+            convert(sample, pack.layout, options.rule, spec)
     except ResourceShortage:
         raise
     except (FormatError, MaskError, OSError, UnicodeDecodeError) as error:
@@ -372,7 +379,7 @@ def convert(
         sample: array name → stored rows.
         layout: layout of the pack.
         rule: which of the stored masks the sample has; None: all.
-        spec: the form that was asked for.
+        spec: the form that was asked for; image and masks may be left out.
 
     Raises:
         FormatError, MaskError, UnicodeDecodeError: the rows are none that a packer writes.
@@ -380,27 +387,29 @@ def convert(
     sample["file_name"] = sample["file_name"].tobytes().rstrip(b"\0").decode()
     if rule is not None:
         _keep(sample, rule, spec)
-    if spec.image.flat or spec.image.how != AS_STORED:
+    if "image" in sample and (spec.image.flat or spec.image.how != AS_STORED):
         sample["image"] = _pixels(sample["image"], layout, sample["size"], spec.image)
     if spec.masks.source == "runs":
         sample.pop("masks", None)
+        if "run_ends" not in sample:
+            return
         height, width = sample["size"][:2].tolist()
         _kernels("arrays").check_image_runs(
             sample["run_ends"], sample["run_offset"], height * width
         )
         return
-    if spec.masks.source == "drawn":
+    if "run_ends" in sample:  # masks are drawn from them
         run_ends = sample.pop("run_ends")
         run_offset = sample.pop("run_offset")
         sample["masks"] = spec.masks.draw(run_ends, run_offset, sample["size"])
-    if spec.masks.as_bool:
+    if "masks" in sample and spec.masks.as_bool:
         bits = sample["masks"]
         sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
 
 
 def delivered(sample: dict[str, Any], image_id: int, row: int, options: SampleOptions) -> Any:
     """A converted sample with its id and row, scaled, or what the transform returned for it."""
-    if options.coordinates == "stored":
+    if options.coordinates == "stored" and "size" in sample:
         # Both ends of an axis are mapped onto each other (pixel edges, not centres), so 0 stays 0
         # and the length of a side becomes that of the stored side.
         height, width, stored_height, stored_width = sample["size"].tolist()
@@ -411,21 +420,30 @@ def delivered(sample: dict[str, Any], image_id: int, row: int, options: SampleOp
     delivered_sample = Sample(sample, image_id=image_id, row=row)
     if options.transform is None:
         return delivered_sample
-    subject = f"sample {sample['file_name']} (image_id {image_id}, row {row})"
+    subject = f"sample {sample.get('file_name', '')} (image_id {image_id}, row {row})"
     return call_user(options.transform, delivered_sample, role="transform", subject=subject)
 
 
 def _views(
-    shard: ShardArrays, row: int, first_mask: int, stop_mask: int, spec: SampleSpec
+    shard: ShardArrays,
+    row: int,
+    first_mask: int,
+    stop_mask: int,
+    spec: SampleSpec,
+    chosen: ChosenFields | None,
 ) -> dict[str, np.ndarray]:
     """The rows that a sample uses, by array name, as views."""
     arrays = shard.arrays
     rows = {name: arrays[name][row : row + 1] for _, name in _ROWS}
     rows |= {name: arrays[name][first_mask:stop_mask] for _, name in _MASK_ROWS if name in arrays}
-    rows["image"] = arrays["image"][row : row + 1]
-    if spec.image.flat:
-        begin, end = arrays["image_offset"][row : row + 2].tolist()
-        rows["image"] = arrays["image"][begin:end]
+    if chosen is None or chosen.images:
+        rows["image"] = arrays["image"][row : row + 1]
+        if spec.image.flat:
+            begin, end = arrays["image_offset"][row : row + 2].tolist()
+            rows["image"] = arrays["image"][begin:end]
+    if chosen is not None and not chosen.masks:
+        rows.pop("mask_bits", None)
+        return rows
     if spec.masks.source == "bits":
         return rows
     offset = arrays["run_offset"][first_mask : stop_mask + 1]
@@ -448,8 +466,9 @@ def sample_of_rows(rows: dict[str, np.ndarray], spec: SampleSpec) -> dict[str, A
         array.flags.writeable = False
     sample: dict[str, Any] = {key: rows[name][0] for key, name in _ROWS}
     sample |= {key: rows[name] for key, name in _MASK_ROWS if name in rows}
-    sample["image"] = rows["image"] if spec.image.flat else rows["image"][0]
-    if spec.masks.source != "bits":
+    if "image" in rows:
+        sample["image"] = rows["image"] if spec.image.flat else rows["image"][0]
+    if spec.masks.source != "bits" and "run_offset" in rows:
         offset = rows["run_offset"]
         sample["run_ends"] = rows["run_ends"]
         sample["run_offset"] = offset - offset[0]
@@ -476,7 +495,7 @@ def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> None:
         return
     # Stored bits are not used where masks come from runs.
     keys = [field.sample for field in NUMBER_FIELDS if field.sample in sample]
-    if spec.masks.source == "bits":
+    if spec.masks.source == "bits" and "masks" in sample:
         keys.append("masks")
     keys += [feature.name for feature in spec.features if feature.axis == "mask"]
     arrays = {key: sample[key][selected] for key in keys}

@@ -82,6 +82,12 @@ class Feature:
         opened: FeatureShard = FeatureShard.open(folder, self.spec, shard)
         return opened
 
+    def shard_folder(self, number: int) -> Path:
+        """The folder of the feature shard of a shard, by its number, which has one."""
+        folder = self.folders[number]
+        assert folder is not None, "a shard with samples has a feature shard"
+        return folder / self.shards[number].feature_shard
+
     def fetched_bytes(self, number: int) -> int:
         """Bytes that the rows of a shard take in a cache; 0 if they are not fetched."""
         if self.folders[number] not in self.sources:
@@ -118,6 +124,18 @@ def address_of(array: np.ndarray) -> int:
     return address
 
 
+class ArrayRef(NamedTuple):
+    """An array of an open shard: one of its own, or the rows of a feature.
+
+    Attributes:
+        name: name of the array of the shard; "" for a feature.
+        feature: number of the feature among those of the shard; -1 for an array of the shard.
+    """
+
+    name: str
+    feature: int = -1
+
+
 class ShardArrays:
     """The arrays of a shard in memory; or those of one sample of it, as a shard of one sample.
 
@@ -145,6 +163,12 @@ class ShardArrays:
         counts = [getattr(lengths, name) for name in _LENGTHS]
         addresses = [self.addresses.get(name, 0) for name in _ADDRESSES]
         self.record = np.array((*counts, *addresses), SHARD)[()]
+
+    def array(self, ref: ArrayRef) -> np.ndarray:
+        """An array of the shard, or the rows of a feature."""
+        if ref.feature >= 0:
+            return self.features[ref.feature].values
+        return self.arrays[ref.name]
 
 
 class OpenShard(ShardArrays):
@@ -174,6 +198,12 @@ class OpenShard(ShardArrays):
     def path(self, name: str) -> str:
         """The chunk file of an array."""
         return str(self.folder / self.shard.layout.array(name).chunk_path)
+
+    def path_of(self, ref: ArrayRef) -> str:
+        """The chunk file of an array of the shard, or of the rows of a feature."""
+        if ref.feature >= 0:
+            return self.features[ref.feature].path
+        return self.path(ref.name)
 
     def copy_sample(
         self, location: Location, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
@@ -209,11 +239,15 @@ class OpenShard(ShardArrays):
             runs=len(rows.get("run_ends", ())),
             image_bytes=len(rows["image"]) if self.shard.layout.flat else 0,
         )
+        return ShardArrays(self.folder, lengths, rows, self._copied_features(location, direct))
+
+    def _copied_features(self, location: Location, direct: bool) -> list[FeatureShard]:
+        """The features of a sample, copied and compared, each as if it had this sample alone."""
         features = []
         for feature in self.features:
             values = self.copy_feature(feature, location, direct)
             features.append(replace(feature, values=values, samples=1))
-        return ShardArrays(self.folder, lengths, rows, features)
+        return features
 
     def copy_feature(
         self, feature: FeatureShard, location: Location, direct: bool = False
@@ -233,6 +267,37 @@ class OpenShard(ShardArrays):
         )
         rows.flags.writeable = False
         return rows
+
+
+class OpenFeatures(OpenShard):
+    """The features of a shard of which nothing else is opened: it has no arrays of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        lengths: AxisLengths,
+        features: Sequence[FeatureShard],
+        leases: Sequence[Lease],
+    ):
+        """
+        Args:
+            folder: folder of the shard, which need not be there.
+            lengths: of the shard, by the manifest of its pack.
+            features: feature shards of this shard.
+            leases: what keeps these in place if they were fetched.
+        """
+        ShardArrays.__init__(self, folder, lengths, {}, features)
+        self.leases = leases
+        self.mappings = sum(len(feature.values) > 0 for feature in features)
+
+    def copy_sample(
+        self, location: Location, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
+    ) -> ShardArrays:
+        """The features of a sample, copied out of their files and compared with their checksums."""
+        lengths = AxisLengths(
+            samples=1, masks=location.stop_mask - location.first_mask, runs=0, image_bytes=0
+        )
+        return ShardArrays(self.folder, lengths, {}, self._copied_features(location, direct))
 
 
 class OpenShards:

@@ -1,5 +1,6 @@
 """The options of features; this module loads without torch, for the help of the command line."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +79,14 @@ class DeriveOptions(RowOptions):
         "padded, concat, padded_bits or concat_bits: how masks lie in a batch",
         none="concat with a row per mask, else padded",
         metavar="LAYOUT",
+    )
+    fields: tuple[str, ...] | None = option(
+        None,
+        "keys of the batches that the function is given, such as other features; nothing else is "
+        "read",
+        none="all",
+        accepts=str | Iterable[str] | None,
+        metavar="KEYS",
     )
     threads: int | None = option(None, "reader threads", none="chosen by the Loader", metavar="N")
     prefetch: int | None = option(

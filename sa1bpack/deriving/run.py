@@ -25,6 +25,7 @@ from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.mask_choice import CHOICES
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.options import ReadingOptions, check_needs
 from sa1bpack.options import group_of
 from sa1bpack.progress import ProgressOption, check_progress, reporting_steps
 from sa1bpack.transforms.geometric_steps import GeometricStep
@@ -192,12 +193,16 @@ class FeatureShardMaker:
             "mask_layout": layout,
             "max_masks": chosen.max_masks,
             "mask_select": chosen.mask_select,
+            "fields": chosen.fields,
             "device": chosen.device,
             "threads": chosen.threads,
             "prefetch": chosen.prefetch,
             "io": chosen.io,
             "timeout": chosen.timeout,
         }
+        if chosen.fields is not None:
+            reading = ReadingOptions(fields=chosen.fields, max_masks=chosen.max_masks)
+            check_needs(pipeline, reading.fields, reading.chosen(ds))
         made_by: dict[str, Any] = {"function": function_name(fn), "options": self._options}
         if isinstance(fn, Seeded):
             made_by["seed"] = fn.seed

@@ -156,13 +156,15 @@ class BaseLoader(ABC):
         self, ds: Dataset, batch_size: WholeNumbers | None, options: ReadingOptions
     ) -> None:
         """Set what both loaders have. Raises OptionError for options that do not fit `ds`."""
-        self.batches = options.batches(ds, batch_size)
-        order = self.batches.order
-        if ds.pack.sources:
-            check_order(ds, order)
-        self._masks = options.choices.over(ds, order.seed or options.seed or 0)
         self._dataset = ds
         self._options = options
+        self.batches = options.batches(ds, batch_size)
+        order = self.batches.order
+        self._chosen = options.chosen(ds)
+        self._narrow(ds)
+        if ds.pack.sources:
+            check_order(self._narrowed, order)
+        self._masks = options.choices.over(ds, order.seed or options.seed or 0)
         self.dropped: list[ReadError] = []  # in all epochs
         self._warned: set[str] = set()  # shards with dropped samples
 
@@ -199,8 +201,18 @@ class BaseLoader(ABC):
             raise LoaderError("no epoch has begun here: take a batch first")
         return counts.stats()
 
+    def _narrow(self, ds: Dataset) -> None:
+        """Set the dataset that is read: with the chosen fields alone."""
+        self._narrowed = ds
+        if self._options.fields is not None:
+            self._narrowed = ds.narrowed(self._chosen)
+
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_counts": None, "_ending": None}
+        return self.__dict__ | {"_counts": None, "_ending": None, "_narrowed": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._narrow(self._dataset)
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next iteration; ends one in progress.

@@ -38,6 +38,7 @@ from sa1bpack.loading.plans import LoadingPlan, cores, dataset_bytes, io_obstacl
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.loading.tensors import arranging_bytes, float_bytes, sent_bytes
+from sa1bpack.options import group_of
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.wording import counted
 
@@ -136,28 +137,30 @@ class Loader(BaseLoader):
             OptionError: a value that cannot be used, or options that do not fit together.
         """
         ds = as_dataset(ds)
-        chosen = LoaderOptions(**options)
+        chosen = group_of(LoaderOptions, options)
         if ds.options.transform is not None:
             raise OptionError(
                 "the dataset has a transform, which would run Python for every sample: transform "
                 "the batch, or use make_dataloader"
             )
         self._set_up(ds, batch_size, chosen)
-        obstacle = partial(io_obstacle, ds)
-        io = chosen.io or "auto"
-        self._mode = choose_mode(io, dataset_bytes(ds), "the dataset's", obstacle)
-        self._threads = chosen.threads or usual_threads(self._mode)
-        self._prefetch = chosen.prefetch or self._usual_prefetch()
-        self._device = ChosenDevice(chosen.device)
         rules = self.batches.current.rules
+        self._device = ChosenDevice(chosen.device)
         self._spec = BatchSpec(
-            ds,
+            self._narrowed,
+            self._chosen,
             chosen.layout,
             to_device=self._device.asked.type == "cuda",
             relate=chosen.relate,
             repeats=rules.repeats,
             marks_repeated=bool(rules.pad_last),
         )
+        chosen.check_pipeline(self._chosen)
+        nbytes = dataset_bytes(self._narrowed, self._chosen)
+        obstacle = partial(io_obstacle, self._narrowed, self._spec.refs)
+        self._mode = choose_mode(chosen.io or "auto", nbytes, "the dataset's", obstacle)
+        self._threads = chosen.threads or usual_threads(self._mode)
+        self._prefetch = chosen.prefetch or self._usual_prefetch()
         self._called_ahead: Callable[[Any], Any] | None = None  # on a CPU, by so many threads
         self._pipeline_threads = 0
         if self._spec.to_device:
@@ -204,7 +207,7 @@ class Loader(BaseLoader):
     def plan(self) -> LoadingPlan:
         """The memory that iterating takes. Allocates nothing."""
         spec = self._spec
-        plan = largest_batch(self._dataset, spec, self.batches, self._masks)
+        plan = largest_batch(self._narrowed, spec, self.batches, self._masks)
         buffers = self._prefetch + 2
         if self._pipeline_threads:  # results may share memory with the batch that they are made of
             buffers += self._pipeline_threads + 1
@@ -262,9 +265,9 @@ class Loader(BaseLoader):
             plan = self.plan()
             self._pool = BufferPool(partial(_allocated, device, plan), plan.batches, self._threads)
         self._pool.refill()
-        locator = Locator(self._dataset, self._spec, self._masks)
+        locator = Locator(self._narrowed, self._spec, self._masks)
         counts.reads_known = not self._dataset.options.verify_checksums
-        counts.count_store(self._dataset.pack.fetched)
+        counts.count_store(self._narrowed.pack.fetched)
         locator.prepare()  # here: threads that did it would seem to wait for the disk
         _log.info("epoch %d begins: %r", batches.epoch, self)
         readers = ReaderThreads(

@@ -24,9 +24,7 @@ from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import (
     BAD_SPANS,
-    IMAGE,
     IN_MEMORY,
-    MASKS,
     Destination,
     SampleTables,
 )
@@ -113,7 +111,7 @@ class LocatedBatch:
         if choice.pads and choice.max_masks:
             self.capacity = choice.max_masks
         self.run_offset = np.zeros(self.total + 1, np.int64)
-        if spec.masks.source != "bits":
+        if spec.reads_runs:
             np.cumsum(_lengths(tables.masks), out=self.run_offset[1:])
         self.regions, self.nbytes = spec.regions(
             len(shards), self.capacity, self.total, int(self.run_offset[-1])
@@ -157,7 +155,7 @@ class LocatedBatch:
         for key in arrays.keys() & regions.keys():
             regions[key].view(buffer)[...] = arrays[key]
         run_ends = np.empty(0, np.int32)
-        if spec.masks.source == "runs":
+        if spec.mask_source == "runs":
             run_ends = regions["run_ends"].view(buffer)
         targets = spec.targets(regions, self.capacity)
         layout = spec.pack_layout
@@ -213,7 +211,7 @@ class LocatedBatch:
         try:
             if checked:
                 return self._checked_copy(k, direct)
-            files = open_files(self._shards[k], self._spec.large_arrays, direct)
+            files = open_files(self._shards[k], self._spec.refs, direct)
             self._tables.files[k] = files.table
             return files
         except ResourceShortage:
@@ -229,7 +227,7 @@ class LocatedBatch:
         self.begin(np.empty(self.nbytes, np.uint8))
         self._load(0, 0, SampleReader(direct=False))
         masks = self._spec.masks
-        if masks.source == "bits":
+        if not self._spec.reads_runs:
             return
         ends = np.array([1], np.int32)
         offset = np.array([0, 1])
@@ -243,9 +241,9 @@ class LocatedBatch:
 
         The runs of each are checked, or its masks are drawn from them.
         """
-        source = self._spec.masks.source
+        source = self._spec.mask_source
         dest = self._dest
-        if source == "bits":
+        if not self._spec.reads_runs:
             return reader.load(self._tables, dest, first, stop)
         samples = self._tables.samples[first:stop]
         first_kept = 0
@@ -258,7 +256,8 @@ class LocatedBatch:
             offset = dest.run_offset - dest.run_offset[0]
             dest = dest._replace(run_ends=np.empty(offset[-1], np.int32), run_offset=offset)
         read = reader.load(self._tables, dest, first, stop)
-        for k in np.flatnonzero(dest.status[first:stop, MASKS] == 0) + first:
+        masks_at = self._spec.masks_at
+        for k in np.flatnonzero(dest.status[first:stop, masks_at] == 0) + first:
             sample = self._tables.samples[k]
             begin = sample["kept_begin"] - first_kept
             end = sample["kept_end"] - first_kept
@@ -303,6 +302,8 @@ class LocatedBatch:
         Args:
             direct: leave out the large ones, which are not read through the page cache.
         """
+        if not self._spec.chosen.of_shards:
+            return
         shard = self._shards[k].shard
         location = location_of(self._tables.samples[k])
         spans = {
@@ -329,7 +330,7 @@ class LocatedBatch:
         spec = self._spec
         located = tables.samples[k]
         out = {}
-        if spec.image.how == AS_STORED:  # pixels are read to their place
+        if spec.chosen.images and spec.image.how == AS_STORED:  # pixels are read to their place
             out["image"] = self.regions["images"].view(self._dest.buffer)[k : k + 1]
         copy = self._shards[k].copy_sample(location_of(located), out, direct)
         samples = tables.samples[k : k + 1].copy()
@@ -356,7 +357,7 @@ class LocatedBatch:
         tables.samples[k] = samples[0]
         masks[:] = copied.masks
         tables.numbers[k] = copied.numbers[0]
-        tables.files[k] = file_table(copy, spec.large_arrays)
+        tables.files[k] = file_table(copy, spec.refs)
         tables.files[k]["descriptor"] = IN_MEMORY
         return copy
 
@@ -386,10 +387,7 @@ class LocatedBatch:
                 f"{self._tables.samples[k]['shard_row']} are not within 0 and "
                 f"{shard.lengths.runs}; {REPAIR}"
             )
-        if array in (IMAGE, MASKS):
-            path = shard.path(self._spec.large_arrays[array])
-        else:
-            path = shard.features[array - 2].path
+        path = shard.path_of(self._spec.refs[array])
         if code != CUT_SHORT:
             error = OSError(code, os.strerror(code), path)
             if is_shortage(error):  # which is not the sample's fault

@@ -30,15 +30,19 @@ _SCORES = ("area", "predicted_iou", "stability_score")
 
 
 class Stored(NamedTuple):
-    """The properties of the samples of a pack, as they are stored.
+    """The properties of the samples of a pack, as they are stored, and what is read of them.
 
     Attributes:
+        with_sizes: sizes are read.
+        with_images: images are read: their places are found.
         image_bytes: bytes of a stored canvas; 0 if images have none.
         channels: channels of images without a canvas: 3, or 0 for planes.
         side: the largest side of a stored image in pixels.
         with_runs: masks come from runs, whose offsets are checked.
     """
 
+    with_sizes: bool
+    with_images: bool
     image_bytes: int
     channels: int
     side: int
@@ -81,8 +85,9 @@ def look_up(shards: np.ndarray, samples: np.ndarray, stored: Stored, fits: np.nd
         row = samples[k].array_row
         first = samples[k].first_mask
         stop = samples[k].stop_mask
-        read_ahead_map(shard.size + 16 * row, 16)
-        if not stored.image_bytes:
+        if stored.with_sizes:
+            read_ahead_map(shard.size + 16 * row, 16)
+        if stored.with_images and not stored.image_bytes:
             read_ahead_map(shard.image_offset + 8 * row, 16)
         if stored.with_runs and 0 <= first <= stop <= shard.masks:
             read_ahead_map(shard.run_offset + 8 * first, 8 * (stop + 1 - first))
@@ -95,14 +100,20 @@ def look_up(shards: np.ndarray, samples: np.ndarray, stored: Stored, fits: np.nd
         fits[k] = False
         if not 0 <= first <= stop <= shard.masks:
             continue
-        memcpy(size.ctypes.data, shard.size + 16 * row, 16)
-        for n in range(4):
-            sample.size[n] = size[n]
-        height = int(size[2])
-        width = int(size[3])
-        if size.min() < 1 or max(height, width) > stored.side:
-            continue
-        if stored.image_bytes:
+        height = 0
+        width = 0
+        if stored.with_sizes:
+            memcpy(size.ctypes.data, shard.size + 16 * row, 16)
+            for n in range(4):
+                sample.size[n] = size[n]
+            height = int(size[2])
+            width = int(size[3])
+            if size.min() < 1 or max(height, width) > stored.side:
+                continue
+        if not stored.with_images:
+            sample.image_begin = 0
+            sample.image_bytes = 0
+        elif stored.image_bytes:
             sample.image_begin = row * stored.image_bytes
             sample.image_bytes = stored.image_bytes
         else:
@@ -174,17 +185,17 @@ class LookUp:
     def __init__(self, ds: Dataset, spec: BatchSpec):
         layout = ds.layout
         self._rule = ds.options.rule
-        self._scaled = ds.options.coordinates == "stored"
-        names = [field.array for field in spec.numbers]
-        self._numbers_of = itemgetter(*names)
-        self._number_count = len(names)
-        self._scores = [names.index(name) for name in _SCORES]
-        self._large_arrays = 2 + len(spec.features)
+        self._of_masks = spec.chosen.of_masks
+        self._scaled = ds.options.coordinates == "stored" and spec.chosen.of_shards
+        self._numbers = [field.array for field in spec.numbers]
+        self._large_arrays = len(spec.arrays)
         self._stored = Stored(
+            with_sizes=spec.chosen.of_shards,
+            with_images=spec.chosen.images,
             image_bytes=0 if layout.flat else layout.array("image").row_bytes,
             channels=3 if layout.pixels == "rgb" else 0,
             side=layout.image_size,
-            with_runs=spec.masks.source != "bits",
+            with_runs=spec.reads_runs,
         )
 
     def find(
@@ -218,9 +229,7 @@ class LookUp:
             samples["scale"] = size[:, [3, 2]] / size[:, [1, 0]]
         else:
             samples["scale"] = 1
-        addresses = [self._numbers_of(shard.addresses) for shard in shards]
-        numbers = np.array(addresses, np.int64).reshape(len(shards), self._number_count)
-        mask_rows, counts = self._passing(samples, numbers)
+        mask_rows, counts = self._passing(samples, shards)
         if not choice.keeps_all(counts):
             mask_rows, counts = _chosen(samples, shards, mask_rows, counts, epoch, choice)
         offsets = offsets_of(counts)
@@ -235,17 +244,24 @@ class LookUp:
             masks["end"] = mask_rows + 1
         files = np.zeros((len(samples), self._large_arrays), FILE)
         files["descriptor"] = NO_FILE
-        return fits, SampleTables(samples, masks, numbers, files)
+        return fits, SampleTables(samples, masks, _addresses(shards, self._numbers), files)
 
-    def _passing(self, samples: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The masks that the samples have: int64 (C,) rows in the arrays, int64 (n,) counts."""
+    def _passing(
+        self, samples: np.ndarray, shards: Sequence[ShardArrays]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The masks that the samples have: int64 (C,) rows in the arrays, int64 (n,) counts.
+
+        None of which nothing is read.
+        """
+        if not self._of_masks:
+            return np.empty(0, np.int64), np.zeros(len(samples), np.int64)
         first = samples["first_mask"]
         counts = samples["stop_mask"] - first
         mask_rows = expanded(first, offsets_of(counts))
         if self._rule is None:
             return mask_rows, counts
         scores = np.empty((len(_SCORES), len(mask_rows)), np.int64)
-        gather_scores(np.ascontiguousarray(numbers[:, self._scores]), samples, scores)
+        gather_scores(_addresses(shards, _SCORES), samples, scores)
         owner = np.repeat(np.arange(len(samples)), counts)
         size = samples["size"].astype(np.int64)
         pixels = size[:, 0] * size[:, 1]
@@ -265,6 +281,15 @@ class LookUp:
             f"or runs do not fit {shard.lengths} with images of up to {self._stored.side} pixels "
             f"per side; {REPAIR}"
         )
+
+
+def _addresses(shards: Sequence[ShardArrays], names: Sequence[str]) -> np.ndarray:
+    """int64 (n, a): the addresses of arrays of the shards."""
+    if not names:
+        return np.empty((len(shards), 0), np.int64)
+    addresses_of = itemgetter(*names)
+    addresses = [addresses_of(shard.addresses) for shard in shards]
+    return np.array(addresses, np.int64).reshape(len(shards), len(names))
 
 
 def _chosen(

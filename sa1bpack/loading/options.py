@@ -1,6 +1,6 @@
 """The options that Loader and make_dataloader share, and the batches that follow from them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, MAX_WORD
+from sa1bpack.dataset.chosen import ChosenFields, field_names
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
@@ -28,6 +30,7 @@ from sa1bpack.options import MASK_LAYOUTS, Options, option
 from sa1bpack.progress import ProgressOption, check_progress
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
+from sa1bpack.transforms.pipeline import Pipeline
 from sa1bpack.wording import brief
 
 # Far beyond what helps, and within what a machine can start.
@@ -126,6 +129,13 @@ class ReadingOptions(Options):
         "names of relations of the masks of a batch, or a `transforms.Relate`: each is one more "
         "key",
     )
+    fields: tuple[str, ...] | None = option(
+        None,
+        "names of the keys that a batch has, such as features; nothing else is read. `image_ids`, "
+        "`indices` and the numbers of the batch are always there",
+        none="all",
+        accepts=str | Iterable[str] | None,
+    )
     seed: int | None = option(
         None,
         "seed of the shuffle and of the random choice of masks",
@@ -194,6 +204,7 @@ class ReadingOptions(Options):
                 f"on_epoch_end is {brief(self.on_epoch_end)}: choose a function that takes the "
                 "stats of an epoch, such as print"
             )
+        object.__setattr__(self, "fields", field_names(self.fields))
         if self.relations != ():  # names may be an iterator
             object.__setattr__(self, "relations", Relate.of(self.relations) or ())
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
@@ -211,6 +222,20 @@ class ReadingOptions(Options):
     def choices(self) -> MaskSchedule:
         """Which masks are kept, of any dataset."""
         return MaskSchedule(self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max)
+
+    def chosen(self, ds: Dataset) -> ChosenFields:
+        """The fields that batches of a dataset have.
+
+        Raises OptionError for a name that they do not have, or a limit of masks without masks.
+        """
+        return ChosenFields.of(
+            self.fields,
+            ds.layout,
+            ds.spec.features,
+            masks_key="runs" if ds.spec.masks.source == "runs" else "masks",
+            has_rule=ds.options.rule is not None,
+            caps_masks=not self.choices.unlimited,
+        )
 
     @property
     def relate(self) -> Relate | None:
@@ -335,3 +360,24 @@ class LoaderOptions(ReadingOptions):
                 f"pipeline_threads is {self.pipeline_threads}, but with device={self.device!r} the "
                 "loop itself calls the pipeline, on its stream: leave pipeline_threads out"
             )
+
+    def check_pipeline(self, chosen: ChosenFields) -> None:
+        """Raise OptionError if a Pipeline needs what `fields` leaves out, see `check_needs`."""
+        check_needs(self.pipeline, self.fields, chosen)
+
+
+def check_needs(
+    pipeline: Callable[[Any], Any] | None, fields: tuple[str, ...] | None, chosen: ChosenFields
+) -> None:
+    """Raise OptionError if a `transforms.Pipeline` needs a key that `fields` leaves out."""
+    if fields is None or not isinstance(pipeline, Pipeline):
+        return
+    there = {*fields}
+    if chosen.masks:
+        there.add("masks")
+    missing = [key for key in pipeline.needed_keys if key not in there]
+    if missing:
+        raise OptionError(
+            f"the pipeline needs {' and '.join(missing)}, which fields={[*fields]} leaves out: add "
+            "them to fields, or leave the pipeline out"
+        )

@@ -1,9 +1,13 @@
 """The needs of a loader, and how it reads: memory, threads or workers, and files, in numbers."""
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.shards import ArrayRef
 from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.disk.direct import direct_obstacle
 from sa1bpack.environment import available_cpus
@@ -117,7 +121,7 @@ def largest_batch(
     uncapped = ""
     candidates = []
     for size, cap in masks.with_sizes(sizes):
-        most = ds.most_masks
+        most = ds.most_masks if spec.chosen.of_masks else 0
         if cap is not None:
             most = min(most, cap)
         capacity = cap if masks.pads and cap is not None else most
@@ -127,7 +131,7 @@ def largest_batch(
     nbytes, samples, most, capacity = max(candidates)
     if not sizes.constant:
         schedules.insert(0, ("batch_size", sizes))
-    if masks.unlimited:
+    if masks.unlimited and spec.chosen.of_masks:
         _, capped = regions_of(ds, spec, samples, USUAL_CAP, USUAL_CAP)
         uncapped = (
             f"without max_masks the image with the most masks, {most:,}, decides (some of SA-1B "
@@ -152,27 +156,68 @@ def cores() -> int:
     return max(1, available_cpus() // max(1, ranks))
 
 
-def dataset_bytes(ds: Dataset) -> int:
-    """Bytes of the dataset's samples on disk, by the average of the pack."""
+def dataset_bytes(ds: Dataset, chosen: ChosenFields | None = None) -> int:
+    """Bytes of the dataset's samples on disk, by the average of the pack.
+
+    Args:
+        ds: the dataset, with the chosen features alone.
+        chosen: the fields that are read; None: everything.
+    """
     manifest = ds.manifest
     total = sum(shard.bytes for shard in manifest.shards)
+    if chosen is not None:
+        total -= _left_out_bytes(ds, chosen)
     for feature in ds.spec.features:
         rows = manifest.samples if feature.axis == "sample" else manifest.masks
         total += rows * feature.row_bytes
     return total * len(ds) // max(ds.manifest.samples, 1)
 
 
-def io_obstacle(ds: Dataset) -> str | None:
+def _left_out_bytes(ds: Dataset, chosen: ChosenFields) -> int:
+    """Bytes of shards that are not read for the chosen fields: of all, or of images and masks."""
+    if not chosen.of_shards:
+        return sum(shard.bytes for shard in ds.manifest.shards)
+    left_out = set()
+    if not chosen.images:
+        left_out.add("image")
+    if not chosen.masks:
+        left_out |= {"mask_bits", "run_ends"}
+    total = 0
+    for shard in ds.manifest.shards:
+        for array, rows in ds.layout.array_rows(shard.lengths).items():
+            if array.name in left_out:
+                total += rows * array.row_bytes
+    return total
+
+
+def _filled(ds: Dataset, refs: Sequence[ArrayRef]) -> Iterator[tuple[int, Path]]:
+    """The number of a shard and a chunk file, for each shard and array that has rows in it."""
+    for number, shard in enumerate(ds.manifest.shards):
+        for ref in refs:
+            if ref.feature >= 0:
+                feature = ds.pack.features[ref.feature]
+                spec = feature.spec.values
+                folder = feature.shard_folder(number)
+            else:
+                spec = ds.layout.array(ref.name)
+                folder = ds.pack.folder(number)
+            if spec.rows(shard.lengths):
+                yield number, folder / spec.chunk_path
+
+
+def io_obstacle(ds: Dataset, refs: Sequence[ArrayRef]) -> str | None:
     """The obstacle to reading the dataset's files past the page cache; None if there is none.
 
-    Reads a block of the first shard that has images. Other shards may lie on other file systems;
-    see `ShardFiles`.
+    Reads a block of the first array that is read, in the first shard that has rows of it. Others
+    may lie on other file systems; see `ShardFiles`.
     """
-    number = next(n for n, shard in enumerate(ds.manifest.shards) if shard.samples)
-    path = ds.pack.folder(number) / ds.layout.array("image").chunk_path
-    opened = ds.pack.open(number) if ds.pack.sources else None  # keeps the file there
-    obstacle = direct_obstacle(path)
-    del opened
+    obstacle = None
+    first = next(_filled(ds, refs), None)
+    if first is not None:
+        number, path = first
+        opened = ds.pack.open(number) if ds.pack.sources else None  # keeps the file there
+        obstacle = direct_obstacle(path)
+        del opened
     if obstacle is None:
         try:
             CONTEXTS.append(CONTEXTS.take())

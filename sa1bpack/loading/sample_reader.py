@@ -1,7 +1,7 @@
 """What batches are read with: open files of shards, and the memory and context of a thread.
 
-The most recently used files stay open as long as their shards do, two per shard and one for each
-feature, together at most a quarter of the process's limit of open files, however many Loaders there
+The most recently used files stay open as long as their shards do, one for each array that is read,
+together at most a quarter of the process's limit of open files, however many Loaders there
 are. Each thread has a `SampleReader`: scratch memory and an AIO context.
 """
 
@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from sa1bpack.dataset.shards import CACHE, OpenShard, ShardArrays, address_of
+from sa1bpack.dataset.shards import CACHE, ArrayRef, OpenShard, ShardArrays, address_of
 from sa1bpack.disk.aio import CONTEXTS, Context
 from sa1bpack.disk.direct import aligned, open_to_read
 from sa1bpack.finalizers import Ending, when_gone
@@ -48,17 +48,14 @@ class ShardFiles:
         table: FILE (p,), one for each file, in the order of `tables.SampleTables.files`.
     """
 
-    def __init__(self, shard: OpenShard, names: tuple[str, ...], direct: bool):
-        """Open the files of arrays of a shard, then those of its features. Raises OSError."""
-        self.table = file_table(shard, names)
+    def __init__(self, shard: OpenShard, refs: tuple[ArrayRef, ...], direct: bool):
+        """Open the files of arrays of a shard and its features. Raises OSError."""
+        self.table = file_table(shard, refs)
         when_gone(self, _close_files, self.table)
-        paths = [shard.path(name) for name in names]
-        paths += [feature.path for feature in shard.features]
-        counts = [len(shard.arrays[name]) for name in names]
-        counts += [len(feature.values) for feature in shard.features]
-        for path, count, file in zip(paths, counts, self.table, strict=True):
-            if not count:
+        for ref, file in zip(refs, self.table, strict=True):
+            if not len(shard.array(ref)):
                 continue
+            path = shard.path_of(ref)
             descriptor, past_cache = open_to_read(path, direct)
             file["descriptor"] = descriptor
             file["past_cache"] = past_cache
@@ -66,12 +63,10 @@ class ShardFiles:
                 file["tells"] = tells_what_is_in_memory(path, descriptor)
 
 
-def file_table(shard: ShardArrays, names: tuple[str, ...]) -> np.ndarray:
+def file_table(shard: ShardArrays, refs: tuple[ArrayRef, ...]) -> np.ndarray:
     """FILE (p,): arrays of a shard and its features, in memory; no file of them is open."""
-    table = np.zeros(len(names) + len(shard.features), FILE)
-    addresses = [shard.addresses[name] for name in names]
-    addresses += [address_of(feature.values) for feature in shard.features]
-    table["address"] = addresses
+    table = np.zeros(len(refs), FILE)
+    table["address"] = [address_of(shard.array(ref)) for ref in refs]
     table["descriptor"] = NO_FILE
     return table
 
@@ -92,7 +87,7 @@ def tells_what_is_in_memory(path: str, file: int) -> bool:
 # every change is one step of the interpreter, and shards may be collected at any point. The id of a
 # shard identifies it as long as the reference stored beside it lives: a pack that was reopened,
 # perhaps after a repair, has other shards.
-_FileKey = tuple[int, tuple[str, ...], bool]
+_FileKey = tuple[int, tuple[ArrayRef, ...], bool]
 _files: OrderedDict[_FileKey, tuple[Ending, ShardFiles]] = OrderedDict()
 
 
@@ -103,31 +98,30 @@ def _forget_files(key: _FileKey) -> None:
         _files.pop(key, None)
 
 
-def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
+def open_files(shard: OpenShard, refs: tuple[ArrayRef, ...], direct: bool) -> ShardFiles:
     """The files of arrays of a shard and of its features, open as long as the caller keeps them.
 
-    They are in the order of `names`, then of the features. Two threads that ask for the same files
-    at once may open them twice.
+    Two threads that ask for the same files at once may open them twice.
 
     Args:
         shard: the shard.
-        names: names of the arrays.
+        refs: the arrays, in the order of the files.
         direct: open them past the page cache, if their file system can do that.
 
     Raises:
         OSError: a file cannot be opened.
         ResourceShortage: the system refuses more open files.
     """
-    key = (id(shard), names, direct)
+    key = (id(shard), refs, direct)
     with suppress(KeyError):
         ending, files = _files[key]
         if ending.owner() is shard:  # and not one that had the same id
             _files.move_to_end(key)  # it was used last
             return files
-    files = CACHE.with_resources(partial(ShardFiles, shard, names, direct))
+    files = CACHE.with_resources(partial(ShardFiles, shard, refs, direct))
     _files[key] = when_gone(shard, _forget_files, key), files
     with suppress(KeyError):  # a shard is collected meanwhile
-        while len(_files) > max(2 * most_open_shards() // len(files.table), 1):
+        while len(_files) > max(2 * most_open_shards() // max(len(files.table), 1), 1):
             # Who copies out of them keeps them open until then.
             _, (ending, _) = _files.popitem(last=False)
             ending.cancel()

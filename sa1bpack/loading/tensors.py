@@ -149,7 +149,7 @@ def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
         pixels = samples * spec.image.side**2
         added += allocated_bytes(RGB_BYTES * pixels)
         temporary += allocated_bytes(CONVERSION_BYTES * pixels, _CONVERSION_TENSORS)
-    if spec.masks.source != "runs":
+    if spec.mask_source in ("bits", "drawn"):
         rows = total
         bits = 0
         if spec.mask_layout.padded:
@@ -192,7 +192,7 @@ def arrange(
     batch: dict[str, Any] = dict(views)
     if spec.to_rgb:
         batch["images"] = yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
-    if spec.masks.source == "runs":
+    if spec.mask_source == "runs":
         sizes = batch["sizes"][:, :2].long()
         ends = batch.pop("run_ends")
         offset = batch.pop("run_offset")
@@ -200,7 +200,7 @@ def arrange(
         batch["runs"] = RunBatch(ends, offset, batch["mask_offsets"], sizes, known)
         if spec.mask_layout.padded:
             del batch["mask_offsets"]
-    elif spec.to_device:  # concatenated bits, uint8 (T, Sm, Sm / 8)
+    elif spec.to_device and spec.mask_source:  # concatenated bits, uint8 (T, Sm, Sm / 8)
         masks = batch["masks"]
         if spec.mask_layout.padded:
             rows = masks.new_zeros((len(located) * located.capacity, *masks.shape[1:]))

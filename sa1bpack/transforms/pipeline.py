@@ -324,6 +324,16 @@ class Pipeline:
         on_cuda = describe_kernels("cuda")
         return f"{self}, on a CPU: {on_cpu}, on CUDA: {on_cuda}"
 
+    @property
+    def needed_keys(self) -> tuple[str, ...]:
+        """Keys that batches must have, besides those that all batches with images have."""
+        needed = ["images"]
+        if self.max_valid is not None:
+            needed.append("annotation_ids")
+        if self._relate is not None:
+            needed.append("masks")
+        return tuple(needed)
+
     def __call__(self, batch: Items, epoch: int | None = None) -> Batch:
         """Make training input from a batch.
 

@@ -205,9 +205,27 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
             case.own = tuple(own | {"io": "direct"} for own in case.own)
     case.stop = (rng.randrange(2), rng.randint(1, 5)) if rng.random() < 0.35 else None
     case.keep, case.transform = rng.random() < 0.4, rng.random() < 0.3
+    if rng.random() < 0.3:
+        reading["fields"] = _drawn_fields(rng, case, ds)
+        case.transform = False
     if case.workers is None and rng.random() < 0.3:
         ahead = {"pipeline": as_it_is, "pipeline_threads": rng.randint(1, 3)}
         case.own = tuple(own | ahead for own in case.own)
+
+
+def _drawn_fields(rng: random.Random, case: Case, ds: sa1bpack.Dataset) -> list[str]:
+    """Some keys of a batch, with those that the other options need."""
+    masks = "runs" if case.yields_runs else "masks"
+    features = [feature.name for feature in ds.spec.features]
+    known = ["images", masks, "mask_counts", "sizes", "bboxes", "areas", "stability_scores"]
+    if features and rng.random() < 0.6:
+        known = features
+    fields = rng.sample(known, rng.randint(1, min(len(known), 3)))
+    if "relations" in case.reading:
+        fields.append(masks)
+    elif "max_masks" in case.reading:
+        fields.append("mask_counts")
+    return fields
 
 
 def as_it_is(batch: dict) -> dict:

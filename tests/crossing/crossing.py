@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from batches import OF_LOADERS, flattened, same_samples
 from cases import Case, draw_reading, drawn_opening, opened_dataset
-from expected import expected_batch, expected_input, kept_masks
+from expected import expected_batch, expected_input, kept_masks, of_fields
 from packs import Packs
 from page_cache import drop, forget
 
@@ -207,6 +207,8 @@ class Crossing:
         rows = most if case.reading.get("pad_to_max") else None
         layout = case.reading["mask_layout"]
         expected = expected_batch(samples, kept, ds, layout, rows, self.relate)
+        if "fields" in case.reading:
+            expected = of_fields(expected, case.reading["fields"], ds, self.relate)
         if case.reading.get("on_error") == "drop":
             expected["dropped"] = np.empty(0, np.int64)
         if "pad_last" in case.reading:

@@ -140,6 +140,22 @@ def expected_batch(
     return found
 
 
+def of_fields(
+    batch: Batch, fields: Sequence[str], ds: sa1bpack.Dataset, relate: transforms.Relate | None
+) -> Batch:
+    """What a batch has with the option `fields`, by the table in docs/training.md."""
+    of_masks = {feature.name for feature in ds.spec.features if feature.axis == "mask"}
+    stored = {"images", "masks", "runs", *NUMBERS}
+    keys = {"image_ids", "indices", *fields}
+    if stored.intersection(fields):
+        keys.add("sizes")
+    if not {"masks", "runs", "mask_counts", *NUMBERS, *of_masks}.isdisjoint(fields):
+        keys |= {"mask_counts", "mask_offsets"}
+    if relate is not None:
+        keys |= {*relate.names}
+    return {key: array for key, array in batch.items() if key.partition(".")[0] in keys}
+
+
 def on_canvas(sample: dict, ds: sa1bpack.Dataset) -> np.ndarray:
     """The image of a sample as in a batch: a native one at the top left of a canvas of zeros."""
     image, side = sample["image"], ds.layout.image_size

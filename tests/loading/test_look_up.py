@@ -50,7 +50,14 @@ class Arrays:
         samples["array_row"] = np.arange(SAMPLES)
         samples["first_mask"], samples["stop_mask"] = self.mask_edges[:-1], self.mask_edges[1:]
         fits = np.empty(SAMPLES, np.bool_)
-        stored = kernel.Stored(0, 3 if self.pixels == "rgb" else 0, SIDE, with_runs)
+        stored = kernel.Stored(
+            with_sizes=True,
+            with_images=True,
+            image_bytes=0,
+            channels=3 if self.pixels == "rgb" else 0,
+            side=SIDE,
+            with_runs=with_runs,
+        )
         kernel.look_up(self.shards(), samples, stored, fits)
         return fits, samples
 

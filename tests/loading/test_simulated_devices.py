@@ -16,7 +16,7 @@ from simulated_cuda import SimulatedCuda
 from simulated_loading import LATE, simulate, take_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError
+from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError, ReadingOptions
 from sa1bpack import open as open_pack
 from sa1bpack.finalizers import settle
 from sa1bpack.loading import iteration, tensors
@@ -290,7 +290,8 @@ def test_the_consumer_only_arranges_a_batch_and_threads_cut_it_by_an_operation_p
             next(found)
     of_masks = {"padded_bits": 3, "concat_bits": 0, "concat": 8}
     assert len(mode.names) <= of_masks[layout], mode.names
-    spec = BatchSpec(ds, MaskLayout.of(layout), to_device=True)
+    chosen = ReadingOptions().chosen(ds)
+    spec = BatchSpec(ds, chosen, MaskLayout.of(layout), to_device=True)
     regions, nbytes = spec.regions(8, 20, 100, 0)
     data = torch.arange(nbytes).to(torch.uint8)
     with Operations() as mode:

@@ -37,9 +37,9 @@ from sa1bpack.loading.batch.put import address_of, put_image, stream_copy, unpac
 from sa1bpack.loading.batch.tables import (
     AS_IT_IS,
     BAD_SPANS,
-    IMAGE,
+    IMAGE_SPAN,
     IN_MEMORY,
-    MASKS,
+    MASK_SPANS,
     NO_FILE,
     PIECE,
     RUNS,
@@ -83,6 +83,9 @@ def load_samples(
     read; or -errno if the context is unusable, and nothing was put in dest.
     """
     begin = _nanoseconds()
+    if len(dest.arrays) == 0:
+        for k in range(first, stop):
+            _announce_numbers(tables, dest, k)
     pieces = _list_pieces(tables, dest, first, stop)
     reads = _DirectReads(np.empty(len(pieces), REQUEST), np.empty(len(pieces), np.int64))
     request_count, scratch_bytes = _choose_readers(state, tables, dest, pieces, reads)
@@ -177,7 +180,7 @@ def _list_array(
     region = address_of(dest.buffer) + array.start
     before = count
     for n in range(start, stop):
-        begin, end = _span(sample, tables.masks, array, c, n)
+        begin, end = _span(sample, tables.masks, array, n)
         if begin < 0:
             return -1
         if end <= begin:
@@ -200,14 +203,12 @@ def _list_array(
 
 
 @njit
-def _span(
-    sample: np.record, masks: np.ndarray, array: np.record, c: int, n: int
-) -> tuple[int, int]:
-    """The bytes of array c that a sample has, or its kept mask n: begin, end."""
+def _span(sample: np.record, masks: np.ndarray, array: np.record, n: int) -> tuple[int, int]:
+    """The bytes of an array that a sample has, or its kept mask n: begin, end."""
     width = array.row_bytes
-    if c == IMAGE:
+    if array.span == IMAGE_SPAN:
         return sample.image_begin, sample.image_begin + sample.image_bytes
-    if c == MASKS:
+    if array.span == MASK_SPANS:
         return masks[n].begin * width, masks[n].end * width
     row = masks[n].row if array.per_mask else sample.array_row
     return row * width, (row + 1) * width
@@ -262,7 +263,7 @@ def _choose_readers(
             counts.cached += length
             _take_from_memory(pieces[start:stop], file)
         else:
-            if c == IMAGE:
+            if c == 0:
                 _announce_numbers(tables, dest, k)
             if file.past_cache:
                 counts.past += length

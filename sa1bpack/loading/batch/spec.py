@@ -9,15 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.arguments import choice
+from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields
 from sa1bpack.dataset.sample import AS_STORED, RGB_OF_YUV, image_spec
+from sa1bpack.dataset.shards import ArrayRef
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.loading.batch.tables import (
     AS_IT_IS,
+    IMAGE_SPAN,
+    MASK_SPANS,
     NUMBER,
     ON_CANVAS,
+    ROW_SPANS,
     RUNS,
     TARGET,
     UNPACKED,
@@ -92,14 +97,54 @@ class Region(NamedTuple):
 
 Regions = dict[str, Region]
 
+# Key of an array, its shape and dtype, and whether its region is large.
+_Entry = tuple[str, tuple[int, ...], np.dtype, bool]
+
+
+@dataclass(frozen=True)
+class LargeArray:
+    """An array of files whose bytes are read piece by piece, and where they go in a batch.
+
+    Attributes:
+        key: of its region of the buffer; "" for runs, which are put by the offsets of the masks.
+        ref: the array among those of an open shard.
+        row_bytes: bytes of a row in the file.
+        out_bytes: bytes of a row in the buffer.
+        kind, span, per_mask: as in Target.
+        padded: it has `capacity` rows per sample in the buffer.
+    """
+
+    key: str
+    ref: ArrayRef
+    row_bytes: int
+    out_bytes: int
+    kind: int
+    span: int
+    per_mask: bool
+    padded: bool = False
+
+    def target(self, regions: Regions, capacity: int) -> Target:
+        """Where it goes in a batch with these regions and masks per sample in padded arrays."""
+        return Target(
+            start=regions[self.key].start if self.key else 0,
+            row_bytes=self.row_bytes,
+            out_bytes=self.out_bytes,
+            kind=self.kind,
+            span=self.span,
+            per_mask=self.per_mask,
+            capacity=capacity if self.padded else -1,
+        )
+
 
 class BatchSpec:
     """The layout of a dataset's batches in a buffer, and of the batches that the consumer gets.
 
     Attributes:
         pack_layout: layout of the shards.
+        chosen: the fields that the batches have.
         image: spec of the canvases in the buffer.
-        masks: spec of the masks, with their source.
+        masks: spec of the masks.
+        mask_source: what masks are made from, as in MaskSpec; "" if the batches have none.
         mask_layout: layout of the masks that the consumer gets.
         to_device: the buffer is copied to a device. Masks lie in it as concatenated bits, whatever
             the layout, and are laid out on the device: neither padding nor unpacked masks are sent.
@@ -113,12 +158,15 @@ class BatchSpec:
         mask_bytes: bytes of the bits of one mask.
         numbers: numbers of each mask that the batch has. `load_samples` converts float64 to
             float32 and copies int64, which are all types that they can have.
-        large_arrays: arrays of a shard that images and masks are made from.
+        arrays: what is read piece by piece: images, masks or their runs, and features.
+        refs: these arrays among those of an open shard.
+        masks_at: number of the masks, or of their runs, among the arrays; -1: there are none.
     """
 
     def __init__(
         self,
         ds: Dataset,
+        chosen: ChosenFields,
         layout: MaskLayout,
         to_device: bool,
         relate: Relate | None = None,
@@ -127,12 +175,18 @@ class BatchSpec:
     ):
         """Work out the layout.
 
-        Raises OptionError for packed masks, and for relations on a device, of a dataset that yields
-        runs.
+        Args:
+            ds: the dataset, with the chosen features alone.
+            chosen: the fields that the batches have.
+            layout, to_device, relate, repeats, marks_repeated: see the attributes.
+
+        Raises:
+            OptionError: packed masks, or relations on a device, of a dataset that yields runs; or
+                relations of masks that are not chosen.
         """
         image = ds.spec.image
         masks = ds.spec.masks
-        with_runs = ds.spec.masks.source == "runs"
+        with_runs = chosen.masks and masks.source == "runs"
         if with_runs and (layout.packed or (relate is not None and to_device)):
             option = f"{relate!r} on a device"
             if layout.packed:
@@ -143,10 +197,22 @@ class BatchSpec:
             )
         if relate is not None:
             check_relations(tuple(relate.names), ds.spec.features)
-        self.to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
+            if not chosen.masks:
+                raise OptionError(
+                    f"{relate!r} needs masks, which fields leaves out: add 'masks' to fields, or "
+                    "leave relations out"
+                )
+        self.to_rgb = (
+            chosen.images
+            and to_device
+            and image.how == RGB_OF_YUV
+            and ds.layout.image_size % 2 == 0
+        )
+        self.chosen = chosen
         self.image = image_spec(ds.layout, "stored") if self.to_rgb else image
         self.pack_layout = ds.layout
         self.masks = masks
+        self.mask_source = masks.source if chosen.masks else ""
         self.features = ds.spec.features
         self.mask_layout = layout
         self.to_device = to_device
@@ -156,8 +222,75 @@ class BatchSpec:
         self.as_bool = not (to_device or layout.packed)
         self.pads_masks = layout.padded and not to_device
         self.mask_bytes = masks.size**2 // 8
-        self.numbers = [field for field in number_fields(ds.layout) if field.batch]
-        self.large_arrays = ("image", "mask_bits" if masks.source == "bits" else "run_ends")
+        self.numbers = [f for f in number_fields(ds.layout) if f.batch in chosen.numbers]
+        self.arrays = self._large_arrays()
+        self.refs = tuple(array.ref for array in self.arrays)
+        names = [array.ref.name for array in self.arrays]
+        self.masks_at = -1
+        if chosen.masks:
+            self.masks_at = names.index("run_ends" if self.reads_runs else "mask_bits")
+
+    @property
+    def reads_runs(self) -> bool:
+        """True if runs are read: the batch has them, or masks are drawn from them."""
+        return self.mask_source in ("runs", "drawn")
+
+    def _large_arrays(self) -> list[LargeArray]:
+        """What is read piece by piece."""
+        arrays = []
+        canvas = prod(self.image.shape)
+        if self.chosen.images:
+            arrays.append(
+                LargeArray(
+                    key="images",
+                    ref=ArrayRef("image"),
+                    row_bytes=canvas,
+                    out_bytes=canvas,
+                    kind=AS_IT_IS if self.image.how == AS_STORED else ON_CANVAS,
+                    span=IMAGE_SPAN,
+                    per_mask=False,
+                )
+            )
+        if self.mask_source == "bits":
+            arrays.append(
+                LargeArray(
+                    key="masks",
+                    ref=ArrayRef("mask_bits"),
+                    row_bytes=self.mask_bytes,
+                    out_bytes=8 * self.mask_bytes if self.as_bool else self.mask_bytes,
+                    kind=UNPACKED if self.as_bool else AS_IT_IS,
+                    span=MASK_SPANS,
+                    per_mask=True,
+                    padded=self.pads_masks,
+                )
+            )
+        elif self.reads_runs:
+            arrays.append(
+                LargeArray(
+                    key="",
+                    ref=ArrayRef("run_ends"),
+                    row_bytes=_RUN_BYTES,
+                    out_bytes=_RUN_BYTES,
+                    kind=RUNS,
+                    span=MASK_SPANS,
+                    per_mask=True,
+                )
+            )
+        for number, feature in enumerate(self.features):
+            per_mask = feature.axis == "mask"
+            arrays.append(
+                LargeArray(
+                    key=feature.name,
+                    ref=ArrayRef("", feature=number),
+                    row_bytes=feature.row_bytes,
+                    out_bytes=feature.row_bytes,
+                    kind=AS_IT_IS,
+                    span=ROW_SPANS,
+                    per_mask=per_mask,
+                    padded=per_mask and self.mask_layout.padded,
+                )
+            )
+        return arrays
 
     def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
         """The regions of a batch, and their total bytes.
@@ -168,43 +301,16 @@ class BatchSpec:
             total: number of masks.
             runs: number of ends of runs, if the batch has runs.
         """
-        grid = self.masks.size
         rows: tuple[int, ...] = (total,)
         if self.mask_layout.padded:
             rows = (samples, capacity)
-        entries: list[tuple[str, tuple[int, ...], np.dtype, bool]] = [
-            ("images", (samples, *self.image.shape), _UINT8, True),
-            ("mask_counts", (samples,), _INT64, False),
-        ]
-        for field in SAMPLE_FIELDS:
-            if field.batch and field.dtype is not None:
-                entries.append((field.batch, (samples, *field.row_shape), field.dtype, False))
-        if self.repeats:
-            entries.append(("repetitions", (samples,), _INT64, False))
-        if self.marks_repeated:
-            entries.append(("repeated", (samples,), _BOOL, False))
-        if not self.mask_layout.padded or self.masks.source == "runs":
-            entries.append(("mask_offsets", (samples + 1,), _INT64, False))
-        for field in self.numbers:
-            assert field.dtype is not None
-            entries.append((field.batch, (*rows, *field.row_shape), field.dtype, False))
-        if self.masks.source == "runs":
-            entries.append(("run_offset", (total + 1,), _INT64, False))
-            entries.append(("run_ends", (runs,), _INT32, True))
-        else:
-            if self.to_device and self.mask_layout.padded:
-                # Per mask: sample * capacity + its number in the sample.
-                entries.append(("mask_positions", (total,), _INT64, False))
-            mask_rows = rows if self.pads_masks else (total,)
-            if self.as_bool:
-                entries.append(("masks", (*mask_rows, grid, grid), _BOOL, True))
-            else:
-                entries.append(("masks", (*mask_rows, grid, grid // 8), _UINT8, True))
+        entries = self._sample_entries(samples)
+        if self.chosen.of_masks:
+            entries += self._mask_entries(samples, rows, total, runs)
         for feature in self.features:
             feature_rows = (samples,) if feature.axis == "sample" else rows
             shape = feature_rows + feature.stored_shape
-            large = feature.row_bytes >= BLOCK
-            entries.append((feature.name, shape, feature.stored, large))
+            entries.append((feature.name, shape, feature.stored, feature.row_bytes >= BLOCK))
         regions = {}
         start = 0
         for key, shape, dtype, large in sorted(entries, key=itemgetter(3)):
@@ -215,47 +321,55 @@ class BatchSpec:
             start += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return regions, start
 
+    def _sample_entries(self, samples: int) -> list[_Entry]:
+        """The arrays with one row per sample, but for features and counts of masks."""
+        entries: list[_Entry] = []
+        if self.chosen.images:
+            entries.append(("images", (samples, *self.image.shape), _UINT8, True))
+        for field in SAMPLE_FIELDS:
+            if not field.batch or field.dtype is None:
+                continue
+            if field.batch != "sizes" or self.chosen.sizes:
+                entries.append((field.batch, (samples, *field.row_shape), field.dtype, False))
+        if self.repeats:
+            entries.append(("repetitions", (samples,), _INT64, False))
+        if self.marks_repeated:
+            entries.append(("repeated", (samples,), _BOOL, False))
+        return entries
+
+    def _mask_entries(
+        self, samples: int, rows: tuple[int, ...], total: int, runs: int
+    ) -> list[_Entry]:
+        """Counts, numbers and masks, or their runs. `rows` are those of padded or joined arrays."""
+        grid = self.masks.size
+        entries: list[_Entry] = [("mask_counts", (samples,), _INT64, False)]
+        if not self.mask_layout.padded or self.mask_source == "runs":
+            entries.append(("mask_offsets", (samples + 1,), _INT64, False))
+        for field in self.numbers:
+            assert field.dtype is not None
+            entries.append((field.batch, (*rows, *field.row_shape), field.dtype, False))
+        if self.mask_source == "runs":
+            entries.append(("run_offset", (total + 1,), _INT64, False))
+            entries.append(("run_ends", (runs,), _INT32, True))
+        elif self.mask_source:
+            if self.to_device and self.mask_layout.padded:
+                # Per mask: sample * capacity + its number in the sample.
+                entries.append(("mask_positions", (total,), _INT64, False))
+            mask_rows = rows if self.pads_masks else (total,)
+            if self.as_bool:
+                entries.append(("masks", (*mask_rows, grid, grid), _BOOL, True))
+            else:
+                entries.append(("masks", (*mask_rows, grid, grid // 8), _UINT8, True))
+        return entries
+
     def targets(self, regions: Regions, capacity: int) -> np.ndarray:
-        """TARGET (p,): where images, masks and features of a batch go.
+        """TARGET (p,): where the arrays go in a batch.
 
         Args:
             regions: regions of the batch.
             capacity: masks per sample in padded arrays.
         """
-        canvas = prod(self.image.shape)
-        image_kind = AS_IT_IS if self.image.how == AS_STORED else ON_CANVAS
-        targets = [Target(regions["images"].start, canvas, canvas, image_kind)]
-        if self.masks.source != "bits":
-            targets.append(Target(0, _RUN_BYTES, _RUN_BYTES, RUNS, per_mask=True))
-        else:
-            out_bytes = self.mask_bytes
-            kind = AS_IT_IS
-            if self.as_bool:
-                out_bytes = 8 * self.mask_bytes
-                kind = UNPACKED
-            targets.append(
-                Target(
-                    start=regions["masks"].start,
-                    row_bytes=self.mask_bytes,
-                    out_bytes=out_bytes,
-                    kind=kind,
-                    per_mask=True,
-                    capacity=capacity if self.pads_masks else -1,
-                )
-            )
-        for feature in self.features:
-            per_mask = feature.axis == "mask"
-            targets.append(
-                Target(
-                    start=regions[feature.name].start,
-                    row_bytes=feature.row_bytes,
-                    out_bytes=feature.row_bytes,
-                    kind=AS_IT_IS,
-                    per_mask=per_mask,
-                    capacity=capacity if per_mask and self.mask_layout.padded else -1,
-                )
-            )
-        return np.array(targets, TARGET)
+        return np.array([array.target(regions, capacity) for array in self.arrays], TARGET)
 
     def number_targets(self, regions: Regions) -> np.ndarray:
         """NUMBER (f,): where the numbers of masks go."""

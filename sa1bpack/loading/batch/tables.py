@@ -50,7 +50,12 @@ FILE = np.dtype(
 IN_MEMORY = -1  # not a file: the bytes at the address are in memory
 NO_FILE = -2  # nothing can be read: EBADF
 
+# How the bytes of an array go into the buffer.
 AS_IT_IS, ON_CANVAS, UNPACKED, RUNS = range(4)
+
+# Which bytes of an array a sample has: those of its image; the rows of its kept masks, by `begin`
+# and `end` of MASK; a row of its own, or one for each kept mask.
+IMAGE_SPAN, MASK_SPANS, ROW_SPANS = range(3)
 
 
 class Target(NamedTuple):
@@ -61,6 +66,7 @@ class Target(NamedTuple):
         row_bytes: bytes of a row in the file.
         out_bytes: bytes of a row in the buffer.
         kind: AS_IT_IS, ON_CANVAS, UNPACKED or RUNS.
+        span: IMAGE_SPAN, MASK_SPANS or ROW_SPANS.
         per_mask: it has a row per mask.
         capacity: rows per sample if it is padded; -1: it is concatenated.
     """
@@ -69,14 +75,12 @@ class Target(NamedTuple):
     row_bytes: int
     out_bytes: int
     kind: int
+    span: int
     per_mask: bool = False
     capacity: int = -1
 
 
 TARGET = np.dtype(_integers(*Target._fields))
-
-# The first two arrays of a batch, and files of a sample; features follow.
-IMAGE, MASKS = range(2)
 
 # Where an array of numbers per mask goes in the buffer, float64 as float32.
 NUMBER = np.dtype(
@@ -92,7 +96,7 @@ NUMBER = np.dtype(
 PIECE = np.dtype(
     _integers(
         "sample",
-        "array",  # IMAGE, MASKS, or the number of a feature after these
+        "array",  # number of the array among those of the batch
         "file",  # the descriptor to read from; IN_MEMORY: `source` has the bytes
         "offset",
         "length",

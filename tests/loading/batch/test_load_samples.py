@@ -98,6 +98,7 @@ class Batch:
         arrays["out_bytes"] = [self.image_bytes, self.out_bytes]
         arrays["per_mask"], arrays["capacity"] = [0, 1], -1
         arrays["kind"] = [tables.AS_IT_IS, self.kind]
+        arrays["span"] = [tables.IMAGE_SPAN, tables.MASK_SPANS]
         width = self.mask_bytes // 4 if self.kind == tables.RUNS else 0
         dest = tables.Destination(
             buffer=self.buffer,
