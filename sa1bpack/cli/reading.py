@@ -470,6 +470,9 @@ def export(
     renumber: Annotated[
         bool, Help("coco: number annotations from 1, and keep SA-1B's ids as sa1b_id")
     ] = False,
+    boxes_only: Annotated[
+        bool, Help("coco: boxes without masks, for detectors that learn boxes")
+    ] = False,
     source: Annotated[
         Sequence[str], Help("only images of one tar, such as sa_000012; may be repeated", "NAME")
     ] = (),
@@ -497,9 +500,13 @@ def export(
     chosen: dict[str, Any] = {"sources": source, "shards": shard, "image_ids": image_id}
     paths = one_or_several(packs)
     if format == "coco":
-        result = sa1bpack.export_coco(paths, output, renumber=renumber, **chosen)
+        result = sa1bpack.export_coco(
+            paths, output, renumber=renumber, boxes_only=boxes_only, **chosen
+        )
     elif renumber:
         raise OptionError("--renumber is for --format coco; SA-1B's files keep their ids")
+    elif boxes_only:
+        raise OptionError("--boxes-only is for --format coco; SA-1B's files have all masks")
     else:
         result = sa1bpack.export_sa1b(paths, output, **chosen)
     written = f"{counted(result.files, 'file')} written"

@@ -357,6 +357,7 @@ def export_coco(
     shards: Iterable[str] | None = (),
     image_ids: Iterable[int] | None = (),
     renumber: bool = False,
+    boxes_only: bool = False,
     progress: ProgressOption = None,
 ) -> ExportResult:
     """Write the annotations as one COCO instances file, which `pycocotools.coco.COCO` loads.
@@ -377,6 +378,7 @@ def export_coco(
         renumber: number annotations from 1 in the order of the file, and keep SA-1B's id as
             `sa1b_id`. For collections in which ids occur twice: COCO's tools would silently lose
             all but one.
+        boxes_only: leave out `segmentation`, for detectors that learn boxes.
         progress: show a bar on stderr; or a function that is called as function(images done, images
             in all). Each image is counted twice, as it is written in two places. Default: a bar if
             stderr is a terminal.
@@ -404,13 +406,19 @@ def export_coco(
     result.files = 1 - result.unchanged
     remove_leftovers(result.path)
     with reporting_steps(progress, "image", 2 * result.images) as step:
-        _write_coco(result.path, packed, rows, renumber, step)
+        _write_coco(result.path, packed, rows, step, renumber=renumber, boxes_only=boxes_only)
     result.seconds = time.perf_counter() - started
     return result
 
 
 def _write_coco(
-    path: Path, pack: Pack, rows: np.ndarray, renumber: bool, step: Callable[[int], None]
+    path: Path,
+    pack: Pack,
+    rows: np.ndarray,
+    step: Callable[[int], None],
+    *,
+    renumber: bool,
+    boxes_only: bool,
 ) -> None:
     """Write the file, one image and one annotation at a time."""
     head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
@@ -420,7 +428,8 @@ def _write_coco(
         images = starmap(_image, _samples(pack, rows, step))
         _write_list(write, ({"id": image.pop("image_id")} | image for image in images))
         write(b', "annotations": ')
-        _write_list(write, _coco_annotations(_samples(pack, rows, step), renumber))
+        samples = _samples(pack, rows, step)
+        _write_list(write, _coco_annotations(samples, renumber=renumber, boxes_only=boxes_only))
         write(b"}\n")
 
 
@@ -471,7 +480,7 @@ def _samples(
 
 
 def _coco_annotations(
-    samples: Iterable[tuple[Shard, int]], renumber: bool
+    samples: Iterable[tuple[Shard, int]], *, renumber: bool, boxes_only: bool
 ) -> Iterator[dict[str, Any]]:
     """The annotations of samples with COCO's keys, then the other numbers of their masks."""
     count = 0
@@ -489,7 +498,8 @@ def _coco_annotations(
                 coco = {"id": count, "sa1b_id": annotation["id"]}
             coco["image_id"] = int(shard["image_id"][row])
             coco["category_id"] = 1
-            coco["segmentation"] = annotation["segmentation"]
+            if not boxes_only:
+                coco["segmentation"] = annotation["segmentation"]
             coco["area"] = annotation["area"]
             coco["bbox"] = box
             coco["iscrowd"] = 0

@@ -308,6 +308,15 @@ def test_pycocotools_loads_every_image_and_mask(pack, tars, tmp_path):
     assert (result.images, result.masks, result.files) == (len(records), count, 1) == (11, 39, 1)
 
 
+def test_boxes_alone_are_the_same_annotations_without_their_masks(pack, tmp_path):
+    sa1bpack.export_coco(pack, tmp_path / "masks.json")
+    sa1bpack.export_coco(pack, tmp_path / "boxes.json", boxes_only=True)
+    expected = json.loads((tmp_path / "masks.json").read_text())
+    for annotation in expected["annotations"]:
+        del annotation["segmentation"]
+    assert json.loads((tmp_path / "boxes.json").read_text()) == expected
+
+
 @pytest.mark.parametrize("ids", [(7, 7), (0, 5), (-3, -3)])
 def test_ids_that_cocos_tools_would_lose_are_refused_and_can_be_numbered(pack_of, tmp_path, ids):
     given = [record(number, masks=4) for number in (1, 2)]
