@@ -409,6 +409,11 @@ def subset(
         ds = ds.fraction(fraction, seed=seed)
     for condition in where:
         ds = ds.where(condition)
+    if not len(ds) and len(everything):
+        raise OptionError(
+            f"none of {counted(len(everything), 'image')} is selected, and nothing was written: "
+            "choose other conditions"
+        )
     if copy:
         return _copy_selection(ds, output, dry_run)
     ds.save_selection(file)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -86,7 +86,7 @@ def show(
     seed: int = 0,
     large: bool = False,
     predictions: Any = None,
-    threshold: float = 0.0,
+    threshold: float | None = None,
     **options: Unpack["LookKeywords"],
 ) -> Picture:
     """Draw samples of a pack or of a batch, to see whether masks, boxes and points match.
@@ -123,7 +123,8 @@ def show(
             (B + 1,), where those of each sample begin. Any h x w covers the canvas. With as many
             as the batch has masks, each has the colour of its mask, and the IoU is written.
         threshold: what is above it in predictions of floats is in the mask: 0 for logits, 0.5 for
-            probabilities.
+            probabilities. None: 0, unless no value is below 0 or above 1: those may be either, and
+            are refused.
 
     Returns:
         An RGB image, at most 1600 pixels wide. `image.save("sheet.png")` writes it.
@@ -167,7 +168,7 @@ def draw_samples(
     seed: int = 0,
     large: bool = False,
     predictions: Any = None,
-    threshold: float = 0.0,
+    threshold: float | None = None,
     rule: Mapping[str, Any] | None = None,
     look: Look | None = None,
 ) -> Shown:
@@ -210,9 +211,12 @@ def draw_samples(
     )
 
 
-def _checked_predictions(pack: Any, predictions: Any, threshold: float) -> Predictions | None:
+def _checked_predictions(
+    pack: Any, predictions: Any, threshold: float | None
+) -> Predictions | None:
     """The predictions of a batch. Raises OptionError for those of anything else."""
-    threshold = number("threshold", threshold, -inf, inf)
+    if threshold is not None:
+        threshold = number("threshold", threshold, -inf, inf)
     if predictions is None:
         return None
     if not isinstance(pack, Mapping) or "images" not in pack:
@@ -226,7 +230,23 @@ def _checked_predictions(pack: Any, predictions: Any, threshold: float) -> Predi
             f"predictions is {brief(predictions)}: give a tensor (B, M, h, w), or a pair of a "
             "tensor (T, h, w) and offsets (B + 1,)"
         )
+    if threshold is None:
+        _check_not_probabilities(masks)
+        threshold = 0.0
     return Predictions(masks, offsets, threshold)
+
+
+def _check_not_probabilities(masks: Any) -> None:
+    """Raise OptionError for values that may be probabilities: with 0, all of them are masks."""
+    if not prod(masks.shape):
+        return
+    low = float(masks.min())
+    high = float(masks.max())
+    if low >= 0 and high <= 1 and bool(((masks > 0) & (masks < 1)).any()):
+        raise OptionError(
+            f"threshold is None, but predictions are from {low:.3g} to {high:.3g}, as "
+            "probabilities are: choose threshold=0.5 for probabilities, or threshold=0 for logits"
+        )
 
 
 @dataclass(frozen=True)

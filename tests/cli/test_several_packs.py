@@ -103,6 +103,12 @@ def test_subset_replaces_nothing_but_selections(command, packs, tmp_path):
     assert ids_of(tmp_path / "a") == [5]
 
 
+def test_conditions_that_leave_no_image_are_refused_and_write_nothing(command, packs, tmp_path):
+    code, _, error = command("subset", *packs, "-o", tmp_path / "a", "--where", "mask_count > 99")
+    assert code == 2 and "none of 12 images is selected" in error
+    assert not (tmp_path / "a").exists()
+
+
 def test_duplicates_are_refused_or_counted_by_choice(command, packs, tmp_path, caplog):
     third = third_pack(tmp_path)
     sheet = tmp_path / "sheet.png"

@@ -139,6 +139,11 @@ def test_predictions_in_any_layout_are_drawn_beside_the_masks_with_their_iou():
     probabilities = 1 / (1 + np.exp(-logits))
     other = sa1bpack.show(batch, predictions=probabilities, threshold=0.5)
     assert np.array_equal(np.asarray(other), np.asarray(pictures[0]))
+    with pytest.raises(OptionError, match=r"as probabilities are: choose threshold=0\.5"):
+        sa1bpack.show(batch, predictions=probabilities)
+    zeros_and_ones = (logits > 0).astype(np.float32)
+    other = sa1bpack.show(batch, predictions=zeros_and_ones)
+    assert np.array_equal(np.asarray(other), np.asarray(pictures[0]))
     overlaps = subject_of(batch, 0, predictions=Predictions(logits)).overlaps
     truth = batch["masks"][0, :2]
     both = (truth & (logits[0, :2] > 0)).sum((1, 2))
