@@ -34,10 +34,13 @@ VENV := .venv
 BIN  := $(VENV)/bin
 # Every version comes from constraints.txt. pip shows large downloads, on a terminal. What setuptools
 # says of every editable installation concerns nobody here.
+# pip compiles one module after another; compileall does it on all processors, and leaves out the
+# tests of packages, and says nothing of files that are no Python of this version.
 BARS := $(shell test -t 2 && echo --progress-bar on)
 PIP  := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip \
-        --disable-pip-version-check install --quiet $(BARS) \
+        --disable-pip-version-check install --quiet --no-compile $(BARS) \
         --constraint constraints.txt --build-constraint constraints.txt
+COMPILE := $(BIN)/python -m compileall -q -q -j 0 -x '/tests?/' $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -91,6 +94,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt scripts/setup_pillow.py | $(VENV)
 	@echo "set-up: dependencies, as pinned in constraints.txt: 0.4 GB, or with PyTorch for CUDA some 3 GB"
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt pip
 	@$(PIP) --editable .
+	@$(COMPILE)
 	@$(BIN)/python scripts/setup_pillow.py --fresh
 	@touch $@
 
@@ -102,6 +106,7 @@ $(VENV)/.kernels: scripts/compile_kernels.py $(shell grep -rl --include='*.py' n
 $(VENV)/.ready-%: $(VENV)/.ready
 	@echo "set-up: dependencies of '$*'"
 	@$(PIP) --editable '.[$*]'
+	@$(COMPILE)
 	@touch $@
 
 # The last line runs every time, in a fraction of a second: any package that requires pillow would
@@ -132,6 +137,8 @@ verify: setup
 # In one process more than there are processors, because many tests wait for others that they start;
 # TEST_FLAGS='-n 0' runs all tests in one. Each process begins with a part of the files, so that a
 # pack or a kernel which they share is made once, and takes tests of others when it has none left.
+# They, and what they start, keep the modules that they compile, whatever the shell says.
+test test-alone torture frameworks ray: export PYTHONDONTWRITEBYTECODE :=
 TEST_PROCESSES := $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
 test: setup $(VENV)/.ready-test
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(TEST_FLAGS)

@@ -8,6 +8,7 @@ and raw/streaming.py alone, numba through kernels; imports stand at the top of a
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 
 from commands import python
@@ -81,15 +82,23 @@ def imports_of(tree: ast.AST) -> list[tuple[str, int]]:
     return found
 
 
-TREES = {path: ast.parse(path.read_text(), str(path)) for path in MODULES}
-IMPORTS = {path: imports_of(tree) for path, tree in TREES.items()}
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The syntax of all modules."""
+    return {path: ast.parse(path.read_text(), str(path)) for path in MODULES}
+
+
+@cache
+def all_imports() -> dict[Path, list[tuple[str, int]]]:
+    """`imports_of` all modules."""
+    return {path: imports_of(tree) for path, tree in trees().items()}
 
 
 def importers(*prefixes: str) -> set[str]:
     """The modules that import one of these modules or packages, as paths in the package."""
     return {
         str(path.relative_to(PACKAGE))
-        for path, imports in IMPORTS.items()
+        for path, imports in all_imports().items()
         for name, _ in imports
         if any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
     }
@@ -103,7 +112,7 @@ def test_every_module_is_of_a_known_layer():
 def test_modules_import_from_below_only():
     layers = {p.name if p.is_dir() else p.stem for p in PACKAGE.iterdir()}
     wrong = []
-    for path, imports in IMPORTS.items():
+    for path, imports in all_imports().items():
         layer = layer_of(path)
         for name, line in imports:
             parts = name.split(".")
@@ -117,7 +126,7 @@ def test_modules_import_from_below_only():
 def test_the_rooms_of_loading_do_not_import_what_loads():
     """Orders are for `raw` as well, so they import the basics alone."""
     for room, allowed in (("order", BASE), ("batch", ALLOWED["loading"])):
-        for path, imports in IMPORTS.items():
+        for path, imports in all_imports().items():
             if path.is_relative_to(PACKAGE / "loading" / room):
                 ours = {name for name, _ in imports if name.startswith("sa1bpack.")}
                 others = {n for n in ours if not n.startswith(f"sa1bpack.loading.{room}.")}
@@ -163,7 +172,7 @@ def test_imports_stand_at_the_top():
     """In the command they may wait, to answer quickly; and where what is missing is the answer."""
     inner = {
         f"{path.relative_to(PACKAGE)} imports {name}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         if layer_of(path) not in ("cli", "__main__")
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -186,7 +195,7 @@ def test_one_module_removes_folders_and_locks_files():
     """It knows what network file systems answer."""
     calls = {"rmtree", "rmdir", "removedirs", "flock", "lockf"}
     users = set()
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in calls:
                 users.add(str(path.relative_to(PACKAGE)))
@@ -199,7 +208,7 @@ def test_what_belongs_to_the_process_is_in_the_architecture():
              "Living", "local", "set"}  # fmt: skip
     page = (PACKAGE.parent / "docs/architecture.md").read_text()
     text, found = page.partition("belongs to the process")[2], set()
-    for tree in TREES.values():
+    for tree in trees().values():
         for node in tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 made = getattr(node.value, "func", None)
