@@ -1,6 +1,6 @@
 """Whoever drives the loop, epoch and place are right, also after a stop.
 
-20 cases of each kind here, 200 with --torture. `python tests/helpers/driving.py SEED` repeats one.
+10 cases of each kind here, 200 with --torture. `python tests/helpers/driving.py SEED` repeats one.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def seeds(request) -> range:
-    return range(200 if request.config.getoption("torture") else 20)
+    return range(200 if request.config.getoption("torture") else 10)
 
 
 def test_a_run_in_one_process_is_where_it_would_be_wherever_it_was_stopped(seeds, folder):

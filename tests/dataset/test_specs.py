@@ -1,6 +1,7 @@
 """Every layout of pixels and masks through Dataset, Collate and Loader, against what was packed."""
 
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -41,11 +42,13 @@ def rgb_of(ds, index) -> np.ndarray:
     return sa1bpack.pixels.yuv420_to_rgb(planes["y"], planes["cb"], planes["cr"])
 
 
-def full_masks(image_id: int) -> np.ndarray:
-    """(m, H, W) bool, decoded by pycocotools at full size."""
+@cache
+def expected_masks(image_id: int, cells: int, fit: str) -> np.ndarray:
+    """(m, cells, cells) bool, of masks that pycocotools decodes at full size."""
     annotations = record(image_id, MASKS[image_id], *SIZES[image_id])["annotations"]
-    masks = [decode(one["segmentation"]) for one in annotations]
-    return np.array(masks, bool).reshape(-1, *SIZES[image_id])
+    full = (decode(annotation["segmentation"]) for annotation in annotations)
+    masks = [grid(mask, cells, fit, "area") for mask in full]
+    return np.array(masks, bool).reshape(-1, cells, cells)
 
 
 @pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
@@ -62,8 +65,7 @@ def test_a_sample_has_the_pixels_and_masks_that_were_packed(layout_packs, fit, p
             assert sample["image"].shape == (SIDE, SIDE, 3)
             assert np.array_equal(sample["image"][:height, :width], reference)
             assert not sample["image"][height:].any() and not sample["image"][:, width:].any()
-        expected = [grid(mask, GRID, fit, "area") for mask in full_masks(sample["image_id"])]
-        assert np.array_equal(sample["masks"], np.array(expected).reshape(-1, GRID, GRID))
+        assert np.array_equal(sample["masks"], expected_masks(sample["image_id"], GRID, fit))
 
 
 @pytest.mark.parametrize("fit", ["pad", "squash", "native"])
@@ -73,8 +75,7 @@ def test_masks_of_another_size_are_drawn_from_the_runs_exactly(layout_packs, fit
     by_runs = sa1bpack.open(layout_packs(fit, masks="runs"), mask_format="runs", mask_size=size)
     assert by_bits.mask_size == by_runs.mask_size == size
     for bits, drawn in zip(by_bits, by_runs, strict=True):
-        expected = [grid(mask, size, fit, "area") for mask in full_masks(bits["image_id"])]
-        expected = np.array(expected, bool).reshape(-1, size, size)
+        expected = expected_masks(bits["image_id"], size, fit)
         assert np.array_equal(drawn["masks"], expected)
         assert np.array_equal(np.packbits(expected, -1, bitorder="little"), bits["masks"])
 
