@@ -10,12 +10,18 @@ from torch.utils.data import get_worker_info
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.chosen import ChosenFields
-from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field, check_added_keys
-from sa1bpack.dataset.rows import offsets_of
+from sa1bpack.dataset.fields import (
+    MASK_FIELDS,
+    SAMPLE_FIELDS,
+    Field,
+    check_added_keys,
+    refuse_in_batches,
+)
 from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
 from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import half
+from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
@@ -309,6 +315,7 @@ class Collate:
         if sample_spec is not None:
             if sample_spec.image.flat:
                 self._canvas = sample_spec.image.side
+            refuse_in_batches(sample_spec.features)
             self._features = sample_spec.features
             self._as_bool = sample_spec.masks.as_bool and sample_spec.masks.source != "runs"
             self._spec_text = sample_spec.as_text()

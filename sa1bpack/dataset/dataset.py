@@ -18,22 +18,14 @@ from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.features import find_features
 from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.pack import Pack, open_folders, pack_sampling
-from sa1bpack.dataset.rows import (
-    IdLookup,
-    Rows,
-    expanded,
-    offsets_of,
-    row_array,
-    rows_at,
-    shard_bounds,
-    take,
-)
+from sa1bpack.dataset.rows import IdLookup, Rows, row_array, rows_at, shard_bounds, take
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.select import Columns
 from sa1bpack.dataset.shards import Location, OpenShard
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
+from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.indices import select_nested, torch_subset
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.paths import local_path
@@ -119,6 +111,11 @@ class Dataset(MapStyle, Pictured):
     file_name                 str
     row                       int                  row in the pack, or in all packs together
     NAME                      (...) or (m, ...)    a feature, with features=["NAME"]
+                              str, list of m str   of text
+                              (n, ...)             of ragged rows, per image
+                              (t, ...)             per mask: the items of all masks
+    NAME_offsets              int64 (m + 1,)       and where those of each mask begin
+    NAME_present              bool, or bool (m,)   of rows that may be missing: which are there
     ========================  ===================  ==========================================
 
     Boxes and points are in pixels of the stored image, so they fit `image`; in source pixels, as in
@@ -276,13 +273,15 @@ class Dataset(MapStyle, Pictured):
                 "max") > 100_000)`. Or a text, which is not run as code, of a name, a sign and a
                 number: `ds.where("mask_count >= 10")`. Names: mask_count, annotation_count, height,
                 width, image_id, and sum, max or min of area, predicted_iou, stability_score or
-                annotation_id, as in `"max(area) > 100000"`.
+                annotation_id, as in `"max(area) > 100000"`. Or the name of a feature with a row per
+                image: `ds.where("caption")` has the samples whose row is there.
 
         Raises:
             OptionError: a condition that is none of these.
             IndexError: an array of another length.
         """
-        return self._selected(select.flags(condition, self.columns(), len(self)))
+        features = self.spec.features
+        return self._selected(select.flags(condition, self.columns(), len(self), features))
 
     def split(self, *, val_fraction: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
         """Two parts, for training and validation: `train, val = ds.split(val_fraction=0.01)`.
@@ -381,7 +380,8 @@ class Dataset(MapStyle, Pictured):
             name: image_id, mask_count (both from the index, without reading shards, unless the
                 dataset has a rule for masks: then they are counted), height and width of the
                 source, size, annotation_count, file_name, checksum, or a feature with a row per
-                image (read from all shards); with `reduce`, a column of masks.
+                image (read from all shards), NAME, whose strings or ragged rows are objects (n,),
+                or NAME_present; with `reduce`, a column of masks.
             reduce: "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
                 `ds.column("area", "sum")`.
             missing: value of the samples whose shard is damaged, which is logged; a loader with
@@ -397,6 +397,8 @@ class Dataset(MapStyle, Pictured):
         if name == "image_id":
             return self.pack.image_ids(self._rows)
         out = select.empty_column(self.pack, name, len(self))
+        if reduce is not None and out.dtype == bool:
+            out = out.astype(np.int64)
         for positions in self._positions_by_shard():
             with self._filling(out, positions, missing, name):
                 columns = self._columns_of(positions)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack.arguments import items_of
-from sa1bpack.dataset.fields import check_feature_name
+from sa1bpack.dataset.fields import check_feature_keys, check_feature_name
 from sa1bpack.dataset.shards import Feature
 from sa1bpack.errors import NotAPack, OptionError
 from sa1bpack.format.side.spec import (
@@ -70,6 +70,7 @@ def find_features(
         check_feature_name(name)
         if spec_names.count(name) > 1:
             raise OptionError(f"features has {brief(name)} more than once")
+    check_feature_keys(feature.spec for feature in features)
     return features
 
 

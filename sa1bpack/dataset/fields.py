@@ -6,14 +6,14 @@ tests compare the tables in the documentation with them. The numbers of a mask a
 `sa1bpack.loading.batch.load_samples` or in `sa1bpack.loading.located_batch`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.side.spec import side_name
+from sa1bpack.format.side.spec import SideSpec, side_name
 from sa1bpack.mask_numbers import MASK_NUMBERS, MaskNumber
 from sa1bpack.wording import brief
 
@@ -92,6 +92,71 @@ SIZE_COLUMNS = {"height": 0, "width": 1}
 def number_fields(layout: Layout) -> tuple[Field, ...]:
     """The numbers of each mask that packs of this layout have."""
     return tuple(Field.of(number) for number in layout.mask_numbers)
+
+
+class FeatureKeys(NamedTuple):
+    """The keys that a feature has in samples and batches, "" for one that it does not have.
+
+    ==========  ===============================  =================================================
+    key         in a sample                      in a batch
+    ==========  ===============================  =================================================
+    rows        fixed: (...) or (m, ...)         (B, ...); per mask (T, ...) or (B, M, ...)
+                ragged: (n, ...), per mask       concat layouts: (t, ...), row after row; padded
+                (t, ...), row after row          ones: (B, L, ...) or (B, M, L, ...), zero-padded
+                text: str, per mask list of str  list of str; per mask, padded: list of such lists
+    offsets     ragged numbers per mask:         ragged numbers, concat layouts: int64, one more
+                int64 (m + 1,)                   than there are rows
+    lengths                                      ragged numbers, padded layouts: int64 (B,) or
+                                                 (B, M), items of each row
+    present     rows may be missing: bool, per   bool (B,); per mask (T,) or (B, M)
+                mask bool (m,)
+    ==========  ===============================  =================================================
+
+    `present` is a column, too.
+    """
+
+    rows: str
+    offsets: str = ""
+    lengths: str = ""
+    present: str = ""
+
+    @classmethod
+    def of(cls, spec: SideSpec) -> "FeatureKeys":
+        """The keys of a feature."""
+        keys = cls(spec.name)
+        if spec.ragged and not spec.text:
+            keys = keys._replace(offsets=f"{spec.name}_offsets", lengths=f"{spec.name}_lengths")
+        if spec.missing:
+            keys = keys._replace(present=f"{spec.name}_present")
+        return keys
+
+
+def check_feature_keys(specs: Iterable[SideSpec]) -> None:
+    """Raise OptionError if two features have the same key, or one has a key that is taken."""
+    features: dict[str, str] = {}
+    for spec in specs:
+        for key in filter(None, FeatureKeys.of(spec)):
+            if key in TAKEN_BY:
+                raise OptionError(
+                    f"feature {brief(spec.name)} has the key {brief(key)}: {TAKEN_BY[key]}; "
+                    "choose another name"
+                )
+            if key in features:
+                raise OptionError(
+                    f"features {brief(features[key])} and {brief(spec.name)} have both the key "
+                    f"{brief(key)}: leave one of them out, or give it another name"
+                )
+            features[key] = spec.name
+
+
+def refuse_in_batches(specs: Iterable[SideSpec]) -> None:
+    """Raise OptionError for a feature that batches cannot have."""
+    for spec in specs:
+        if spec.ragged or spec.missing:
+            raise OptionError(
+                f"feature {spec.name} is {spec.to_text()}: batches do not have such rows yet, "
+                "samples and columns do; open the dataset without it, or read it by ds[i]"
+            )
 
 
 # Every key that sa1bpack writes into a sample or a batch, by who writes it. Neither a feature nor

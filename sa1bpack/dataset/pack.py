@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_of, row_array
+from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, row_array
 from sa1bpack.dataset.shards import (
     CACHE,
     LOCATION,
@@ -47,6 +47,7 @@ from sa1bpack.format.index import (
 )
 from sa1bpack.format.layout import image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest, completeness_of, make_manifest
+from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard
 from sa1bpack.format.side.spec import ShardIdentity, shard_identities
 from sa1bpack.masks.select import MaskRule

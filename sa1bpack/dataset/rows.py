@@ -101,23 +101,6 @@ def rows_at(rows: Rows, positions: np.ndarray) -> np.ndarray:
     return selected
 
 
-def offsets_of(counts: np.ndarray) -> np.ndarray:
-    """int64 (n,) counts as int64 (n + 1,) offsets from 0."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
-def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The rows of n ranges, one range after another: range i begins at first[i].
-
-    Args:
-        first: int64 (n,), first row of each range.
-        offsets: int64 (n + 1,) from 0: range i has offsets[i + 1] - offsets[i] rows.
-    """
-    return np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
-
-
 def shard_bounds(first_row: Sequence[int] | np.ndarray, rows: Rows) -> np.ndarray:
     """int64 (k + 1,): positions from 0 to n among rows, where the shard changes.
 

@@ -13,6 +13,7 @@ import numpy as np
 from sa1bpack import masks, pixels
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.chosen import ChosenFields
+from sa1bpack.dataset.feature_values import sample_values
 from sa1bpack.dataset.features import feature_paths
 from sa1bpack.dataset.fields import MASK_FIELDS, NUMBER_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
@@ -355,14 +356,16 @@ def read_sample(
             first_mask = 0
             stop_mask = arrays.lengths.masks
         sample: dict[str, Any] = {}
+        selected = None
         if chosen is None or chosen.of_shards:
-            rows = _views(arrays, row, first_mask, stop_mask, spec, chosen)
-            sample = sample_of_rows(rows, spec)
+            stored = _views(arrays, row, first_mask, stop_mask, spec, chosen)
+            sample = sample_of_rows(stored, spec)
+            selected = convert(sample, pack.layout, options.rule, spec)
         for feature in arrays.features:
-            stored = feature.rows(row, first_mask, stop_mask)
-            sample[feature.spec.name] = feature.spec.read(stored)
-        if chosen is None or chosen.of_shards:
-            convert(sample, pack.layout, options.rule, spec)
+            rows = feature.rows(*feature.spec.row_range(row, first_mask, stop_mask))
+            if selected is not None and feature.spec.axis == "mask":
+                rows = rows.take(selected)
+            sample |= sample_values(feature, rows)
     except ResourceShortage:
         raise
     except (FormatError, MaskError, OSError, UnicodeDecodeError) as error:
@@ -372,7 +375,7 @@ def read_sample(
 
 def convert(
     sample: dict[str, Any], layout: Layout, rule: MaskRule | None, spec: SampleSpec
-) -> None:
+) -> np.ndarray | None:
     """Convert a sample's stored rows to the form that was asked for, in place.
 
     Args:
@@ -381,23 +384,27 @@ def convert(
         rule: which of the stored masks the sample has; None: all.
         spec: the form that was asked for; image and masks may be left out.
 
+    Returns:
+        int64 (m,): which of the stored masks the sample has; None: all.
+
     Raises:
         FormatError, MaskError, UnicodeDecodeError: the rows are none that a packer writes.
     """
     sample["file_name"] = sample["file_name"].tobytes().rstrip(b"\0").decode()
+    selected = None
     if rule is not None:
-        _keep(sample, rule, spec)
+        selected = _keep(sample, rule, spec)
     if "image" in sample and (spec.image.flat or spec.image.how != AS_STORED):
         sample["image"] = _pixels(sample["image"], layout, sample["size"], spec.image)
     if spec.masks.source == "runs":
         sample.pop("masks", None)
         if "run_ends" not in sample:
-            return
+            return selected
         height, width = sample["size"][:2].tolist()
         _kernels("arrays").check_image_runs(
             sample["run_ends"], sample["run_offset"], height * width
         )
-        return
+        return selected
     if "run_ends" in sample:  # masks are drawn from them
         run_ends = sample.pop("run_ends")
         run_offset = sample.pop("run_offset")
@@ -405,6 +412,7 @@ def convert(
     if "masks" in sample and spec.masks.as_bool:
         bits = sample["masks"]
         sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
+    return selected
 
 
 def delivered(sample: dict[str, Any], image_id: int, row: int, options: SampleOptions) -> Any:
@@ -480,8 +488,11 @@ def _kernels(name: str) -> Any:
     return import_module(f"sa1bpack.masks.{name}")
 
 
-def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> None:
-    """Keep the masks that pass a rule; arrays that lose masks are copies, read-only like views."""
+def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> np.ndarray | None:
+    """Keep the masks that pass a rule; arrays that lose masks are copies, read-only like views.
+
+    Returns which of the masks these are, int64 (m,); None: all.
+    """
     height, width = sample["size"][:2].tolist()
     selected = select_masks(
         rule,
@@ -492,12 +503,11 @@ def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> None:
         image_id=0,  # which decides nothing but a random choice
     )
     if len(selected) == len(sample["areas"]):
-        return
+        return None
     # Stored bits are not used where masks come from runs.
     keys = [field.sample for field in NUMBER_FIELDS if field.sample in sample]
     if spec.masks.source == "bits" and "masks" in sample:
         keys.append("masks")
-    keys += [feature.name for feature in spec.features if feature.axis == "mask"]
     arrays = {key: sample[key][selected] for key in keys}
     if "run_ends" in sample:
         arrays["run_ends"], arrays["run_offset"] = _kernels("rle").take_masks(
@@ -506,6 +516,7 @@ def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> None:
     for array in arrays.values():
         array.flags.writeable = False
     sample |= arrays
+    return selected
 
 
 def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpec) -> np.ndarray:

@@ -14,7 +14,7 @@ contains every smaller one of the same seed, and packs on different machines agr
 import logging
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,17 +23,27 @@ from typing import Any, Literal
 import numpy as np
 
 from sa1bpack.arguments import choice
-from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_COLUMNS, SIZE_COLUMNS, number_fields
+from sa1bpack.dataset.feature_values import column_values, empty_values, present_of
+from sa1bpack.dataset.fields import (
+    NUMBER_FIELDS,
+    SAMPLE_COLUMNS,
+    SIZE_COLUMNS,
+    FeatureKeys,
+    number_fields,
+)
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, expanded, offsets_of, row_array, rows_at
+from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, row_array, rows_at
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.dataset.shards import CACHE, Location
 from sa1bpack.errors import OptionError, OutputRefused, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.format.manifest import refuse_in_pack
+from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.format.selection import is_selection, read_selection, write_selection
 from sa1bpack.format.shard_reader import Shard, read_array_rows
-from sa1bpack.format.side.spec import FeatureShard
+from sa1bpack.format.side.rows import FeatureRows, joined
+from sa1bpack.format.side.shard import FeatureShard
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.select import passes
 from sa1bpack.paths import listed
 from sa1bpack.random_words import words
@@ -58,7 +68,9 @@ class Columns:
     columns["file_name"]    (k,) S64
     columns["checksum"]     (k,) uint64
     columns["area"], columns["bbox"], ...   (m, ...): one row per mask, types as in docs/format.md
-    columns["NAME"]              (k, ...) or (m, ...): a feature of the dataset
+    columns["NAME"]              (k, ...) or (m, ...): a feature of the dataset; of text, or of
+                                 ragged rows, (k,) or (m,) objects: strings, or arrays (n, ...)
+    columns["NAME_present"]      (k,) or (m,) bool: the rows that are there, if some may be missing
     columns.reduced("area", "max")          (k, ...): one value per sample
 
     Masks that the dataset's rule leaves out are not among the m.
@@ -128,25 +140,37 @@ class Columns:
         if name == "file_name":
             return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._shard_rows, 0]
         for feature in self._opened.features:
-            if feature.spec.name == name:
-                return feature.spec.read(self._feature_rows(feature))
+            if name == feature.spec.name:
+                return column_values(feature, self._feature_rows(feature))
+            if name == FeatureKeys.of(feature.spec).present:
+                return present_of(feature.spec, self._feature_rows(feature))
         if name in SAMPLE_COLUMNS:
             return self._array(name)[self._shard_rows]
         check_column(name, "mask", self._pack)
         return self._array(name)[self._masks]
 
-    def _feature_rows(self, feature: FeatureShard) -> np.ndarray:
+    def present(self, name: str) -> np.ndarray:
+        """bool (k,) or (m,): which rows of a feature are there. Raises UnknownName."""
+        for feature in self._opened.features:
+            if feature.spec.name == name:
+                return present_of(feature.spec, self._feature_rows(feature))
+        raise UnknownName(f"no feature {brief(name)}: add it with ds.with_options(features=...)")
+
+    def _feature_rows(self, feature: FeatureShard) -> FeatureRows:
         """The stored rows of a feature, compared with their checksums if that is asked."""
         of_samples = feature.spec.axis == "sample"
         if not self._verified:
-            return feature.values[self._shard_rows if of_samples else self._masks]
-        rows = []
+            rows = self._shard_rows if of_samples else self._masks
+            if isinstance(rows, slice):
+                return feature.rows(rows.start, rows.stop)
+            return feature.take(rows)
+        read = []
         for location in self._locations.tolist():
-            rows.append(self._opened.copy_feature(feature, Location(*location)))
-        stored = np.concatenate(rows)
-        if of_samples:
+            read.append(self._opened.copy_feature(feature, Location(*location)))
+        stored = joined(read)
+        if of_samples or isinstance(self._passing, slice):
             return stored
-        return stored[self._passing]
+        return stored.take(self._passing)
 
     def _array(self, name: str) -> np.ndarray:
         read = read_array_rows if self._verified else Shard.__getitem__
@@ -161,6 +185,13 @@ class Columns:
         check_column(name, "mask", self._pack)
         choice("reduce", how, REDUCTIONS)
         values = self[name]
+        if values.dtype == object:
+            raise OptionError(
+                f"the rows of {name} are texts, or of any length: they have no {how}; reduce "
+                "columns[NAME] by a function of your own"
+            )
+        if values.dtype == bool:  # which rows of a feature are there: "sum" counts them
+            values = values.astype(np.int64)
         counts = self["mask_count"]
         out = np.zeros((len(self), *values.shape[1:]), values.dtype)
         filled = counts > 0
@@ -180,7 +211,8 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
         "mask": [*(field.array for field in number_fields(pack.layout)), "number_types"],
     }
     for feature in pack.features:
-        columns[feature.spec.axis].append(feature.spec.name)
+        keys = FeatureKeys.of(feature.spec)
+        columns[feature.spec.axis] += filter(None, (keys.rows, keys.present))
     if name not in columns[axis]:
         raise UnknownName(
             f"no column {brief(name)} has one value per {axis}: those with one per sample, of "
@@ -196,7 +228,9 @@ def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
         return np.empty(count, f"S{FILE_NAME_BYTES}")
     for feature in pack.features:
         if feature.spec.name == name:
-            return np.empty((count, *feature.spec.row_shape), feature.spec.row_dtype)
+            return empty_values(feature.spec, count)
+        if FeatureKeys.of(feature.spec).present == name:
+            return np.empty(count, bool)
     if name in SIZE_COLUMNS:
         return np.empty(count, pack.layout.array("size").dtype)
     spec = pack.layout.array(name)
@@ -248,20 +282,23 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
     return as_rows(rows[chosen[pack.shard_numbers(rows)]])
 
 
-def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
+def flags(
+    condition: Any, columns: Iterable[Columns], count: int, features: Sequence[SideSpec]
+) -> np.ndarray:
     """bool (count,): which samples fulfil a condition.
 
     Args:
         condition: as for `Dataset.where`.
         columns: columns of all samples, one shard at a time.
         count: samples in all.
+        features: the features of the dataset, of which a text may name one.
 
     Raises:
         OptionError: the condition is neither bools nor a function that returns them.
     """
     fulfils: Callable[[Columns], np.ndarray]
     if isinstance(condition, str):
-        fulfils = parse_condition(condition)
+        fulfils = _has_row(condition, features) or parse_condition(condition)
     elif callable(condition):
         fulfils = partial(_of_user, condition)
     else:
@@ -279,6 +316,24 @@ def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
             )
         keep[shard_columns.positions] = bools
     return keep
+
+
+def _has_row(text: str, features: Sequence[SideSpec]) -> Callable[[Columns], np.ndarray] | None:
+    """The condition that a sample has a row of the feature that a text names; None: it names none.
+
+    Raises OptionError for a feature with a row per mask.
+    """
+    name = text.strip().removesuffix(".present")
+    for spec in features:
+        if spec.name != name:
+            continue
+        if spec.axis == "mask":
+            raise OptionError(
+                f"where is {brief(text)}, a feature with a row per mask: choose a function of "
+                f'columns, such as lambda c: c.reduced("{name}_present", "max") > 0'
+            )
+        return lambda columns: columns.present(name)
+    return None
 
 
 def _of_user(condition: Callable[[Columns], np.ndarray], columns: Columns) -> np.ndarray:

@@ -9,7 +9,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,9 @@ from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import is_shortage
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
-from sa1bpack.format.side.spec import FeatureShard, ShardIdentity, SideSpec
+from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.shard import FeatureShard
+from sa1bpack.format.side.spec import ShardIdentity, SideSpec
 from sa1bpack.urls import FOLDER_BYTES, Lease, SideSource
 
 _T = TypeVar("_T")
@@ -75,12 +77,10 @@ class Feature:
                     f"feature {self.spec.name} has no rows for shard {shard.name}; run "
                     "`sa1bpack derive` again"
                 )
-            empty = np.empty((0, *self.spec.stored_shape), self.spec.stored)
-            return FeatureShard(Path(), self.spec, empty, 0)
+            return FeatureShard.without_rows(self.spec)
         if folder in self.sources:
             leases.append(self.sources[folder].fetch(self.spec, shard))
-        opened: FeatureShard = FeatureShard.open(folder, self.spec, shard)
-        return opened
+        return FeatureShard.open(folder, self.spec, shard)
 
     def shard_folder(self, number: int) -> Path:
         """The folder of the feature shard of a shard, by its number, which has one."""
@@ -193,7 +193,7 @@ class OpenShard(ShardArrays):
         arrays = {spec.name: shard[spec.name] for spec in rows if spec.name not in _MAPPED_LATER}
         super().__init__(shard.folder, shard.lengths, arrays, features)
         filled = [count for count in rows.values() if count]
-        self.mappings = len(filled) + sum(len(feature.values) > 0 for feature in features)
+        self.mappings = len(filled) + sum(feature.mappings for feature in features)
 
     def path(self, name: str) -> str:
         """The chunk file of an array."""
@@ -245,28 +245,20 @@ class OpenShard(ShardArrays):
         """The features of a sample, copied and compared, each as if it had this sample alone."""
         features = []
         for feature in self.features:
-            values = self.copy_feature(feature, location, direct)
-            features.append(replace(feature, values=values, samples=1))
+            features.append(feature.with_rows(self.copy_feature(feature, location, direct), 1))
         return features
 
     def copy_feature(
         self, feature: FeatureShard, location: Location, direct: bool = False
-    ) -> np.ndarray:
+    ) -> FeatureRows:
         """The stored rows of a sample in a feature, copied and compared with their checksum.
 
-        (1, *stored_shape), or (m, *stored_shape) for one with a row per mask; read-only. Raises as
-        `copy_sample` does.
+        One row, or one per mask; read-only. Raises as `copy_sample` does.
         """
-        first = location.shard_row
-        stop = first + 1
-        if feature.spec.axis == "mask":
-            first = location.first_mask
-            stop = location.stop_mask
-        rows = CACHE.with_resources(
-            lambda: feature.read(location.shard_row, first, stop, direct=direct)
-        )
-        rows.flags.writeable = False
-        return rows
+        row = location.shard_row
+        first, stop = feature.spec.row_range(row, location.first_mask, location.stop_mask)
+        rows = CACHE.with_resources(lambda: feature.read(row, first, stop, direct=direct))
+        return rows.read_only()
 
 
 class OpenFeatures(OpenShard):
@@ -288,7 +280,7 @@ class OpenFeatures(OpenShard):
         """
         ShardArrays.__init__(self, folder, lengths, {}, features)
         self.leases = leases
-        self.mappings = sum(len(feature.values) > 0 for feature in features)
+        self.mappings = sum(feature.mappings for feature in features)
 
     def copy_sample(
         self, location: Location, out: Mapping[str, np.ndarray] | None = None, direct: bool = False

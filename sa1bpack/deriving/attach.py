@@ -1,19 +1,20 @@
 """`sa1bpack.attach`: a feature of rows that exist, matched by id."""
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import torch
-import xxhash
 
+from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.options import RowOptions
-from sa1bpack.deriving.run import stored_rows
+from sa1bpack.deriving.row_source import RowsById, source_of
 from sa1bpack.deriving.target import DeriveResult, FeatureTarget, ShardToDo
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.files import byte_view
-from sa1bpack.format.side.spec import FeatureShard, SideSpec
+from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.shard import FeatureShard
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.options import group_of
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
 # Bytes of rows that are copied at once.
 PIECE_BYTES = 1 << 26
+# Ids that a result names.
+_NAMED_IDS = 5
 
 # Rows as they are stored, and how many each sample has.
-Piece = tuple[np.ndarray, np.ndarray]
+Piece = tuple[FeatureRows, np.ndarray]
 
 
 @checks_options
@@ -35,13 +38,17 @@ Piece = tuple[np.ndarray, np.ndarray]
 def attach(
     ds: Dataset,
     name: str,
-    array: Any,
-    ids: Any,
+    rows: Any,
+    ids: Any = None,
     *,
+    missing: str = "refuse",
+    shape: Sequence[int | None] | None = None,
     progress: ProgressOption = None,
     **options: Unpack["RowKeywords"],
 ) -> DeriveResult:
     """Make a feature of rows that exist, matched by id, whatever their order.
+
+    Rows are fixed, all of one shape; ragged, of any number of items of one shape; or text.
 
     Feature shards that exist are compared with the rows: a call that was killed is repeated to
     resume.
@@ -50,14 +57,19 @@ def attach(
     from is not known here.
 
     Args:
-        ds: a dataset of complete shards, or a torch Subset of one; all its images, or masks, must
-            have a row.
+        ds: a dataset of complete shards, or a torch Subset of one.
         name: name of the array, and its key in samples and batches.
-        array: (n, ...) numpy array, memory map or torch tensor; it may have rows of other ids. Rows
-            are read shard by shard. An array of uint16 that are the bits of bfloat16 is given as
-            `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
-        ids: integers (n,), each once: the image id of each row, or with axis="mask" the annotation
-            id.
+        rows: rows of these ids, or of more. One of the following: an array (n, ...), a memory map
+            or a torch tensor, of fixed rows; a list of strings; a list of arrays, which are ragged
+            if their lengths differ; a dict of id and string or array. In lists and dicts, None is
+            no row. Arrays are read shard by shard. One of uint16 that are the bits of bfloat16 is
+            given as `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
+        ids: the id of each row (n,), each once: the image id, or with axis="mask" the annotation
+            id. Integers, or names of files, "sa_123.jpg" or "sa_123". Default: those of the dict.
+        missing: "refuse": all images, or masks, of the dataset must have a row. "allow": some may
+            have none; samples and batches then have `NAME_present`, too.
+        shape: shape of a row, to be checked; with None in the first place for any length, as in
+            (None, 4096), rows are ragged although they happen to be equally long.
         progress: as in `derive`.
 
     Raises:
@@ -69,25 +81,34 @@ def attach(
 
     Examples:
         >>> ds = sa1bpack.open("packed")
-        >>> captions = np.arange(6, dtype=np.int64).reshape(3, 2)
-        >>> made = sa1bpack.attach(ds, "caption", captions, ids=[2, 5, 6], output="derived/caption")
-        >>> sa1bpack.open("packed", features="derived/caption").by_id(5)["caption"]
+        >>> scores = np.arange(6, dtype=np.int64).reshape(3, 2)
+        >>> made = sa1bpack.attach(ds, "score", scores, ids=[2, 5, 6], output="derived/score")
+        >>> sa1bpack.open("packed", features="derived/score").by_id(5)["score"]
         array([2, 3])
+        >>> captions = {2: "a street", 6: "a harbour at night"}
+        >>> made = sa1bpack.attach(ds, "text", captions, missing="allow", output="derived/text")
+        >>> ds.with_options(features="derived/text").by_id(6)["text"]
+        'a harbour at night'
     """
     check_progress(progress)
+    choice("missing", missing, ("refuse", "allow"))
     ds = as_dataset(ds)
-    rows = group_of(RowOptions, options)
-    target = FeatureTarget(ds, name, {"function": "sa1bpack:attach", "options": {}}, rows)
-    if rows.spatial and rows.covers is None and ds.layout.fit != "squash":
+    row_options = group_of(RowOptions, options)
+    may_be_missing = missing == "allow"
+    provenance = {"function": "sa1bpack:attach", "options": {}}
+    target = FeatureTarget(ds, name, provenance, row_options, may_be_missing)
+    covers = row_options.covers
+    if row_options.spatial and covers is None and ds.layout.fit != "squash":
         raise OptionError(
             "covers is None: choose covers='photograph' if rows cover the image without its "
             "padding, or covers='canvas' if they cover its padding, too, as what a model returns "
             "for the images of a batch"
         )
-    rows_by_id = _RowsById(array, ids)
+    source = source_of(rows, ids, shape)
+    matched = _MatchedRows(target, RowsById(source))
     for shard in target.shards:  # before anything is written
-        rows_by_id.positions(shard, target.axis)
-    target.use(rows_by_id.dtype, array.shape[1:])
+        matched.count(shard)
+    target.use(source.dtype, source.row_shape, source.lengths is not None)
     todo = {shard.identity.feature_shard for shard in target.missing(target.shards)}
     total = sum(shard.identity.lengths.samples for shard in target.shards)
     spec = target.spec
@@ -95,14 +116,14 @@ def attach(
     made_shards = []
     with reporting_steps(progress, "image", total) as step:
         for shard in target.shards:
-            pieces = rows_by_id.pieces(target, spec, shard)
+            pieces = matched.pieces(shard)
             if shard.identity.feature_shard not in todo:
                 existing = FeatureShard.open(target.folder, spec, shard.identity)
-                _compare(existing, spec.row_bytes, pieces)
+                _compare(existing, pieces)
             elif _write(target, spec, shard, pieces):
                 made_shards.append(shard)
             step(len(shard.samples))
-    return target.result(made_shards)
+    return matched.account(target.result(made_shards))
 
 
 def _write(
@@ -115,75 +136,74 @@ def _write(
         return writer.publish()
 
 
-class _RowsById:
-    """The rows that the user gave, by their ids.
+class _MatchedRows:
+    """The rows that the user gave, by the images or masks that they belong to."""
 
-    Attributes:
-        dtype: type of the rows, by name.
-    """
+    def __init__(self, target: FeatureTarget, rows: RowsById):
+        self._target = target
+        self._rows = rows
+        self._is_used = np.zeros(len(rows.source.ids), bool)
+        self._without_row = 0
 
-    def __init__(self, array: Any, ids: Any):
-        if not hasattr(array, "shape") or not hasattr(array, "dtype") or len(array.shape) < 1:
-            raise OptionError(
-                f"array is a {type(array).__name__}: choose an array of rows (n, ...)"
-            )
-        self._array = array
-        _, self.dtype = stored_rows(array[:0])
-        if isinstance(ids, torch.Tensor):
-            ids = ids.cpu().numpy()
-        ids = np.asarray(ids)
-        if ids.shape != (len(array),) or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-            raise OptionError(
-                f"ids are {ids.dtype} {ids.shape}: choose one integer for each of the "
-                f"{len(array):,} rows"
-            )
-        self._order = np.argsort(ids, kind="stable")
-        self._sorted = ids[self._order].astype(np.int64)
-        again = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
-        if len(again):
-            raise OptionError(f"ids has {self._sorted[again[0]]} more than once")
-
-    def positions(self, shard: ShardToDo, axis: str) -> np.ndarray:
-        """int64 (k,): the row of each sample or mask of a shard. Raises OptionError."""
-        if axis == "mask":
-            shard_ids = shard.samples.mask_column("annotation_id")
-            noun = "mask"
-        else:
-            shard_ids = shard.samples.column("image_id")
-            noun = "image"
-        unknown = shard_ids[~np.isin(shard_ids, self._sorted)]
-        if len(unknown):
+    def count(self, shard: ShardToDo) -> None:
+        """Note which rows a shard uses. Raises OptionError if one that must not is missing."""
+        ids = self._ids(shard)
+        positions = self._rows.positions(ids)
+        unknown = ids[positions < 0]
+        if len(unknown) and not self._target.rows_may_be_missing:
+            noun = "image" if self._target.axis == "sample" else "mask"
             raise OptionError(
                 f"ids lacks {counted(len(unknown), noun)} of shard {shard.identity.name}, such as "
-                f"{unknown[0]}"
+                f"{unknown[0]}: add rows, or choose missing='allow'"
             )
-        return self._order[np.searchsorted(self._sorted, shard_ids)]
+        self._without_row += len(unknown)
+        self._is_used[positions[positions >= 0]] = True
 
-    def pieces(self, target: FeatureTarget, spec: SideSpec, shard: ShardToDo) -> Iterator[Piece]:
-        """The rows of a shard, about PIECE_BYTES at a time."""
-        positions = self.positions(shard, target.axis)
+    def _ids(self, shard: ShardToDo) -> np.ndarray:
+        """int64 (k,): ids of the images or masks of a shard."""
+        if self._target.axis == "mask":
+            return shard.samples.mask_column("annotation_id")
+        return shard.samples.column("image_id")
+
+    def pieces(self, shard: ShardToDo) -> Iterator[Piece]:
+        """The rows of a shard as they are stored, about PIECE_BYTES at a time."""
+        target = self._target
+        positions = self._rows.positions(self._ids(shard))
         counts = shard.row_counts(target.axis)
-        sample_bytes = spec.row_bytes * int(counts.max(initial=1))
-        samples = max(1, PIECE_BYTES // max(1, sample_bytes))
         edges = np.concatenate([[0], np.cumsum(counts)])
-        for first in range(0, len(counts), samples):
-            stop = min(first + samples, len(counts))
-            rows, _ = stored_rows(self._array[positions[edges[first] : edges[stop]]])
-            yield target.stored(shard, rows, counts[first:stop], first), counts[first:stop]
+        ends = np.concatenate([[0], np.cumsum(self._rows.row_bytes(positions))])[edges]
+        first = 0
+        while first < len(counts):
+            most = ends[first] + PIECE_BYTES
+            stop = max(first + 1, int(np.searchsorted(ends, most, "right")) - 1)
+            rows = self._rows.rows(
+                positions[edges[first] : edges[stop]], target.rows_may_be_missing
+            )
+            of_samples = counts[first:stop]
+            yield target.stored(shard, rows, of_samples, first), of_samples
+            first = stop
+
+    def account(self, result: DeriveResult) -> DeriveResult:
+        """A result with the rows that were left out, and the images or masks without a row."""
+        left_out = self._rows.source.ids[~self._is_used]
+        return dataclasses.replace(
+            result,
+            without_row=self._without_row,
+            left_out=len(left_out),
+            left_out_ids=tuple(left_out[:_NAMED_IDS].tolist()),
+        )
 
 
-def _compare(existing: FeatureShard, row_bytes: int, pieces: Iterable[Piece]) -> None:
+def _compare(existing: FeatureShard, pieces: Iterable[Piece]) -> None:
     """Raise OutputRefused unless the feature shard that exists has these rows."""
+    stored = existing.checksum
     sample = 0
     for rows, counts in pieces:
-        data = byte_view(rows).data
-        first = 0
-        for count in counts.tolist():
-            end = first + count * row_bytes
-            if xxhash.xxh3_64_intdigest(data[first:end]) != int(existing.checksum[sample]):
-                raise OutputRefused(
-                    f"{existing.folder}: it has other rows for sample {sample}; remove that "
-                    "folder, or choose another one"
-                )
-            first = end
-            sample += 1
+        checksums = rows.checksums(counts)
+        different = np.flatnonzero(checksums != stored[sample : sample + len(counts)])
+        if len(different):
+            raise OutputRefused(
+                f"{existing.folder}: it has other rows for sample {sample + different[0]}; remove "
+                "that folder, or choose another one"
+            )
+        sample += len(counts)

@@ -19,6 +19,7 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.deriving.target import DeriveResult, FeatureTarget, ShardToDo, share
 from sa1bpack.errors import OptionError
+from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.spec import SIDE_DTYPES
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.keywords import checks_options, takes_options
@@ -281,7 +282,7 @@ class FeatureShardMaker:
 
     def _rows(
         self, shard: ShardToDo, batch: Mapping[str, Any], counts: np.ndarray, first: int
-    ) -> np.ndarray:
+    ) -> FeatureRows:
         """The rows that the function returns for a batch, as they are stored."""
         if self._pipeline is not None:
             batch = self._pipeline(batch)
@@ -300,7 +301,7 @@ class FeatureShardMaker:
                 f"{expected} rows, one per {'image' if self.target.axis == 'sample' else 'mask'}"
             )
         self.target.use(dtype, rows.shape[1:])
-        return self.target.stored(shard, rows, counts, first)
+        return self.target.stored(shard, FeatureRows(rows), counts, first)
 
 
 def _mask_choice(by_mask: bool, chosen: DeriveOptions) -> dict[str, Any] | None:

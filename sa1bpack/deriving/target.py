@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -13,14 +13,15 @@ import numpy as np
 from sa1bpack import __version__
 from sa1bpack.arguments import part_of_job, whole_number
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import check_feature_name
+from sa1bpack.dataset.fields import check_feature_keys, check_feature_name
 from sa1bpack.deriving.options import RowOptions
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
+from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.spec import (
     SCALED_DTYPES,
     SIDES_NAME,
-    FeatureShard,
     ShardIdentity,
     SideManifest,
     SideSpec,
@@ -48,6 +49,9 @@ class DeriveResult:
         made: names of the shards whose rows this call made.
         existing: names of the shards whose rows were there before.
         missing: names of the shards without rows yet: those of other ranks or parts of a job.
+        without_row: of `attach` with missing="allow", how many images, or masks, have no row.
+        left_out: of `attach`, how many rows have an id that the dataset lacks.
+        left_out_ids: the first of these ids.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -60,13 +64,23 @@ class DeriveResult:
     made: tuple[str, ...]
     existing: tuple[str, ...]
     missing: tuple[str, ...]
+    without_row: int = 0
+    left_out: int = 0
+    left_out_ids: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         state = "complete"
         if self.missing:
             state = f"{len(self.missing):,} missing"
         shards = counted(len(self.made), "shard")
-        return f"{self.folder}: {shards} made, {len(self.existing):,} existing, {state}"
+        text = f"{self.folder}: {shards} made, {len(self.existing):,} existing, {state}"
+        if self.without_row:
+            text += f"; {self.without_row:,} without a row"
+        if self.left_out:
+            rows = counted(self.left_out, "row")
+            text += f"; {rows} left out, of ids that the dataset lacks, such as "
+            text += ", ".join(map(str, self.left_out_ids))
+        return text
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,7 @@ class FeatureTarget:
         provenance: record of how the feature is made, for its manifest.
         spec: spec of its rows; None until it is known.
         shards: shards of the dataset, in order, without those that have no samples.
+        rows_may_be_missing: the feature is one of rows that may be missing.
     """
 
     def __init__(
@@ -100,8 +115,14 @@ class FeatureTarget:
         name: str,
         provenance: dict[str, Any],
         rows: RowOptions,
+        missing: bool = False,
     ):
-        """Check the arguments. Raises what `derive` raises."""
+        """Check the arguments. Raises what `derive` raises.
+
+        Args:
+            missing: rows may be missing.
+        """
+        self.rows_may_be_missing = missing
         self.axis = rows.axis
         self._rows = rows
         self._scaled = SCALED_DTYPES.get(rows.quantize or "")
@@ -133,11 +154,11 @@ class FeatureTarget:
                 f"{brief(self._rows.quantize)}: choose quantize as before (--quantize), or another "
                 "folder"
             )
-        asked_for = self._spec(spec.dtype, spec.row_shape)
+        asked_for = self._spec(spec.dtype, spec.row_shape, spec.ragged)
         create_side(self.folder, SideManifest(asked_for, self.provenance))  # refuses another one
         self.spec = spec
 
-    def _spec(self, dtype: str, row_shape: tuple[int, ...]) -> SideSpec:
+    def _spec(self, dtype: str, row_shape: tuple[int, ...], ragged: bool) -> SideSpec:
         """The spec of rows of this type and shape, as the options ask for."""
         return SideSpec(
             self.name,
@@ -148,10 +169,17 @@ class FeatureTarget:
             self._rows.spatial,
             cast(Any, self._covers),
             cast(Any, self._rows.interpolation),
+            ragged,
+            self.rows_may_be_missing,
         )
 
-    def use(self, dtype: str, shape: Sequence[int]) -> None:
+    def use(self, dtype: str, shape: Sequence[int], ragged: bool = False) -> None:
         """Make the folder for rows of this type and shape, or check that it is for such rows.
+
+        Args:
+            dtype: type of the rows: one of SIDE_DTYPES, or TEXT.
+            shape: shape of a row, or of an item of ragged rows.
+            ragged: rows have any number of items.
 
         A folder without feature shards, which a call that failed has left, is replaced.
         """
@@ -160,7 +188,8 @@ class FeatureTarget:
             if "float" not in dtype:
                 raise OptionError(f"rows are {dtype}: choose floats, or quantize=None")
             dtype = self._scaled
-        spec = self._spec(dtype, tuple(shape))
+        spec = self._spec(dtype, tuple(shape), ragged)
+        check_feature_keys([spec])
         if spec.spatial and spec.covers is None:
             raise OptionError(
                 f"covers is None, but rows are {spec.row_shape}, not as high as wide: choose "
@@ -197,32 +226,33 @@ class FeatureTarget:
         return [shard for shard in shards if shard.identity.feature_shard not in names]
 
     def stored(
-        self, shard: ShardToDo, rows: np.ndarray, counts: np.ndarray, first: int
-    ) -> np.ndarray:
+        self, shard: ShardToDo, rows: FeatureRows, counts: np.ndarray, first: int
+    ) -> FeatureRows:
         """Rows as they are stored.
 
         Args:
             shard: the shard that the rows belong to.
-            rows: (n, ...), of the type that `use` was given.
+            rows: rows of the type that `use` was given, without scales.
             counts: int64 (k,), rows of each of the k samples.
             first: row of the first of these samples in the shard.
 
         Raises:
             OptionError: rows have NaN or an infinity and must not; the message names the sample.
         """
-        values = rows
+        values = rows.values
         if self._row_dtype == "bfloat16":
-            values = (rows.astype(np.uint32) << 16).view(np.float32)
+            values = (values.astype(np.uint32) << 16).view(np.float32)
         if not self._rows.allow_nonfinite and values.dtype.kind == "f":
-            self._check_finite(shard, values, counts, first)
+            self._check_finite(shard, replace(rows, values=values), counts, first)
         if self._scaled is None:
             return rows
-        return scaled_of(values, self._scaled)
+        return replace(rows, values=scaled_of(values, self._scaled))
 
     def _check_finite(
-        self, shard: ShardToDo, values: np.ndarray, counts: np.ndarray, first: int
+        self, shard: ShardToDo, rows: FeatureRows, counts: np.ndarray, first: int
     ) -> None:
         """Raise OptionError for rows with NaN or an infinity; arguments as in `stored`."""
+        values = rows.values
         remedy = "store such rows with allow_nonfinite=True"
         if self._scaled:
             remedy = "store rows beyond float16 without quantize"
@@ -232,6 +262,8 @@ class FeatureTarget:
         if not nonfinite.any():
             return
         row = int(nonfinite.argmax())
+        if rows.lengths is not None:
+            row = int(np.searchsorted(np.cumsum(rows.lengths), row, "right"))
         edges = np.cumsum(counts)
         sample = int(np.searchsorted(edges, row, "right"))
         name = f"image {shard.samples.column('image_id')[first + sample]}"

@@ -17,9 +17,9 @@ from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
-    FeatureShard,
     ShardIdentity,
     SideManifest,
     create_side,
@@ -162,10 +162,6 @@ def copy_feature_shard(
     with FeatureShardWriter(target, spec, new) as writer:
         for row in shard.rows.tolist():
             interrupts.check()
-            first = row
-            stop = row + 1
-            if spec.axis == "mask":
-                first = int(first_mask[row])
-                stop = int(first_mask[row + 1])
+            first, stop = spec.row_range(row, int(first_mask[row]), int(first_mask[row + 1]))
             writer.append(existing.read(row, first, stop), np.array([stop - first]))
         writer.publish()

@@ -160,8 +160,12 @@ def read_json(path: Path, remedy: str = REMEDY) -> Any:
 
 
 def check_version(
-    path: Path, version: Any, reads: tuple[int, int] = FORMAT_VERSION, remedy: str = REMEDY
-) -> None:
+    path: Path,
+    version: Any,
+    reads: tuple[int, int] = FORMAT_VERSION,
+    remedy: str = REMEDY,
+    oldest: int | None = None,
+) -> int:
     """Check a version before anything else of what it belongs to is trusted.
 
     Args:
@@ -169,6 +173,10 @@ def check_version(
         version: the version, as decoded JSON.
         reads: version of this release: later minor ones are accepted.
         remedy: what to do, for the message.
+        oldest: the first major version that this release reads, too. Default: no other.
+
+    Returns:
+        The major version.
 
     Raises:
         FormatError: the version is not [major, minor].
@@ -180,11 +188,15 @@ def check_version(
         raise FormatError(
             f"{path}: version is {brief(version)}, not [major, minor]; {remedy}"
         ) from None
-    if major != reads[0]:
+    if oldest is None:
+        oldest = reads[0]
+    if not oldest <= major <= reads[0]:
+        versions = " and ".join(f"{number}.x" for number in range(oldest, reads[0] + 1))
         raise VersionError(
             f"{path}: format version {brief(major)}.{brief(minor)}, but this release reads "
-            f"{reads[0]}.x; install a sa1bpack for format {brief(major)}"
+            f"{versions}; install a sa1bpack for format {brief(major)}"
         )
+    return major
 
 
 def check_group(

@@ -29,8 +29,8 @@ FILE_NAME_BYTES = 64
 MAX_IMAGE_SIZE = 16384
 MAX_MASK_SIZE = 16384
 
-# "shard" is an axis of the index alone.
-Axis = Literal["shard", "sample", "mask", "run", "image_byte"]
+# "shard" is an axis of the index alone, "item" one of features.
+Axis = Literal["shard", "sample", "mask", "run", "image_byte", "item"]
 FITS = ("pad", "squash", "native")
 PIXELS = ("rgb", "yuv420")
 

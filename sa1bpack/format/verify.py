@@ -208,7 +208,7 @@ def _check_side(
         names = side.feature_shard_names(folder)
         if share[0] == 1:
             with check.collecting(feature=spec.name):
-                _check_side_files(check, folder)
+                _check_side_files(check, folder, spec)
             coverage = side.coverage(names, shards or ())
             if coverage.missing:
                 check.notes.append(f"{folder}: {coverage}; to make them, {side.AGAIN}")
@@ -226,7 +226,7 @@ def _check_side(
     return len(names)
 
 
-def _check_side_files(check: Check, folder: Path) -> None:
+def _check_side_files(check: Check, folder: Path, spec: side.SideSpec) -> None:
     """Check the files of a feature above its feature shards. Raises FormatError and OSError."""
     for stray in side.strays_of(folder):
         check.add(f"{stray}: not a feature shard; remove it", extra=True)
@@ -235,7 +235,7 @@ def _check_side_files(check: Check, folder: Path) -> None:
         check_list(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
     for path, digest in listed.items():
         check.digest(folder / path, digest)
-    arrays.check_metadata(folder / arrays.METADATA_NAME, side.SIDE_ROOT_METADATA)
+    arrays.check_metadata(folder / arrays.METADATA_NAME, side.side_root_metadata(spec))
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:

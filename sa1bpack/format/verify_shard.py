@@ -32,7 +32,9 @@ from sa1bpack.format.layout import ArraySpec, AxisLengths, Layout, image_nbytes,
 from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.format.problems import Check, PackFiles, ProblemFields
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
-from sa1bpack.format.side.spec import REMAKE, FeatureShard, ShardIdentity, SideSpec
+from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.shard import FeatureShard, items_of
+from sa1bpack.format.side.spec import REMAKE, ShardIdentity, SideSpec
 from sa1bpack.paths import naming
 from sa1bpack.threads import ThreadPool
 
@@ -326,7 +328,8 @@ def check_feature_shard(
         FormatError, OSError: it does not say which shard it is for.
     """
     identity = _read_identity(folder)
-    arrays = spec.arrays(identity.lengths)
+    items = items_of(folder) if spec.ragged else 0
+    arrays = spec.arrays(identity.lengths, items)
     check.advance(group_bytes(arrays))
     listed = _listed_files(check, folder, group_files(arrays))
     compared = set()
@@ -340,7 +343,7 @@ def check_feature_shard(
         elif number is not None and index is not None:
             first, stop = index.shard_offset[number : number + 2].tolist()
             counts = np.diff(index.mask_offset[first : stop + 1])
-        if not quick and counts.sum() == len(opened.values):
+        if not quick and counts.sum() == opened.row_count:
             values = {spec.values: len(opened.values)}
             check_samples = partial(_check_rows, check, opened, counts)
             _check_streams(check, folder, values, listed, check_samples)
@@ -357,18 +360,41 @@ def _check_rows(check: Check, opened: FeatureShard, counts: np.ndarray, streams:
         counts: int64 (N,), rows of each sample.
         streams: name of an array → the stream of its file.
     """
+    spec = opened.spec
     stored = opened.checksum
-    stream = streams[opened.spec.values.name]
+    stream = streams[spec.values.name]
     first = 0
     for sample, stop in enumerate(np.cumsum(counts).tolist()):
-        computed = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)).data)
+        lengths = None
+        present = None
+        if opened.offset is not None:
+            lengths = np.diff(opened.offset[first : stop + 1])
+        if opened.present is not None:
+            present = opened.present[first:stop]
+        rows = FeatureRows(stream.read(*opened.span(first, stop)), lengths, present)
+        computed = int(rows.checksums([stop - first])[0])
         expected = int(stored[sample])
-        first = stop
         if computed != expected:
             check.add(
                 f"checksum of sample {sample} is {computed:016x}, but {expected:016x} is stored; "
                 f"{REMAKE}"
             )
+        else:
+            _check_values(check, spec, rows, f"{opened.path}: sample {sample}")
+        first = stop
+
+
+def _check_values(check: Check, spec: SideSpec, rows: FeatureRows, name: str) -> None:
+    """Check what the values of rows must be: UTF-8 if they are text, zero if they are missing."""
+    if spec.text:
+        try:
+            rows.texts(name)
+        except FormatError as error:
+            check.add(f"{error}; {REMAKE}")
+    elif rows.present is not None and rows.lengths is None:
+        without_row = rows.values[rows.present == 0]
+        if without_row.any():
+            check.add(f"{name} has values in a row that is missing; {REMAKE}")
 
 
 def _read_identity(folder: Path) -> ShardIdentity:

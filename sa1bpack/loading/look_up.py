@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.rows import expanded, offsets_of
 from sa1bpack.dataset.shards import SHARD, ShardArrays
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError
+from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.kernels import memcpy, njit
 from sa1bpack.loading.batch.mask_choice import MaskChoice

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import (
     SampleForm,
     SampleOptions,
@@ -21,6 +20,7 @@ from sa1bpack.dataset.sample import (
     sample_of_rows,
 )
 from sa1bpack.errors import OptionError, ReadError, SampleError, SourceError
+from sa1bpack.format.offsets import offsets_of
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, select_masks
 from sa1bpack.options import declarations, option
 from sa1bpack.packing.options import PackOptions

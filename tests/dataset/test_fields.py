@@ -33,6 +33,8 @@ def table_of(documentation: str) -> dict[str, str]:
 
 OF_SAMPLES = table_of(Dataset.__doc__)
 OF_BATCHES = table_of(Collate.__doc__)
+# NAME stands for features.
+OF_FEATURES = {"NAME", "NAME_offsets", "NAME_present"}
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def samples(layout_packs):
 
 def test_the_documentation_of_a_sample_lists_each_key_with_its_type(samples):
     found = samples[0] | samples[1]
-    assert OF_SAMPLES.keys() == found.keys() | {"NAME"}  # which stands for features
+    assert OF_SAMPLES.keys() == found.keys() | OF_FEATURES
     for key, value in found.items():
         kind = value.dtype.name if isinstance(value, np.ndarray) else type(value).__name__
         assert OF_SAMPLES[key].startswith((f"{kind} ", "with ")) or OF_SAMPLES[key] == kind, key
@@ -62,7 +64,7 @@ def test_the_documentation_of_a_batch_lists_each_key_with_its_type(samples):
 
 def test_no_feature_has_a_key_of_samples_or_of_batches_before_and_after_a_pipeline(ds):
     keys = OF_SAMPLES.keys() | OF_BATCHES.keys() | table_of(Pipeline.__doc__).keys()
-    for key in keys - {"NAME"}:
+    for key in keys - OF_FEATURES:
         with pytest.raises(OptionError, match="that key"):
             sa1bpack.attach(ds, key, np.zeros(len(ds)), ds.column("image_id"))
 

@@ -76,7 +76,7 @@ def test_a_repeated_call_keeps_the_same_rows_and_refuses_others(ds, given):
         (lambda ids, rows: (np.full_like(ids, 7), rows), "ids has 7 more than once"),
         (lambda ids, rows: (ids + 10**6, rows), "ids lacks 4 images of shard sa_000000-000"),
         (lambda ids, rows: (ids, rows.astype(complex)), "rows are complex128"),
-        (lambda ids, rows: (ids, rows.tolist()), "array is a list"),
+        (lambda ids, rows: (ids, rows.tolist()), "is a list: choose an array of all rows"),
         (lambda ids, rows: (ids[:0], rows[:0]), "ids lacks 4 images"),
         (lambda ids, rows: (np.where(ids == ids[ids > 79].min(), 1, ids), rows),  # the last image
          "ids lacks 1 image of shard sa_000002-000"),

@@ -115,6 +115,7 @@ def derive(ds: sa1bpack.Dataset, model: torch.nn.Module) -> sa1bpack.DeriveResul
         return torch.as_tensor(model(batch["images"]))
 
     sa1bpack.attach(ds, "number", np.arange(3), [2, 5, 6], axis="sample")
+    sa1bpack.attach(ds, "caption", {2: "a street"}, missing="allow")
     return sa1bpack.derive(ds, "teacher", embed, device="cuda", progress=print)
 
 

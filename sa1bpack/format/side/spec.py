@@ -1,8 +1,8 @@
-"""The rows of a feature; its manifest, written once, before all rows; its feature shards."""
+"""What the rows of a feature are; its manifest, written once, before all rows; its shards."""
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from math import prod
@@ -19,10 +19,11 @@ from sa1bpack.format import arrays, files
 from sa1bpack.format.index import shard_digests
 from sa1bpack.format.layout import ArraySpec, AxisLengths, array_spec
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME, Manifest
-from sa1bpack.format.shard_reader import read_rows
 from sa1bpack.wording import brief, counted
 
-SIDE_FORMAT_VERSION = (1, 0)
+# Of fixed rows without gaps, and of all others, which earlier releases must refuse.
+FIXED_VERSION = (1, 0)
+SIDE_FORMAT_VERSION = (2, 0)
 # The folder of a pack in which its own features are.
 SIDES_NAME = "side"
 SIDE_AXES = ("sample", "mask")
@@ -32,6 +33,8 @@ _WHOLE_NUMBERS = ("uint8", "int8", "int16", "int32", "int64")
 COVERS = ("canvas", "photograph")
 INTERPOLATIONS = ("bilinear", "nearest")
 SIDE_DTYPES = (*_WHOLE_NUMBERS, "float16", "bfloat16", "float32", "float64")
+# Rows are strings: UTF-8, in bytes.
+TEXT = "text"
 # What `quantize` may be → floats that are stored in a byte each, with a scale per channel, see
 # `scaled_shape`: as int8, and as bits of torch.float8_e4m3fn, which numpy does not have, in uint8.
 SCALED_DTYPES = {"int8": "scaled_int8", "float8": "scaled_float8_e4m3fn"}
@@ -42,7 +45,12 @@ LARGEST = {"scaled_int8": 127, "scaled_float8_e4m3fn": 448}
 # Of the rows that are read.
 FLOAT_DTYPE = np.dtype("<f2")
 # Where the name of a type is not numpy's.
-_STORED = {"bfloat16": "uint16", "scaled_int8": "int8", "scaled_float8_e4m3fn": "uint8"}
+_STORED = {
+    "bfloat16": "uint16",
+    "scaled_int8": "int8",
+    "scaled_float8_e4m3fn": "uint8",
+    TEXT: "uint8",
+}
 MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
@@ -63,11 +71,15 @@ class SideSpec:
 
     Types of the fields are those of the manifest's keys, which reading it checks.
 
+    A row is *fixed*, of one shape, or *ragged*: any number of items of one shape. Rows of text are
+    ragged: their items are bytes.
+
     Attributes:
         name: key in samples and batches: a letter, then at most 63 letters, digits and "_".
         axis: "sample": a row per image; "mask": a row per mask, in the order of the shard.
-        dtype: one of SIDE_DTYPES, or a value of SCALED_DTYPES.
-        row_shape: shape of a row: at most 8 sides of at least 1.
+        dtype: one of SIDE_DTYPES, a value of SCALED_DTYPES, or TEXT.
+        row_shape: shape of a fixed row, or of an item of a ragged one: at most 8 sides of at least
+            1; of text, ().
         spatial: rows are (C, h, w) over what they cover.
         covers: of spatial rows. "canvas": the canvas of the stored image, S x S pixels. Cell (i, j)
             covers the pixels from row i * S / h and column j * S / w on. "photograph": the stored
@@ -75,6 +87,8 @@ class SideSpec:
             column j * W / w on. None: the canvas if h and w are equal; else it is not known.
         interpolation: of spatial rows: "bilinear", or "nearest", for labels. None: nearest for
             integers, bilinear for floats.
+        ragged: rows have any number of items.
+        missing: rows may be missing. Such a row is of zeros, or has no item.
 
     Raises:
         OptionError: a type or a shape that cannot be stored, or keys that do not fit together.
@@ -87,9 +101,16 @@ class SideSpec:
     spatial: bool = False
     covers: Literal["canvas", "photograph"] | None = None
     interpolation: Literal["bilinear", "nearest"] | None = None
+    ragged: bool = False
+    missing: bool = False
 
     def __post_init__(self) -> None:
-        choice("dtype", self.dtype, (*SIDE_DTYPES, *LARGEST))
+        choice("dtype", self.dtype, (*SIDE_DTYPES, *LARGEST, TEXT))
+        if self.text and (not self.ragged or self.row_shape):
+            raise OptionError(f"rows of text are ragged bytes, not {brief(self.row_shape)}")
+        if self.ragged and (self.scaled or self.spatial):
+            kind = "spatial" if self.spatial else "stored with scales"
+            raise OptionError(f"rows have any number of items: they cannot be {kind}")
         if self.scaled and not self.row_shape:
             raise OptionError("rows are single numbers: they cannot be stored with scales")
         fits = 1 <= self.row_bytes <= MAX_SIDE_ROW_BYTES
@@ -127,12 +148,36 @@ class SideSpec:
         So the manifest of such rows is that of releases that did not know these keys.
         """
         keys = asdict(self)
+        if keys.pop("ragged"):
+            keys["row_shape"] = [None, *self.row_shape]
+        if not self.missing:
+            del keys["missing"]
         plain = self.covers == "canvas" and self.row_shape[1] == self.row_shape[2]
         if plain or not self.spatial:
             del keys["covers"]
         if not self.spatial or self.interpolation == self._default_interpolation:
             del keys["interpolation"]
         return keys
+
+    @classmethod
+    def from_json(cls, keys: Mapping[str, Any]) -> "SideSpec":
+        """The spec of the keys of a manifest. Raises msgspec.ValidationError."""
+        fields = {**keys, "ragged": False}
+        shape = keys.get("row_shape")
+        if isinstance(shape, list) and shape[:1] == [None]:
+            fields["row_shape"] = shape[1:]
+            fields["ragged"] = True
+        return msgspec.convert(fields, cls)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The version of the format that such rows need."""
+        return SIDE_FORMAT_VERSION if self.ragged or self.missing else FIXED_VERSION
+
+    @property
+    def text(self) -> bool:
+        """True if rows are strings."""
+        return self.dtype == TEXT
 
     @property
     def scaled(self) -> bool:
@@ -146,7 +191,7 @@ class SideSpec:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape of a row as it is stored."""
+        """Shape of a fixed row, or of an item of a ragged one, as it is stored."""
         return scaled_shape(self.row_shape) if self.scaled else self.row_shape
 
     @property
@@ -164,27 +209,68 @@ class SideSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row as it is stored."""
+        """Bytes of a fixed row, or of an item of a ragged one, as it is stored."""
         return self.stored.itemsize * prod(self.stored_shape)
 
     @property
     def values(self) -> ArraySpec:
-        """The array of the stored rows."""
+        """The array of the stored rows, or of the items of ragged rows."""
         inner = tuple(f"axis_{n}" for n in range(1, len(self.row_shape) + 1))
         if self.scaled:
             inner = ("channel", "scale_and_values")[-len(self.stored_shape) :]
         elif self.spatial:
             inner = ("channel", "y", "x")
-        return array_spec("values", self.stored.str, (self.axis, *inner), self.stored_shape)
+        rows = "item" if self.ragged else self.axis
+        return array_spec("values", self.stored.str, (rows, *inner), self.stored_shape)
 
-    def arrays(self, lengths: AxisLengths) -> dict[ArraySpec, int]:
-        """The arrays of the feature shard for a shard of these lengths → their number of rows."""
-        return {spec: spec.rows(lengths) for spec in (self.values, CHECKSUM)}
+    @property
+    def offset(self) -> ArraySpec | None:
+        """The array that says where each ragged row begins in `values`; None for fixed rows."""
+        if not self.ragged:
+            return None
+        return array_spec("offset", "<i8", (f"{self.axis}_edge",), child_axis="item")
+
+    @property
+    def present(self) -> ArraySpec | None:
+        """The array that says which rows are there; None if all are."""
+        return array_spec("present", "|u1", (self.axis,)) if self.missing else None
+
+    def arrays(self, lengths: AxisLengths, items: int = 0) -> dict[ArraySpec, int]:
+        """The arrays of the feature shard for a shard of these lengths → their number of rows.
+
+        Args:
+            lengths: lengths of the shard.
+            items: the items of all ragged rows together.
+        """
+        values = self.values
+        rows = {values: items if self.ragged else values.rows(lengths)}
+        for spec in (self.offset, self.present, CHECKSUM):
+            if spec is not None:
+                rows[spec] = spec.rows(lengths)
+        return rows
+
+    def row_range(self, sample: int, first_mask: int, stop_mask: int) -> tuple[int, int]:
+        """The first row of a sample in its feature shard, and the one after its last.
+
+        Args:
+            sample: row of the sample in its shard.
+            first_mask, stop_mask: its masks: first row in the shard, and the one after the last.
+        """
+        if self.axis == "sample":
+            return sample, sample + 1
+        return first_mask, stop_mask
 
     def to_text(self) -> str:
         """One line, such as "float16 (256, 64, 64) per image, spatial"."""
         of = "image" if self.axis == "sample" else "mask"
-        text = f"{self.dtype} {self.row_shape} per {of}"
+        shape = f" {self.row_shape}"
+        if self.text:
+            shape = ""
+        elif self.ragged:
+            shape = f" ({', '.join(map(str, ('n', *self.row_shape)))})"
+        text = f"{self.dtype}{shape} per {of}"
+        if self.missing:
+            text += ", rows may be missing"
         if not self.spatial:
             return text
         text += ", spatial"
@@ -195,7 +281,7 @@ class SideSpec:
         return text
 
 
-# XXH3-64 of the rows of `values` that belong to each sample.
+# XXH3-64 of the rows that belong to each sample, see `rows.FeatureRows.checksums`.
 CHECKSUM = array_spec("checksum", "<u8", ("sample",))
 
 
@@ -220,8 +306,9 @@ class SideManifest:
     provenance: dict[str, Any]
 
 
-# The zarr.json at the top of a feature.
-SIDE_ROOT_METADATA = arrays.group_metadata({"format": list(SIDE_FORMAT_VERSION)})
+def side_root_metadata(spec: SideSpec) -> dict[str, Any]:
+    """The zarr.json at the top of a feature."""
+    return arrays.group_metadata({"format": list(spec.version)})
 
 
 def is_side(folder: Path) -> bool:
@@ -248,13 +335,21 @@ def read_side_manifest(folder: Path) -> SideManifest:
     keys = arrays.read_json(path, REMAKE)
     if not isinstance(keys, dict) or keys.get("format") != SIDE_FORMAT_NAME:
         raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a feature')
-    arrays.check_version(path, keys.get("version"), SIDE_FORMAT_VERSION, REMAKE)
+    major = arrays.check_version(
+        path, keys.get("version"), SIDE_FORMAT_VERSION, REMAKE, oldest=FIXED_VERSION[0]
+    )
     try:
         provenance = msgspec.convert(keys.get("provenance", {}), dict[str, Any])
-        return SideManifest(msgspec.convert(keys, SideSpec), provenance)
+        spec = SideSpec.from_json(keys)
     except msgspec.ValidationError as error:  # also of an OptionError of the spec
         later = "install the release of sa1bpack that wrote it, if it is a later one; otherwise "
         raise FormatError(f"{path}: {error}; {later}{REMAKE}") from None
+    if major != spec.version[0]:
+        raise FormatError(
+            f"{path}: version is {major}, but rows of {spec.to_text()} have version "
+            f"{spec.version[0]}; {REMAKE}"
+        )
+    return SideManifest(spec, provenance)
 
 
 def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
@@ -282,11 +377,11 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
         staging = files.temporary_beside(folder.with_name(mark + folder.name))
         try:
             staging.mkdir()
-            kind = {"format": SIDE_FORMAT_NAME, "version": SIDE_FORMAT_VERSION}
+            kind = {"format": SIDE_FORMAT_NAME, "version": manifest.spec.version}
             described = {**kind, **manifest.spec.to_json(), "provenance": manifest.provenance}
             top = {
                 MANIFEST_NAME: arrays.canonical_json(described),
-                arrays.METADATA_NAME: arrays.canonical_json(SIDE_ROOT_METADATA),
+                arrays.METADATA_NAME: arrays.canonical_json(side_root_metadata(manifest.spec)),
             }
             digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in top.items()}
             top[files.CHECKSUMS_NAME] = files.format_checksums(digests)
@@ -503,104 +598,22 @@ def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
     )
 
 
-def feature_shard_attributes(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
-    """The attributes of the feature shard for a shard."""
-    return {
-        "format": list(SIDE_FORMAT_VERSION),
+def feature_shard_attributes(
+    spec: SideSpec, shard: ShardIdentity, items: int = 0
+) -> dict[str, Any]:
+    """The attributes of the feature shard for a shard.
+
+    Args:
+        items: the items of all ragged rows together.
+    """
+    attributes = {
+        "format": list(spec.version),
         "side": spec.name,
         "shard": shard.name,
         "digest": shard.digest,
         "samples": shard.lengths.samples,
         "masks": shard.lengths.masks,
     }
-
-
-@dataclass(frozen=True)
-class FeatureShard:
-    """The rows of a feature for one shard, which have been checked.
-
-    Attributes:
-        folder: folder of the feature shard.
-        spec: spec of the feature.
-        values: (rows, *stored_shape), read-only memory map: a row per sample or mask of the shard.
-        samples: n, number of samples of the shard.
-    """
-
-    folder: Path
-    spec: SideSpec
-    values: np.ndarray
-    samples: int
-
-    @classmethod
-    def open(
-        cls, folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False
-    ) -> "FeatureShard":
-        """Open the feature shard for a shard, with all checks that need none of its data.
-
-        Args:
-            folder: folder of the feature.
-            spec: spec of the feature.
-            shard: the shard that it must be for.
-            deep: check also the metadata of each array, on which no memory map depends.
-
-        Raises:
-            FormatError: it is damaged; the message names the file, what was found and what is
-                expected.
-            OSError: a file cannot be read.
-        """
-        opened = Path(folder) / shard.feature_shard
-        if not opened.is_dir():
-            raise FormatError(f"{opened}: there are no rows for shard {shard.name}; {AGAIN}")
-        try:
-            attributes = feature_shard_attributes(spec, shard)
-            arrays.check_group(opened, attributes, spec.arrays(shard.lengths), deep)
-        except FormatError as error:
-            raise FormatError(f"{str(error).partition('; restore')[0]}; {REMAKE}") from None
-        values = arrays.map_array(opened, spec.values, spec.values.rows(shard.lengths))
-        return cls(opened, spec, values, shard.lengths.samples)
-
-    @property
-    def checksum(self) -> np.ndarray:
-        """uint64 (N,), of the rows of each sample: a memory map, made at every call."""
-        return arrays.map_array(self.folder, CHECKSUM, self.samples)
-
-    @property
-    def path(self) -> str:
-        """The chunk file of the rows."""
-        return f"{self.folder}/{self.spec.values.chunk_path}"
-
-    def rows(self, row: int, first: int, stop: int) -> np.ndarray:
-        """The stored rows of one sample, or of its masks `first` to `stop`: views."""
-        return self.values[row] if self.spec.axis == "sample" else self.values[first:stop]
-
-    def read(
-        self,
-        sample: int,
-        first: int,
-        stop: int,
-        out: np.ndarray | None = None,
-        direct: bool = False,
-    ) -> np.ndarray:
-        """The rows of one sample, copied from the file and compared with their checksum.
-
-        Args:
-            sample: row of the sample in the shard, which exists.
-            first, stop: first row of the sample in `values`, and the one after its last; they
-                exist.
-            out: (stop - first, *stored_shape) to read into; None: a new array.
-            direct: read what is large past the page cache, where that is possible.
-
-        Raises:
-            FormatError: the bytes are not those that were written, or the file is too short.
-            OSError: the file cannot be read.
-        """
-        rows = read_rows(self.path, self.spec.values, first, stop, out, direct)
-        checksums = f"{self.folder}/{CHECKSUM.chunk_path}"
-        stored = int(read_rows(checksums, CHECKSUM, sample, sample + 1)[0])
-        digest = xxhash.xxh3_64_intdigest(files.byte_view(rows).data)
-        if digest != stored:
-            raise FormatError(
-                f"{self.path}: checksum of sample {sample} is {digest:016x}, but {stored:016x} was "
-                f"written; {REMAKE}"
-            )
-        return rows
+    if spec.ragged:
+        attributes["items"] = items
+    return attributes

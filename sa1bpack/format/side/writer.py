@@ -6,14 +6,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
-from sa1bpack.errors import FormatError, OutputLocked, OutputRefused
+from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format import files
 from sa1bpack.format.layout import ArraySpec
+from sa1bpack.format.shard_reader import read_rows
 from sa1bpack.format.shard_writer import AppendFile, complete_group
+from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.spec import (
     CHECKSUM,
+    MAX_SIDE_ROW_BYTES,
+    REMAKE,
     ShardIdentity,
     SideSpec,
     feature_shard_attributes,
@@ -41,6 +44,7 @@ class FeatureShardWriter:
 
     Attributes:
         samples: number of samples whose rows it has.
+        items: number of items of their ragged rows.
     """
 
     def __init__(
@@ -71,13 +75,14 @@ class FeatureShardWriter:
         self.spec = spec
         self.shard = shard
         self.samples = 0
+        self.items = 0
         rows = 0
         self._final = Path(folder) / shard.feature_shard
         self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.feature_shard)
         self._lock_path = self._folder.with_name(self._folder.name + files.LOCK_SUFFIX)
         self._files: dict[ArraySpec, AppendFile] = {}
         self._lock: int | None = None
-        self._left = False
+        self._is_left = False
         try:
             files.try_locks(self._final.parent)
             self._lock = _locked(self._lock_path, self._final)
@@ -101,8 +106,7 @@ class FeatureShardWriter:
                 rows = int(counts[: self.samples].sum())
             if not self.samples:
                 self._make_folder()
-            self._open_file(spec.values, rows * spec.row_bytes)
-            self._open_file(CHECKSUM, self.samples * CHECKSUM.row_bytes)
+            self._open_files(rows)
         except BaseException:
             self.discard()
             raise
@@ -121,56 +125,87 @@ class FeatureShardWriter:
         if self._origin is not None:
             files.write_durably(self._folder / _ORIGIN_NAME, self._origin)
 
-    def _open_file(self, array: ArraySpec, nbytes: int) -> None:
-        """Open the file of an array, of which the first bytes are kept."""
-        path = self._folder / array.chunk_path
-        if not nbytes:
-            path.unlink(missing_ok=True)
-        self._files[array] = AppendFile(path, nbytes)
+    def _open_files(self, rows: int) -> None:
+        """Open the files of the arrays, in which so many rows, and their samples, are kept."""
+        spec = self.spec
+        kept = {spec.values: rows, CHECKSUM: self.samples}
+        if spec.present is not None:
+            kept[spec.present] = rows
+        if spec.offset is not None:
+            if self.samples:
+                self.items = int(self._left_rows(spec.offset, rows, rows + 1)[0])
+                kept[spec.offset] = rows + 1
+            kept[spec.values] = self.items
+        for array in spec.arrays(self.shard.lengths):
+            path = self._folder / array.chunk_path
+            nbytes = kept.get(array, 0) * array.row_bytes
+            if not nbytes:
+                path.unlink(missing_ok=True)
+            self._files[array] = AppendFile(path, nbytes)
+            if array.offsets and not nbytes:
+                self._files[array].append(files.byte_view(np.zeros(1, array.dtype)))
 
     def _complete(self, counts: np.ndarray) -> int:
         """The number of samples, from the first on, whose rows agree with their checksums."""
-        sample = first = 0
-        row = np.empty(int(counts.max(initial=0)) * self.spec.row_bytes, np.uint8)
-        stored = np.empty(1, CHECKSUM.dtype)
-        values = self._folder / self.spec.values.chunk_path
-        checksums = self._folder / CHECKSUM.chunk_path
-        with (
-            suppress(FileNotFoundError, FormatError),  # a file ends here, or is none
-            files.opened(values, os.O_RDONLY) as rows_file,
-            files.opened(checksums, os.O_RDONLY) as checksum_file,
-        ):
+        sample = 0
+        first = 0
+        with suppress(FileNotFoundError, FormatError):  # a file ends here, or is none
             while sample < len(counts):
-                data = row[: int(counts[sample]) * self.spec.row_bytes]
-                files.read_at(rows_file, data, first, values)
-                files.read_at(checksum_file, files.byte_view(stored), 8 * sample, checksums)
-                if xxhash.xxh3_64_intdigest(data.data) != int(stored[0]):
+                stop = first + int(counts[sample])
+                checksum = int(self._left_rows(CHECKSUM, sample, sample + 1)[0])
+                rows = self._left(first, stop)
+                if int(rows.checksums([stop - first])[0]) != checksum:
                     break
                 sample += 1
-                first += data.size
+                first = stop
         return sample
 
-    def append(self, rows: np.ndarray, counts: np.ndarray) -> None:
+    def _left(self, first: int, stop: int) -> FeatureRows:
+        """Rows `first` to `stop` that another process has left. Raises FormatError."""
+        begin = first
+        end = stop
+        lengths = None
+        present = None
+        if self.spec.offset is not None:
+            offsets = self._left_rows(self.spec.offset, first, stop + 1)
+            begin = int(offsets[0])
+            end = int(offsets[-1])
+            lengths = np.diff(offsets)
+            if begin < 0 or (lengths < 0).any():
+                raise FormatError(f"{self._folder / 'offset'}: offsets fall; {REMAKE}")
+        if self.spec.present is not None:
+            present = self._left_rows(self.spec.present, first, stop)
+        return FeatureRows(self._left_rows(self.spec.values, begin, end), lengths, present)
+
+    def _left_rows(self, array: ArraySpec, first: int, stop: int) -> np.ndarray:
+        """Rows of an array that another process has left. Raises FormatError if there are fewer."""
+        path = self._folder / array.chunk_path
+        if path.stat().st_size < stop * array.row_bytes:
+            raise FormatError(f"{path}: it ends before row {stop}; {REMAKE}")
+        return read_rows(str(path), array, first, stop)
+
+    def append(self, rows: FeatureRows, counts: np.ndarray) -> None:
         """Append the rows of the next samples.
 
         Args:
-            rows: (n, *stored_shape) of the stored type, C-contiguous; it may change afterwards.
+            rows: rows of the feature's kind, which may change afterwards.
             counts: whole numbers (k,), the rows of each of the k samples; 1 for a row per sample.
 
         Raises:
+            OptionError: a row is larger than the format allows.
             OSError: the disk fails.
         """
-        data = files.byte_view(rows)
-        checksums = np.empty(len(counts), "<u8")
-        first = 0
-        for k, count in enumerate(counts):
-            end = first + int(count) * self.spec.row_bytes
-            checksums[k] = xxhash.xxh3_64_intdigest(data[first:end].data)
-            first = end
-        for file, added in zip(
-            self._files.values(), (data, files.byte_view(checksums)), strict=True
-        ):
-            file.append(added)
+        added = {self.spec.values: rows.values, CHECKSUM: rows.checksums(counts)}
+        if self.spec.offset is not None:
+            assert rows.lengths is not None  # rows are of the feature's kind
+            check_row_bytes(self.spec, rows.lengths)
+            added[self.spec.offset] = self.items + np.cumsum(rows.lengths)
+            self.items += len(rows.values)
+        if self.spec.present is not None:
+            assert rows.present is not None
+            added[self.spec.present] = rows.present
+        for array, file in self._files.items():  # the checksums last
+            file.append(files.byte_view(added[array]))
             if self._origin is not None:
                 file.write_out()
         self.samples += len(counts)
@@ -181,8 +216,9 @@ class FeatureShardWriter:
         Every sample has its rows. Returns False if another process has published it meanwhile: this
         one is discarded. Raises OSError if writing fails; none exists then.
         """
-        attributes = feature_shard_attributes(self.spec, self.shard)
-        complete_group(self._folder, attributes, self._files, self.spec.arrays(self.shard.lengths))
+        attributes = feature_shard_attributes(self.spec, self.shard, self.items)
+        rows = self.spec.arrays(self.shard.lengths, self.items)
+        complete_group(self._folder, attributes, self._files, rows)
         if self._origin is not None:
             (self._folder / _ORIGIN_NAME).unlink()
             files.flush_folder(self._folder)
@@ -201,9 +237,9 @@ class FeatureShardWriter:
         """Leave what is unfinished to another writer; there is nothing to leave without samples."""
         for file in self._files.values():
             file.close()
-        if self._left:
+        if self._is_left:
             return
-        self._left = True
+        self._is_left = True
         if self._lock is None:  # nobody can know that it is left
             files.discard_entry(self._folder)
             return
@@ -217,6 +253,16 @@ class FeatureShardWriter:
 
     def __exit__(self, *_: object) -> None:
         self.discard()
+
+
+def check_row_bytes(spec: SideSpec, lengths: np.ndarray) -> None:
+    """Check that ragged rows of these lengths, int64 (k,), can be stored. Raises OptionError."""
+    longest = int(lengths.max(initial=0))
+    if longest * spec.row_bytes > MAX_SIDE_ROW_BYTES:
+        raise OptionError(
+            f"row {int(lengths.argmax())} has {longest:,} items of {spec.row_bytes} bytes: a row "
+            f"has at most {MAX_SIDE_ROW_BYTES:,} bytes; split it, or leave it out"
+        )
 
 
 def _locked(path: Path, final: Path) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields
+from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields, refuse_in_batches
 from sa1bpack.dataset.sample import AS_STORED, RGB_OF_YUV, image_spec
 from sa1bpack.dataset.shards import ArrayRef
 from sa1bpack.disk.direct import BLOCK
@@ -213,6 +213,7 @@ class BatchSpec:
         self.pack_layout = ds.layout
         self.masks = masks
         self.mask_source = masks.source if chosen.masks else ""
+        refuse_in_batches(ds.spec.features)
         self.features = ds.spec.features
         self.mask_layout = layout
         self.to_device = to_device

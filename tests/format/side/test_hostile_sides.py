@@ -61,8 +61,11 @@ def test_a_manifest_with_a_wrong_value_is_a_named_error(pack, side, key, value):
 
 
 def test_another_version_is_refused(pack, side):
+    edit(side / "manifest.json", lambda data: data.update(version=[3, 0]))
+    with pytest.raises(VersionError, match=r"format version 3.0, .* reads 1.x and 2.x"):
+        opened(pack)
     edit(side / "manifest.json", lambda data: data.update(version=[2, 0]))
-    with pytest.raises(VersionError, match="format version 2"):
+    with pytest.raises(FormatError, match=r"version is 2, but rows of float32 .* have version 1"):
         opened(pack)
 
 

@@ -1,0 +1,122 @@
+"""Rows of a feature as they are stored, of any kind: fixed, ragged or text, some missing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format.files import byte_view
+from sa1bpack.format.offsets import expanded, offsets_of
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """k rows of a feature, as they are stored.
+
+    Attributes:
+        values: fixed rows, (k, *stored_shape); or the items of ragged rows, one row after the
+            other, (t, *row_shape). C-contiguous.
+        lengths: int64 (k,), items of each ragged row; None: rows are fixed.
+        present: uint8 (k,), 1 for a row that is there, 0 for one that is missing; None: all are.
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray | None = None
+    present: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        if self.lengths is None:
+            return len(self.values)
+        return len(self.lengths)
+
+    def take(self, positions: np.ndarray) -> "FeatureRows":
+        """The rows at int64 (j,) positions, as new arrays."""
+        present = None
+        if self.present is not None:
+            present = self.present[positions]
+        if self.lengths is None:
+            return FeatureRows(self.values[positions], None, present)
+        first = offsets_of(self.lengths)[positions]
+        lengths = self.lengths[positions]
+        items = expanded(first, offsets_of(lengths))
+        return FeatureRows(self.values[items], lengths, present)
+
+    def per_row(self) -> list[np.ndarray]:
+        """The values of each row: views of `values`."""
+        if self.lengths is None:
+            return list(self.values)
+        edges = offsets_of(self.lengths).tolist()
+        rows = []
+        for first, stop in pairwise(edges):
+            rows.append(self.values[first:stop])
+        return rows
+
+    def texts(self, path: object) -> list[str]:
+        """The rows of text as strings.
+
+        Raises FormatError, which names `path`, for one that is not UTF-8.
+        """
+        texts = []
+        for number, row in enumerate(self.per_row()):
+            try:
+                texts.append(row.tobytes().decode())
+            except UnicodeDecodeError as error:
+                raise FormatError(
+                    f"{path}: text {number + 1} of {len(self)} is not UTF-8 ({error})"
+                ) from None
+        return texts
+
+    def checksums(self, counts: Sequence[int] | np.ndarray) -> np.ndarray:
+        """uint64 (s,): the XXH3-64 of the rows of each of s samples.
+
+        It is of what there is of `present`, of the lengths as little-endian int64, and of the
+        values, in this order.
+
+        Args:
+            counts: whole numbers (s,), the rows of each sample; together all rows.
+        """
+        row_edges = offsets_of(np.asarray(counts, np.int64))
+        edges = row_edges
+        headers: list[np.ndarray] = []
+        if self.present is not None:
+            headers.append(self.present)
+        if self.lengths is not None:
+            edges = offsets_of(self.lengths)[row_edges]
+            headers.append(self.lengths)
+        item_bytes = self.values.itemsize * prod(self.values.shape[1:])
+        byte_edges = (edges * item_bytes).tolist()
+        data = byte_view(self.values)
+        checksums = np.empty(len(counts), np.uint64)
+        for sample in range(len(counts)):
+            digest = xxhash.xxh3_64()
+            for header in headers:
+                of_sample = header[row_edges[sample] : row_edges[sample + 1]]
+                digest.update(of_sample.tobytes())
+            digest.update(data[byte_edges[sample] : byte_edges[sample + 1]].data)
+            checksums[sample] = digest.intdigest()
+        return checksums
+
+    def read_only(self) -> "FeatureRows":
+        """Itself, whose arrays can no longer be written to."""
+        parts: list[Any] = [self.values, self.lengths, self.present]
+        for part in parts:
+            if part is not None:
+                part.flags.writeable = False
+        return self
+
+
+def joined(rows: Sequence[FeatureRows]) -> FeatureRows:
+    """Rows of one feature, one after another, as one: at least one of them."""
+    values = np.concatenate([some.values for some in rows])
+    lengths = [some.lengths for some in rows if some.lengths is not None]
+    present = [some.present for some in rows if some.present is not None]
+    return FeatureRows(
+        values,
+        np.concatenate(lengths) if lengths else None,
+        np.concatenate(present) if present else None,
+    )

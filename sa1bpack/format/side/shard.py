@@ -1,0 +1,266 @@
+"""A feature shard, checked before the first view of it: the rows of a feature for one shard."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format import arrays
+from sa1bpack.format.layout import ArraySpec
+from sa1bpack.format.offsets import expanded, offsets_of
+from sa1bpack.format.shard_reader import read_rows
+from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.spec import (
+    AGAIN,
+    CHECKSUM,
+    MAX_SIDE_ROW_BYTES,
+    REMAKE,
+    ShardIdentity,
+    SideSpec,
+    feature_shard_attributes,
+)
+from sa1bpack.wording import counted
+
+# Items of a feature shard, of a byte at least.
+_Items = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+@dataclass(frozen=True)
+class FeatureShard:
+    """The rows of a feature for one shard, which have been checked.
+
+    Attributes:
+        folder: folder of the feature shard.
+        spec: spec of the feature.
+        values: read-only memory map. Fixed rows, (rows, *stored_shape): one per sample or mask of
+            the shard. The items of ragged rows, (items, *row_shape).
+        samples: n, number of samples of the shard.
+        offset: int64 (rows + 1,), where each ragged row begins in `values`; None for fixed rows.
+        present: uint8 (rows,), 1 for rows that are there; None if all are.
+    """
+
+    folder: Path
+    spec: SideSpec
+    values: np.ndarray
+    samples: int
+    offset: np.ndarray | None = None
+    present: np.ndarray | None = None
+
+    @classmethod
+    def open(
+        cls, folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False
+    ) -> "FeatureShard":
+        """Open the feature shard for a shard, with all checks that need none of its values.
+
+        Args:
+            folder: folder of the feature.
+            spec: spec of the feature.
+            shard: the shard that it must be for.
+            deep: check also the metadata of each array, on which no memory map depends.
+
+        Raises:
+            FormatError: it is damaged; the message names the file, what was found and what is
+                expected.
+            OSError: a file cannot be read.
+        """
+        opened = Path(folder) / shard.feature_shard
+        if not opened.is_dir():
+            raise FormatError(f"{opened}: there are no rows for shard {shard.name}; {AGAIN}")
+        try:
+            items = items_of(opened) if spec.ragged else 0
+            rows = spec.arrays(shard.lengths, items)
+            arrays.check_group(opened, feature_shard_attributes(spec, shard, items), rows, deep)
+            maps = {array.name: arrays.map_array(opened, array, rows[array]) for array in rows}
+            feature_shard = cls(
+                opened,
+                spec,
+                maps["values"],
+                shard.lengths.samples,
+                maps.get("offset"),
+                maps.get("present"),
+            )
+            feature_shard.check_small_arrays()
+        except FormatError as error:
+            raise FormatError(f"{str(error).partition('; restore')[0]}; {REMAKE}") from None
+        return feature_shard
+
+    @classmethod
+    def without_rows(cls, spec: SideSpec) -> "FeatureShard":
+        """That of a shard without samples, which has no folder."""
+        values = np.empty((0, *spec.stored_shape), spec.stored)
+        shard = cls(Path(), spec, values, 0)
+        return shard.with_rows(FeatureRows(values, *_empty_parts(spec)))
+
+    def with_rows(self, rows: FeatureRows, samples: int = 0) -> "FeatureShard":
+        """A feature shard in memory, of these rows alone."""
+        offset = None
+        if rows.lengths is not None:
+            offset = offsets_of(rows.lengths)
+        return replace(
+            self, values=rows.values, samples=samples, offset=offset, present=rows.present
+        )
+
+    def check_small_arrays(self) -> None:
+        """Check `offset` and `present`. Raises FormatError."""
+        offset = self.offset
+        present = self.present
+        if present is not None and present.size and present.max() > 1:
+            row = int(np.argmax(present > 1))
+            raise FormatError(
+                f"{self.folder / 'present'}: row {row} is {present[row]}, but must be 0 or 1"
+            )
+        if offset is None:
+            return
+        path = self.folder / "offset"
+        arrays.check_offset_ends(path, offset, len(self.values))
+        arrays.check_offsets_rise(path, offset)
+        lengths = np.diff(offset)
+        longest = int(lengths.max(initial=0))
+        if longest * self.spec.row_bytes > MAX_SIDE_ROW_BYTES:
+            row = int(lengths.argmax())
+            raise FormatError(
+                f"{path}: row {row} has {counted(longest, 'item')}, of {self.spec.row_bytes} bytes "
+                f"each: a row has at most {MAX_SIDE_ROW_BYTES} bytes"
+            )
+        if present is not None and lengths[present == 0].any():
+            row = int(np.argmax((lengths > 0) & (present == 0)))
+            raise FormatError(
+                f"{path}: row {row} has {counted(int(lengths[row]), 'item')}, but is missing"
+            )
+
+    @property
+    def checksum(self) -> np.ndarray:
+        """uint64 (N,), of the rows of each sample: a memory map, made at every call."""
+        return arrays.map_array(self.folder, CHECKSUM, self.samples)
+
+    @property
+    def path(self) -> str:
+        """The chunk file of the values."""
+        return f"{self.folder}/{self.spec.values.chunk_path}"
+
+    @property
+    def row_count(self) -> int:
+        """The number of its rows."""
+        if self.offset is None:
+            return len(self.values)
+        return len(self.offset) - 1
+
+    @property
+    def mappings(self) -> int:
+        """The memory maps that it has."""
+        maps = (self.values, self.offset, self.present)
+        return sum(array is not None and len(array) > 0 for array in maps)
+
+    def span(self, first: int, stop: int) -> tuple[int, int]:
+        """Where rows `first` to `stop` begin and end in `values`: rows, or items of ragged rows.
+
+        Raises FormatError for offsets that fall, or lead outside.
+        """
+        if self.offset is None:
+            return first, stop
+        return self._span(self.offset[first : stop + 1], first)
+
+    def _span(self, offsets: np.ndarray, first: int) -> tuple[int, int]:
+        """Where rows begin and end by their offsets, of which there is one more than rows."""
+        begin = int(offsets[0])
+        end = int(offsets[-1])
+        # Compared, not subtracted: a difference of two int64 may wrap round.
+        if begin < 0 or end > len(self.values) or (offsets[1:] < offsets[:-1]).any():
+            raise FormatError(
+                f"{self.folder / 'offset'}: offsets from row {first} on run from {begin} to {end}, "
+                f"but must be non-decreasing within 0 and {len(self.values)}; {REMAKE}"
+            )
+        return begin, end
+
+    def rows(self, first: int, stop: int) -> FeatureRows:
+        """Rows `first` to `stop`: views. Raises FormatError as `span` does."""
+        present = None
+        if self.present is not None:
+            present = self.present[first:stop]
+        if self.offset is None:
+            return FeatureRows(self.values[first:stop], None, present)
+        offsets = self.offset[first : stop + 1].copy()  # what is checked is what is used
+        begin, end = self._span(offsets, first)
+        return FeatureRows(self.values[begin:end], np.diff(offsets), present)
+
+    def take(self, rows: np.ndarray) -> FeatureRows:
+        """The rows at int64 (k,) positions, as new arrays."""
+        present = None
+        if self.present is not None:
+            present = self.present[rows]
+        if self.offset is None:
+            return FeatureRows(self.values[rows], None, present)
+        first = self.offset[rows]
+        lengths = self.offset[rows + 1] - first
+        items = expanded(first, offsets_of(lengths))
+        return FeatureRows(self.values[items], lengths, present)
+
+    def read(
+        self,
+        sample: int,
+        first: int,
+        stop: int,
+        out: np.ndarray | None = None,
+        direct: bool = False,
+    ) -> FeatureRows:
+        """The rows of one sample, copied from the files and compared with their checksum.
+
+        Args:
+            sample: row of the sample in the shard, which exists.
+            first, stop: first row of the sample, and the one after its last; they exist.
+            out: (stop - first, *stored_shape) to read fixed rows into; None: a new array.
+            direct: read what is large past the page cache, where that is possible.
+
+        Raises:
+            FormatError: the bytes are not those that were written, or a file is too short.
+            OSError: a file cannot be read.
+        """
+        lengths = None
+        present = None
+        begin = first
+        end = stop
+        if self.spec.offset is not None:
+            offsets = self._read(self.spec.offset, first, stop + 1)
+            begin, end = self._span(offsets, first)
+            lengths = np.diff(offsets)
+        if self.spec.present is not None:
+            present = self._read(self.spec.present, first, stop)
+        values = read_rows(self.path, self.spec.values, begin, end, out, direct)
+        rows = FeatureRows(values, lengths, present)
+        stored = int(self._read(CHECKSUM, sample, sample + 1)[0])
+        digest = int(rows.checksums([stop - first])[0])
+        if digest != stored:
+            raise FormatError(
+                f"{self.path}: checksum of sample {sample} is {digest:016x}, but {stored:016x} was "
+                f"written; {REMAKE}"
+            )
+        return rows
+
+    def _read(self, array: ArraySpec, first: int, stop: int) -> np.ndarray:
+        """Rows of a small array, from its file."""
+        return read_rows(f"{self.folder}/{array.chunk_path}", array, first, stop)
+
+
+def _empty_parts(spec: SideSpec) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The lengths of no row, and which of them are there, as the feature has them."""
+    lengths = np.empty(0, np.int64) if spec.ragged else None
+    present = np.empty(0, np.uint8) if spec.missing else None
+    return lengths, present
+
+
+def items_of(folder: Path) -> int:
+    """The items of all ragged rows of a feature shard, as its attributes say.
+
+    Raises FormatError, OSError.
+    """
+    path = folder / arrays.METADATA_NAME
+    try:
+        items = arrays.read_json(path)["attributes"]["sa1bpack"]["items"]
+        return msgspec.convert(items, _Items)
+    except (KeyError, TypeError):
+        raise FormatError(f"{path}: its attributes lack items") from None
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{path}: items: {error}") from None

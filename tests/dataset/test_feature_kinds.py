@@ -1,0 +1,93 @@
+"""Text, ragged and missing rows of features in a dataset: conditions, columns, names, batches."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from narrow_packs import pack_of
+from ragged_features import RAGGED_KINDS, write_ragged
+
+import sa1bpack
+from sa1bpack import OptionError
+from sa1bpack.errors import UnknownName
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("kinds") / "pack"
+    pack_of(root)
+    for kind in RAGGED_KINDS.values():
+        write_ragged(root, kind)
+    return root
+
+
+@pytest.fixture
+def ds(root):
+    return sa1bpack.open(root, features=[*RAGGED_KINDS])
+
+
+def test_where_keeps_the_images_whose_row_is_there(ds):
+    title = RAGGED_KINDS["title"]
+    ids = ds.column("image_id").tolist()
+    expected = [image for image in ids if title.row(image) is not None]
+    assert 0 < len(expected) < len(ids)
+    for condition in ("title", " title.present "):
+        assert ds.where(condition).column("image_id").tolist() == expected
+    assert len(ds.where("caption")) == len(ds)
+    assert (
+        ds.where(lambda columns: columns["title_present"]).column("image_id").tolist() == expected
+    )
+    for texts in ("phrase", "phrase.present"):
+        with pytest.raises(OptionError, match="a feature with a row per mask: choose a function"):
+            ds.where(texts)
+    with pytest.raises(OptionError, match="write NAME SIGN NUMBER"):
+        ds.where("another")
+
+
+def test_columns_of_text_are_strings_and_of_ragged_rows_arrays(ds):
+    ids = ds.column("image_id").tolist()
+    captions = ds.column("caption")
+    assert captions.tolist() == [RAGGED_KINDS["caption"].row(image) for image in ids]
+    assert ds[3:1:-1].column("caption").tolist() == captions.tolist()[3:1:-1]
+    for image, row in zip(ids, ds.column("t5"), strict=True):
+        np.testing.assert_array_equal(row, RAGGED_KINDS["t5"].row(image), strict=True)
+    long = ds.where(lambda columns: np.array([len(text) > 5 for text in columns["caption"]]))
+    assert all(len(text) > 5 for text in long.column("caption"))
+
+
+def test_the_masks_whose_row_is_there_are_counted(ds):
+    present = ds.mask_column("phrase_present")
+    expected = [part.sum() for part in np.split(present, ds.mask_offsets[1:-1])]
+    assert ds.column("phrase_present", "sum").tolist() == expected
+    assert ds.column("phrase_present", "max").tolist() == [int(count > 0) for count in expected]
+    with pytest.raises(OptionError, match="are texts, or of any length: they have no sum"):
+        ds.column("word", "sum")
+    with pytest.raises(UnknownName, match="title_present"):
+        ds.column("word_present")
+
+
+def test_samples_pickle_and_show_text(ds):
+    sample = ds[0]
+    assert pickle.loads(pickle.dumps(sample))["word"] == sample["word"]
+    assert " ".join(repr(sample["caption"]).split())[:30] in repr(sample)
+    assert pickle.loads(pickle.dumps(ds))[0]["caption"] == sample["caption"]
+
+
+def test_two_features_with_the_same_key_and_a_key_that_is_taken_are_refused(root, tmp_path):
+    ds = sa1bpack.open(root)
+    ids = ds.column("image_id")
+    sa1bpack.attach(ds, "title_present", np.zeros(len(ids)), ids, output=tmp_path / "other")
+    with pytest.raises(OptionError, match="'title' and 'title_present' have both the key"):
+        sa1bpack.open(root, features=["title", tmp_path / "other"])
+    with pytest.raises(OptionError, match="has the key 'mask_offsets': batches have that key"):
+        sa1bpack.attach(ds, "mask", [np.zeros(1)] * len(ids), ids, shape=(None,))
+
+
+def test_loaders_refuse_rows_that_batches_do_not_have_yet(ds, root):
+    for name in ("caption", "depth", "points"):
+        chosen = sa1bpack.open(root, features=name)
+        with pytest.raises(OptionError, match=f"feature {name} is .*: batches do not have"):
+            sa1bpack.Loader(chosen, 2)
+        with pytest.raises(OptionError, match=f"feature {name} is .*: batches do not have"):
+            sa1bpack.Collate(sample_spec=chosen.spec)
