@@ -32,19 +32,40 @@ class Occurrence(NamedTuple):
 _current: ContextVar[Occurrence | None] = ContextVar("sa1bpack.occurrence", default=None)
 
 
+class SampleClass(NamedTuple):
+    """The class that all samples of a batch have.
+
+    Attributes:
+        number: its number among the classes.
+        canvas: (height, width) in pixels: holds all stored images of the class; None: classes are
+            not those of aspects.
+    """
+
+    number: int
+    canvas: tuple[int, int] | None
+
+
 class BatchIndices(list[Any]):
-    """The indices of a batch, or its samples, with their epoch and their repetitions.
+    """The indices of a batch, or its samples, with what is known of the batch.
 
     Args:
         items: indices, or samples.
         epoch: epoch of the batch.
         repetitions: int64 (n,), a number for each item, see `Occurrence`; None: all are 0.
+        sample_class: the class of all its samples; None: they may have any.
     """
 
-    def __init__(self, items: Iterable[Any], epoch: int, repetitions: np.ndarray | None = None):
+    def __init__(
+        self,
+        items: Iterable[Any],
+        epoch: int,
+        repetitions: np.ndarray | None = None,
+        sample_class: SampleClass | None = None,
+    ):
         super().__init__(items)
         self.epoch = epoch
         self.repetitions = repetitions
+        self.sample_class = sample_class
 
 
 def current_occurrence() -> Occurrence | None:

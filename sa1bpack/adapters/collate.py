@@ -17,12 +17,13 @@ from sa1bpack.dataset.fields import (
     check_added_keys,
     refuse_in_batches,
 )
-from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
+from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, ImageSpec, SampleSpec
 from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import half
 from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.indices import SampleClass
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import put_image, unpack_into
@@ -38,17 +39,25 @@ from sa1bpack.wording import brief
 _OWN = {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS} | {"run_ends", "run_offset"}
 
 
-def _canvas_shape(image: np.ndarray, side: int) -> tuple[int, ...]:
-    """Shape of the canvas for an image without one: (h, w, 3), or the bytes (n,) of its planes."""
+def _canvas_shape(image: np.ndarray, sides: tuple[int, int]) -> tuple[int, ...]:
+    """Shape of the canvas for an image without one: (h, w, 3), or the bytes (n,) of its planes.
+
+    Args:
+        image: the image.
+        sides: height and width of the canvas in pixels.
+    """
+    height, width = sides
     if image.ndim == 3:
-        return (side, side, 3)
-    return (side * 3 // 2, side)
+        return (height, width, 3)
+    return (height * 3 // 2, width)
 
 
-def _put_on_canvas(sample: Mapping[str, Any], image: np.ndarray, canvas: np.ndarray) -> None:
-    """Copy an image to the top left of a canvas, and zero the rest."""
+def _put_on_canvas(
+    sample: Mapping[str, Any], image: np.ndarray, canvas: np.ndarray, sides: tuple[int, int]
+) -> None:
+    """Copy an image to the top left of a canvas, with these sides in pixels, and zero the rest."""
     planes = image.ndim == 1
-    side = canvas.shape[1]
+    canvas_height, canvas_width = sides
     if planes:
         height, width = sample["size"][2:].tolist()
         chroma = half(height) * half(width)
@@ -57,8 +66,9 @@ def _put_on_canvas(sample: Mapping[str, Any], image: np.ndarray, canvas: np.ndar
         chroma = height * width
     # What is put there is copied unchecked.
     fits = image.dtype == canvas.dtype == np.uint8 and image.size == height * width + 2 * chroma
-    fits = fits and canvas.shape == _canvas_shape(image, side) and not (planes and side % 2)
-    if not fits or not 1 <= min(height, width) <= max(height, width) <= side:
+    fits = fits and canvas.shape == _canvas_shape(image, sides)
+    fits = fits and not (planes and (canvas_height % 2 or canvas_width % 2))
+    if not fits or not (1 <= height <= canvas_height and 1 <= width <= canvas_width):
         raise OptionError(
             f"{_name(sample)}: image is {image.dtype} {image.shape}, which does not fit a canvas "
             f"of {canvas.dtype} {canvas.shape}; a transform must keep it uint8 and not enlarge it, "
@@ -67,7 +77,31 @@ def _put_on_canvas(sample: Mapping[str, Any], image: np.ndarray, canvas: np.ndar
     how = YUV_ON_CANVAS if planes else RGB_ON_CANVAS
     stored = np.ascontiguousarray(image).reshape(-1)
     address = stored.__array_interface__["data"][0]
-    put_image(how, address, height, width, width, height, side, canvas.reshape(-1))
+    put_image(
+        how,
+        address,
+        height,
+        width,
+        width,
+        height,
+        canvas_height,
+        canvas_width,
+        canvas.reshape(-1),
+    )
+
+
+def _cut_canvas(
+    image: np.ndarray, spec: ImageSpec, sides: tuple[int, int], out: np.ndarray
+) -> None:
+    """Copy the top left of a stored canvas to a smaller one with these sides in pixels."""
+    height, width = sides
+    if spec.pixels == "rgb":
+        out[...] = image[:height, :width]
+        return
+    stored_height, stored_width = spec.canvas
+    out[:height] = image[:height, :width]
+    chroma = image[stored_height:].reshape(2, stored_height // 2, stored_width // 2)
+    out[height:].reshape(2, height // 2, width // 2)[...] = chroma[:, : height // 2, : width // 2]
 
 
 def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray, target: np.ndarray) -> None:
@@ -242,7 +276,9 @@ class Collate:
     With `relations` there is one more key for each of them, see `transforms.Relate`.
 
     Batches of Loader and make_dataloader have three more keys: `epoch`, `batch_idx` and
-    `global_step` (int: the epoch, and the number of the batch in it and in all epochs).
+    `global_step` (int: the epoch, and the number of the batch in it and in all epochs). With exact
+    `Buckets` there is `sample_class` as well (int: the class of all samples), and with those of
+    aspects `images` are on the canvas of the class, (B, H, W, 3) or (B, H * 3 / 2, W).
 
     With `sample_spec` the batch has the attribute `spec` (str: `ds.spec_text`; otherwise None), by
     which a `transforms.Pipeline` recognises the batches of its dataset. Batches of Loader and
@@ -308,13 +344,12 @@ class Collate:
         self._warned: set[str] = set()  # shards with dropped samples
         if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
             raise OptionError(f"sample_spec is {brief(sample_spec)}: pass the `spec` of a dataset")
-        self._canvas: int | None = None  # its side, if images are put on one
+        self._image: ImageSpec | None = None  # None: not known
         self._features: tuple[SideSpec, ...] = ()
         self._as_bool = False
         self._spec_text: str | None = None
         if sample_spec is not None:
-            if sample_spec.image.flat:
-                self._canvas = sample_spec.image.side
+            self._image = sample_spec.image
             refuse_in_batches(sample_spec.features)
             self._features = sample_spec.features
             self._as_bool = sample_spec.masks.as_bool and sample_spec.masks.source != "runs"
@@ -382,7 +417,10 @@ class Collate:
                 f"none of the {len(errors)} samples of a batch could be read: {errors[0]}"
             )
         epoch = getattr(samples, "epoch", self.epoch)
-        batch = self._batch(remaining, self.choice, epoch, repetitions)
+        sample_class = getattr(samples, "sample_class", None)
+        batch = self._batch(remaining, self.choice, epoch, repetitions, sample_class)
+        if sample_class is not None:
+            batch["sample_class"] = sample_class.number
         if self.on_error == "drop":
             batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         return batch
@@ -393,6 +431,7 @@ class Collate:
         choice: MaskChoice,
         epoch: int,
         repetitions: np.ndarray | None = None,
+        sample_class: SampleClass | None = None,
     ) -> Batch:
         """The batch of samples that could be read, with the chosen masks in this epoch.
 
@@ -402,7 +441,11 @@ class Collate:
             epoch: the epoch.
             repetitions: int64 (B,), how often each has come before in the epoch; None: never, and
                 the batch does not say so.
+            sample_class: the class of all of them, on whose canvas their images are put.
         """
+        sides = None
+        if sample_class is not None:
+            sides = sample_class.canvas
         stored = _stored_values(samples)
         first = stored[0]
         fields = [field for field in self._fields["mask"] if field.sample in first]
@@ -416,7 +459,7 @@ class Collate:
             batch["mask_offsets"] = torch.from_numpy(masks.offsets)
         for field in self._fields["sample"]:
             if field.sample in first and self._has(field.batch):
-                batch[field.batch] = self._stacked(field, stored)
+                batch[field.batch] = self._stacked(field, stored, sides)
         for field in fields:
             if self._has(field.batch):
                 batch[field.batch] = self._masks(field, stored, masks)
@@ -464,22 +507,38 @@ class Collate:
             capacity = choice.max_masks
         return _ChosenMasks(chosen, counts, offsets_of(counts), capacity)
 
-    def _stacked(self, field: Field, samples: Sequence[dict[str, Any]]) -> torch.Tensor:
+    def _stacked(
+        self, field: Field, samples: Sequence[dict[str, Any]], sides: tuple[int, int] | None
+    ) -> torch.Tensor:
         """One array of each sample, (B, ...); images are put on canvases, if there are any.
 
-        Raises OptionError for one that differs in shape or type from that of the first sample.
+        Args:
+            field: the array.
+            samples: samples of the batch.
+            sides: height and width of the canvas of the batch's class; None: it has none.
+
+        Raises:
+            OptionError: an array differs in shape or type from that of the first sample.
         """
         first = np.asarray(samples[0][field.sample])
         shape = first.shape
-        canvas = self._canvas if field.batch == "images" else None
-        if canvas is not None:
-            shape = _canvas_shape(first, canvas)
+        image = self._image if field.batch == "images" else None
+        put_on = None
+        cut_to = None
+        if image is not None and image.flat:
+            put_on = sides or image.canvas
+            shape = _canvas_shape(first, put_on)
+        elif image is not None and sides is not None and shape == image.shape:
+            cut_to = image.on_canvas(sides)  # a transform may have returned others, which stay
+            shape = cut_to.shape
         tensor = _new_tensor((len(samples), *shape), field.dtype or first.dtype)
         out = tensor.numpy()
         for k, sample in enumerate(samples):
             value = np.asarray(sample[field.sample])
-            if canvas is not None:
-                _put_on_canvas(sample, value, out[k])
+            if put_on is not None:
+                _put_on_canvas(sample, value, out[k], put_on)
+            elif cut_to is not None and image is not None and value.shape == image.shape:
+                _cut_canvas(value, image, cut_to.canvas, out[k])
             else:
                 _check_fits(sample, field, value.shape, value.dtype, out)
                 out[k] = value

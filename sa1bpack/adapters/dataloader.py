@@ -29,7 +29,7 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.finalizers import Living
-from sa1bpack.indices import BatchIndices
+from sa1bpack.indices import BatchIndices, SampleClass
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
@@ -130,7 +130,12 @@ class _SendingCollate(Collate):
                 "does not pass on which step they are: choose schedules by epoch"
             )
         repetitions = getattr(samples, "repetitions", None)
-        batch = self._repeating(samples, self.masks.at(epoch, step), epoch, repetitions)
+        sample_class = getattr(samples, "sample_class", None)
+        batch = self._repeating(
+            samples, self.masks.at(epoch, step), epoch, repetitions, sample_class
+        )
+        if sample_class is not None:
+            batch["sample_class"] = _per_sample(sample_class.number, len(samples))
         batch["epoch"] = _per_sample(epoch, len(samples))
         if step is not None:
             batch["global_step"] = _per_sample(step, len(samples))
@@ -148,7 +153,9 @@ class _SendingCollate(Collate):
         sent.errors = errors
         if remaining:
             choice = self.masks.at(ordered.epoch, ordered.step)
-            sent |= self._repeating(remaining, choice, ordered.epoch, ordered.repetitions)
+            sent |= self._repeating(
+                remaining, choice, ordered.epoch, ordered.repetitions, ordered.sample_class
+            )
             if ordered.repeated is not None:
                 sent["repeated"] = torch.from_numpy(ordered.repeated)
         return sent
@@ -159,11 +166,12 @@ class _SendingCollate(Collate):
         choice: MaskChoice,
         epoch: int,
         repetitions: np.ndarray | None,
+        sample_class: SampleClass | None,
     ) -> Batch:
         """The batch, which says that all repetitions are 0 where another batch has some."""
         if repetitions is None and self.repeats:
             repetitions = np.zeros(len(samples), np.int64)
-        return self._batch(samples, choice, epoch, repetitions)
+        return self._batch(samples, choice, epoch, repetitions, sample_class)
 
 
 def _per_sample(number: int, samples: int) -> torch.Tensor:
@@ -271,6 +279,7 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
             to_device=False,
             repeats=rules.repeats,
             marks_repeated=bool(rules.pad_last),
+            canvases=rules.canvases,
         )
         plan = largest_batch(ds, spec, self.batches, self._masks)
         workers = self.num_workers
@@ -492,7 +501,7 @@ class OrderedIndices(BatchIndices):
     """
 
     def __init__(self, items: Iterable[Any], ordered: OrderedBatch):
-        super().__init__(items, ordered.epoch, ordered.repetitions)
+        super().__init__(items, ordered.epoch, ordered.repetitions, ordered.sample_class)
         self.ordered = ordered
 
 
@@ -501,7 +510,7 @@ class DealtIndices(BatchIndices):
 
     Args:
         items: indices, or samples.
-        epoch, repetitions: as in BatchIndices.
+        epoch, repetitions, sample_class: as in BatchIndices.
         step: the batch's number in all epochs; None where a library has cut it.
     """
 
@@ -510,10 +519,11 @@ class DealtIndices(BatchIndices):
         items: Iterable[Any],
         epoch: int,
         repetitions: np.ndarray | None = None,
+        sample_class: SampleClass | None = None,
         *,
         step: int | None = None,
     ):
-        super().__init__(items, epoch, repetitions)
+        super().__init__(items, epoch, repetitions, sample_class)
         self.step = step
 
 
@@ -595,7 +605,9 @@ class DealtBatches:
             for part in _parts(batches, ordered):
                 self.batches.took(iteration, ordered, dealt=True)
                 indices = part.indices.tolist()
-                yield DealtIndices(indices, part.epoch, part.repetitions, step=part.step)
+                yield DealtIndices(
+                    indices, part.epoch, part.repetitions, part.sample_class, step=part.step
+                )
 
 
 def _parts(batches: EpochBatches, ordered: OrderedBatch) -> list[OrderedBatch]:
@@ -646,7 +658,9 @@ class EpochDataset(Dataset):
         if not isinstance(indices, DealtIndices):
             indices = DealtIndices(indices, self._collate.epoch)
         samples = super().__getitems__(indices)
-        return DealtIndices(samples, indices.epoch, indices.repetitions, step=indices.step)
+        return DealtIndices(
+            samples, indices.epoch, indices.repetitions, indices.sample_class, step=indices.step
+        )
 
     def state_dict(self) -> NoReturn:
         """Refuse torchdata's StatefulDataLoader, which looks for a state here.

@@ -178,6 +178,7 @@ WRITTEN_KEYS = {
         "epoch",
         "batch_idx",
         "global_step",
+        "sample_class",
         "dropped",
         "repeated",
         "repetitions",

@@ -40,7 +40,7 @@ class MapStyle:
         """
         samples: list[Any] = []
         if isinstance(indices, BatchIndices):
-            samples = BatchIndices([], indices.epoch, indices.repetitions)
+            samples = BatchIndices([], indices.epoch, indices.repetitions, indices.sample_class)
         for location, occurrence in zip(
             located, occurrences_of(indices, len(located)), strict=True
         ):

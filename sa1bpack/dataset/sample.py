@@ -224,7 +224,8 @@ class ImageSpec:
 
     Attributes:
         how: AS_STORED, RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV.
-        shape: shape of the canvas: (S, S, 3), or (S * 3 / 2, S) for I420 planes.
+        shape: shape of the canvas: (H, W, 3), or (H * 3 / 2, W) for I420 planes; H and W are the
+            side of the pack's images, but in batches of one class of aspect.
         flat: a sample's image has no canvas: it is (h, w, 3), or the bytes of its planes (n,).
     """
 
@@ -236,6 +237,32 @@ class ImageSpec:
     def side(self) -> int:
         """Pixels per side of the canvas."""
         return self.shape[1]
+
+    @property
+    def canvas(self) -> tuple[int, int]:
+        """Height and width of the canvas in pixels."""
+        if self.pixels == "rgb":
+            return self.shape[0], self.shape[1]
+        return self.shape[0] * 2 // 3, self.shape[1]
+
+    def on_canvas(self, canvas: tuple[int, int]) -> "ImageSpec":
+        """The same images on a canvas of another (height, width).
+
+        Raises OptionError for planes on a canvas with an odd side.
+        """
+        if canvas == self.canvas:
+            return self
+        height, width = canvas
+        if self.pixels == "rgb":
+            how = RGB_ON_CANVAS if self.how == AS_STORED else self.how
+            return ImageSpec(how, (height, width, 3), self.flat)
+        if height % 2 or width % 2:
+            raise OptionError(
+                f"the canvas of a class of aspect is {height} x {width}, but planes need even "
+                "sides: make the Buckets with an even multiple, or use pixels='rgb'"
+            )
+        how = YUV_ON_CANVAS if self.how == AS_STORED else self.how
+        return ImageSpec(how, (height * 3 // 2, width), self.flat)
 
     @property
     def pixels(self) -> str:

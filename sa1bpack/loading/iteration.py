@@ -446,6 +446,8 @@ def completed(loaded: LoadedBatch, spec: str, says_dropped: bool) -> Batch:
         batch_idx=loaded.ordered.number,
         global_step=loaded.ordered.step,
     )
+    if loaded.ordered.sample_class is not None:
+        batch["sample_class"] = loaded.ordered.sample_class.number
     batch.numbers = tensors.numbers
     if says_dropped:
         device = unseen(tensors)["indices"].device

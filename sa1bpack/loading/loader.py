@@ -154,6 +154,7 @@ class Loader(BaseLoader):
             relate=chosen.relate,
             repeats=rules.repeats,
             marks_repeated=bool(rules.pad_last),
+            canvases=rules.canvases,
         )
         chosen.check_pipeline(self._chosen)
         nbytes = dataset_bytes(self._narrowed, self._chosen)

@@ -6,6 +6,7 @@ the use: the batch is loaded from those copies, once they agree with what was fo
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,24 @@ def without_frames(error: Exception) -> Exception:
         cause.__traceback__ = None
         cause = cause.__cause__ or cause.__context__
     return error
+
+
+def canvases_of(batches: Sequence[OrderedBatch], count: int | None = None) -> np.ndarray | None:
+    """int32 (n, 2): height and width of the canvas of each sample of some batches, by its class.
+
+    None if they have no classes of aspect: those of a loader all have them, or none has.
+
+    Args:
+        batches: the batches.
+        count: samples of each batch; None: all.
+    """
+    rows = []
+    for batch in batches:
+        if batch.sample_class is None or batch.sample_class.canvas is None:
+            return None
+        samples = len(batch.indices) if count is None else count
+        rows.append(np.tile(np.array(batch.sample_class.canvas, np.int32), (samples, 1)))
+    return np.concatenate(rows)
 
 
 def location_of(sample: np.void) -> Location:
@@ -113,8 +132,9 @@ class LocatedBatch:
         self.run_offset = np.zeros(self.total + 1, np.int64)
         if spec.reads_runs:
             np.cumsum(_lengths(tables.masks), out=self.run_offset[1:])
+        self._image = spec.image_of(ordered.sample_class)
         self.regions, self.nbytes = spec.regions(
-            len(shards), self.capacity, self.total, int(self.run_offset[-1])
+            len(shards), self.capacity, self.total, int(self.run_offset[-1]), self._image
         )
         self._failed: dict[int, Exception] = {}
 
@@ -157,12 +177,14 @@ class LocatedBatch:
         run_ends = np.empty(0, np.int32)
         if spec.mask_source == "runs":
             run_ends = regions["run_ends"].view(buffer)
-        targets = spec.targets(regions, self.capacity)
+        targets = spec.targets(regions, self.capacity, self._image)
         layout = spec.pack_layout
+        canvas_height, canvas_width = self._image.canvas
         self._dest = Destination(
             buffer=buffer,
-            how=spec.image.how,
-            side=layout.image_size,
+            how=self._image.how,
+            canvas_height=canvas_height,
+            canvas_width=canvas_width,
             stored_side=0 if layout.flat else layout.image_size,
             arrays=targets,
             numbers=spec.number_targets(regions),
@@ -330,14 +352,19 @@ class LocatedBatch:
         spec = self._spec
         located = tables.samples[k]
         out = {}
-        if spec.chosen.images and spec.image.how == AS_STORED:  # pixels are read to their place
+        if spec.chosen.images and self._image.how == AS_STORED:  # pixels are read to their place
             out["image"] = self.regions["images"].view(self._dest.buffer)[k : k + 1]
         copy = self._shards[k].copy_sample(location_of(located), out, direct)
         samples = tables.samples[k : k + 1].copy()
         samples["array_row"] = 0
         samples["first_mask"] = 0
         samples["stop_mask"] = copy.lengths.masks
-        fits, copied = self._look_up.find(samples, [copy], self.ordered.epoch, self._choice)
+        canvases = None
+        if spec.chosen.images:
+            canvases = canvases_of([self.ordered], count=1)
+        fits, copied = self._look_up.find(
+            samples, [copy], self.ordered.epoch, self._choice, canvases
+        )
         kept_begin = int(located["kept_begin"])
         masks = tables.masks[kept_begin : int(located["kept_end"])]
         kept_count = len(copied.masks)

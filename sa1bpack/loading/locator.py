@@ -21,7 +21,7 @@ from sa1bpack.errors import ReadError
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import SAMPLE, SampleTables
-from sa1bpack.loading.located_batch import LocatedBatch, sample_error
+from sa1bpack.loading.located_batch import LocatedBatch, canvases_of, sample_error
 from sa1bpack.loading.look_up import LookUp
 from sa1bpack.loading.order.epoch import OrderedBatch, Position
 
@@ -77,7 +77,12 @@ class Locator:
         positions = np.delete(np.arange(len(samples)), list(errors))  # of the others
         samples = samples[positions]
         shards = [opened[number] for number in samples["shard"].tolist()]
-        fits, tables = self._look_up.find(samples, shards, batches[0].epoch, choice)
+        canvases = None
+        if self.spec.chosen.images:
+            canvases = canvases_of(batches)
+        if canvases is not None:
+            canvases = canvases[positions]
+        fits, tables = self._look_up.find(samples, shards, batches[0].epoch, choice, canvases)
         if not fits.all():
             for k in np.flatnonzero(~fits).tolist():
                 misfit = self._look_up.misfit(samples[k], shards[k])

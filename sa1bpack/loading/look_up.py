@@ -197,6 +197,10 @@ class LookUp:
             side=layout.image_size,
             with_runs=spec.reads_runs,
         )
+        # Of a stored canvas of RGB that is cut to that of a class.
+        self._row_bytes = 0
+        if not layout.flat and layout.pixels == "rgb":
+            self._row_bytes = 3 * layout.image_size
 
     def find(
         self,
@@ -204,6 +208,7 @@ class LookUp:
         shards: Sequence[ShardArrays],
         epoch: int,
         choice: MaskChoice,
+        canvases: np.ndarray | None,
     ) -> tuple[np.ndarray, SampleTables]:
         """Find samples.
 
@@ -213,6 +218,8 @@ class LookUp:
             shards: the shard of each sample.
             epoch: epoch of the batches.
             choice: which masks are kept.
+            canvases: int32 (n, 2), height and width of the canvas of each sample's class; None:
+                they have no classes of aspect.
 
         Returns:
             bool (n,), which of the samples fit their arrays; and the tables of these.
@@ -220,6 +227,8 @@ class LookUp:
         records = np.array([shard.record for shard in shards], SHARD)
         fits = np.empty(len(samples), np.bool_)
         look_up(records, samples, self._stored, fits)
+        if canvases is not None:
+            self._cut_to_canvases(samples, canvases, fits)
         if not fits.all():
             samples = samples[fits]
             records = records[fits]
@@ -245,6 +254,17 @@ class LookUp:
         files = np.zeros((len(samples), self._large_arrays), FILE)
         files["descriptor"] = NO_FILE
         return fits, SampleTables(samples, masks, _addresses(shards, self._numbers), files)
+
+    def _cut_to_canvases(self, samples: np.ndarray, canvases: np.ndarray, fits: np.ndarray) -> None:
+        """Leave out samples that are larger than the canvas of their class: sizes have changed.
+
+        Of a stored canvas that is cut to a smaller one, only the rows that hold the image are read.
+        """
+        stored = samples["size"][:, 2:]
+        fits &= (stored <= canvases).all(1)
+        if self._row_bytes:
+            cut = fits & (canvases < self._stored.side).any(1)
+            samples["image_bytes"][cut] = stored[cut, 0].astype(np.int64) * self._row_bytes
 
     def _passing(
         self, samples: np.ndarray, shards: Sequence[ShardArrays]
@@ -279,7 +299,8 @@ class LookUp:
             f"{shard.folder}: size {sample['size'].tolist()} of sample {sample['shard_row']}, its "
             f"masks {sample['first_mask']} to {sample['stop_mask']}, or the offsets of its image "
             f"or runs do not fit {shard.lengths} with images of up to {self._stored.side} pixels "
-            f"per side; {REPAIR}"
+            "per side, or its class of aspect, if it has one, which was found by another size; "
+            f"{REPAIR}"
         )
 
 

@@ -146,7 +146,7 @@ def arranging_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
     added = 0
     temporary = _SMALL_TENSORS * 512
     if spec.to_rgb:
-        pixels = samples * spec.image.side**2
+        pixels = samples * prod(spec.largest_image.canvas)
         added += allocated_bytes(RGB_BYTES * pixels)
         temporary += allocated_bytes(CONVERSION_BYTES * pixels, _CONVERSION_TENSORS)
     if spec.mask_source in ("bits", "drawn"):

@@ -177,14 +177,17 @@ def check_spec(batch: Any, spec: str | None) -> None:
 def check_arrays(batch: Items, stored: StoredBatches) -> None:
     """Raise OptionError unless the arrays of a batch are those of the pipeline's dataset.
 
-    Images are RGB, uint8 (B, S, S, 3), or planes (B, S * 3 / 2, S); masks are checked if there are
-    no runs.
+    Images are RGB, uint8 (B, S, S, 3), or planes (B, S * 3 / 2, S), in batches of a class of aspect
+    on canvases that may be smaller; masks are checked if there are no runs.
     """
     side = stored.image_size
     images = batch["images"]
     rgb = (side, side, 3)
     planes = (side * 3 // 2, side)
-    if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
+    fits = images.dtype == torch.uint8 and images.shape[1:] in (rgb, planes)
+    if "sample_class" in batch and images.dtype == torch.uint8:
+        fits = fits or _is_smaller_canvas(images, side)
+    if not fits:
         _refuse("images", images, f"torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}")
     if "masks" in batch and "runs" not in batch:
         masks = batch["masks"]
@@ -196,6 +199,25 @@ def check_arrays(batch: Items, stored: StoredBatches) -> None:
         shape = (len(images), *feature.row_shape)
         if name in batch and (not torch.is_tensor(batch[name]) or batch[name].shape != shape):
             _refuse(name, batch[name], f"a tensor {shape}")
+
+
+def canvas_of(images: Tensor) -> Sides:
+    """Height and width of the canvas of images (B, H, W, 3), or planes (B, H * 3 / 2, W)."""
+    if images.ndim == 3:
+        return images.shape[1] * 2 // 3, images.shape[2]
+    return images.shape[1], images.shape[2]
+
+
+def _is_smaller_canvas(images: Tensor, side: int) -> bool:
+    """True for RGB (B, H, W, 3), or planes (B, H * 3 / 2, W), with H and W up to `side`."""
+    if images.ndim not in (3, 4):
+        return False
+    height, width = canvas_of(images)
+    if not (1 <= height <= side and 1 <= width <= side):
+        return False
+    if images.ndim == 4:
+        return images.shape[3] == 3
+    return height % 2 == 0 and width % 2 == 0 and images.shape[1] * 2 == height * 3
 
 
 def _refuse(name: str, value: Any, described: str) -> None:
@@ -246,10 +268,11 @@ def _kind(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def check_sizes(sizes: Tensor, samples: int, stored: StoredBatches) -> None:
+def check_sizes(sizes: Tensor, samples: int, stored: StoredBatches, canvas: Sides) -> None:
     """Raise OptionError if these are not the sizes (B, 4) of `samples`.
 
-    On a CPU also if a stored image does not fit the dataset's canvas by its fit.
+    On a CPU also if a stored image does not fit the dataset's canvas by its fit, or the canvas of
+    its batch, (height, width).
     """
     if sizes.shape != (samples, 4):
         raise OptionError(
@@ -270,6 +293,13 @@ def check_sizes(sizes: Tensor, samples: int, stored: StoredBatches) -> None:
         raise OptionError(
             f"sizes of sample {sample} of the batch are {sizes[sample].tolist()}, but its dataset "
             f"has fit {brief(stored.fit)}, and sides of {limits}"
+        )
+    larger = (sides[:, 0] > canvas[0]) | (sides[:, 1] > canvas[1])
+    if larger.any():
+        sample = int(larger.nonzero()[0])
+        raise OptionError(
+            f"sizes of sample {sample} of the batch are {sizes[sample].tolist()}, which do not fit "
+            f"its canvas of {canvas[0]} x {canvas[1]} pixels: {_REMEDY}"
         )
 
 

@@ -1,11 +1,10 @@
 """The pipeline from a batch of a loader to training input, on the batch's device."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +15,10 @@ from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks.prompts import prompt_draw
-from sa1bpack.masks.select import MAX_MASK_SIZE
-from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.transforms import checks
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch, Items, Tensors
-from sa1bpack.transforms.checks import MAX_CANVAS, Sides, StoredBatches, as_numbers, check_sides
+from sa1bpack.transforms.checks import Sides, StoredBatches, as_numbers
 from sa1bpack.transforms.frame import (
     Frame,
     fit_frame,
@@ -49,6 +46,7 @@ from sa1bpack.transforms.masks.make import MaskMaker, MaskRows
 from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import repeated_ids, uniform
+from sa1bpack.transforms.sizes import Size, SizeSchedules
 from sa1bpack.user_code import call_user, is_of_user
 from sa1bpack.wording import brief
 
@@ -66,65 +64,6 @@ _PLACES: tuple[tuple[type[Step], ...], ...] = (
     (RandomErasing,),
     (MixStep,),
 )
-
-# A side, or (height, width), or a schedule of either. A list is a schedule.
-Size: TypeAlias = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
-
-
-@dataclass(frozen=True)
-class SizeSchedules:
-    """The sizes of a pipeline's results, (height, width) each, by epoch or step.
-
-    Attributes:
-        canvas: in pixels.
-        grid: that of the masks, in cells.
-        in_proportion: the grid follows the canvas.
-    """
-
-    canvas: Schedule
-    grid: Schedule
-    in_proportion: bool
-
-    @classmethod
-    def of(cls, size: Size, mask_size: Size, side: int, cells: int) -> "SizeSchedules":
-        """Those of the options of a `Pipeline`.
-
-        Args:
-            size, mask_size: the options.
-            side, cells: sides of the images and of the grids of masks of a batch.
-
-        Raises:
-            OptionError: a value that cannot be used.
-        """
-        canvas = as_schedule("size", side if size is None else size)
-        canvas = canvas.map(lambda value: check_sides("size", value, MAX_CANVAS))
-        if mask_size is None:
-            grid = canvas.map(lambda sides: [max(1, length * cells // side) for length in sides])
-        else:
-            grid = as_schedule("mask_size", mask_size)
-        grid = grid.map(lambda value: check_sides("mask_size", value, MAX_MASK_SIZE))
-        return cls(canvas, grid, mask_size is None)
-
-    def __str__(self) -> str:
-        grid = _schedule_text(self.grid)
-        if self.in_proportion and not self.grid.constant:
-            grid = "in proportion"
-        return f"size={_schedule_text(self.canvas)}, mask_size={grid}"
-
-    def at(self, epoch: int | None, step: int | None) -> tuple[Sides, Sides]:
-        """The canvas and the grid of a batch."""
-        return self.canvas.at(epoch, step), self.grid.at(epoch, step)
-
-    def change_by(self, unit: str) -> bool:
-        """True if a size changes by "epoch", or by "step"."""
-        schedules = self.canvas, self.grid
-        return any(schedule.by == unit and not schedule.constant for schedule in schedules)
-
-
-def _schedule_text(schedule: Schedule) -> str:
-    if schedule.constant:
-        return str(schedule.values[0])
-    return repr(schedule)
 
 
 class Moves(NamedTuple):
@@ -257,10 +196,13 @@ class Pipeline:
             steps: geometric steps, of which one may rotate or shear, then at most one of each of
                 these: ColorJitter and RandomGrayscale, in either order; GaussianBlur;
                 RandomErasing; Mixup or CutMix.
-            size: the canvas: its side or (height, width) in pixels, up to 16384. None: that of the
-                pack. Images start as large as possible, in the top left corner.
-            mask_size: the grid of the masks: its side or (height, width) in cells, up to 4096.
-                None: as many pixels per cell as in the batch. Both sizes may change:
+            size: the canvas: its side or (height, width) in pixels, up to 16384; or a tuple of
+                pairs, one for each class of exact `Buckets`, such as their `sizes`. None: that of
+                the batch, which is the pack's, or that of its class. Images start as large as
+                possible, in the top left corner.
+            mask_size: the grid of the masks: its side or (height, width) in cells, up to 4096, or
+                that of each class. None: as many pixels per cell as in the batch. Both sizes may
+                change:
                 `PiecewiseSchedule`, `LinearSchedule`, `CosineSchedule`, `FunctionSchedule`, a list
                 with one value per epoch (so a pair is a tuple), or a function of the
                 epoch; epoch and step are those of the batch.
@@ -281,7 +223,8 @@ class Pipeline:
         self.stored = StoredBatches.of(ds)
         side = self.stored.image_size
         self._sizes = SizeSchedules.of(size, mask_size, side, self.stored.cells)
-        self.canvas, self.grid = self._sizes.at(0, 0)  # of the beginning
+        # Of the beginning, and of the first class.
+        self.canvas, self.grid = self._sizes.at(0, 0, 0, (side, side))
         self.dtype = _checked_dtype(dtype)
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.max_cover = number("max_cover", max_cover, 0, 1)
@@ -372,7 +315,9 @@ class Pipeline:
             raise OptionError(
                 "sizes change by step, but the batch has no 'global_step': take it from a Loader"
             )
-        canvas, grid = self._sizes.at(epoch, step)
+        of_class = checks.number_of_batch(items, "sample_class")
+        batch_canvas = checks.canvas_of(items["images"])
+        canvas, grid = self._sizes.at(epoch, step, of_class, batch_canvas)
         device = items["images"].device
         for table in self._tables():
             table.on(device)  # a graph that is captured later may read it there alone
@@ -403,7 +348,8 @@ class Pipeline:
             runs = batch["runs"]
             small |= {"mask_offset": runs.mask_offset, "source_sizes": runs.sizes}
         small = all_on_host(small, known)
-        checks.check_sizes(small["sizes"], len(batch["images"]), self.stored)
+        images = batch["images"]
+        checks.check_sizes(small["sizes"], len(images), self.stored, checks.canvas_of(images))
         if self._relate is not None and not {"masks", "runs"} & batch.keys():
             raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
         return small

@@ -195,6 +195,8 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         reading["bucket_by"] = rng.choice(
             kinds if case.layout[0] == "squash" else [*kinds, "aspect"]
         )
+    elif case.order[0] != "by_node" and rng.random() < 0.3 and not _by_step(case.size):
+        _draw_classes(rng, case, ds)
     if rng.random() < 0.15:
         reading["on_error"] = "drop"
     case.own = tuple(_drawn_own(rng, case.workers, direct) for _ in range(2))
@@ -208,6 +210,8 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
     if rng.random() < 0.3:
         reading["fields"] = _drawn_fields(rng, case, ds)
         case.transform = False
+    if getattr(reading.get("bucket_by"), "exact", False):
+        case.transform = False  # the grid of masks would be that of the class
     if case.workers is None and rng.random() < 0.3:
         ahead = {"pipeline": as_it_is, "pipeline_threads": rng.randint(1, 3)}
         case.own = tuple(own | ahead for own in case.own)
@@ -226,6 +230,25 @@ def _drawn_fields(rng: random.Random, case: Case, ds: sa1bpack.Dataset) -> list[
     elif "max_masks" in case.reading:
         fields.append("mask_counts")
     return fields
+
+
+def _by_step(size: Any) -> bool:
+    return isinstance(size, sa1bpack.PiecewiseSchedule)
+
+
+def _draw_classes(rng: random.Random, case: Case, ds: sa1bpack.Dataset) -> None:
+    """Let every batch have images of one class of aspect."""
+    ratios = rng.sample((0.4, 0.7, 0.9, 1.1, 1.5, 2.5), rng.randint(1, 5))
+    buckets = sa1bpack.Buckets(ds, aspects=ratios, exact=True, multiple=rng.choice((2, 16)))
+    largest = max(case.size) if isinstance(case.size, list) else case.size
+    too_few = buckets.class_counts.max() < largest or case.order[0] == "weighted"
+    if "drop_last" in case.reading and too_few:
+        del case.reading["drop_last"]
+    if max(case.ranks) > 1 and "drop_last" not in case.reading:
+        case.reading["pad_last"] = True
+    if case.opened.get("pixels") == "stored" and ds.layout.image_size % 2:
+        return
+    case.reading["bucket_by"] = buckets
 
 
 def as_it_is(batch: dict) -> dict:

@@ -200,13 +200,19 @@ class Crossing:
         repetitions = repeated.astype(np.int64)
         if self._repeats:  # `_check_repetitions` compares them
             repetitions = batch["repetitions"].numpy()
+        elif repeated.any() and self._is_exact:  # a small class may fill up a batch several times
+            repetitions = batch["repetitions"].numpy()
+            assert np.array_equal(repetitions > 0, repeated)
+            pairs = zip(indices.tolist(), repetitions.tolist(), strict=True)
+            assert len(set(pairs)) == len(indices)
         kept = [
             kept_masks(sample, most, mask_select, self.seed, epoch, repetition)
             for sample, repetition in zip(samples, repetitions.tolist(), strict=True)
         ]
         rows = most if case.reading.get("pad_to_max") else None
         layout = case.reading["mask_layout"]
-        expected = expected_batch(samples, kept, ds, layout, rows, self.relate)
+        canvas = self._check_class(batch, samples)
+        expected = expected_batch(samples, kept, ds, layout, rows, self.relate, canvas)
         if "fields" in case.reading:
             expected = of_fields(expected, case.reading["fields"], ds, self.relate)
         if case.reading.get("on_error") == "drop":
@@ -216,11 +222,23 @@ class Crossing:
         if "pad_last" in case.reading or self._repeats:
             expected["repetitions"] = repetitions
         assert {key: batch[key] for key in OF_LOADERS} == place
-        same_arrays(batch, expected, OF_LOADERS)
+        same_arrays(batch, expected, OF_LOADERS | ({"sample_class"} if canvas else set()))
         if made is not None:
             plain = ds.with_options(pixels="rgb", mask_format="bool")
             inputs = expected_input([plain[i] for i in indices.tolist()], kept, plain)
             self._compare_input(made, inputs, expected)
+
+    def _check_class(self, batch: dict, samples: list[dict]) -> tuple[int, int] | None:
+        """Check that images are of the class of their batch, and return its canvas."""
+        if not self._is_exact:
+            return None
+        buckets = self.case.reading["bucket_by"]
+        number = batch["sample_class"]
+        ratios = np.array(buckets.aspects)
+        for sample in samples:
+            distances = np.abs(ratios - sample["size"][0] / sample["size"][1])
+            assert distances[number] <= distances.min() + 1e-12
+        return buckets.canvases[number]
 
     def _compare_input(self, made: dict, inputs: dict, expected: dict) -> None:
         counts, padded = expected["mask_counts"], "mask_offsets" not in expected
@@ -239,6 +257,11 @@ class Crossing:
         same_arrays({key: made[key] for key in rest}, rest, ())
         for name in spatial:
             np.testing.assert_allclose(made[name].numpy(), expected[name], rtol=1e-5, err_msg=name)
+
+    @property
+    def _is_exact(self) -> bool:
+        """True if every batch has images of one class."""
+        return getattr(self.case.reading.get("bucket_by"), "exact", False)
 
     @property
     def _repeats(self) -> bool:

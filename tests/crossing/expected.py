@@ -76,6 +76,7 @@ def expected_batch(
     layout: str,
     rows: int | None,
     relate: transforms.Relate | None,
+    canvas: tuple[int, int] | None = None,
 ) -> Batch:
     """The arrays of a batch of these samples; `runs.NAME` are those of its runs.
 
@@ -83,6 +84,7 @@ def expected_batch(
         kept: the masks of each sample.
         layout: the option `masks` of the loader.
         rows: of padded arrays; None: as many as the fullest sample has.
+        canvas: height and width of that of a class of aspect; None: the pack's square.
     """
     counts = np.array([len(each) for each in kept], np.int64)
     padded = layout.startswith("padded")
@@ -102,7 +104,7 @@ def expected_batch(
         return joined([convert(sample[key][masks]) for sample, masks in pairs])
 
     found: Batch = {
-        "images": np.stack([on_canvas(sample, ds) for sample in samples]),
+        "images": np.stack([cut(on_canvas(sample, ds), canvas) for sample in samples]),
         "mask_counts": counts,
         "image_ids": np.array([sample["image_id"] for sample in samples], np.int64),
         "indices": np.array([sample["row"] for sample in samples], np.int64),
@@ -175,6 +177,20 @@ def on_canvas(sample: dict, ds: sa1bpack.Dataset) -> np.ndarray:
         start = stop
     assert start == len(image)
     return np.concatenate(planes).reshape(side * 3 // 2, side)
+
+
+def cut(image: np.ndarray, canvas: tuple[int, int] | None) -> np.ndarray:
+    """The top left of a square canvas of RGB or planes; what is cut off has no image."""
+    if canvas is None:
+        return image
+    height, width = canvas
+    if image.ndim == 3:
+        assert not image[height:].any() and not image[:, width:].any()
+        return image[:height, :width]
+    side = image.shape[1]
+    blue, red = image[side:].reshape(2, side // 2, side // 2)
+    halves = [plane[: height // 2, : width // 2].ravel() for plane in (blue, red)]
+    return np.concatenate([image[:height, :width], np.concatenate(halves).reshape(-1, width)])
 
 
 def as_layout(masks: np.ndarray, packed: bool) -> np.ndarray:

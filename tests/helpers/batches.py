@@ -19,6 +19,8 @@ LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 
 # What batches of a loader have and those of a plain Collate do not.
 OF_LOADERS = {"batch_idx", "epoch", "global_step"}
+# And those of exact buckets.
+OF_CLASSES = OF_LOADERS | {"sample_class"}
 
 
 def tensors_of(batch: dict) -> dict[str, torch.Tensor]:
@@ -26,7 +28,7 @@ def tensors_of(batch: dict) -> dict[str, torch.Tensor]:
     loaders add."""
     found = flattened(batch)
     tensors = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
-    assert found.keys() - tensors.keys() <= OF_LOADERS, found.keys() - tensors.keys()
+    assert found.keys() - tensors.keys() <= OF_CLASSES, found.keys() - tensors.keys()
     return tensors
 
 
@@ -50,7 +52,7 @@ def clone(batch: dict) -> dict[str, torch.Tensor]:
 def same(batch: dict, expected: dict) -> None:
     """Assert that two batches have the same tensors: keys, types, shapes and values; and where both
     have it, the same of what loaders add, and the same spec."""
-    for key in OF_LOADERS & batch.keys() & expected.keys():
+    for key in OF_CLASSES & batch.keys() & expected.keys():
         if not isinstance(batch[key], torch.Tensor):
             assert batch[key] == expected[key], key
     specs = {getattr(made, "spec", None) for made in (batch, expected)} - {None}

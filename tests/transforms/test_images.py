@@ -18,17 +18,16 @@ from sa1bpack.transforms import (
 )
 
 
-@pytest.mark.parametrize("side", [2, 16, 34])
-def test_planes_convert_to_the_bytes_of_the_reference_and_zero_beyond(everywhere, side):
-    random = np.random.default_rng(side)
-    sizes = [(side, side), (1, side), (side - 1, 1), (side, max(1, side // 2 - 1))]
-    planes = random.integers(0, 256, (4, side * 3 // 2, side), dtype=np.uint8)
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (16, 16), (34, 34), (34, 12), (4, 46)])
+def test_planes_convert_to_the_bytes_of_the_reference_and_zero_beyond(everywhere, rows, columns):
+    random = np.random.default_rng(rows)
+    sizes = [(rows, columns), (1, columns), (rows - 1, 1), (rows, max(1, columns // 2 - 1))]
+    planes = random.integers(0, 256, (4, rows * 3 // 2, columns), dtype=np.uint8)
     stored = torch.tensor([[9, 9, *size] for size in sizes], dtype=torch.int32)
     on_device = torch.from_numpy(planes).to(everywhere)
     images = yuv420_to_rgb(on_device, stored.to(everywhere)[:, 2:]).cpu().numpy()
-    half = side // 2
     for canvas, (height, width), rgb in zip(planes, sizes, images, strict=True):
-        chroma = canvas[side:].reshape(2, half, half)
+        chroma = canvas[rows:].reshape(2, rows // 2, columns // 2)
         cb, cr = chroma[:, : (height + 1) // 2, : (width + 1) // 2]
         expected = reference(canvas[:height, :width], cb, cr)
         assert np.array_equal(rgb[:height, :width], expected)

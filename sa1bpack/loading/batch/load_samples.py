@@ -446,7 +446,17 @@ def _put(piece: np.record, samples: np.ndarray, dest: Destination) -> None:
         rows = dest.stored_side
         stride = dest.stored_side
     canvas = dest.buffer[start : start + array.out_bytes]
-    put_image(dest.how, piece.source, height, width, stride, rows, dest.side, canvas)
+    put_image(
+        dest.how,
+        piece.source,
+        height,
+        width,
+        stride,
+        rows,
+        dest.canvas_height,
+        dest.canvas_width,
+        canvas,
+    )
 
 
 @njit

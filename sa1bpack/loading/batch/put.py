@@ -7,7 +7,7 @@ than by memcpy, and all other code and data stay in the caches.
 
 A stored image is `height` x `width` pixels, rgb or the planes Y, Cb, Cr of yuv420, with or without
 the padding of a canvas; see `sa1bpack.format.layout`. A batch has canvases of one size, zero
-beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at half the size.
+beyond the stored pixels: RGB (H, W, 3), or I420, H rows of Y, then Cb and Cr at half the size.
 """
 
 from typing import Any
@@ -127,17 +127,24 @@ def _put_rows(
 
 @njit
 def _put_rgb(
-    source: int, height: int, width: int, stride: int, rows: int, side: int, target: int
+    source: int,
+    height: int,
+    width: int,
+    stride: int,
+    rows: int,
+    canvas_height: int,
+    canvas_width: int,
+    target: int,
 ) -> None:
     """Convert the planes of one image into the top left of an RGB canvas, both at addresses."""
-    row_bytes = 3 * side
+    row_bytes = 3 * canvas_width
     scratch = row_scratch(width)
     row = np.zeros(max(row_bytes, 3 * PIXELS), np.uint8)
     for i in range(height):
         rgb_row(np.int64(source), i, height, width, stride, rows, scratch, row)
         stream(target + i * row_bytes, address_of(row), row_bytes)
     stream_end()
-    memset(target + height * row_bytes, 0, (side - height) * row_bytes)
+    memset(target + height * row_bytes, 0, (canvas_height - height) * row_bytes)
 
 
 @njit
@@ -148,7 +155,8 @@ def put_image(
     width: int,
     stride: int,
     rows: int,
-    side: int,
+    canvas_height: int,
+    canvas_width: int,
     target: np.ndarray,
 ) -> None:
     """Put one image on its canvas.
@@ -159,21 +167,24 @@ def put_image(
         height, width: size of the image in pixels.
         stride: pixels of a stored row, padding included: `width`, or the side of a stored canvas.
         rows: stored rows, padding included.
-        side: side of the canvas in pixels.
-        target: uint8, (side * side * 3,), or (side * side * 3 / 2,) for YUV_ON_CANVAS.
+        canvas_height, canvas_width: sides of the canvas in pixels, at least those of the image;
+            even for YUV_ON_CANVAS.
+        target: uint8, the canvas: three bytes per pixel, or one and a half for YUV_ON_CANVAS.
     """
     canvas = address_of(target)
     if how == RGB_OF_YUV:
-        _put_rgb(source, height, width, stride, rows, side, canvas)
+        _put_rgb(source, height, width, stride, rows, canvas_height, canvas_width, canvas)
         return
     if how == RGB_ON_CANVAS:
-        _put_rows(source, 3 * stride, height, 3 * width, canvas, 3 * side, side)
+        row_bytes = 3 * canvas_width
+        _put_rows(source, 3 * stride, height, 3 * width, canvas, row_bytes, canvas_height)
         return
-    _put_rows(source, stride, height, width, canvas, side, side)
+    _put_rows(source, stride, height, width, canvas, canvas_width, canvas_height)
     half_stride = (stride + 1) // 2
-    half_side = side // 2
+    half_height = canvas_height // 2
+    half_width = canvas_width // 2
     chroma = source + rows * stride
-    half_canvas = canvas + side * side
+    half_canvas = canvas + canvas_height * canvas_width
     for _ in range(2):
         _put_rows(
             chroma,
@@ -181,11 +192,11 @@ def put_image(
             (height + 1) // 2,
             (width + 1) // 2,
             half_canvas,
-            half_side,
-            half_side,
+            half_width,
+            half_height,
         )
         chroma += (rows + 1) // 2 * half_stride
-        half_canvas += half_side * half_side
+        half_canvas += half_height * half_width
 
 
 # ----------------------------------------------------------------------------------- bits to bool

@@ -12,10 +12,11 @@ from sa1bpack.arguments import choice
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields, refuse_in_batches
-from sa1bpack.dataset.sample import AS_STORED, RGB_OF_YUV, image_spec
+from sa1bpack.dataset.sample import AS_STORED, RGB_OF_YUV, ImageSpec, image_spec
 from sa1bpack.dataset.shards import ArrayRef
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.indices import SampleClass
 from sa1bpack.loading.batch.tables import (
     AS_IT_IS,
     IMAGE_SPAN,
@@ -74,6 +75,8 @@ ALIGNMENT = 64
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
 _RUN_BYTES = 4  # of the end of a run
+
+Sides = tuple[int, int]  # height and width
 
 
 class Region(NamedTuple):
@@ -136,13 +139,28 @@ class LargeArray:
         )
 
 
+def _image_array(image: ImageSpec) -> LargeArray:
+    """The array of images, on such canvases in a batch."""
+    canvas = prod(image.shape)
+    return LargeArray(
+        key="images",
+        ref=ArrayRef("image"),
+        row_bytes=canvas,
+        out_bytes=canvas,
+        kind=AS_IT_IS if image.how == AS_STORED else ON_CANVAS,
+        span=IMAGE_SPAN,
+        per_mask=False,
+    )
+
+
 class BatchSpec:
     """The layout of a dataset's batches in a buffer, and of the batches that the consumer gets.
 
     Attributes:
         pack_layout: layout of the shards.
         chosen: the fields that the batches have.
-        image: spec of the canvases in the buffer.
+        image: spec of the canvases in the buffer, of batches whose samples have no class of aspect.
+        canvases: (height, width) of the canvas of each class of aspect; None: there are none.
         masks: spec of the masks.
         mask_source: what masks are made from, as in MaskSpec; "" if the batches have none.
         mask_layout: layout of the masks that the consumer gets.
@@ -172,17 +190,18 @@ class BatchSpec:
         relate: Relate | None = None,
         repeats: bool = False,
         marks_repeated: bool = False,
+        canvases: tuple[Sides, ...] | None = None,
     ):
         """Work out the layout.
 
         Args:
             ds: the dataset, with the chosen features alone.
             chosen: the fields that the batches have.
-            layout, to_device, relate, repeats, marks_repeated: see the attributes.
+            layout, to_device, relate, repeats, marks_repeated, canvases: see the attributes.
 
         Raises:
-            OptionError: packed masks, or relations on a device, of a dataset that yields runs; or
-                relations of masks that are not chosen.
+            OptionError: packed masks, or relations on a device, of a dataset that yields runs;
+                relations of masks that are not chosen; or planes on canvases with odd sides.
         """
         image = ds.spec.image
         masks = ds.spec.masks
@@ -210,6 +229,9 @@ class BatchSpec:
         )
         self.chosen = chosen
         self.image = image_spec(ds.layout, "stored") if self.to_rgb else image
+        self.canvases = canvases
+        for canvas in canvases or ():
+            self.image.on_canvas(canvas)  # raises for one that cannot be
         self.pack_layout = ds.layout
         self.masks = masks
         self.mask_source = masks.source if chosen.masks else ""
@@ -239,19 +261,8 @@ class BatchSpec:
     def _large_arrays(self) -> list[LargeArray]:
         """What is read piece by piece."""
         arrays = []
-        canvas = prod(self.image.shape)
         if self.chosen.images:
-            arrays.append(
-                LargeArray(
-                    key="images",
-                    ref=ArrayRef("image"),
-                    row_bytes=canvas,
-                    out_bytes=canvas,
-                    kind=AS_IT_IS if self.image.how == AS_STORED else ON_CANVAS,
-                    span=IMAGE_SPAN,
-                    per_mask=False,
-                )
-            )
+            arrays.append(_image_array(self.image))
         if self.mask_source == "bits":
             arrays.append(
                 LargeArray(
@@ -293,7 +304,22 @@ class BatchSpec:
             )
         return arrays
 
-    def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
+    def image_of(self, sample_class: SampleClass | None) -> ImageSpec:
+        """Spec of the canvases of a batch, by the class of its samples; None: any."""
+        if sample_class is None or sample_class.canvas is None:
+            return self.image
+        return self.image.on_canvas(sample_class.canvas)
+
+    @property
+    def largest_image(self) -> ImageSpec:
+        """Spec of the largest canvases that a batch may have."""
+        if self.canvases is None:
+            return self.image
+        return self.image.on_canvas(max(self.canvases, key=prod))
+
+    def regions(
+        self, samples: int, capacity: int, total: int, runs: int, image: ImageSpec | None = None
+    ) -> tuple[Regions, int]:
         """The regions of a batch, and their total bytes.
 
         Args:
@@ -301,11 +327,12 @@ class BatchSpec:
             capacity: masks per sample in padded arrays.
             total: number of masks.
             runs: number of ends of runs, if the batch has runs.
+            image: spec of its canvases; None: the largest.
         """
         rows: tuple[int, ...] = (total,)
         if self.mask_layout.padded:
             rows = (samples, capacity)
-        entries = self._sample_entries(samples)
+        entries = self._sample_entries(samples, image or self.largest_image)
         if self.chosen.of_masks:
             entries += self._mask_entries(samples, rows, total, runs)
         for feature in self.features:
@@ -322,11 +349,11 @@ class BatchSpec:
             start += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return regions, start
 
-    def _sample_entries(self, samples: int) -> list[_Entry]:
+    def _sample_entries(self, samples: int, image: ImageSpec) -> list[_Entry]:
         """The arrays with one row per sample, but for features and counts of masks."""
         entries: list[_Entry] = []
         if self.chosen.images:
-            entries.append(("images", (samples, *self.image.shape), _UINT8, True))
+            entries.append(("images", (samples, *image.shape), _UINT8, True))
         for field in SAMPLE_FIELDS:
             if not field.batch or field.dtype is None:
                 continue
@@ -363,14 +390,20 @@ class BatchSpec:
                 entries.append(("masks", (*mask_rows, grid, grid // 8), _UINT8, True))
         return entries
 
-    def targets(self, regions: Regions, capacity: int) -> np.ndarray:
+    def targets(self, regions: Regions, capacity: int, image: ImageSpec) -> np.ndarray:
         """TARGET (p,): where the arrays go in a batch.
 
         Args:
             regions: regions of the batch.
             capacity: masks per sample in padded arrays.
+            image: spec of its canvases.
         """
-        return np.array([array.target(regions, capacity) for array in self.arrays], TARGET)
+        targets = []
+        for array in self.arrays:
+            if array.key == "images":
+                array = _image_array(image)
+            targets.append(array.target(regions, capacity))
+        return np.array(targets, TARGET)
 
     def number_targets(self, regions: Regions) -> np.ndarray:
         """NUMBER (f,): where the numbers of masks go."""

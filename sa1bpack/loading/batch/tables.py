@@ -142,7 +142,7 @@ class Destination(NamedTuple):
     Attributes:
         buffer: uint8 (n,).
         how: treatment of images, see `put.put_image`.
-        side: side of a canvas in pixels.
+        canvas_height, canvas_width: sides of a canvas in pixels.
         stored_side: side of a stored canvas in pixels; 0 if images have none.
         arrays: TARGET (p,).
         numbers: NUMBER (f,).
@@ -155,7 +155,8 @@ class Destination(NamedTuple):
 
     buffer: np.ndarray
     how: int
-    side: int
+    canvas_height: int
+    canvas_width: int
     stored_side: int
     arrays: np.ndarray
     numbers: np.ndarray

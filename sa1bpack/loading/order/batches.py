@@ -432,7 +432,9 @@ class BatchIterator:
         batch = next(self._remaining)
         self._batches.took(self._iteration, batch)
         self._over = batch.is_last
-        return BatchIndices(batch.indices.tolist(), batch.epoch, batch.repetitions)
+        return BatchIndices(
+            batch.indices.tolist(), batch.epoch, batch.repetitions, batch.sample_class
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Whether the last batch has been taken; the place is in the state of OrderedBatches."""

@@ -3,7 +3,8 @@
 import numpy as np
 
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.order.classes import ClassCut, ClassEpoch, SampleClass
+from sa1bpack.indices import SampleClass
+from sa1bpack.loading.order.classes import ClassCut, ClassEpoch
 from sa1bpack.loading.order.epoch import EpochBatches, Position
 from sa1bpack.loading.order.orders import BUCKETS
 from sa1bpack.loading.order.rules import RANKS, BatchRules

@@ -16,6 +16,7 @@ import xxhash
 
 from sa1bpack.arguments import is_number, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.indices import SampleClass
 from sa1bpack.loading.order.orders import Latest, Order
 from sa1bpack.schedules import Schedule
 from sa1bpack.wording import brief, counted
@@ -28,19 +29,6 @@ Sides = tuple[int, int]  # height and width
 _CHUNK = 1 << 20
 
 _log = logging.getLogger("sa1bpack")
-
-
-class SampleClass(NamedTuple):
-    """The class that all samples of a batch have.
-
-    Attributes:
-        number: its number among the classes.
-        canvas: (height, width) in pixels: holds all stored images of the class; None: classes are
-            not those of aspects.
-    """
-
-    number: int
-    canvas: Sides | None
 
 
 class Aspects(NamedTuple):

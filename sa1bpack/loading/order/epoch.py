@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sa1bpack.arguments import whole_number
+from sa1bpack.indices import SampleClass
 from sa1bpack.loading.order.buckets import Buckets
-from sa1bpack.loading.order.classes import SampleClass
 from sa1bpack.loading.order.orders import BUCKETS, LEFT_OVER, Key, permutation
 from sa1bpack.loading.order.rules import RANKS, BatchRules
 

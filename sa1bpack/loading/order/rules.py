@@ -318,6 +318,13 @@ class BatchRules:
         return rest
 
     @property
+    def canvases(self) -> tuple[tuple[int, int], ...] | None:
+        """(height, width) of the canvas of each class of aspect; None without exact ones."""
+        if self.buckets is None:
+            return None
+        return self.buckets.canvases
+
+    @property
     def repeats(self) -> bool:
         """True if a sample may come again in an epoch."""
         return self.order.repeats or self.order.copies is not None or bool(self.pad_last)

@@ -49,7 +49,8 @@ class ImageMaker:
         """`dtype` (B, 3, H, W), normalised, zero outside the images.
 
         Args:
-            images: uint8, the images of the batch: RGB (B, S, S, 3) or planes (B, S * 3 / 2, S).
+            images: uint8, the images of the batch: RGB (B, S, S, 3) or planes (B, S * 3 / 2, S); on
+                the canvas of a class of aspect, (B, H, W, 3) or (B, H * 3 / 2, W).
             sizes: (B, 4), sizes of the batch in pixels, on the device of the frame.
             frame: frame of the images.
             changes: what else is done to them.
@@ -101,7 +102,8 @@ class ImageMaker:
             return sampled
         frame = on_device(frame, device)
         if sampled is None:
-            unmoved = not self.geometric and frame.canvas == (self.side, self.side)
+            whole = (self.side, self.side)
+            unmoved = not self.geometric and frame.canvas == images.shape[1:3] == whole
             sampled = sample_with_torch(sampling, frame, unmoved)
         inside = frame.visible(frame.canvas)
         if colors is None:

@@ -20,13 +20,13 @@ def yuv420_to_rgb(planes: Tensor, stored: Tensor) -> Tensor:
     """Canvases of Y, Cb and Cr as RGB, byte for byte as `pixels.yuv420.yuv420_to_rgb`.
 
     Args:
-        planes: uint8 (B, S * 3 / 2, S), I420: S rows of Y, then Cb and Cr, two of their rows per
-            row.
+        planes: uint8 (B, H * 3 / 2, W), I420: H rows of Y, then Cb and Cr, half as high and wide,
+            one after the other. H and W are even.
         stored: integers (B, 2), height and width of the stored images; padding does not affect
             them.
 
     Returns:
-        uint8 (B, S, S, 3), contiguous, zero outside `stored`.
+        uint8 (B, H, W, 3), contiguous, zero outside `stored`.
 
     Examples:
         >>> planes = torch.full((1, 12, 8), 128, dtype=torch.uint8)
@@ -34,31 +34,33 @@ def yuv420_to_rgb(planes: Tensor, stored: Tensor) -> Tensor:
         [128, 128, 128]
     """
     samples = len(planes)
-    side = planes.shape[2]
+    rows = planes.shape[1] * 2 // 3
+    columns = planes.shape[2]
     if uses_compiled(planes.device):
-        canvases = np.empty((samples, side, side, 3), np.uint8)
+        canvases = np.empty((samples, rows, columns, 3), np.uint8)
 
         def convert(k: int, height: int, width: int) -> None:
             source = planes[k].reshape(-1).numpy()
-            planes_to_rgb(source, height, width, side, side, side, canvases[k].reshape(-1))
+            planes_to_rgb(source, height, width, columns, rows, columns, canvases[k].reshape(-1))
             canvases[k, height:] = 0
 
-        sizes = stored.clamp(0, side).tolist()  # whatever they are, nothing outside is read
-        run_jobs(partial(convert, k, *size) for k, size in enumerate(sizes))
+        # Whatever they are, nothing outside is read.
+        sizes = torch.stack([stored[:, 0].clamp(0, rows), stored[:, 1].clamp(0, columns)], 1)
+        run_jobs(partial(convert, k, *size) for k, size in enumerate(sizes.tolist()))
         return torch.from_numpy(canvases)
     rgb: Tensor | None = launch(planes.device, "images.planes_to_rgb", planes, stored)
     if rgb is not None:
         return rgb
-    half = side // 2
-    luma = planes[:, :side]
-    chroma = planes[:, side:].reshape(samples, 2, half, half)
+    luma = planes[:, :rows]
+    chroma = planes[:, rows:].reshape(samples, 2, rows // 2, columns // 2)
     blue, red = (_enlarge_chroma(chroma, (stored + 1) // 2) - 128).unbind(1)
-    rgb = torch.empty((samples, 3, side, side), dtype=torch.uint8, device=planes.device)
+    rgb = torch.empty((samples, 3, rows, columns), dtype=torch.uint8, device=planes.device)
     offsets = 91881 * red, -22554 * blue - 46802 * red, 116130 * blue
     for plane, offset in zip(rgb.unbind(1), offsets, strict=True):
         plane.copy_(offset.add_(32768).bitwise_right_shift_(16).add_(luma).clamp_(0, 255))
-    steps = torch.arange(side, device=rgb.device)
-    inside = (steps[:, None] < stored[:, 0, None, None]) & (steps < stored[:, 1, None, None])
+    row = torch.arange(rows, device=rgb.device)
+    column = torch.arange(columns, device=rgb.device)
+    inside = (row[:, None] < stored[:, 0, None, None]) & (column < stored[:, 1, None, None])
     return rgb.masked_fill_(~inside[:, None], 0).permute(0, 2, 3, 1).contiguous()
 
 

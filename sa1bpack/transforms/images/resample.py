@@ -39,7 +39,7 @@ class Sampling:
     """The arguments of everything that resamples and normalises images.
 
     Attributes:
-        images: uint8 (B, S, S, 3), S up to 16384.
+        images: uint8 (B, S, T, 3), S and T up to 16384.
         stored: integers (B, 2), height and width of the stored images.
         frame: frame of the images, on one device with `stored`, if possible the CPU. Results are on
             its canvas, (B, 3, H, W), zero outside the images.

@@ -90,29 +90,30 @@ def _to_byte(value):
     return tl.minimum(tl.maximum(value, 0), 255).to(tl.uint8)
 
 
-@triton.jit(do_not_specialize=["side"])
-def _convert(planes, stored, out, side):
-    sample, pixel = block(side * side, PLANE_BLOCK)
-    i = pixel // side
-    j = pixel % side
+@triton.jit(do_not_specialize=["rows", "columns"])
+def _convert(planes, stored, out, rows, columns):
+    sample, pixel = block(rows * columns, PLANE_BLOCK)
+    i = pixel // columns
+    j = pixel % columns
     # Whatever the sizes are, nothing outside the canvas is read.
-    height = tl.minimum(tl.load(stored + sample * 2).to(tl.int32), side)
-    width = tl.minimum(tl.load(stored + sample * 2 + 1).to(tl.int32), side)
+    height = tl.minimum(tl.load(stored + sample * 2).to(tl.int32), rows)
+    width = tl.minimum(tl.load(stored + sample * 2 + 1).to(tl.int32), columns)
     inside = (i < height) & (j < width)
 
-    half = side // 2
+    half = columns // 2
+    chroma = half * (rows // 2)
     near = i // 2
     column = j // 2
     far = tl.minimum(tl.maximum(near + 2 * (i % 2) - 1, 0), (height + 1) // 2 - 1)
     other = tl.minimum(tl.maximum(column + 2 * (j % 2) - 1, 0), (width + 1) // 2 - 1)
-    luma = planes + sample * (side * side + 2 * half * half)
-    blue_plane = luma + side * side
+    luma = planes + sample * (rows * columns + 2 * chroma)
+    blue_plane = luma + rows * columns
     y = tl.load(luma + pixel, mask=inside, other=0).to(tl.int32)
     blue = _chroma(blue_plane, near, far, column, other, j % 2, half, inside)
-    red = _chroma(blue_plane + half * half, near, far, column, other, j % 2, half, inside)
+    red = _chroma(blue_plane + chroma, near, far, column, other, j % 2, half, inside)
 
-    target = out + sample * side * side * 3 + pixel * 3
-    canvas = pixel < side * side
+    target = out + sample * rows * columns * 3 + pixel * 3
+    canvas = pixel < rows * columns
     r = _to_byte(y + ((91881 * red + 32768) >> 16))
     g = _to_byte(y + ((-22554 * blue - 46802 * red + 32768) >> 16))
     b = _to_byte(y + ((116130 * blue + 32768) >> 16))
@@ -125,18 +126,19 @@ def planes_to_rgb(planes: Tensor, stored: Tensor) -> Tensor:
     """Convert canvases, by the formulas of `sa1bpack.pixels.yuv420`.
 
     Args:
-        planes: uint8 (B, S * 3 / 2, S), S even, up to 16384.
+        planes: uint8 (B, H * 3 / 2, W), H and W even, up to 16384.
         stored: integers (B, 2), height and width of the images.
 
     Returns:
-        uint8 (B, S, S, 3), contiguous; zero beyond `stored`.
+        uint8 (B, H, W, 3), contiguous; zero beyond `stored`.
     """
     samples = len(planes)
-    side = planes.shape[2]
-    out = torch.empty((samples, side, side, 3), dtype=torch.uint8, device=planes.device)
+    rows = planes.shape[1] * 2 // 3
+    columns = planes.shape[2]
+    out = torch.empty((samples, rows, columns, 3), dtype=torch.uint8, device=planes.device)
     if samples:
-        blocks = triton.cdiv(side * side, PLANE_BLOCK.value)
-        _convert[(samples * blocks,)](planes.contiguous(), stored.contiguous(), out, side)
+        blocks = triton.cdiv(rows * columns, PLANE_BLOCK.value)
+        _convert[(samples * blocks,)](planes.contiguous(), stored.contiguous(), out, rows, columns)
     return out
 
 
@@ -247,8 +249,8 @@ def _taps_of(scale, taps):
     return tl.where((step == 1) & (tl.floor(offset) == offset), 1, tl.minimum(most, taps))
 
 
-@triton.jit(do_not_specialize=["side", "height", "taps"])
-def _sample(images, numbers, filters, out, side, width, height, taps):
+@triton.jit(do_not_specialize=["image_rows", "image_columns", "height", "taps"])
+def _sample(images, numbers, filters, out, image_rows, image_columns, width, height, taps):
     sample, i, j = tile(height, width, ROWS, COLUMNS)
     of = numbers + sample * NUMBERS
     count = tl.maximum(width, height)
@@ -261,7 +263,7 @@ def _sample(images, numbers, filters, out, side, width, height, taps):
     y_filters = filters + (sample * 2 + 1) * (1 + taps) * count + i
     x0 = tl.load(x_filters, mask=j < width, other=0).to(tl.int32)
     y0 = tl.load(y_filters, mask=i < height, other=0).to(tl.int32)
-    image = images + sample * side * side * 3
+    image = images + sample * image_rows * image_columns * 3
     x_taps = _taps_of(of, taps)
     y_taps = _taps_of(of + 1, taps)
     x_taps = tl.where((tl.min(i, 0) < rows) & (tl.min(j, 0) < columns), x_taps, 0)
@@ -271,15 +273,16 @@ def _sample(images, numbers, filters, out, side, width, height, taps):
     blue = zero
     for k in range(x_taps):
         # A filter may reach beyond the image, without weight.
-        x = tl.minimum(x0 + k, side - 1)
+        x = tl.minimum(x0 + k, image_columns - 1)
         a = tl.load(x_filters + (1 + k) * count, mask=j < width, other=0.0)[None, :]
         r = zero
         g = zero
         b = zero
         for m in range(y_taps):
-            y = tl.minimum(y0 + m, side - 1)
+            y = tl.minimum(y0 + m, image_rows - 1)
             c = tl.load(y_filters + (1 + m) * count, mask=i < height, other=0.0)[:, None]
-            r, g, b = add_pixels(c, image + (y[:, None] * side + x[None, :]) * 3, inside, r, g, b)
+            pixels = image + (y[:, None] * image_columns + x[None, :]) * 3
+            r, g, b = add_pixels(c, pixels, inside, r, g, b)
         red += a * r
         green += a * g
         blue += a * b
@@ -328,8 +331,8 @@ def _affine_taps(support, taps, any_shown):
     return tl.minimum(tl.ceil(2 * support).to(tl.int32), taps) * any_shown
 
 
-@triton.jit(do_not_specialize=["side", "height", "taps"])
-def _sample_affine(images, places, numbers, out, side, width, height, taps):
+@triton.jit(do_not_specialize=["image_rows", "image_columns", "height", "taps"])
+def _sample_affine(images, places, numbers, out, image_rows, image_columns, width, height, taps):
     sample, i, j = tile(height, width, AFFINE_ROWS, COLUMNS)
     places += sample * PLACES
     numbers += sample * AFFINE_NUMBERS
@@ -337,9 +340,9 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
     x, y, inside = locate(places, i, j)
     inside &= on_canvas
 
-    images += sample * side * side * 3
-    rows = tl.maximum(tl.minimum(tl.load(places + STORED), side), 0).to(tl.int32)
-    columns = tl.maximum(tl.minimum(tl.load(places + STORED + 1), side), 0).to(tl.int32)
+    images += sample * image_rows * image_columns * 3
+    rows = tl.maximum(tl.minimum(tl.load(places + STORED), image_rows), 0).to(tl.int32)
+    columns = tl.maximum(tl.minimum(tl.load(places + STORED + 1), image_columns), 0).to(tl.int32)
     x_support = tl.load(numbers)
     y_support = tl.load(numbers + 1)
     any_shown = tl.max(tl.max(inside.to(tl.int32), 1), 0)
@@ -354,8 +357,8 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
     # Every filter has two pixels or more. A map that does not reduce has no more than these.
     c_0 = _share(y, y_low, 0, y_high, y_support, y_total)
     c_1 = _share(y, y_low, 1, y_high, y_support, y_total)
-    row_0 = _offset(y_low, 0, rows, side * 3)
-    row_1 = _offset(y_low, 1, rows, side * 3)
+    row_0 = _offset(y_low, 0, rows, image_columns * 3)
+    row_1 = _offset(y_low, 1, rows, image_columns * 3)
     for k in range(x_taps):
         a = _share(x, x_low, k, x_high, x_support, x_total)
         pixels = images + _offset(x_low, k, columns, 3)
@@ -363,7 +366,8 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
         r, g, b = add_pixels(c_1, pixels + row_1, inside, r, g, b)
         for m in range(2, y_taps):
             c = _share(y, y_low, m, y_high, y_support, y_total)
-            r, g, b = add_pixels(c, pixels + _offset(y_low, m, rows, side * 3), inside, r, g, b)
+            row_m = _offset(y_low, m, rows, image_columns * 3)
+            r, g, b = add_pixels(c, pixels + row_m, inside, r, g, b)
         red += a * r
         green += a * g
         blue += a * b
@@ -399,14 +403,14 @@ def _launch_upright(sampling: Sampling, out: Tensor) -> None:
     """Fill `out` by axis-aligned maps."""
     frame = sampling.frame
     images = sampling.images
-    samples, side = images.shape[:2]
+    samples, image_rows, image_columns = images.shape[:3]
     height, width = frame.canvas
     keep = frame.kept(frame.canvas)
     maps = frame.maps
     assert isinstance(maps, AxisMaps)
     columns = [maps.scale, maps.offset, sampling.stored, keep, _normals(sampling)]
     [numbers] = sent([torch.cat(columns, 1)], images.device)
-    taps = most_taps(sampling.shrinks, side)
+    taps = most_taps(sampling.shrinks, max(image_rows, image_columns))
     count = max(height, width)
     filters = torch.empty((samples, 2, 1 + taps, count), dtype=torch.float32, device=images.device)
     _fill_taps[(samples * triton.cdiv(count, BLOCK.value), 2)](
@@ -418,7 +422,8 @@ def _launch_upright(sampling: Sampling, out: Tensor) -> None:
         numbers,
         filters,
         out,
-        side,
+        image_rows,
+        image_columns,
         width,
         height,
         taps,
@@ -430,19 +435,20 @@ def _launch_affine(sampling: Sampling, out: Tensor) -> None:
     """Fill `out` by maps that may rotate or shear."""
     frame = sampling.frame
     images = sampling.images
-    samples, side = images.shape[:2]
+    samples, image_rows, image_columns = images.shape[:3]
     height, width = frame.canvas
     numbers = torch.cat([supports(frame.maps, sampling.shrinks), _normals(sampling)], 1)
     places = torch.cat([frame.places(frame.canvas), sampling.stored], 1)
     places, numbers = sent([places, numbers], images.device)
     tiles = triton.cdiv(height, AFFINE_ROWS.value) * triton.cdiv(width, COLUMNS.value)
-    taps = most_taps(sampling.shrinks, side)
+    taps = most_taps(sampling.shrinks, max(image_rows, image_columns))
     _sample_affine[(samples * tiles,)](
         images.contiguous(),
         places,
         numbers,
         out,
-        side,
+        image_rows,
+        image_columns,
         width,
         height,
         taps,

@@ -103,7 +103,8 @@ class Batch:
         dest = tables.Destination(
             buffer=self.buffer,
             how=0,
-            side=8,
+            canvas_height=8,
+            canvas_width=8,
             stored_side=0,
             arrays=arrays,
             numbers=np.zeros(0, tables.NUMBER),

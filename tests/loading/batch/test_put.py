@@ -22,6 +22,11 @@ def half(side: int) -> int:
 
 
 shapes = st.tuples(st.integers(1, 40), st.integers(1, 200))
+larger = st.tuples(st.integers(0, 30), st.integers(0, 30))  # rows and columns of a canvas
+
+
+def even(side: int) -> int:
+    return half(side) * 2
 
 
 def split(flat, height, width):
@@ -32,12 +37,13 @@ def split(flat, height, width):
     return y.reshape(height, width), cb.reshape(sides), cr.reshape(sides)
 
 
-def put(how, stored, shape, stride, rows, side, nbytes):
+def put(how, stored, shape, stride, rows, canvas, nbytes):
     """Put an image on a canvas of so many bytes, and return that; what surrounds it is checked."""
     height, width = shape
     memory = np.full(nbytes + 2 * AROUND, 7, np.uint8)
     at = stored.__array_interface__["data"][0]
-    kernel.put_image(how, at, height, width, stride, rows, side, memory[AROUND : AROUND + nbytes])
+    target = memory[AROUND : AROUND + nbytes]
+    kernel.put_image(how, at, height, width, stride, rows, *canvas, target)
     assert (memory[:AROUND] == 7).all() and (memory[AROUND + nbytes :] == 7).all()
     return memory[AROUND : AROUND + nbytes]
 
@@ -50,44 +56,46 @@ def padded(plane, rows, columns):
 
 @pytest.mark.parametrize("guard", ["start", "end"])
 @settings(max_examples=15)
-@given(shapes, st.integers(0, 30), st.integers(0, 99))
+@given(shapes, larger, st.integers(0, 99))
 def test_native_rgb(guard, shape, extra, seed):
-    side = max(shape) + extra
+    canvas = shape[0] + extra[0], shape[1] + extra[1]
     image = np.random.default_rng(seed).integers(0, 256, (*shape, 3), np.uint8)
     stored = guarded(image.reshape(-1), guard)
-    found = put(how_to.RGB_ON_CANVAS, stored, shape, shape[1], shape[0], side, side * side * 3)
-    np.testing.assert_array_equal(found.reshape(side, side, 3), padded(image, side, side))
+    nbytes = canvas[0] * canvas[1] * 3
+    found = put(how_to.RGB_ON_CANVAS, stored, shape, shape[1], shape[0], canvas, nbytes)
+    np.testing.assert_array_equal(found.reshape(*canvas, 3), padded(image, *canvas))
 
 
 @pytest.mark.parametrize("guard", ["start", "end"])
 @settings(max_examples=15)
-@given(shapes, st.integers(0, 30), st.integers(0, 99))
+@given(shapes, larger, st.integers(0, 99))
 def test_native_planes(guard, shape, extra, seed):
-    side = half(max(shape) + extra) * 2
+    canvas = even(shape[0] + extra[0]), even(shape[1] + extra[1])
     nbytes = shape[0] * shape[1] + 2 * half(shape[0]) * half(shape[1])
     stored = guarded(np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8), guard)
-    found = put(how_to.YUV_ON_CANVAS, stored, shape, shape[1], shape[0], side, side * side * 3 // 2)
-    for plane, expected in zip(split(found, side, side), split(stored, *shape), strict=True):
+    nbytes = canvas[0] * canvas[1] * 3 // 2
+    found = put(how_to.YUV_ON_CANVAS, stored, shape, shape[1], shape[0], canvas, nbytes)
+    for plane, expected in zip(split(found, *canvas), split(stored, *shape), strict=True):
         np.testing.assert_array_equal(plane, padded(expected, *plane.shape))
 
 
-@pytest.mark.parametrize("canvas", [False, True])
+@pytest.mark.parametrize("on_canvas", [False, True])
 @pytest.mark.parametrize("guard", ["start", "end"])
 @settings(max_examples=15)
-@given(shapes, st.integers(0, 30), st.integers(0, 99))
-def test_planes_to_rgb(guard, canvas, shape, extra, seed):
+@given(shapes, larger, st.integers(0, 99))
+def test_planes_to_rgb(guard, on_canvas, shape, extra, seed):
     """The padding of a stored canvas does not bleed into the image."""
     height, width = shape
-    side = half(max(shape) + extra) * 2
-    rows, stride = (side, side) if canvas else shape
+    canvas = even(height + extra[0]), even(width + extra[1])
+    rows, stride = canvas if on_canvas else shape
     nbytes = rows * stride + 2 * half(rows) * half(stride)
     stored = guarded(np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8), guard)
-    found = put(how_to.RGB_OF_YUV, stored, shape, stride, rows, side, side * side * 3)
+    found = put(how_to.RGB_OF_YUV, stored, shape, stride, rows, canvas, canvas[0] * canvas[1] * 3)
     y, cb, cr = split(stored, rows, stride)
     chroma = half(height), half(width)
     planes = y[:height, :width], cb[: chroma[0], : chroma[1]], cr[: chroma[0], : chroma[1]]
     expected = yuv420_to_rgb(*map(np.ascontiguousarray, planes))
-    np.testing.assert_array_equal(found.reshape(side, side, 3), padded(expected, side, side))
+    np.testing.assert_array_equal(found.reshape(*canvas, 3), padded(expected, *canvas))
 
 
 @settings(max_examples=25, deadline=None)
