@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 import pytest
-from commands import python
+from forked_programs import forked_python, run_forked
 from format_files import DOCS, documented
 from small_tars import SMALL, changed, contents, members, pack_small, write_tar
 
@@ -102,7 +102,9 @@ def carried(tmp_path, values, optional, stored):
     if not stored:
         expected["unknown"] = ["annotations.made_up"]
     program = LINE.format(optional=optional, stored=stored and optional) + PROGRAM
-    python("-c", program, tar, tmp_path, json.dumps(expected), json.dumps(SMALL), quiet=False)
+    options = json.dumps(SMALL)
+    status, _, errors = run_forked(program, tar, tmp_path, json.dumps(expected), options)
+    assert status == 0, errors
     records = {
         name.removeprefix("./"): data for name, data in found.items() if name.endswith(".json")
     }
@@ -149,7 +151,7 @@ for packs in (sys.argv[1:], sys.argv[:0:-1]):
         print(error)
 """
     )
-    said = python("-c", program, tmp_path / "pack", tmp_path / "plain").splitlines()
+    said = forked_python(program, tmp_path / "pack", tmp_path / "plain").splitlines()
     assert len(said) == 2 and all("numbers is" in line for line in said), said
 
 

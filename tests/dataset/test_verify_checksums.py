@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import python
 from edited_packs import flip
+from forked_programs import run_forked
 from format_files import array_table, layout_in, sample_views
 
 from sa1bpack import FormatError, Loader, OptionError, ReadError
@@ -212,8 +212,8 @@ print("alive")
 def test_a_file_cut_short_while_it_is_mapped_never_ends_the_process(root):
     """Whichever array it is, through samples, and the large ones through a Loader; once restored,
     it is read again."""
-    command = "-W", "error", "-c", CUT_WHILE_MAPPED, root, SHARD
-    assert python(*command, quiet=False) == "alive\n"
+    status, output, errors = run_forked(CUT_WHILE_MAPPED, root, SHARD, action="error")
+    assert (status, output) == (0, "alive\n"), errors
 
 
 def test_a_shard_that_was_put_in_place_of_a_damaged_one_is_read_at_once(root, packed):

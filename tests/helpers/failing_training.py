@@ -1,8 +1,8 @@
 """A training program whose batches fail an assertion: on a CPU at once, on a device in a kernel."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from forked_programs import run_forked
 
 SCRIPT = """
 import sys, torch, sa1bpack
@@ -22,9 +22,8 @@ else:
 def failing_training(root: Path, device: str, closes: bool) -> str:
     """What the program prints as it ends: a traceback, and nothing of finalizers. `closes`: it
     closes the loader."""
-    command = [sys.executable, "-c", SCRIPT, str(root), device, str(closes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stdout == "", done.stderr
-    assert "Traceback (most recent call last)" in done.stderr
-    assert "Exception ignored" not in done.stderr
-    return done.stderr
+    status, output, errors = run_forked(SCRIPT, root, device, closes)
+    assert status == 1 and output == "", errors
+    assert "Traceback (most recent call last)" in errors
+    assert "Exception ignored" not in errors
+    return errors

@@ -4,6 +4,7 @@ A client of object stores keeps threads, which a fork does not have: whoever use
 process that has used one before waits for ever. Here no program shares a process with another.
 """
 
+import importlib
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,12 @@ from pathlib import Path
 from typing import Self
 
 from one_fault import Fault, run_with
+
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.sample import warm_up
+
+# What a program imports that packs into an object store: once for all forks. No client is made.
+_IMPORTED = ("botocore.session", "obstore", "sa1bpack.packing.run", "sa1bpack.remote.upload")
 
 
 class FreshForks:
@@ -43,6 +50,9 @@ class FreshForks:
 
 def _serve() -> None:
     """Run each program of the standard input, and print how it ended."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    warm_up(PackOptions())
     while True:
         try:
             program, root, log, fault = pickle.load(sys.stdin.buffer)

@@ -2,7 +2,7 @@
 
 import shutil
 
-from commands import python
+from forked_programs import run_forked
 from page_cache import why_not_direct
 
 # The system's answers come from here: of `preadv2` that it would have to wait, and of `mincore`
@@ -67,4 +67,5 @@ def test_samples_whose_bytes_arrive_while_they_are_read_are_read_whole(layout_pa
     if not why_not_direct(tmp_path):
         root = shutil.copytree(layout_packs("native", "yuv420", "bits+runs"), tmp_path / "pack")
         packs.append(f"direct={root}")
-    python("-c", PROGRAM, *packs, quiet=False)
+    status, _, errors = run_forked(PROGRAM, *packs)
+    assert status == 0, errors

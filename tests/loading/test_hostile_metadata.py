@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import clone, same
-from commands import python
+from forked_programs import forked_python
 from guard_pages import guard_maps
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
 from hostile_reading import masks_of
@@ -239,4 +239,4 @@ def test_nothing_outside_an_array_or_a_feature_is_read(tmp_path, side, names):
     The tests of datasets take the other sides.
     """
     folders = HELPERS, Path(__file__).parent, tmp_path
-    assert python("-W", "error", "-c", PROGRAM, *folders, side, *names) == "alive\n"
+    assert forked_python(PROGRAM, *folders, side, *names, action="error") == "alive\n"

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from batches import BOTH, clone, join_readers, readers, same
-from commands import python
+from forked_programs import run_forked
 from loader_seams import around_takes, before_copies, ends_within
 
 from sa1bpack import Collate, Loader, LoaderError, OptionError
@@ -49,7 +49,7 @@ print(sum(len(batch["image_ids"]) for batch in loader), len(loader.dropped))
 def test_verified_samples_are_dropped_if_a_small_array_was_cut_while_it_was_open(root):
     """To read it by its map, which is still there, would end the process."""
     area = next((root / "shards" / LAST_SHARD / "area").glob("c.*"))
-    assert python("-c", CUT_LATER, root, area, quiet=False).split() == ["9", "3"]
+    assert run_forked(CUT_LATER, root, area)[1].split() == ["9", "3"]
 
 
 @pytest.mark.parametrize("when", ["before", "while", "refused"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import readers
-from commands import python
 from failing_training import failing_training
+from forked_programs import forked_python
 from loader_seams import around_takes, before_copies
 from reading_packs import write_pack
 from system import open_files
@@ -26,7 +26,7 @@ def run(script: str, root: Path) -> str:
     guard += "faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)\n"
     head = "from sa1bpack.finalizers import settle\n"
     head += f"from sa1bpack import Loader, open as open_pack\nds = open_pack({str(root)!r})\n"
-    return python("-W", "error", "-c", guard + head + script, timeout=90)
+    return forked_python(guard + head + script, action="error")
 
 
 def test_an_iteration_that_nothing_was_taken_from_uses_no_epoch_and_ends_no_other(ds):

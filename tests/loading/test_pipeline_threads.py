@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from batches import flattened, readers, same_batches
-from commands import python
+from forked_programs import forked_python
 from loader_seams import ends_within
 from reading_packs import write_pack
 
@@ -353,7 +353,7 @@ print("ends with an iteration that was begun")
 
 
 def test_a_fork_and_the_end_of_the_program_do_not_hang(pack):
-    text = python("-W", "ignore", "-c", ENDS.format(root=str(pack)), timeout=90)
+    text = forked_python(ENDS.format(root=str(pack)), action="ignore")
     assert text == "ends with an iteration that was begun\n"
 
 

@@ -4,7 +4,7 @@ A thread that compiles would seem to wait for the disk, and a fork meanwhile wou
 lock held in the child for ever.
 """
 
-from commands import python
+from forked_programs import forked_python
 from layout_packs import LAYOUTS, layout_packs  # noqa: F401 - a fixture
 
 # In a new process, so that no other test has compiled a kernel before.
@@ -36,4 +36,4 @@ assert not in_readers, in_readers
 
 
 def test_no_thread_of_an_epoch_compiles(layout_packs):  # noqa: F811
-    python("-c", PROGRAM, *(layout_packs(*layout) for layout in LAYOUTS[::2]))
+    forked_python(PROGRAM, *(layout_packs(*layout) for layout in LAYOUTS[::2]))

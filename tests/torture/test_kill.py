@@ -143,7 +143,7 @@ def test_a_signal_at_a_random_moment_stops_tidily(
 ):
     runs.measure()
     codes = Counter()
-    goal = torture.rounds(2, 30)
+    goal = torture.rounds(1, 30)
     while codes[code] < goal:
         runs.root = tmp_path / f"pack{codes.total()}"
         workers = torture.rng.choice((1, 2))

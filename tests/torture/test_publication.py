@@ -435,13 +435,14 @@ def seam(tmp_path_factory) -> Seam:
     return Seam(tmp_path_factory.mktemp("seam"))
 
 
-@pytest.fixture
-def forks(s3_process, monkeypatch):
+@pytest.fixture(scope="module")
+def forks(s3_process):
     """Processes that upload, to a bucket which is there."""
-    use_s3(s3_process.url, monkeypatch)
-    s3_process.make_bucket("publication")
-    with FreshForks() as forks:
-        yield forks
+    with pytest.MonkeyPatch.context() as patch:
+        use_s3(s3_process.url, patch)
+        s3_process.make_bucket("publication")
+        with FreshForks() as forks:
+            yield forks
 
 
 @pytest.mark.parametrize("name", COMMANDS)
