@@ -116,7 +116,11 @@ class LoaderKeywords(typing.TypedDict, total=False):
     progress: bool | collections.abc.Callable[[int, int], object] | None
     on_epoch_end: collections.abc.Callable[[sa1bpack.loading.stats.LoadingStats], object] | None
 
-class RowKeywords(typing.TypedDict, total=False):
+class AttachKeywords(typing.TypedDict, total=False):
+    missing: str
+    key: str | None
+    value: str | None
+    dtype: str | None
     axis: str
     spatial: bool
     covers: str | None

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from sa1bpack.dataset.sample import SampleOptions
-from sa1bpack.deriving.options import DeriveOptions, RowOptions
+from sa1bpack.deriving.options import AttachOptions, DeriveOptions
 from sa1bpack.export.look import Look
 from sa1bpack.loading.options import LoaderOptions, ReadingOptions
 from sa1bpack.options import Declaration, declarations
@@ -24,7 +24,7 @@ GROUPS = {
     "RawKeywords": (RawOptions,),
     "ReadingKeywords": (ReadingOptions,),
     "LoaderKeywords": (LoaderOptions,),
-    "RowKeywords": (RowOptions,),
+    "AttachKeywords": (AttachOptions,),
     "DeriveKeywords": (DeriveOptions,),
     "ModuleKeywords": (SampleOptions, LoaderOptions),
     "LookKeywords": (Look,),

@@ -151,6 +151,7 @@ IMPORTED_BY = {
 }
 BY_NOBODY = ("training", "sam2", "transformers", "accelerate", "kornia", "albumentations")
 BY_NOBODY += ("obstore", "botocore", "boto3", "s3fs", "fsspec")
+BY_NOBODY += ("pandas", "polars", "pyarrow")  # tables of rows, recognized, or loaded by name
 
 
 def test_a_library_is_imported_by_one_module_alone_and_an_adapter_by_nobody():

@@ -38,6 +38,7 @@ COMMANDS = {
     "show": ("reading", "draw samples of a pack with their masks, as a PNG"),
     "report": ("reading", "write a report on a pack, as an HTML page"),
     "explore": ("reading", "serve a page to look at a pack, with filters and selections"),
+    "attach": ("features", "add arrays or text that exist: captions, latents, maps"),
     "derive": ("reading", "compute an array per image or per mask, such as embeddings"),
     "bench": ("reading", "measure this machine with a pack: memory, disk, device, loaders"),
 }

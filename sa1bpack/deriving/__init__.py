@@ -4,4 +4,5 @@ Modules:
     target: which feature shards there are to make, and where.
     run: `sa1bpack.derive`.
     attach: `sa1bpack.attach`.
+    sources: rows of files, tables and iterators.
 """

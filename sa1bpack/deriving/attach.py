@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.deriving.options import RowOptions
-from sa1bpack.deriving.row_source import RowsById, source_of
+from sa1bpack.deriving.options import AttachOptions
+from sa1bpack.deriving.row_source import RowsById, RowSource, source_of
+from sa1bpack.deriving.sources.blocks import Columns
+from sa1bpack.deriving.sources.ids import RowIds
+from sa1bpack.deriving.sources.open_rows import is_streamed, open_rows
+from sa1bpack.deriving.sources.read import spooled
+from sa1bpack.deriving.sources.row_type import RowType
 from sa1bpack.deriving.target import DeriveResult, FeatureTarget, ShardToDo
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.side.rows import FeatureRows
@@ -19,10 +23,10 @@ from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.options import group_of
 from sa1bpack.progress import ProgressOption, check_progress, reporting_steps
-from sa1bpack.wording import counted
+from sa1bpack.wording import brief, counted
 
 if TYPE_CHECKING:
-    from sa1bpack.option_keywords import RowKeywords
+    from sa1bpack.option_keywords import AttachKeywords
 
 # Bytes of rows that are copied at once.
 PIECE_BYTES = 1 << 26
@@ -34,17 +38,16 @@ Piece = tuple[FeatureRows, np.ndarray]
 
 
 @checks_options
-@takes_options(RowOptions)
+@takes_options(AttachOptions)
 def attach(
     ds: Dataset,
     name: str,
     rows: Any,
     ids: Any = None,
     *,
-    missing: str = "refuse",
     shape: Sequence[int | None] | None = None,
     progress: ProgressOption = None,
-    **options: Unpack["RowKeywords"],
+    **options: Unpack["AttachKeywords"],
 ) -> DeriveResult:
     """Make a feature of rows that exist, matched by id, whatever their order.
 
@@ -59,22 +62,30 @@ def attach(
     Args:
         ds: a dataset of complete shards, or a torch Subset of one.
         name: name of the array, and its key in samples and batches.
-        rows: rows of these ids, or of more. One of the following: an array (n, ...), a memory map
-            or a torch tensor, of fixed rows; a list of strings; a list of arrays, which are ragged
-            if their lengths differ; a dict of id and string or array. In lists and dicts, None is
-            no row. Arrays are read shard by shard. One of uint16 that are the bits of bfloat16 is
-            given as `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
+        rows: rows of these ids, or of more. With `ids`, one of the following: an array (n, ...), a
+            memory map or a torch tensor, of fixed rows; a list of strings; a list of arrays, which
+            are ragged if their lengths differ. Or a dict of id and string or array. In lists and
+            dicts, None is no row. Arrays are read shard by shard. One of uint16 that are the bits
+            of bfloat16 is given as `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
+            Or rows that are read once, in bounded memory, into temporary files beside the feature:
+            an iterable of pairs (id, row); a DataFrame of pandas or polars; a Series of pandas,
+            whose index has the ids; the path of a file or folder, a pattern, or a list of paths:
+            JSON Lines, JSON, CSV or TSV, also with .gz, Parquet, or .npy, .npz or .txt files with
+            a row per image each, whose names are ids, in folders and tars. There, lists of numbers
+            are ragged rows, and null is no row.
         ids: the id of each row (n,), each once: the image id, or with axis="mask" the annotation
-            id. Integers, or names of files, "sa_123.jpg" or "sa_123". Default: those of the dict.
-        missing: "refuse": all images, or masks, of the dataset must have a row. "allow": some may
-            have none; samples and batches then have `NAME_present`, too.
+            id. Integers, or names of files, "sa_123.jpg" or "sa_123". Default: those of the rows.
         shape: shape of a row, to be checked; with None in the first place for any length, as in
             (None, 4096), rows are ragged although they happen to be equally long.
-        progress: as in `derive`.
+        progress: as in `derive`. Where rows are read first, bytes, rows or files are counted
+            before images; the total is 0 if it is not known.
 
     Raises:
         OptionError: a value that cannot be used, an id that occurs twice, samples without a row, or
             a row with NaN or an infinity.
+        SourceError: a file of rows is damaged, or is not what its name says.
+        MissingPackage: a package that reads the file is missing.
+        UserCodeError: an iterator of rows fails.
         OutputRefused: the folder holds something else, or other rows.
         FormatError: a shard cannot be read, or a feature shard that exists is damaged.
         OutputLocked: another process makes the same feature shard.
@@ -89,22 +100,46 @@ def attach(
         >>> made = sa1bpack.attach(ds, "text", captions, missing="allow", output="derived/text")
         >>> ds.with_options(features="derived/text").by_id(6)["text"]
         'a harbour at night'
+        >>> rows = (("sa_2.jpg", "a street"), ("sa_5.jpg", "two dogs"), ("sa_6.jpg", "a harbour"))
+        >>> made = sa1bpack.attach(ds, "caption", iter(rows), output="derived/caption")
     """
     check_progress(progress)
-    choice("missing", missing, ("refuse", "allow"))
     ds = as_dataset(ds)
-    row_options = group_of(RowOptions, options)
-    may_be_missing = missing == "allow"
+    attach_options = group_of(AttachOptions, options)
     provenance = {"function": "sa1bpack:attach", "options": {}}
-    target = FeatureTarget(ds, name, provenance, row_options, may_be_missing)
-    covers = row_options.covers
-    if row_options.spatial and covers is None and ds.layout.fit != "squash":
+    may_be_missing = attach_options.missing == "allow"
+    target = FeatureTarget(ds, name, provenance, attach_options, may_be_missing)
+    covers = attach_options.covers
+    if attach_options.spatial and covers is None and ds.layout.fit != "squash":
         raise OptionError(
             "covers is None: choose covers='photograph' if rows cover the image without its "
             "padding, or covers='canvas' if they cover its padding, too, as what a model returns "
             "for the images of a batch"
         )
-    source = source_of(rows, ids, shape)
+    if ids is None and is_streamed(rows):
+        key = attach_options.key or ("annotation_id" if target.axis == "mask" else "image_id")
+        row_type = RowType(attach_options.dtype, shape, attach_options.allow_nonfinite)
+        reader = open_rows(rows, Columns(key, attach_options.value))
+        row_ids = RowIds(ds, target.axis)
+        with spooled(reader, row_ids, row_type, target.folder, progress) as source:
+            return source.left_out.entered(_attached(target, source, progress))
+    _refuse_options_of_files(attach_options)
+    return _attached(target, source_of(rows, ids, shape), progress)
+
+
+def _refuse_options_of_files(options: AttachOptions) -> None:
+    """Raise OptionError for options that rows in memory do not have."""
+    for name in ("key", "value", "dtype"):
+        value = getattr(options, name)
+        if value is not None:
+            raise OptionError(
+                f"{name} is {brief(value)}, but rows are in memory: give them as they are to be "
+                "stored"
+            )
+
+
+def _attached(target: FeatureTarget, source: RowSource, progress: ProgressOption) -> DeriveResult:
+    """Make the feature shards that are not there, and compare the others with the rows."""
     matched = _MatchedRows(target, RowsById(source))
     for shard in target.shards:  # before anything is written
         matched.count(shard)
@@ -154,7 +189,7 @@ class _MatchedRows:
             noun = "image" if self._target.axis == "sample" else "mask"
             raise OptionError(
                 f"ids lacks {counted(len(unknown), noun)} of shard {shard.identity.name}, such as "
-                f"{unknown[0]}: add rows, or choose missing='allow'"
+                f"{unknown[0]}: add rows, or choose missing='allow' (--missing allow)"
             )
         self._without_row += len(unknown)
         self._is_used[positions[positions >= 0]] = True

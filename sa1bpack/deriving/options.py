@@ -56,6 +56,38 @@ class RowOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttachOptions(RowOptions):
+    """The rows of a feature, where they are, and where they come from."""
+
+    missing: str = option(
+        "refuse",
+        "refuse: all images, or masks, must have a row; allow: some have none, and samples and "
+        "batches say which, as NAME_present",
+        choices=("refuse", "allow"),
+    )
+    key: str | None = option(
+        None,
+        "column of a table, or key of a record, that has the id of a row; with dots a path, "
+        "annotations.id",
+        none="image_id, or annotation_id of masks",
+        metavar="KEY",
+    )
+    value: str | None = option(
+        None,
+        "column, or key, or path, that has the row; of .npz files, the name of the array",
+        none="must be said, except of .npz files with one array",
+        metavar="VALUE",
+    )
+    dtype: str | None = option(
+        None,
+        "type of the rows, to which numbers, and numbers that are text, are converted: text, "
+        "uint8, int8, int16, int32, int64, float16, bfloat16, float32 or float64",
+        none="that of the rows; of numbers of text files int64, or float64 if some have fractions",
+        metavar="TYPE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeriveOptions(RowOptions):
     """The rows of a feature, and the batches that a function makes them of."""
 

@@ -51,7 +51,11 @@ class DeriveResult:
         missing: names of the shards without rows yet: those of other ranks or parts of a job.
         without_row: of `attach` with missing="allow", how many images, or masks, have no row.
         left_out: of `attach`, how many rows have an id that the dataset lacks.
-        left_out_ids: the first of these ids.
+        left_out_ids: the first of these ids, or names.
+        without_value: of `attach`, how many rows of the dataset's images, or masks, have no value,
+            such as null or an empty cell of a table.
+        other_files: of `attach` from folders and tars, how many files are not of rows.
+        other_names: the first names of these.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -66,7 +70,10 @@ class DeriveResult:
     missing: tuple[str, ...]
     without_row: int = 0
     left_out: int = 0
-    left_out_ids: tuple[int, ...] = ()
+    left_out_ids: tuple[int | str, ...] = ()
+    without_value: int = 0
+    other_files: int = 0
+    other_names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         state = "complete"
@@ -74,13 +81,25 @@ class DeriveResult:
             state = f"{len(self.missing):,} missing"
         shards = counted(len(self.made), "shard")
         text = f"{self.folder}: {shards} made, {len(self.existing):,} existing, {state}"
+        return "; ".join([text, *self.notes()])
+
+    def notes(self) -> list[str]:
+        """What does not match between rows and dataset, a line for each kind."""
+        notes = []
         if self.without_row:
-            text += f"; {self.without_row:,} without a row"
+            notes.append(f"{self.without_row:,} without a row")
         if self.left_out:
             rows = counted(self.left_out, "row")
-            text += f"; {rows} left out, of ids that the dataset lacks, such as "
-            text += ", ".join(map(str, self.left_out_ids))
-        return text
+            names = ", ".join(map(str, self.left_out_ids))
+            notes.append(f"{rows} left out, of ids that the dataset lacks, such as {names}")
+        if self.without_value:
+            rows = counted(self.without_value, "row")
+            notes.append(f"{rows} left out, without a value (null or empty)")
+        if self.other_files:
+            files = counted(self.other_files, "file")
+            names = ", ".join(self.other_names)
+            notes.append(f"{files} left out, not of rows, such as {names}")
+        return notes
 
 
 @dataclass(frozen=True)

@@ -495,6 +495,12 @@ def remove_entry(path: Path) -> None:
     _remove(os.rmdir, path)
 
 
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder that nothing was written into; another one stays."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
 def _remove(call: Callable[[Path], None], path: Path) -> None:
     """Call `os.unlink` or `os.rmdir`, unless the entry is gone or in use."""
     try:

@@ -11,7 +11,8 @@ from small_tars import contents, members, write_tar
 import sa1bpack
 
 OF_PACKS = ["pack", "finalize", "verify", "repair", "merge"]
-COMMANDS = [*OF_PACKS, "export", "subset", "info", "show", "report", "explore", "derive", "bench"]
+COMMANDS = [*OF_PACKS, "export", "subset", "info", "show", "report", "explore", "attach", "derive"]
+COMMANDS += ["bench"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

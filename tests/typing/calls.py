@@ -116,6 +116,7 @@ def derive(ds: sa1bpack.Dataset, model: torch.nn.Module) -> sa1bpack.DeriveResul
 
     sa1bpack.attach(ds, "number", np.arange(3), [2, 5, 6], axis="sample")
     sa1bpack.attach(ds, "caption", {2: "a street"}, missing="allow")
+    sa1bpack.attach(ds, "caption", Path("a.jsonl"), value="text", missing="allow", shape=(None,))
     return sa1bpack.derive(ds, "teacher", embed, device="cuda", progress=print)
 
 

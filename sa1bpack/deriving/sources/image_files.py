@@ -1,0 +1,266 @@
+"""Rows of a file per image, .npy, .npz or .txt, whose name says which image; in folders, tars."""
+
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from itertools import islice
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from sa1bpack.deriving.sources.blocks import (
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    OtherFiles,
+    RowBlock,
+    listed_names,
+)
+from sa1bpack.errors import OptionError, SourceError
+from sa1bpack.format import files
+from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES
+from sa1bpack.paths import naming
+from sa1bpack.wording import brief
+
+ARRAY_SUFFIXES = (".npy", ".npz")
+TEXT_SUFFIX = ".txt"
+IMAGE_FILE_SUFFIXES = (*ARRAY_SUFFIXES, TEXT_SUFFIX)
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+# A header of .npy beside the largest row.
+_MAX_FILE_BYTES = MAX_SIDE_ROW_BYTES + (1 << 20)
+
+
+def is_image_file(name: str) -> bool:
+    """True for the name of a file that has the row of one image."""
+    return name.lower().endswith(IMAGE_FILE_SUFFIXES)
+
+
+class ImageFiles:
+    """Files of rows, a row per image. Those of ids that the dataset lacks are not opened."""
+
+    unit = "file"
+    names: Sequence[str] = ()
+
+    def __init__(
+        self,
+        list_paths: Callable[[], Iterator[Path]],
+        value: str | None,
+        other_files: OtherFiles,
+    ):
+        """
+        Args:
+            list_paths: lists the files, each time in the same order.
+            value: name of the array in .npz files; None: they have one each.
+            other_files: the account of files that are not of rows.
+        """
+        self.total = 0
+        self.finished = 0
+        self.other_files = other_files
+        self._list_paths = list_paths
+        self._value = value
+        self._first = 0  # record of the first file of the block in progress
+        self._paths: list[Path] = []  # its files
+
+    def place(self, record: int) -> str:
+        """The path of the file."""
+        if 0 <= record - self._first < len(self._paths):
+            return str(self._paths[record - self._first])
+        path = next(islice(self._list_paths(), record, None), None)
+        return str(path or f"file {record:,} of those that were listed")
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """See `RowReader`."""
+        listed = self._list_paths()
+        while paths := list(islice(listed, BLOCK_ROWS)):
+            self._first = self.finished
+            self._paths = paths
+            self.finished += len(paths)
+            names = [_id_in(path.name) for path in paths]
+            records = range(self._first, self.finished)
+            yield RowBlock(names, _Contents(paths, self._value), records)
+
+
+class _Contents(Sequence[Any]):
+    """The rows of files, each read when it is looked at."""
+
+    def __init__(self, paths: list[Path], value: str | None):
+        self._paths = paths
+        self._value = value
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, position: Any) -> Any:
+        path = self._paths[position]
+        with naming(path):
+            nbytes = path.stat().st_size
+            _check_size(path, nbytes)
+            data = path.read_bytes()
+        return row_of_file(path, data, self._value)
+
+
+class TarOfFiles:
+    """The files of rows in a tar, plain or gzip, read as a stream."""
+
+    unit = "byte"
+    names: Sequence[str] = ()
+
+    def __init__(self, path: Path, value: str | None):
+        self.path = path
+        self.other_files = OtherFiles()
+        with naming(path):
+            self.total = path.stat().st_size
+        self.finished = 0
+        self._value = value
+        self._first = 0  # record of the first file of the block in progress
+        self._names: list[str] = []  # its files
+
+    def place(self, record: int) -> str:
+        """The name of the member."""
+        if 0 <= record - self._first < len(self._names):
+            return f"{self.path}: {self._names[record - self._first]}"
+        with self.path.open("rb") as raw:
+            member = next(islice(self._members(raw, OtherFiles()), record, None), None)
+        return f"{self.path}: {member[0] if member else f'file {record:,}'}"
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """See `RowReader`."""
+        values: list[Any] = []
+        waiting = 0
+        with naming(self.path), self.path.open("rb") as raw:
+            for name, data in self._members(raw, self.other_files):
+                self._names.append(name)
+                values.append(row_of_file(f"{self.path}: {name}", data, self._value))
+                waiting += len(data)
+                self.finished = raw.tell()
+                if waiting >= BLOCK_BYTES or len(values) >= BLOCK_ROWS:
+                    yield self._block(values)
+                    self._first += len(self._names)
+                    self._names = []
+                    values = []
+                    waiting = 0
+            if values:
+                yield self._block(values)
+
+    def _members(self, raw: Any, other_files: OtherFiles) -> Iterator[tuple[str, bytes]]:
+        """Name and content of each file of a row."""
+        try:
+            with tarfile.open(fileobj=raw, mode="r|*") as tar:
+                for member in tar:
+                    if not member.isfile():
+                        continue
+                    if not is_image_file(member.name):
+                        other_files.add(f"{self.path}: {member.name}")
+                        continue
+                    _check_size(f"{self.path}: {member.name}", member.size)
+                    content = tar.extractfile(member)
+                    assert content is not None  # it is a file
+                    yield member.name, content.read()
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise SourceError(f"{self.path}: not a whole tar: {error}; copy it again") from None
+
+    def _block(self, values: list[Any]) -> RowBlock:
+        names = [_id_in(PurePosixPath(name).name) for name in self._names]
+        return RowBlock(names, values, range(self._first, self._first + len(names)))
+
+
+# ---------------------------------------------------------------------------------- files of a row
+
+
+def _id_in(name: str) -> str:
+    """The id in the name of a file: its digits, if they are all but the suffix."""
+    stem = name.partition(".")[0]
+    return stem if stem.isdecimal() else name
+
+
+def row_of_file(path: Path | str, data: bytes, value: str | None) -> Any:
+    """The row that a file has: an array, or text without its last line break.
+
+    Raises SourceError for what is not such a file, OptionError if an .npz has not the array that
+    `value` names.
+    """
+    suffix = PurePosixPath(str(path)).suffix.lower()
+    if suffix == TEXT_SUFFIX:
+        try:
+            return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{path}: not text in UTF-8: {error}") from None
+    try:
+        if suffix == ".npy":
+            return _array_of_npy(data)
+        return _array_of_npz(path, data, value)
+    except OptionError:
+        raise
+    except (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise SourceError(
+            f"{path}: not a whole {suffix} file of numbers: {error}; write it again"
+        ) from None
+
+
+def _array_of_npy(data: bytes) -> np.ndarray:
+    """The array of an .npy file, read-only. Raises ValueError for what is not one of numbers."""
+    stream = BytesIO(data)
+    version = npy_format.read_magic(stream)
+    if version == (1, 0):
+        shape, in_columns, dtype = npy_format.read_array_header_1_0(stream)
+    elif version == (2, 0):
+        shape, in_columns, dtype = npy_format.read_array_header_2_0(stream)
+    else:
+        raise ValueError(f"its version is {version}")
+    if dtype.kind not in "biuf":
+        raise ValueError(f"it has {dtype}")
+    count = prod(shape)
+    start = stream.tell()
+    if start + count * dtype.itemsize != len(data):
+        raise ValueError(f"it has {len(data) - start:,} bytes, but must have {dtype} {shape}")
+    flat = np.frombuffer(data, dtype, count, start)
+    return flat.reshape(shape, order="F" if in_columns else "C")
+
+
+def _array_of_npz(path: Path | str, data: bytes, value: str | None) -> np.ndarray:
+    """The array of an .npz file. Raises OptionError, ValueError, BadZipFile."""
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+        member = archive.getinfo(f"{_array_name(path, names, value)}.npy")
+        _check_size(path, member.file_size)
+        return _array_of_npy(archive.read(member))
+
+
+def _array_name(path: Path | str, names: list[str], value: str | None) -> str:
+    """The name of the array in an .npz that has the row."""
+    if value is None and len(names) == 1:
+        return names[0]
+    if value is None or value not in names:
+        raise OptionError(
+            f"value is {brief(value)}, but {path} has {listed_names(names)}: choose one of them"
+        )
+    return value
+
+
+def _check_size(path: Path | str, nbytes: int) -> None:
+    if nbytes > _MAX_FILE_BYTES:
+        raise SourceError(
+            f"{path}: it has {nbytes:,} bytes; the limit is {MAX_SIDE_ROW_BYTES:,} per row"
+        )
+
+
+def files_of_folder(
+    folder: Path, is_row_file: Callable[[str], bool], other_files: OtherFiles
+) -> Iterator[Path]:
+    """The files of rows in a folder and the folders in it, sorted by name, a folder at a time."""
+    with naming(folder):
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    for entry in entries:
+        if files.is_passed_over(entry.name):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from files_of_folder(Path(entry.path), is_row_file, other_files)
+        elif is_row_file(entry.name):
+            yield Path(entry.path)
+        else:
+            other_files.add(entry.path)

@@ -1,0 +1,141 @@
+"""Rows of Parquet files, which pyarrow reads: `pip install "sa1bpack[parquet]"`."""
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.deriving.sources.blocks import (
+    ABSENT,
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    Columns,
+    OtherFiles,
+    RowBlock,
+    getter,
+    listed_names,
+)
+from sa1bpack.errors import MissingPackage, OptionError, SourceError
+from sa1bpack.paths import naming
+
+PARQUET_SUFFIX = ".parquet"
+
+
+class ParquetFile:
+    """Two columns of a Parquet file."""
+
+    unit = "row"
+
+    def __init__(self, path: Path, columns: Columns):
+        """Raises MissingPackage, SourceError, OptionError, OSError."""
+        self.path = path
+        self.other_files = OtherFiles()
+        self.finished = 0
+        try:
+            self._arrow = import_module("pyarrow")
+            parquet = import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise MissingPackage(
+                f'{path}: reading Parquet needs pyarrow ({error}): pip install "sa1bpack[parquet]"'
+            ) from None
+        with naming(path), path.open("rb"):  # says what is wrong, as pyarrow does not
+            pass
+        try:
+            self._file = parquet.ParquetFile(path)
+        except (self._arrow.ArrowException, OSError) as error:
+            raise SourceError(f"{path}: not a whole Parquet file: {error}; copy it again") from None
+        self.total = self._file.metadata.num_rows
+        names = list(self._file.schema_arrow.names)
+        self.names: Sequence[str] = names
+        value = columns.required_value(path, names)
+        self._key = columns.key
+        self._value = value
+        for option, name in (("key", columns.key), ("value", value)):
+            if name not in names and name.partition(".")[0] not in names:
+                raise OptionError(
+                    f"{option} is {name!r}, but {path} has no such column: it has "
+                    f"{listed_names(names)}"
+                )
+
+    def place(self, record: int) -> str:
+        """The number of a row, from 0."""
+        return f"{self.path}, row {record:,}"
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """See `RowReader`."""
+        columns = {self._column(self._key), self._column(self._value)}
+        batches = self._file.iter_batches(self._rows_per_batch(), columns=sorted(columns))
+        while (batch := self._next(batches)) is not None:
+            ids = self._values(batch, self._key)
+            values = self._values(batch, self._value)
+            records = range(self.finished, self.finished + len(ids))
+            self._check_ids(ids, records)
+            of_lists = isinstance(values, list) and any(isinstance(v, np.ndarray) for v in values)
+            yield RowBlock(ids, values, records, variable=of_lists)
+            self.finished += len(ids)
+
+    def _check_ids(self, ids: Sequence[Any], records: range) -> None:
+        """Raise OptionError if a row has no id."""
+        if isinstance(ids, np.ndarray):
+            return
+        for k, row_id in enumerate(ids):
+            if row_id is None or row_id is ABSENT:
+                raise OptionError(
+                    f"{self.place(records[k])}: `key` is {self._key!r}, which is null there"
+                )
+
+    def _next(self, batches: Any) -> Any:
+        try:
+            return next(batches, None)
+        except (self._arrow.ArrowException, OSError) as error:
+            raise SourceError(f"{self.path}: damaged: {error}; copy it again") from None
+
+    def _rows_per_batch(self) -> int:
+        """Fewer where rows are large."""
+        metadata = self._file.metadata
+        nbytes = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
+        return max(1, min(BLOCK_ROWS, BLOCK_BYTES * int(self.total) // max(1, int(nbytes))))
+
+    def _column(self, path: str) -> str:
+        """The column that a path begins in."""
+        if path in self._file.schema_arrow.names:
+            return path
+        return path.partition(".")[0]
+
+    def _values(self, batch: Any, path: str) -> Sequence[Any]:
+        """What a path leads to in each row of a batch."""
+        name = self._column(path)
+        column = batch.column(name)
+        if path != name:
+            get = getter(path.partition(".")[2])
+            return [get(record) for record in column.to_pylist()]
+        types = self._arrow.types
+        if column.null_count:
+            return column.to_pylist()  # type: ignore[no-any-return] # pyarrow has no types here
+        if types.is_fixed_size_list(column.type):
+            rows: Sequence[Any] = _array_of(types, column)
+            return rows
+        if types.is_list(column.type) or types.is_large_list(column.type):
+            return [_array_of(types, item.values) for item in column]
+        if types.is_integer(column.type) or types.is_floating(column.type):
+            return column.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _array_of(types: Any, values: Any) -> Any:
+    """Numbers, or lists of one length, as an array; of other types, or lengths, Python's lists."""
+    if types.is_integer(values.type) or types.is_floating(values.type):
+        if values.null_count:
+            return values.to_pylist()
+        return values.to_numpy(zero_copy_only=False)
+    is_fixed = types.is_fixed_size_list(values.type)
+    if (is_fixed or types.is_list(values.type) or types.is_large_list(values.type)) and len(values):
+        items = _array_of(types, values.flatten())
+        lengths = np.full(len(values), values.type.list_size) if is_fixed else None
+        if lengths is None:
+            lengths = values.value_lengths().to_numpy(zero_copy_only=False)
+        if isinstance(items, np.ndarray) and (lengths == lengths[0]).all():
+            return items.reshape(len(values), int(lengths[0]), *items.shape[1:])
+    return values.to_pylist()

@@ -1,0 +1,636 @@
+"""attach from files, tables and iterators: rows find their images, and what is wrong is named."""
+
+import csv
+import gzip
+import json
+import os
+import signal
+import sys
+import tarfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from forked import fork
+from format_files import manifest_of
+from reading_packs import write_pack
+from small_packs import pack_small
+from small_tars import members, write_tar
+
+import sa1bpack
+from sa1bpack import OptionError, attach, verify
+from sa1bpack.errors import OutputRefused, Sa1bpackError, SourceError, UserCodeError
+
+UNKNOWN = (1, 4711)  # ids of no image of the pack
+
+
+def caption_of(image_id: int) -> str:
+    """The caption of an image in these tests: its length differs, and it is not ASCII."""
+    return "é" * (image_id % 7) + f', "{image_id}"'
+
+
+@pytest.fixture
+def ids(ds) -> list[int]:
+    """The ids of all images and of two others, in another order than the pack."""
+    every = [*ds.column("image_id").tolist(), *UNKNOWN]
+    return np.random.default_rng(3).permutation(every).tolist()
+
+
+def read_back(ds, name: str) -> dict[int, Any]:
+    """Image id -> its row, as samples have it."""
+    ds = ds.with_options(features=name)
+    return {int(ds[k]["image_id"]): ds[k][name] for k in range(len(ds))}
+
+
+def write_lines(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+# ------------------------------------------------------------------------------------- the sources
+
+
+def as_json_lines(folder: Path, ids: list[int]) -> Path:
+    return write_lines(folder / "rows.jsonl", [{"image_id": i, "text": caption_of(i)} for i in ids])
+
+
+def as_compressed_lines(folder: Path, ids: list[int]) -> Path:
+    data = "\ufeff" + as_json_lines(folder, ids).read_text().replace("\n", "\r\n\r\n")
+    (folder / "rows.ndjson.gz").write_bytes(gzip.compress(data.encode()))
+    return folder / "rows.ndjson.gz"
+
+
+def as_json_list(folder: Path, ids: list[int]) -> Path:
+    path = folder / "rows.json"
+    path.write_text(json.dumps([{"image_id": i, "text": caption_of(i)} for i in ids]))
+    return path
+
+
+def as_json_by_name(folder: Path, ids: list[int]) -> Path:
+    path = folder / "rows.json"
+    path.write_text(json.dumps({f"sa_{i}.jpg": {"text": caption_of(i)} for i in ids}))
+    return path
+
+
+def as_csv(folder: Path, ids: list[int], name: str = "rows.csv", delimiter: str = ",") -> Path:
+    with (folder / name).open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file, delimiter=delimiter)
+        writer.writerow(["other", "text", "image_id"])
+        writer.writerows([["x\ny", caption_of(i), i] for i in ids])
+    return folder / name
+
+
+def as_compressed_tsv(folder: Path, ids: list[int]) -> Path:
+    data = as_csv(folder, ids, "rows.tsv", "\t").read_bytes()
+    (folder / "rows.tsv.gz").write_bytes(gzip.compress(data))
+    return folder / "rows.tsv.gz"
+
+
+def as_frame(folder: Path, ids: list[int]) -> Any:
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame({"image_id": ids, "text": [caption_of(i) for i in ids]})
+
+
+def as_index_of_frame(folder: Path, ids: list[int]) -> Any:
+    return as_frame(folder, ids).set_index("image_id")
+
+
+def as_series(folder: Path, ids: list[int]) -> Any:
+    return as_index_of_frame(folder, ids)["text"]
+
+
+def as_polars(folder: Path, ids: list[int]) -> Any:
+    polars = pytest.importorskip("polars")
+    return polars.DataFrame({"image_id": ids, "text": [caption_of(i) for i in ids]})
+
+
+def as_parquet(folder: Path, ids: list[int]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"image_id": ids, "text": [caption_of(i) for i in ids]})
+    pytest.importorskip("pyarrow.parquet").write_table(table, folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def as_text_files(folder: Path, ids: list[int]) -> Path:
+    (folder / "texts/inner").mkdir(parents=True)
+    for number, image_id in enumerate(ids):
+        name = ("sa_{}.txt", "inner/{}.txt", "sa_000001_sa_{}.txt")[number % 3].format(image_id)
+        (folder / "texts" / name).write_text(caption_of(image_id) + "\n")
+    (folder / "texts/.DS_Store").touch()
+    return folder / "texts"
+
+
+def as_tar(folder: Path, ids: list[int], mode: str = "w", name: str = "rows.tar") -> Path:
+    with tarfile.open(folder / name, mode) as tar:
+        tar.add(as_text_files(folder, ids), arcname=".")
+    return folder / name
+
+
+def as_compressed_tar(folder: Path, ids: list[int]) -> Path:
+    return as_tar(folder, ids, "w:gz", "rows.tgz")
+
+
+def as_two_files(folder: Path, ids: list[int]) -> list[Path]:
+    return [as_json_lines(folder, ids[:5]), as_csv(folder, ids[5:])]
+
+
+def as_pattern(folder: Path, ids: list[int]) -> str:
+    as_two_files(folder, ids)
+    return str(folder / "rows.*s*")
+
+
+def as_folder_of_tables(folder: Path, ids: list[int]) -> Path:
+    (folder / "tables/later").mkdir(parents=True)
+    as_json_lines(folder / "tables", ids[:5])
+    as_csv(folder / "tables/later", ids[5:])
+    return folder / "tables"
+
+
+def as_pairs(folder: Path, ids: list[int]) -> Any:
+    return [(i, caption_of(i)) for i in ids]
+
+
+def as_generator(folder: Path, ids: list[int]) -> Any:
+    return ((f"sam/sa_{i}.jpg", caption_of(i)) for i in ids)
+
+
+SOURCES = [value for name, value in list(globals().items()) if name.startswith("as_")]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda function: function.__name__)
+def test_every_source_gives_each_image_its_row_and_names_those_of_no_image(
+    ds, pack, ids, tmp_path, source
+):
+    rows = source(tmp_path, ids)
+    value = None if "text_files" in source.__name__ or "tar" in source.__name__ else "text"
+    result = attach(ds, "caption", rows, value=value)
+    assert read_back(ds, "caption") == {i: caption_of(i) for i in ds.column("image_id").tolist()}
+    assert manifest_of(result.folder)["dtype"] == "text"
+    assert result.left_out == len(UNKNOWN)
+    shown = " ".join(map(str, result.left_out_ids))
+    assert all(str(i) in shown for i in UNKNOWN)
+    assert verify(pack).ok
+    assert [path.name for path in (pack / "side").iterdir()] == ["caption"]
+
+
+def test_a_repeated_call_keeps_the_same_rows_and_refuses_others(ds, ids, tmp_path):
+    rows = as_json_lines(tmp_path, ids)
+    made = attach(ds, "a", rows, value="text").made
+    assert attach(ds, "a", rows, value="text").existing == made
+    with pytest.raises(OutputRefused, match="other rows for sample 0"):
+        attach(ds, "a", ((i, "x") for i in ids))
+
+
+def test_masks_have_rows_of_nested_records(ds, pack, tmp_path):
+    masks = ds.mask_column("annotation_id").tolist()
+    annotations = [{"id": i, "caption": f"mask {i}"} for i in masks[::-1]]
+    annotations[3] = {"id": annotations[3]["id"]}
+    annotations[4]["caption"] = None
+    records = [{"image": {}, "annotations": annotations[k : k + 7]} for k in range(0, 99, 7)]
+    rows = write_lines(tmp_path / "a.jsonl", records)
+    paths = {"key": "annotations.id", "value": "annotations.caption"}
+    with pytest.raises(OptionError, match=r"lacks 2 masks of shard .*, such as \d+"):
+        attach(ds, "phrase", rows, axis="mask", **paths)
+    result = attach(ds, "phrase", rows, axis="mask", missing="allow", **paths)
+    assert result.without_row == 2
+    absent = {annotations[3]["id"], annotations[4]["id"]}
+    found = ds.with_options(features="phrase")
+    texts = [text for k in range(len(found)) for text in found[k]["phrase"]]
+    assert texts == ["" if i in absent else f"mask {i}" for i in masks]
+    assert verify(pack).ok
+
+
+# ------------------------------------------------------------------------------------ types, shapes
+
+
+@pytest.mark.parametrize(
+    "row_of, options, dtype, row_shape",
+    [
+        (lambda i: i, {}, "int64", []),
+        (lambda i: i if i % 2 else i / 2, {}, "float64", []),
+        (lambda i: i % 200, {"dtype": "uint8"}, "uint8", []),
+        (lambda i: bool(i % 2), {"dtype": "uint8"}, "uint8", []),
+        (lambda i: str(i / 4), {"dtype": "float32"}, "float32", []),
+        (lambda i: f"[{i}, 2]", {"dtype": "float32"}, "float32", [None]),
+        (lambda i: [i, 2], {}, "int64", [None]),
+        (lambda i: [] if i % 2 else [i, 2.5], {}, "float64", [None]),
+        (lambda i: [[i, 2]] * (i % 5), {}, "int64", [None, 2]),
+        (lambda i: [i / 4, 2], {"shape": (2,), "dtype": "bfloat16"}, "bfloat16", [2]),
+        (lambda i: np.full((2, 3), i, np.float32), {}, "float32", [2, 3]),
+        (lambda i: np.full((2, 3), i, ">f2"), {"shape": (None, 3)}, "float16", [None, 3]),
+        (lambda i: np.full((i % 4, 3), i, np.int16), {}, "int16", [None, 3]),
+        (lambda i: np.float32(i), {}, "float32", []),
+        (lambda i: np.asfortranarray(np.arange(6).reshape(2, 3) + i), {}, "int64", [2, 3]),
+        (lambda i: torch.full((2,), i).bfloat16(), {}, "bfloat16", [2]),
+        (lambda i: torch.full((2,), i).bfloat16(), {"dtype": "float32"}, "float32", [2]),
+    ],
+)
+def test_rows_have_the_type_that_follows_from_all_of_them(
+    ds, pack, row_of, options, dtype, row_shape
+):
+    ids = ds.column("image_id").tolist()
+    rows = [(i, row_of(i)) for i in ids]
+    manifest = manifest_of(attach(ds, "a", iter(rows), **options).folder)
+    assert (manifest["dtype"], manifest["row_shape"]) == (dtype, row_shape)
+    for image_id, row in read_back(ds, "a").items():
+        expected = row_of(image_id)
+        if isinstance(expected, str):
+            expected = json.loads(expected)
+        if dtype == "bfloat16":
+            row = torch.from_numpy(np.array(row).view(np.int16)).view(torch.bfloat16).float()
+            expected = torch.as_tensor(expected).bfloat16().float()
+        if isinstance(expected, torch.Tensor):
+            expected = expected.float()
+        expected = np.asarray(expected)
+        if not expected.size:
+            expected = expected.reshape(0, *row_shape[1:])
+        np.testing.assert_array_equal(np.asarray(row), expected)
+    assert verify(pack).ok
+
+
+def test_files_of_arrays_are_fixed_or_ragged_rows(ds, tmp_path):
+    ids = ds.column("image_id").tolist()
+    for image_id in ids:
+        np.save(tmp_path / f"sa_{image_id}.npy", np.full((2, 3), image_id, np.float16))
+        arrays = {"a": np.full((image_id % 4, 5), image_id, np.float32), "mask": np.ones(3)}
+        np.savez_compressed(tmp_path / f"{image_id}.npz", **arrays)
+    fixed = attach(ds, "fixed", str(tmp_path / "*.npy"))
+    assert manifest_of(fixed.folder)["row_shape"] == [2, 3]
+    ragged = attach(ds, "ragged", str(tmp_path / "*.npz"), value="a")
+    assert manifest_of(ragged.folder)["row_shape"] == [None, 5]
+    for image_id, row in read_back(ds, "ragged").items():
+        np.testing.assert_array_equal(row, np.full((image_id % 4, 5), image_id, np.float32))
+    for image_id, row in read_back(ds, "fixed").items():
+        np.testing.assert_array_equal(row, np.full((2, 3), image_id, np.float16))
+
+
+def test_files_of_images_that_the_dataset_lacks_are_not_read(ds, tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for image_id in ds.column("image_id").tolist():
+        (folder / f"{image_id}.txt").write_text("x")
+    (folder / "4711.npy").write_bytes(b"damaged")
+    (folder / "README.md").touch()
+    result = attach(ds, "a", folder)
+    assert (result.left_out, result.other_files) == (1, 1)
+    assert "4711" in str(result) and "README.md" in str(result)
+
+
+def test_columns_of_parquet_and_polars_keep_their_types(ds, tmp_path):
+    polars = pytest.importorskip("polars")
+    pytest.importorskip("pyarrow")
+    ids = ds.column("image_id").tolist()
+    frame = polars.DataFrame(
+        {
+            "image_id": ids,
+            "score": np.arange(len(ids), dtype=np.float32),
+            "lengths": [[0.5] * (k % 3) for k in range(len(ids))],
+            "pairs": [[[k, 1]] * (k % 3 + 1) for k in range(len(ids))],
+            "box": polars.Series([[k, 1, 2, 3] for k in range(len(ids))],
+                                 dtype=polars.Array(polars.Int32, 4)),
+            "nested": [{"text": f"t{k}"} for k in range(len(ids))],
+        }
+    )  # fmt: skip
+    frame.write_parquet(tmp_path / "a.parquet")
+    expected = {
+        "score": ("float32", []),
+        "lengths": ("float64", [None]),
+        "pairs": ("int64", [None, 2]),
+        "box": ("int32", [4]),
+        "nested.text": ("text", [None]),
+    }
+    for column, (dtype, row_shape) in expected.items():
+        for number, rows in enumerate((tmp_path / "a.parquet", frame)):
+            if column == "nested.text" and number:
+                continue
+            name = f"{column[:6]}_{number}".replace(".", "_")
+            manifest = manifest_of(attach(ds, name, rows, value=column).folder)
+            assert (manifest["dtype"], manifest["row_shape"]) == (dtype, row_shape)
+    assert read_back(ds, "box_0")[ids[2]].tolist() == [2, 1, 2, 3]
+    assert read_back(ds, "pairs_0")[ids[2]].tolist() == [[2, 1]] * 3
+
+
+def test_a_missing_package_is_named(ds, tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").touch()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"pip install \"sa1bpack\[parquet\]\""):
+        attach(ds, "a", tmp_path / "a.parquet", value="text")
+
+
+def test_an_array_that_an_iterator_fills_again_is_copied(ds):
+    ids = ds.column("image_id").tolist()
+
+    def rows():
+        row = np.empty(3, np.int64)
+        for image_id in ids:
+            row[:] = image_id
+            yield image_id, row
+
+    attach(ds, "a", rows())
+    assert {i: row.tolist() for i, row in read_back(ds, "a").items()} == {i: [i] * 3 for i in ids}
+
+
+def test_ids_are_numbers_digits_or_names_of_files_and_nothing_else_is_guessed(ds):
+    ids = ds.column("image_id").tolist()
+    names = ["{}", "sa_{}", "sa_{}.jpg", "x/sa_{}.npz", "sa_9_sa_{}.png", "C:\\x\\sa_{}.jpg"]
+    rows = [(names[k % 6].format(i), k) for k, i in enumerate(ids)]
+    not_ids = [f"{ids[0]}.jpg", f"coco/{ids[1]:012}.jpg", f"{ids[2]}.0", "", "sa_", f"sa_{ids[3]}x"]
+    result = attach(ds, "a", [*rows, *((name, -1) for name in not_ids)])
+    assert read_back(ds, "a") == {i: k for k, i in enumerate(ids)}
+    assert result.left_out == len(not_ids)
+    with pytest.raises(OptionError, match=r"rows, number 1: the id is 5\.0: choose whole numbers"):
+        attach(ds, "b", [(ids[0], 1), (5.0, 1)])
+
+
+def test_images_of_other_names_are_found_by_the_names_of_their_files(tmp_path):
+    renamed = {}
+    for name, data in members(range(3)).items():
+        renamed[name.replace("sa_", "cat-")] = data.replace(b"sa_", b"cat-")
+    pack_small(write_tar(tmp_path / "cats.tar", renamed), tmp_path / "pack")
+    ds = sa1bpack.open(tmp_path / "pack")
+    ids = ds.column("image_id").tolist()
+    rows = [("a/cat-0.jpg", "x"), ("cat-1", "y"), ("cat-2.png", "z")]
+    attach(ds, "a", rows)
+    assert read_back(ds, "a") == dict(zip(sorted(ids), "xyz", strict=True))
+
+
+# ----------------------------------------------------------------------------------- what is wrong
+
+
+def lines_of(*records: Any) -> Callable[[Path, int], Path]:
+    """A file of JSON Lines, in which ID stands for the id of an image."""
+
+    def write(folder: Path, image_id: int) -> Path:
+        text = "".join(r if isinstance(r, str) else json.dumps(r) + "\n" for r in records)
+        path = folder / "a.jsonl"
+        path.write_text(text.replace('"ID"', str(image_id)))
+        return path
+
+    return write
+
+
+def file_of(name: str, data: bytes) -> Callable[[Path, int], Path]:
+    def write(folder: Path, image_id: int) -> Path:
+        path = folder / name.replace("ID", str(image_id))
+        path.write_bytes(data.replace(b"ID", str(image_id).encode()))
+        return path
+
+    return write
+
+
+GOOD = {"image_id": "ID", "text": "a"}
+BAD_SOURCES = {
+    "other columns": (
+        lines_of({"id": "ID", "caption": "a"}),
+        r"a\.jsonl, line 1: `key` is 'image_id', but it has no id; it has 'id', 'caption'",
+    ),
+    "null id": (lines_of({"image_id": None, "text": "a"}), r"a\.jsonl, line 1: `key` is"),
+    "twice": (
+        lines_of(GOOD, "\n", GOOD),
+        r"rows have image 5000 more than once: .*a\.jsonl, line 1; and .*a\.jsonl, line 3; keep",
+    ),
+    "not JSON": (lines_of(GOOD, "{'image_id': 1}\n"), r"a\.jsonl, line 2: not JSON in UTF-8: "),
+    "cut": (lines_of(GOOD, '{"image_id": 1, "te'), r"a\.jsonl, line 2: not JSON"),
+    "not an object": (lines_of([1, 2]), r"a\.jsonl, line 1: a list, but an object is expected"),
+    "not UTF-8": (file_of("a.jsonl", b'{"image_id": ID, "text": "\xff"}'), "line 1: not JSON in"),
+    "surrogates": (lines_of('{"image_id": "ID", "text": "\\ud800"}\n'), "line 1: "),
+    "number after text": (
+        lines_of(GOOD, {"image_id": 4997, "text": 5}),
+        r"line 2: the row of 4997, 5, cannot be used: it is of type int, but rows are text",
+    ),
+    "text after number": (
+        lines_of({"image_id": "ID", "text": 5}, {"image_id": 4997, "text": "a"}),
+        r"line 2: the row of 4997, 'a', cannot be used: it is text, but rows before are numbers",
+    ),
+    "beyond int64": (lines_of({"image_id": "ID", "text": 1 << 63}), "beyond int64: choose float64"),
+    "not exact": (
+        lines_of({"image_id": "ID", "text": 1 << 60}, {"image_id": 4997, "text": 0.5}),
+        "line 2: .* rows have 1152921504606846976, which float64 cannot hold",
+    ),
+    "true": (lines_of({"image_id": "ID", "text": True}), "it is true or false: choose uint8"),
+    "uneven list": (lines_of({"image_id": "ID", "text": [[1], [1, 2]]}), "lists of one length"),
+    "several texts": (lines_of({"image_id": "ID", "text": ["a", "b"]}), "a list of texts, but"),
+    "object": (lines_of({"image_id": "ID", "text": {"en": "a"}}), "an object with keys: name one"),
+    "other items": (
+        lines_of({"image_id": "ID", "text": [[1, 2]]}, {"image_id": 4997, "text": [[1]]}),
+        r"its shape is \(1, 1\), but rows are \(n, 2\)",
+    ),
+    "no value": (lines_of({"image_id": "ID", "t": 1}), "rows have no value: 1 row .*'image_id'"),
+    "no image": (lines_of({"image_id": 1, "text": 1}), "of no image of the dataset: 1 row left"),
+    "nothing": (lines_of("\n"), "rows are none: there is nothing to read"),
+    "csv without column": (file_of("a.csv", b"image_id,caption\nID,a\n"), "value is 'text', but"),
+    "csv cells": (file_of("a.csv", b"image_id,text\nID,a,b\n"), r"a\.csv, line 2: it has 3 values"),
+    "csv quotes": (file_of("a.tsv", b'image_id\ttext\nID\t"a'), r"a\.tsv, line \d: not a table in"),
+    "csv not UTF-8": (file_of("a.csv", b"image_id,text\nID,\xff\n"), "not a table in UTF-8"),
+    "csv without id": (file_of("a.csv", b"image_id,text\n,a\n"), "line 2: `key` is .*empty there"),
+    "cut gzip": (file_of("a.jsonl.gz", gzip.compress(b"x" * 99)[:-9]), "the end of its gzip"),
+    "no gzip": (file_of("a.jsonl.gz", b"not"), r"a\.jsonl\.gz: not a gzip stream"),
+    "other file": (file_of("a.pt", b""), r"give a file of rows, \.jsonl"),
+    "cut array": (file_of("sa_ID.npy", b"\x93NUMPY\x01\0"), r"sa_5000\.npy: not a whole \.npy"),
+    "not an archive": (file_of("ID.npz", b"x"), r"5000\.npz: not a whole \.npz file of numbers"),
+    "text not UTF-8": (file_of("ID.txt", b"\xff"), r"5000\.txt: not text in UTF-8"),
+    "not a tar": (file_of("a.tar", b"x" * 600), r"a\.tar: not a whole tar"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_SOURCES)
+def test_what_cannot_be_used_is_named_with_its_place_and_nothing_is_attached(
+    ds, pack, tmp_path, case
+):
+    write, message = BAD_SOURCES[case]
+    image_id = int(ds.column("image_id")[0])
+    rows = write(tmp_path, image_id)
+    with pytest.raises(Sa1bpackError, match=message) as caught:
+        attach(ds, "a", rows, value="text", missing="allow")
+    assert isinstance(caught.value, OptionError | SourceError)
+    assert not (pack / "side").exists()
+
+
+def npy_of(header: str, data: bytes) -> bytes:
+    padded = header.ljust(117) + "\n"
+    return b"\x93NUMPY\x01\0" + len(padded).to_bytes(2, "little") + padded.encode() + data
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (npy_of("{'descr':'<f4','fortran_order':False,'shape':(1<<40,)}", b""), "not a whole"),
+        (
+            npy_of("{'descr':'<f4','fortran_order':False,'shape':(1099511627776,)}", b"x" * 8),
+            "8 by",
+        ),
+        (npy_of("{'descr':'|O','fortran_order':False,'shape':(1,)}", b"x" * 8), "it has object"),
+        (npy_of("{'descr':'<c8','fortran_order':False,'shape':(1,)}", b"x" * 8), "it has complex"),
+        (npy_of("{'descr':'<f4','fortran_order':False,'shape':(-1,)}", b"x" * 8), "not a whole"),
+    ],
+)
+def test_an_array_file_that_lies_is_refused_before_memory_is_taken(
+    ds, pack, tmp_path, data, message
+):
+    (tmp_path / f"{ds.column('image_id')[0]}.npy").write_bytes(data)
+    with pytest.raises(SourceError, match=message):
+        attach(ds, "a", tmp_path, missing="allow")
+    assert not (pack / "side").exists()
+
+
+def test_an_archive_without_the_array_names_those_that_it_has(ds, tmp_path):
+    image_id = ds.column("image_id")[0]
+    np.savez(tmp_path / f"{image_id}.npz", first=np.ones(1), second=np.ones(1))
+    for value in (None, "third"):
+        with pytest.raises(OptionError, match=r"\.npz has 'first', 'second': choose one of them"):
+            attach(ds, "a", tmp_path, value=value, missing="allow")
+
+
+def test_one_file_twice_for_an_image_names_both(ds, tmp_path):
+    image_id = ds.column("image_id")[0]
+    (tmp_path / f"{image_id}.txt").write_text("a")
+    (tmp_path / f"sa_{image_id}.txt").write_text("b")
+    with pytest.raises(OptionError, match=rf"once: .*/{image_id}\.txt; and .*/sa_{image_id}\.txt"):
+        attach(ds, "a", tmp_path, missing="allow")
+
+
+def test_rows_of_several_files_name_the_file(ds, tmp_path):
+    ids = ds.column("image_id").tolist()
+    first = as_json_lines(tmp_path, ids)
+    second = as_csv(tmp_path, ids[3:4])
+    with pytest.raises(OptionError, match=r"rows\.jsonl, line 4; and .*rows\.csv, line 3; keep"):
+        attach(ds, "a", [first, second], value="text")
+
+
+@pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
+def test_nan_and_infinities_are_refused_with_their_place_before_anything_is_written(
+    ds, pack, tmp_path, dtype
+):
+    ids = ds.column("image_id").tolist()
+    numbers = [float("nan") if k == 9 else 0.5 for k in range(len(ids))]
+    records = [{"image_id": i, "v": v} for i, v in zip(ids, numbers, strict=True)]
+    rows = write_lines(tmp_path / "a.jsonl", records)
+    message = rf"line 10: the row of {ids[9]}, nan, cannot be used: it has NaN or an infinity: rep"
+    with pytest.raises(OptionError, match=message):
+        attach(ds, "a", rows, value="v", dtype=dtype)
+    assert not (pack / "side").exists()
+    attach(ds, "a", rows, value="v", dtype=dtype, allow_nonfinite=True)
+    if dtype != "bfloat16":
+        found = ds.with_options(features="a").column("a")
+        np.testing.assert_array_equal(found.astype(float), numbers)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), StopIteration(), OSError("disk")])
+def test_a_source_that_fails_in_the_middle_leaves_nothing(ds, pack, error):
+    ids = ds.column("image_id").tolist()
+
+    def rows():
+        yield from ((i, "a") for i in ids[:3])
+        raise error
+
+    class Rows:
+        def __iter__(self):
+            self.rows = iter(ids[:3])
+            return self
+
+        def __next__(self):
+            for image_id in self.rows:
+                return image_id, "a"
+            raise error
+
+    sources = [rows()]
+    if not isinstance(error, StopIteration):  # the end of an iterator that is no generator
+        sources.append(Rows())
+    for source in sources:
+        with pytest.raises(UserCodeError, match=r"rows raised .* for row 3"):
+            attach(ds, "a", source, missing="allow")
+        assert not (pack / "side").exists()
+
+
+def test_what_is_said_of_rows_must_fit_them(ds):
+    ids = ds.column("image_id").tolist()
+    pairs = [(i, [1, 2]) for i in ids]
+    for options, message in (
+        ({"dtype": "complex64"}, "dtype is 'complex64': choose text, or one of uint8"),
+        ({"shape": (2, None)}, r"shape is \(2, None\): choose whole numbers"),
+        ({"shape": (3,)}, r"its shape is \(2,\), but rows before are \(3,\), as `shape` says"),
+        ({"shape": (None, 2)}, r"its shape is \(2,\), but rows are \(n, 2\)"),
+        ({"dtype": "text"}, "it is of type list, but rows are text"),
+        ({"dtype": "text", "shape": (2,)}, "shape is"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            attach(ds, "a", pairs, **options)
+    with pytest.raises(OptionError, match="not all whole numbers of uint8"):
+        attach(ds, "a", [(i, 256) for i in ids], dtype="uint8")
+    with pytest.raises(OptionError, match="beyond those of float16"):
+        attach(ds, "a", [(i, 1e6) for i in ids], dtype="float16")
+    with pytest.raises(OptionError, match="it is float16, but rows before are float32: choose"):
+        attach(ds, "a", [(i, np.ones(2, "f2" if k else "f4")) for k, i in enumerate(ids)])
+
+
+# -------------------------------------------------------------------------------- memory and kills
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("sa1bpack.deriving.attach.PIECE_BYTES", 1 << 22)
+    write_pack(tmp_path / "pack", {"sa_000000-000": (400,) * 20})
+    ds = sa1bpack.open(tmp_path / "pack")
+    ids = ds.mask_column("annotation_id").tolist()
+    text = "x" * 12_000  # 96 MB in all
+    with (tmp_path / "a.jsonl").open("w") as file:
+        for mask_id in ids:
+            file.write(f'{{"annotation_id": {mask_id}, "text": "{mask_id} {text}"}}\n')
+    seen = []
+    tracemalloc.start()
+    try:
+        result = attach(
+            ds, "a", tmp_path / "a.jsonl", value="text", axis="mask",
+            progress=lambda finished, total: seen.append((finished, total)),
+        )  # fmt: skip
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 48e6
+    size = (tmp_path / "a.jsonl").stat().st_size
+    assert seen[0][1] == size and (size, size) in seen and seen[-1] == (20, 20)
+    found = ds.with_options(features="a")
+    assert found[7]["a"][3] == f"{ids[2803]} {text}"
+    assert result.missing == ()
+
+
+def attach_and_die(pack: Path, moment: str) -> None:
+    """attach, killed after all rows are read, or after the first shard is published."""
+    ds = sa1bpack.open(pack)
+
+    def die_after_a_shard(finished: int, total: int) -> None:
+        if any((pack / "side/a").glob("sa_*")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def rows():
+        for image_id in ds.column("image_id").tolist():
+            yield image_id, f"image {image_id}"
+        if moment == "reading":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    attach(ds, "a", rows(), progress=die_after_a_shard)
+
+
+@pytest.mark.parametrize("moment", ["reading", "writing"])
+def test_a_killed_call_leaves_no_spool_and_is_repeated(ds, pack, moment):
+    child = fork()
+    if not child:
+        attach_and_die(pack, moment)
+        os._exit(1)  # not reached
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    names = [path.name for path in (pack / "side").rglob("*")]
+    assert not [name for name in names if "spool" in name]
+    published = {path: path.stat().st_ino for path in (pack / "side").glob("a/sa_*")}
+    assert len(published) == (0 if moment == "reading" else 1)
+    assert verify(pack).ok
+    with pytest.raises(Sa1bpackError):
+        ds.with_options(features="a")
+    ids = ds.column("image_id").tolist()
+    result = attach(ds, "a", ((i, f"image {i}") for i in ids))
+    assert len(result.existing) == len(published)
+    assert {path: path.stat().st_ino for path in published} == published
+    assert read_back(ds, "a") == {i: f"image {i}" for i in ids}
+    assert list((pack / "side").rglob(".*")) == []
