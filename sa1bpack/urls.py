@@ -77,6 +77,9 @@ class SideSource(Protocol):
     def fetch(self, spec: Any, shard: Any) -> Lease:
         """Fetch the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
 
+    def items(self, spec: Any, shard: Any) -> int:
+        """The items of all ragged rows of a shard, 0 if rows are fixed. Raises as ShardSource."""
+
     def counts(self) -> Counts:
         """Counts of what this process has fetched so far."""
 

@@ -94,6 +94,11 @@ def number_fields(layout: Layout) -> tuple[Field, ...]:
     return tuple(Field.of(number) for number in layout.mask_numbers)
 
 
+def present_key(name: str) -> str:
+    """The key that says which rows of a feature are there, if some may be missing."""
+    return f"{name}_present"
+
+
 class FeatureKeys(NamedTuple):
     """The keys that a feature has in samples and batches, "" for one that it does not have.
 
@@ -127,7 +132,7 @@ class FeatureKeys(NamedTuple):
         if spec.ragged and not spec.text:
             keys = keys._replace(offsets=f"{spec.name}_offsets", lengths=f"{spec.name}_lengths")
         if spec.missing:
-            keys = keys._replace(present=f"{spec.name}_present")
+            keys = keys._replace(present=present_key(spec.name))
         return keys
 
 

@@ -9,7 +9,8 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -37,6 +38,10 @@ SHARE_OF_MAPPINGS = 0.75
 
 _MAPPINGS_LIMIT = Path("/proc/sys/vm/max_map_count")
 
+# Feature shards of which the items of ragged rows are asked for before they are fetched: the bytes
+# of others are estimated from these.
+_MOST_ASKED = 8
+
 # Arrays that columns need and samples do not: mapped when they are first asked for.
 _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
 
@@ -56,12 +61,14 @@ class Feature:
         shards: the shards of the packs.
         folders: for each shard the folder that has its feature shard; None: there is none.
         sources: where the feature shards come from that are not in these folders.
+        known_items: number of a shard → the items of its ragged rows, of those that were asked for.
     """
 
     spec: SideSpec
     shards: Sequence[ShardIdentity]
     folders: Sequence[Path | None]
     sources: Mapping[Path, SideSource]
+    known_items: dict[int, int] = field(default_factory=dict)
 
     def open(self, number: int, leases: list[Lease]) -> FeatureShard:
         """The rows of a shard, by its number; what keeps them in place is added to the leases.
@@ -90,9 +97,28 @@ class Feature:
 
     def fetched_bytes(self, number: int) -> int:
         """Bytes that the rows of a shard take in a cache; 0 if they are not fetched."""
-        if self.folders[number] not in self.sources:
+        folder = self.folders[number]
+        if folder is None or folder not in self.sources:
             return 0
-        return FOLDER_BYTES + group_bytes(self.spec.arrays(self.shards[number].lengths))
+        shard = self.shards[number]
+        items = 0
+        if self.spec.ragged:
+            items = self._items(number, self.sources[folder])
+        return FOLDER_BYTES + group_bytes(self.spec.arrays(shard.lengths, items))
+
+    def _items(self, number: int, source: SideSource) -> int:
+        """The items of the ragged rows of a shard; once a few were asked for, about as many."""
+        known = self.known_items
+        if number not in known and len(known) < _MOST_ASKED:
+            with suppress(FormatError):  # who opens it learns of the damage
+                known[number] = source.items(self.spec, self.shards[number])
+        if number in known:
+            return known[number]
+        rows = sum(self._rows_of(k) for k in known)
+        return sum(known.values()) * self._rows_of(number) // max(1, rows)
+
+    def _rows_of(self, number: int) -> int:
+        return self.shards[number].lengths.along(self.spec.axis)
 
 
 class Location(NamedTuple):

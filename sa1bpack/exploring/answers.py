@@ -226,9 +226,7 @@ class Answers:
             "order": order,
             "colours": [f"#{colour.tobytes().hex()}" for colour in colours],
             "numbers": self._numbers(sample),
-            "features": [
-                feature_record(spec, sample[spec.name]) for spec in self._detailed.spec.features
-            ],
+            "features": [feature_record(spec, sample) for spec in self._detailed.spec.features],
         }
 
     def _detailed_sample(self, index: int) -> Sample:

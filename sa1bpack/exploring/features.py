@@ -1,9 +1,12 @@
 """How the features of a sample are shown: as text, by their first numbers, or as a picture."""
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from sa1bpack.dataset.fields import FeatureKeys
 from sa1bpack.environment import missing_pil
 from sa1bpack.format.side.spec import SideSpec
 
@@ -13,31 +16,34 @@ except ImportError as error:
     raise missing_pil(error) from error
 
 _SHOWN_VALUES = 24  # numbers of a row
+_NO_ROW = "(none)"  # of a row that is missing
 _LONGER_SIDE = 320  # of the picture of a map, in pixels
 
 
-def feature_record(spec: SideSpec, value: np.ndarray) -> dict[str, Any]:
+def feature_record(spec: SideSpec, sample: Mapping[str, Any]) -> dict[str, Any]:
     """What the page learns of a feature of one sample.
 
     Args:
         spec: of the feature.
-        value: (*row_shape), or of masks (m, *row_shape), as a sample has it.
+        sample: the sample, which has it.
 
     Returns:
         `name`, `type`, `axis`. Of masks, `rows`: a text or the first numbers of each mask. Of an
         image, `text`; otherwise `values`, the first numbers, `more`, how many follow, `range`, the
-        least, mean and largest of several, and `is_map`, if it has a picture.
+        least, mean and largest of several, and `is_map`, if it has a picture. A row that is missing
+        is a text that says so.
     """
     record: dict[str, Any] = {"name": spec.name, "type": spec.to_text(), "axis": spec.axis}
-    rows = _numbers(spec, value)
+    rows = _rows(spec, sample)
     if spec.axis == "mask":
-        record["rows"] = [text_of(row) or _listed(row.reshape(-1)[:_SHOWN_VALUES]) for row in rows]
+        record["rows"] = [_shown(row) for row in rows]
         return record
-    text = text_of(rows)
+    row = rows[0]
+    text = _text(row)
     if text is not None:
         record["text"] = text
         return record
-    numbers = rows.reshape(-1)
+    numbers = row.reshape(-1)
     record["values"] = _listed(numbers[:_SHOWN_VALUES])
     record["more"] = max(0, numbers.size - _SHOWN_VALUES)
     record["is_map"] = spec.spatial
@@ -45,6 +51,43 @@ def feature_record(spec: SideSpec, value: np.ndarray) -> dict[str, Any]:
     if numbers.size > 1 and finite.size:
         record["range"] = [float(finite.min()), float(finite.mean()), float(finite.max())]
     return record
+
+
+def _rows(spec: SideSpec, sample: Mapping[str, Any]) -> list[Any]:
+    """The rows of a feature: strings or numbers; None for one that is missing."""
+    keys = FeatureKeys.of(spec)
+    value = sample[keys.rows]
+    if spec.axis == "sample":
+        rows = [value]
+    elif spec.text:
+        rows = value
+    elif spec.ragged:
+        rows = [value[first:stop] for first, stop in pairwise(sample[keys.offsets].tolist())]
+    else:
+        rows = list(value)
+    if not spec.text:
+        rows = [_numbers(spec, row) for row in rows]
+    if not spec.missing:
+        return rows
+    present = np.atleast_1d(sample[keys.present]).tolist()
+    return [row if is_there else None for row, is_there in zip(rows, present, strict=True)]
+
+
+def _text(row: Any) -> str | None:
+    """The text that is shown of a row: it is one, or is missing. None: its numbers are shown."""
+    if row is None:
+        return _NO_ROW
+    if isinstance(row, str):
+        return row
+    return text_of(row)
+
+
+def _shown(row: Any) -> str | list[Any]:
+    """What is shown of the row of a mask."""
+    text = _text(row)
+    if text is not None:
+        return text
+    return _listed(row.reshape(-1)[:_SHOWN_VALUES])
 
 
 def text_of(row: np.ndarray) -> str | None:

@@ -5,7 +5,7 @@ or copied as by a merge; of another one, the rows of its copied samples are writ
 shard, after they were compared with their checksums.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.side.shard import FeatureShard
+from sa1bpack.format.side.shard import FeatureShard, arrays_in
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
     ShardIdentity,
     SideManifest,
+    SideSpec,
     create_side,
     read_side_manifest,
 )
@@ -82,8 +83,26 @@ class FeatureCopy:
     without_rows: Sequence[str]
 
     def bytes_of(self, shard: CopiedShard) -> int:
-        """The bytes of the chunk files of the rows for a new shard."""
-        return group_bytes(self.manifest.spec.arrays(shard.lengths))
+        """The bytes of the chunk files of the rows for a new shard. Raises FormatError, OSError."""
+        spec = self.manifest.spec
+        if not spec.ragged:
+            return group_bytes(spec.arrays(shard.lengths))
+        folder = self.shards[shard]
+        if shard.whole:
+            return group_bytes(arrays_in(folder, spec, shard.identity))
+        existing = FeatureShard.open(folder, spec, shard.identity)
+        items = 0
+        for first, stop in rows_to_copy(spec, shard):
+            begin, end = existing.span(first, stop)
+            items += end - begin
+        return group_bytes(spec.arrays(shard.lengths, items))
+
+
+def rows_to_copy(spec: SideSpec, shard: CopiedShard) -> Iterator[tuple[int, int]]:
+    """The first row of each copied sample in the feature shard, and the one after its last."""
+    first_mask = open_shard(shard.folder)["mask_offset"]
+    for row in shard.rows.tolist():
+        yield spec.row_range(row, int(first_mask[row]), int(first_mask[row + 1]))
 
 
 def find_feature_copies(
@@ -158,10 +177,8 @@ def copy_feature_shard(
         return
     spec = feature.manifest.spec
     existing = FeatureShard.open(folder, spec, shard.identity)
-    first_mask = open_shard(shard.folder)["mask_offset"]
     with FeatureShardWriter(target, spec, new) as writer:
-        for row in shard.rows.tolist():
+        for row, (first, stop) in zip(shard.rows.tolist(), rows_to_copy(spec, shard), strict=True):
             interrupts.check()
-            first, stop = spec.row_range(row, int(first_mask[row]), int(first_mask[row + 1]))
             writer.append(existing.read(row, first, stop), np.array([stop - first]))
         writer.publish()

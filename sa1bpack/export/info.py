@@ -33,6 +33,7 @@ from sa1bpack.format.manifest import (
     read_manifest,
 )
 from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.side.shard import arrays_in
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
     ShardIdentity,
@@ -342,13 +343,13 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
         try:
             side = read_side_manifest(folder)
             names = feature_shard_names(folder)
+            nbytes = 0
+            for shard in shards:
+                if shard.feature_shard in names:
+                    nbytes += group_bytes(arrays_in(folder, side.spec, shard))
         except FormatError as error:
             yield folder.name, str(error)
             continue
-        nbytes = 0
-        for shard in shards:
-            if shard.feature_shard in names:
-                nbytes += group_bytes(side.spec.arrays(shard.lengths))
         facts = [side.spec.to_text(), size_text(nbytes)]
         function = side.provenance.get("function")
         if function is not None:

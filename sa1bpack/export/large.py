@@ -7,7 +7,7 @@ import numpy as np
 
 from sa1bpack.environment import missing_pil
 from sa1bpack.export.drawing import by_size, drawn, drawn_panel, fitted, plain
-from sa1bpack.export.lettering import Font, font, plain_text, write_right
+from sa1bpack.export.lettering import Font, font, plain_text, short_text, shortened, write_right
 from sa1bpack.export.look import Look
 from sa1bpack.export.marks import draw_numbers
 from sa1bpack.export.sheet import (
@@ -37,6 +37,7 @@ _LEAST_ROOM = 200  # between the picture and a table to its right
 _LINE = 1.6
 # Of the table of masks.
 _LETTERS = 13
+_TEXT_CHARACTERS = 32  # of a text of a mask, in the table
 _ROW = 19
 _LEAST_ROWS = 6  # beside a picture
 _COLUMN_GAP = 12
@@ -117,7 +118,8 @@ def _composed(
     sheet = Image.new("RGB", (WIDTH, height), PAPER)
     draw = ImageDraw.Draw(sheet)
     write_header(draw, WIDTH, name, title)
-    draw.text((MARGIN, 54), plain_text(facts), font=font(15), fill=FAINT)
+    facts = shortened(plain_text(facts), font(15), WIDTH - 2 * MARGIN)
+    draw.text((MARGIN, 54), facts, font=font(15), fill=FAINT)
     for image, image_left, image_top in placed:
         sheet.paste(image, (image_left, image_top))
     if not table.rows:
@@ -134,6 +136,8 @@ def _facts(subject: Subject, look: Look) -> str:
     """The line below the name of the sample."""
     sample = subject.sample
     facts = [f"id {sample['image_id']}"]
+    if subject.text is not None and not subject.text.of_masks:
+        facts.insert(0, short_text(subject.text.line()))
     if "row" in sample:
         facts.append(f"row {sample['row']:,}")
     if subject.shard:
@@ -268,6 +272,9 @@ def _columns(subject: Subject) -> list[_Column]:
         columns.append(_Column("prediction IoU", [f"{value:.3f}" for value in subject.overlaps]))
     boxes = [f"{x:.0f}, {y:.0f}, {w:.0f}, {h:.0f}" for x, y, w, h in sample["bboxes"].tolist()]
     columns.append(_Column("box x, y, w, h", boxes))
+    if subject.text is not None and subject.text.of_masks:
+        texts = [short_text(text)[:_TEXT_CHARACTERS] for text in subject.text.texts]
+        columns.append(_Column(subject.text.name, texts))
     return columns
 
 

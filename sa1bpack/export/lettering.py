@@ -11,6 +11,8 @@ except ImportError as error:
     raise missing_pil(error) from error
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+# Of a text of any length: more are wider than any picture.
+MAX_CHARACTERS = 300
 
 
 @lru_cache(maxsize=8)
@@ -24,6 +26,11 @@ def font(size: int) -> Font:
 def plain_text(text: str) -> str:
     r"""`text` in printable ASCII, the characters of PIL's font; all others as \x, \u."""
     return ascii(text)[1:-1].replace("\\'", "'").replace("\\\\", "\\")
+
+
+def short_text(text: str) -> str:
+    """A text of any length in one line of printable ASCII, cut after MAX_CHARACTERS."""
+    return plain_text(" ".join(text[:MAX_CHARACTERS].split()))[:MAX_CHARACTERS]
 
 
 def shortened(text: str, letters: Font, width: float) -> str:

@@ -35,7 +35,8 @@ class Look(Options):
     feature: str | None = option(
         None,
         "draw a spatial feature beside each sample: whole numbers as labels, other values by "
-        "their first three principal components",
+        "their first three principal components. One of text is written below it, or in the table "
+        "of masks",
         none="",
         metavar="NAME",
     )

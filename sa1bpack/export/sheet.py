@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from sa1bpack.environment import missing_pil
 from sa1bpack.export.drawing import drawn, drawn_panel, fitted
-from sa1bpack.export.lettering import font, plain_text, shortened, write_right
+from sa1bpack.export.lettering import font, plain_text, short_text, shortened, write_right
 from sa1bpack.export.look import Look
 from sa1bpack.export.subject import Subject, Unreadable
 from sa1bpack.wording import counted
@@ -159,6 +159,8 @@ def _write_caption(
         facts = (
             f"id {subject.sample['image_id']}, {shape_text(subject)}, {mask_text(subject, look)}"
         )
+        if subject.text is not None:
+            facts = short_text(subject.text.line())
     draw.text((left, top), shortened(name, font(16), width), font=font(16), fill=INK)
     draw.text((left, top + 21), shortened(facts, letters, width), font=letters, fill=FAINT)
 

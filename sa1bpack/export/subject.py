@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.fields import present_key
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, OptionError, ReadError
 from sa1bpack.export.feature_maps import feature_picture
@@ -14,6 +15,9 @@ from sa1bpack.export.painting import ExactShapes, GridShapes, Shapes, id_colours
 from sa1bpack.format.problems import reason_of
 from sa1bpack.masks import pack_bits
 from sa1bpack.wording import brief
+
+# Of the masks of a sample, in one line.
+_TEXTS_IN_LINE = 8
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,39 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class ShownText:
+    """A feature of text.
+
+    Attributes:
+        name: its name.
+        texts: the text of the image, or one of each mask.
+        of_masks: there is one of each mask.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    of_masks: bool
+
+    @classmethod
+    def of(cls, name: str, sample: Mapping[str, Any]) -> "ShownText | None":
+        """The text that a sample has under a key; None if that is another feature."""
+        value = sample[name]
+        of_masks = isinstance(value, list)
+        texts = value if of_masks else [value]
+        if not all(isinstance(text, str) for text in texts):
+            return None
+        if present_key(name) in sample:
+            present = np.atleast_1d(sample[present_key(name)])
+            pairs = zip(texts, present.tolist(), strict=True)
+            texts = [text if is_there else "(none)" for text, is_there in pairs]
+        return cls(name, tuple(texts), of_masks)
+
+    def line(self) -> str:
+        """All texts in one line; the first ones of masks, in their order."""
+        return f"{self.name}: {' | '.join(self.texts[:_TEXTS_IN_LINE])}"
+
+
+@dataclass(frozen=True)
 class Subject:
     """One sample with m masks.
 
@@ -71,6 +108,7 @@ class Subject:
         ignored: masks of a batch that are not valid, which losses leave out.
         overlaps: float64 (m,), IoU of each mask with its prediction; None without predictions.
         panels: pictures beside it.
+        text: a text of the image or of its masks, which is written below or beside it.
     """
 
     sample: Sample
@@ -83,6 +121,7 @@ class Subject:
     ignored: GridShapes | None = None
     overlaps: np.ndarray | None = None
     panels: tuple[Panel, ...] = ()
+    text: ShownText | None = None
 
     @property
     def rgb(self) -> np.ndarray:
@@ -154,11 +193,12 @@ def read_subject(dataset: Dataset, index: int, feature: str | None = None) -> Su
 
     Args:
         dataset, index: the sample.
-        feature: name of a spatial feature to be drawn beside it, one of the dataset's.
+        feature: name of a spatial feature to be drawn beside it, or of one of text, one of the
+            dataset's.
 
     Raises:
         IndexError: as the dataset does.
-        OptionError: the feature is not spatial.
+        OptionError: the feature is neither spatial nor text.
         StoreError: the sample cannot be fetched.
     """
     layout = dataset.layout
@@ -192,8 +232,11 @@ def read_subject(dataset: Dataset, index: int, feature: str | None = None) -> Su
         row = int(dataset.rows_at(np.array([index]))[0])
         return Unreadable(row, dataset.pack.locate(row).image_id, error)
     panels: tuple[Panel, ...] = ()
+    text = None
     if feature is not None:
-        panels = (_feature_panel(dataset, sample, feature),)
+        text = ShownText.of(feature, sample)
+        if text is None:
+            panels = (_feature_panel(dataset, sample, feature),)
     return Subject(
         sample,
         annotation_count=metadata.annotations,
@@ -201,6 +244,7 @@ def read_subject(dataset: Dataset, index: int, feature: str | None = None) -> Su
         fit=layout.fit,
         exact=exact,
         panels=panels,
+        text=text,
     )
 
 
@@ -209,8 +253,8 @@ def _feature_panel(dataset: Dataset, sample: Sample, name: str) -> Panel:
     [spec] = [feature for feature in dataset.spec.features if feature.name == name]
     if not spec.spatial:
         raise OptionError(
-            f"feature is {name!r}, whose rows {spec.row_shape} are not spatial: choose one that "
-            "was made with spatial=True"
+            f"feature is {name!r}, whose rows, {spec.to_text()}, are neither spatial nor text: "
+            "choose one that was made with spatial=True, or of text"
         )
     rows = sample[name]
     if spec.dtype == "bfloat16":
@@ -243,7 +287,7 @@ def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> 
 
     Args:
         sample: `ds[i]`, with masks as bits, as bool, as runs, or none.
-        feature: key of a spatial feature to be drawn beside it.
+        feature: key of a spatial feature to be drawn beside it, or of one of text.
 
     Raises:
         OptionError: the sample lacks a key, its image is not RGB, or it has no such feature.
@@ -257,24 +301,28 @@ def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> 
     if height == width and source_height != source_width:
         fit = "squash"
     panels: tuple[Panel, ...] = ()
+    text = None
     if feature is not None:
         if feature not in sample:
             raise OptionError(
                 f"feature is {brief(feature)}, which the sample does not have; it has "
                 f"{', '.join(map(str, sample))}"
             )
-        rows = np.asarray(sample[feature])
-        # As features are taken whose description does not say what they cover.
-        side = None
-        if rows.ndim > 1 and rows.shape[-1] == rows.shape[-2]:
-            side = max(height, width)
-        panels = (cut_panel(feature, rows, shown["size"], side),)
+        text = ShownText.of(feature, sample)
+        if text is None:
+            rows = np.asarray(sample[feature])
+            # As features are taken whose description does not say what they cover.
+            side = None
+            if rows.ndim > 1 and rows.shape[-1] == rows.shape[-2]:
+                side = max(height, width)
+            panels = (cut_panel(feature, rows, shown["size"], side),)
     return Subject(
         shown,
         annotation_count=len(shown["areas"]),
         fit=fit,
         exact=exact,
         panels=panels,
+        text=text,
     )
 
 

@@ -33,7 +33,7 @@ from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.format.problems import Check, PackFiles, ProblemFields
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
 from sa1bpack.format.side.rows import FeatureRows
-from sa1bpack.format.side.shard import FeatureShard, items_of
+from sa1bpack.format.side.shard import FeatureShard, arrays_in
 from sa1bpack.format.side.spec import REMAKE, ShardIdentity, SideSpec
 from sa1bpack.paths import naming
 from sa1bpack.threads import ThreadPool
@@ -328,8 +328,7 @@ def check_feature_shard(
         FormatError, OSError: it does not say which shard it is for.
     """
     identity = _read_identity(folder)
-    items = items_of(folder) if spec.ragged else 0
-    arrays = spec.arrays(identity.lengths, items)
+    arrays = arrays_in(folder.parent, spec, identity)
     check.advance(group_bytes(arrays))
     listed = _listed_files(check, folder, group_files(arrays))
     compared = set()

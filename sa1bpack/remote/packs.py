@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -48,6 +49,7 @@ from sa1bpack.format.manifest import (
     read_manifest,
 )
 from sa1bpack.format.problems import PackFiles, Report
+from sa1bpack.format.side.shard import items_in
 from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
 from sa1bpack.format.verify import check_files
 from sa1bpack.paths import naming
@@ -122,12 +124,18 @@ class _Cached:
         return self._origin.counts
 
     def _fetch(
-        self, path: str, name: str, digest: str, arrays: Mapping[ArraySpec, int], link: str
+        self,
+        path: str,
+        name: str,
+        digest: str,
+        arrays_of: Callable[[], Mapping[ArraySpec, int]],
+        link: str,
     ) -> Lock:
         """A shard or feature shard, in use, with a link to it; fetched by `fetch_group` if need be.
 
         Args:
-            path, digest, arrays: as in `fetch_group`.
+            path, digest: as in `fetch_group`.
+            arrays_of: returns the arrays, as there, if it must be fetched.
             name: name of its folder in the cache, without the digest.
             link: path of the link in this folder.
         """
@@ -136,6 +144,7 @@ class _Cached:
         if lease is not None:
             self._origin.count(Counts(hits=1))
         else:
+            arrays = arrays_of()
             fetch = functools.partial(fetch_group, self._origin, path, digest, arrays)
             sound = functools.partial(is_sound, digest=digest)
             lease = self._cache.hold(name, folder_bytes(arrays), fetch, sound)
@@ -150,7 +159,8 @@ class RemotePack(_Cached):
     def fetch(self, entry: ShardEntry, digest: str, layout: Layout) -> Lock:
         """See ShardSource."""
         path = f"{SHARDS_NAME}/{entry.name}"
-        return self._fetch(path, entry.name, digest, layout.array_rows(entry.lengths), path)
+        arrays_of = functools.partial(layout.array_rows, entry.lengths)
+        return self._fetch(path, entry.name, digest, arrays_of, path)
 
     def open_side(self, name: str) -> "RemoteSide | None":
         """See ShardSource. Raises NotAPack for a URL of something else."""
@@ -197,8 +207,28 @@ class RemoteSide(_Cached):
                 f"{self._origin.url}/{path}: no rows for {shard.name}; {why}"
             ) from None
         name = f"{spec.name}-{shard.feature_shard}"
-        arrays = spec.arrays(shard.lengths)
-        return self._fetch(path, name, digest, arrays, shard.feature_shard)
+
+        def arrays_of() -> Mapping[ArraySpec, int]:
+            return spec.arrays(shard.lengths, self.items(spec, shard))
+
+        return self._fetch(path, name, digest, arrays_of, shard.feature_shard)
+
+    def items(self, spec: SideSpec, shard: ShardIdentity) -> int:
+        """See SideSource."""
+        if not spec.ragged:
+            return 0
+        path = f"{self._prefix}{shard.feature_shard}/{METADATA_NAME}"
+        name = f"{self._origin.url}/{path}"
+        try:
+            metadata = msgspec.json.decode(self._origin.read(path))
+        except (
+            FileNotFoundError,
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            RecursionError,
+        ) as error:
+            raise FormatError(f"{name}: not JSON, or missing ({error}); upload it again") from None
+        return items_in(metadata, name)
 
 
 def _link(link: Path, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -251,14 +251,36 @@ def _empty_parts(spec: SideSpec) -> tuple[np.ndarray | None, np.ndarray | None]:
     return lengths, present
 
 
+def arrays_in(folder: Path, spec: SideSpec, shard: ShardIdentity) -> dict[ArraySpec, int]:
+    """The arrays of the feature shard for a shard → their number of rows.
+
+    Args:
+        folder: folder of the feature, which has the feature shard.
+        spec, shard: as in `FeatureShard.open`.
+
+    Raises:
+        FormatError: it does not say how many items its ragged rows have.
+        OSError: it cannot be read.
+    """
+    items = 0
+    if spec.ragged:
+        items = items_of(folder / shard.feature_shard)
+    return spec.arrays(shard.lengths, items)
+
+
 def items_of(folder: Path) -> int:
     """The items of all ragged rows of a feature shard, as its attributes say.
 
     Raises FormatError, OSError.
     """
     path = folder / arrays.METADATA_NAME
+    return items_in(arrays.read_json(path), path)
+
+
+def items_in(metadata: Any, path: object) -> int:
+    """The same, of the decoded zarr.json of a feature shard. Raises FormatError, naming `path`."""
     try:
-        items = arrays.read_json(path)["attributes"]["sa1bpack"]["items"]
+        items = metadata["attributes"]["sa1bpack"]["items"]
         return msgspec.convert(items, _Items)
     except (KeyError, TypeError):
         raise FormatError(f"{path}: its attributes lack items") from None
