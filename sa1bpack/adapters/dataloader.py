@@ -638,7 +638,7 @@ class EpochDataset(Dataset):
         """
         self._whole = ds
         read = ds if chosen is None else ds.narrowed(chosen)
-        super().__init__(read.pack, ds._rows, ds.options)
+        super().__init__(read.pack, ds._rows, ds.options, ds._kept)
         self._chosen = chosen
         self._batches = batches
         self._collate = collate

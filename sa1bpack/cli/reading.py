@@ -96,6 +96,10 @@ def show(
     rule: Annotated[
         Thresholds, Help("masks: draw only those that pass, as `sa1bpack.open` reads them")
     ],
+    where_masks: Annotated[
+        str | None,
+        Help("draw only the masks that meet this condition, see `sa1bpack subset`", "CONDITION"),
+    ] = None,
     look: Annotated[Look, Help("what is drawn")],
 ) -> int:
     """Draw samples of a pack on one sheet, 1600 pixels wide: stored pixels under
@@ -146,6 +150,7 @@ def show(
         seed=seed,
         large=large,
         rule=asdict(rule),
+        where_masks=where_masks,
         look=look,
     )
     write_picture(shown.picture, path)
@@ -355,6 +360,10 @@ def subset(
         Sequence[str],
         Help("keep samples that meet this condition, see below; may be repeated", "CONDITION"),
     ] = (),
+    where_masks: Annotated[
+        Sequence[str],
+        Help("keep the masks that meet this condition, see below; may be repeated", "CONDITION"),
+    ] = (),
     source: Annotated[
         Sequence[str], Help("keep samples of this tar, such as sa_000012; may be repeated", "NAME")
     ] = (),
@@ -387,9 +396,13 @@ def subset(
       NAME SIGN NUMBER, with the signs < <= > >= == !=. A name is mask_count,
       annotation_count, height, width (source pixels) or image_id; or sum, max or
       min of area, predicted_iou, stability_score or annotation_id of the masks.
+      & (and), | (or), ~ (not) and parentheses join them. With --where-masks, which
+      comes before --where, a name is area, predicted_iou, stability_score, bbox.w,
+      ..., area_frac (of the image), or depth, parent, children, level or touching.
 
     examples:
       sa1bpack subset /data/packed -o many.sel --where 'mask_count >= 50'
+      sa1bpack subset /data/packed -o parts.sel --where-masks 'depth > 0'
       sa1bpack subset /data/packed -o some.sel --where 'max(area) > 1e6'
       sa1bpack subset /data/packed -o tenth.sel --fraction 0.1 --seed 7
       sa1bpack subset '/data/packs/*' -o these.sel --ids ids.txt
@@ -407,6 +420,8 @@ def subset(
         ds = ds.from_sources(source)
     if fraction is not None:
         ds = ds.fraction(fraction, seed=seed)
+    for condition in where_masks:
+        ds = ds.where_masks(condition)
     for condition in where:
         ds = ds.where(condition)
     if not len(ds) and len(everything):

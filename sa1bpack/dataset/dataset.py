@@ -16,6 +16,7 @@ from sa1bpack.arguments import number
 from sa1bpack.dataset import select
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.features import find_features
+from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter
 from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.pack import Pack, open_folders, pack_sampling
 from sa1bpack.dataset.rows import IdLookup, Rows, row_array, rows_at, shard_bounds, take
@@ -140,6 +141,7 @@ class Dataset(MapStyle, Pictured):
         manifest: what the complete pack holds, whatever the dataset selects.
         layout: image size, mask size and fit of the pack.
         spec: how pixels, masks and coordinates look, by the options and the layout.
+        mask_filter: which of the stored masks the dataset has; None: all.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -151,9 +153,13 @@ class Dataset(MapStyle, Pictured):
 
     _chosen: ChosenFields | None = None  # what samples have; None: everything
 
-    def __init__(self, pack: Pack, rows: Rows, options: SampleOptions):
+    def __init__(
+        self, pack: Pack, rows: Rows, options: SampleOptions, kept: KeptMasks | None = None
+    ):
         """Made by `sa1bpack.open` and by selecting from a dataset."""
         self.pack = pack
+        self.mask_filter = MaskFilter.of(options.rule, kept)
+        self._kept = kept
         self.options = options
         self.manifest = pack.manifest
         self.layout = pack.layout
@@ -185,7 +191,7 @@ class Dataset(MapStyle, Pictured):
         return self._over(take(self._rows, selection))
 
     def _over(self, rows: Rows) -> "Dataset":
-        return Dataset(self.pack, rows, self.options)
+        return Dataset(self.pack, rows, self.options, self._kept)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices, as a list: torch's DataLoader calls it for a batch.
@@ -201,7 +207,9 @@ class Dataset(MapStyle, Pictured):
 
     def _sample(self, located: tuple[Location, OpenShard | Exception]) -> Any:
         location, shard = located
-        return read_sample(self.pack, location, shard, self.options, self.spec, self._chosen)
+        return read_sample(
+            self.pack, location, shard, self.options, self.spec, self.mask_filter, self._chosen
+        )
 
     def by_id(self, image_id: int) -> Any:
         """The sample with that image id. Raises as `index_of` and `ds[index]` do."""
@@ -272,16 +280,62 @@ class Dataset(MapStyle, Pictured):
                 `ds.where(lambda c: c["mask_count"] >= 10)`, `ds.where(lambda c: c.reduced("area",
                 "max") > 100_000)`. Or a text, which is not run as code, of a name, a sign and a
                 number: `ds.where("mask_count >= 10")`. Names: mask_count, annotation_count, height,
-                width, image_id, and sum, max or min of area, predicted_iou, stability_score or
-                annotation_id, as in `"max(area) > 100000"`. Or the name of a feature with a row per
-                image: `ds.where("caption")` has the samples whose row is there.
+                width, image_id, features with a number per image, and sum, max or min of area,
+                predicted_iou, stability_score, annotation_id or a feature with a number per mask,
+                as in `"max(area) > 100000"`. `file_name == "sa_1.jpg"`, or a feature of text,
+                compares text. The name of a feature with a row per image, alone, is a condition:
+                `ds.where("caption")` has the samples whose row is there. & (and), | (or), ~ (not)
+                and parentheses join conditions.
 
         Raises:
             OptionError: a condition that is none of these.
             IndexError: an array of another length.
         """
-        features = self.spec.features
-        return self._selected(select.flags(condition, self.columns(), len(self), features))
+        return self._selected(select.flags(condition, self.pack, self.columns(), len(self)))
+
+    def where_masks(
+        self, condition: np.ndarray | str | Callable[[Columns], np.ndarray]
+    ) -> "Dataset":
+        """The same samples with the masks that fulfil a condition, and no others.
+
+        Samples, batches, columns, relations and `max_masks` see these masks alone. A sample that
+        has none left stays, as with thresholds: `ds.where("mask_count > 0")` leaves it out. Which
+        masks they are is found once, now, for all samples of the dataset, and kept as one bit for
+        each mask of their shards; it goes with selections, saved ones and worker processes. The
+        dataset is another one by its fingerprint, if other masks are kept.
+
+        Relations are computed from the exact runs, or from the bits of a pack without, which takes
+        a few milliseconds per image: for a large pack, compute them once as a feature, which a
+        condition names in the same way. They are among the masks that the dataset has before:
+        after `ds.where_masks("area > 1000")`, a depth counts the larger masks alone.
+
+        Args:
+            condition: one of the following. A text as for `where`, of numbers of masks:
+                `ds.where_masks("area > 1000 & depth == 0")`. Names: area, predicted_iou,
+                stability_score, annotation_id; area_frac, of the image; bbox.x, .y, .w, .h,
+                crop_box.x ... and point_coords.x, .y, in source pixels; the relations depth,
+                parent, children, level and touching, see `Columns.relation`; a feature with a
+                number per mask; and what an image has, as for `where`. Or a function of `Columns`
+                that returns bool (m,), called once per shard with the columns of its m masks:
+                `ds.where_masks(lambda c: c["bbox"][:, 2] > c["bbox"][:, 3])`. Or bool (T,), in the
+                order of `mask_column`.
+
+        Raises:
+            OptionError: a condition that is none of these.
+            IndexError: an array of another length.
+            FormatError: a shard is damaged.
+
+        Examples:
+            >>> ds = sa1bpack.open("packed").where_masks("area > 1000 & depth == 0")
+            >>> ds.column("mask_count").tolist()
+            [49, 27, 51]
+        """
+        flags = select.mask_flags(condition, self.pack, self.columns(), lambda: self.mask_offsets)
+        text = condition if isinstance(condition, str) else "a condition holds"
+        if self._kept is not None:
+            text = f"{self._kept.text}; {text}"
+        kept = KeptMasks(flags, len(self.pack), text)
+        return Dataset(self.pack, self._rows, self.options, kept)
 
     def split(self, *, val_fraction: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
         """Two parts, for training and validation: `train, val = ds.split(val_fraction=0.01)`.
@@ -327,22 +381,26 @@ class Dataset(MapStyle, Pictured):
     def save_selection(self, path: str | os.PathLike[str]) -> None:
         """Keep the selection as a small file of image ids: `sa1bpack.open(path)` opens it again.
 
-        An earlier selection is replaced atomically. Options such as `mask_format` are not kept.
+        An earlier selection is replaced atomically. What `where_masks` keeps is kept; options such
+        as `mask_format`, and thresholds, are not.
 
         Raises OutputRefused if the path is something else, OptionError if it is in a pack, if the
         ids do not tell the samples apart (see `duplicates` of `sa1bpack.open`) or if the path of
         the pack is not UTF-8, OSError if the file cannot be written.
         """
-        select.save_rows(self.pack, self._rows, local_path("path", path))
+        select.save_rows(self.pack, self._rows, local_path("path", path), self._kept)
 
     def load_selection(self, path: str | os.PathLike[str]) -> "Dataset":
         """The samples that a saved selection names, in its order, wherever it was saved.
+
+        With the masks that it keeps, if it was saved after `where_masks`.
 
         Raises OptionError if the dataset lacks one of them, FormatError if the file is no selection
         or is damaged, OSError if it cannot be read.
         """
         path = local_path("path", path)
-        return self._over(select.selected_rows(self.pack, self._rows, self.ids, path))
+        rows, kept = select.selected_rows(self.pack, self._rows, self.ids, path, self._kept)
+        return Dataset(self.pack, rows, self.options, kept)
 
     @takes_options(SampleOptions, unchanged=True)
     def with_options(self, **options: Unpack["SampleKeywords"]) -> "Dataset":
@@ -357,7 +415,7 @@ class Dataset(MapStyle, Pictured):
         pack = self.pack
         if changed.features != self.options.features:
             pack = _with_features(pack, self._rows, changed.features)
-        return Dataset(pack, self._rows, changed)
+        return Dataset(pack, self._rows, changed, self._kept)
 
     def narrowed(self, chosen: ChosenFields) -> "Dataset":
         """The same samples, with the chosen fields alone: nothing else of them is opened or read.
@@ -365,7 +423,7 @@ class Dataset(MapStyle, Pictured):
         Fingerprint and rows are the same; `spec` has the chosen features.
         """
         pack = self.pack.narrowed(chosen.features, chosen.of_shards)
-        narrowed = Dataset(pack, self._rows, self.options)
+        narrowed = Dataset(pack, self._rows, self.options, self._kept)
         narrowed._chosen = chosen
         return narrowed
 
@@ -408,7 +466,7 @@ class Dataset(MapStyle, Pictured):
 
     def _mask_counts(self, missing: float | None) -> np.ndarray:
         """int64 (n,): the column mask_count; see `column`."""
-        if self.options.rule is None or missing is None:
+        if self.options.rule is None or missing is None:  # else no shard is read
             return np.diff(self.mask_offsets)
         with suppress(FormatError):  # of a damaged shard
             return np.diff(self.mask_offsets)
@@ -464,9 +522,11 @@ class Dataset(MapStyle, Pictured):
     def mask_offsets(self) -> np.ndarray:
         """int64 (n + 1,): where the masks of each sample begin in `mask_column`.
 
-        From the index; with a rule for masks, from all shards, the first time. Raises FormatError
+        From the index; with thresholds, from all shards, the first time. Raises FormatError
         if the index of the pack has an offset below the one before it.
         """
+        if self.options.rule is None and self._kept is not None:
+            return offsets_of(self.pack.kept_counts(self._rows, self._kept))
         if self.options.rule is None:
             return self.pack.mask_offsets(self._rows)
         counts = np.empty(len(self), np.int64)
@@ -476,7 +536,9 @@ class Dataset(MapStyle, Pictured):
 
     @property
     def most_masks(self) -> int:
-        """The most masks that a sample can have: as stored, whatever a rule leaves of them."""
+        """The most masks that a sample can have, whatever thresholds leave of them."""
+        if self._kept is not None:
+            return int(self.pack.kept_counts(self._rows, self._kept).max(initial=0))
         return int(np.diff(self.pack.mask_offsets(self._rows)).max(initial=0))
 
     def columns(self) -> Iterator[Columns]:
@@ -500,7 +562,7 @@ class Dataset(MapStyle, Pictured):
     def _columns_of(self, positions: slice | np.ndarray) -> Columns:
         """The columns of samples of one shard. Raises FormatError if it is damaged."""
         rows: Any = self._rows[positions]
-        return Columns(self.pack, positions, rows, self.options)
+        return Columns(self.pack, positions, rows, self.options, self.mask_filter)
 
     # --------------------------------------------------------------------------------- where it is
 
@@ -577,10 +639,11 @@ class Dataset(MapStyle, Pictured):
         """16 hex digits that identify the samples and their order.
 
         An XXH3-64 of the digests of their shards and the rows in them, as docs/format.md specifies:
-        the same in a pack that has grown, in a merged one, and over several packs. With a rule for
-        masks, samples are others, and so is the fingerprint. Orders of samplers depend on it.
+        the same in a pack that has grown, in a merged one, and over several packs. With thresholds,
+        or other masks, samples are others, and so is the fingerprint. Orders of samplers depend on
+        it.
         """
-        return self.pack.fingerprint(self._rows, self.options.rule)
+        return self.pack.fingerprint(self._rows, self.mask_filter)
 
     @property
     def left_out(self) -> int:
@@ -613,16 +676,18 @@ class Dataset(MapStyle, Pictured):
         return self.spec.masks.sampling
 
     def __repr__(self) -> str:
-        rule = self.options.rule
+        thresholds = self.options.rule
         samples = counted(self.manifest.samples, "sample")
         if len(self) != self.manifest.samples:
             samples = f"{len(self):,} of {samples}"
         parts = [samples]
-        if rule is None or "mask_offsets" in vars(self):  # else all shards are read for it
+        if thresholds is None or "mask_offsets" in vars(self):  # else all shards are read for it
             with suppress(FormatError):  # of a damaged index
                 parts.append(counted(int(self.mask_offsets[-1]), "mask"))
-        if rule is not None:
-            parts.append(f"masks with {rule.as_text()}")
+        if thresholds is not None:
+            parts.append(f"masks with {thresholds.as_text()}")
+        if self._kept is not None:
+            parts.append(f"masks where {self._kept.text}")
         parts.append(self.spec.summary())
         if not self.manifest.complete:
             parts.append("pack not complete")
@@ -631,11 +696,15 @@ class Dataset(MapStyle, Pictured):
     def __reduce__(self) -> tuple[Any, ...]:
         folders = self.pack.folders
         packs = [(folder.source or folder.root, folder.manifest.index) for folder in folders]
-        return _reopened, (packs, self.pack.duplicates, self._rows, self.options)
+        return _reopened, (packs, self.pack.duplicates, self._rows, self.options, self._kept)
 
 
 def _reopened(
-    packs: list[tuple[Path | ShardSource, str]], duplicates: str, rows: Rows, options: SampleOptions
+    packs: list[tuple[Path | ShardSource, str]],
+    duplicates: str,
+    rows: Rows,
+    options: SampleOptions,
+    kept: KeptMasks | None,
 ) -> Dataset:
     """A dataset that was pickled: the same state of the same packs, or an error."""
     pack = Pack(open_folders([root for root, _ in packs]), duplicates)
@@ -645,7 +714,7 @@ def _reopened(
                 f"{folder.root}: its index is {folder.manifest.index}, but was {index} when the "
                 "dataset was pickled: the pack has changed since; open it again"
             )
-    return Dataset(_with_features(pack, rows, options.features), rows, options)
+    return Dataset(_with_features(pack, rows, options.features), rows, options, kept)
 
 
 def _with_features(pack: Pack, rows: Rows, names: Sequence[str]) -> Pack:

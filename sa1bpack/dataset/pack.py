@@ -17,7 +17,7 @@ rows: two numbers per shard, and nothing per sample, make several packs one.
 import copy
 import logging
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, row_array
+from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter, batches_of_rows, bits_by_sample
+from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, digest_of, row_array
 from sa1bpack.dataset.shards import (
     CACHE,
     LOCATION,
@@ -50,7 +51,6 @@ from sa1bpack.format.manifest import SHARDS_NAME, Manifest, completeness_of, mak
 from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard
 from sa1bpack.format.side.spec import ShardIdentity, shard_identities
-from sa1bpack.masks.select import MaskRule
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import FOLDER_BYTES, Counts, Lease, ShardSource
 from sa1bpack.wording import brief, counted
@@ -275,10 +275,39 @@ class Pack:
         """
         return tuple(folder.identities[number] for folder, number in self.places)
 
-    def fingerprint(self, rows: Rows, rule: MaskRule | None = None) -> str:
-        """16 hex digits that identify rows, see `rows.fingerprint`. Raises as `identities` does."""
+    def fingerprint(self, rows: Rows, masks: MaskFilter | None = None) -> str:
+        """16 hex digits that identify rows, and their masks that a filter keeps; None keeps all.
+
+        Raises as `identities` does.
+        """
         digests = [identity.digest for identity in self.identities]
-        return fingerprint(self.first_row, digests, rows, rule)
+        digest = digest_of(self.first_row, digests, rows)
+        if masks is not None and masks.thresholds is not None:
+            digest.update(f"{masks.thresholds.as_text()}\n".encode())
+        if masks is not None and masks.kept is not None:
+            digest.update(b"masks\n")
+            for bits in self.kept_bits(rows, masks.kept):
+                digest.update(bits.tobytes())
+        return digest.hexdigest()
+
+    def kept_bits(self, rows: Rows, kept: KeptMasks) -> Iterator[np.ndarray]:
+        """uint8 (b,) for some of the rows at a time: the bits of their masks, by sample."""
+        self._check_offsets()
+        for some in batches_of_rows(rows):
+            places = self.locate_many(some)
+            bits = kept.flags(places["shard"], places["first_mask"], places["stop_mask"])
+            yield bits_by_sample(bits, places["stop_mask"] - places["first_mask"])
+
+    def kept_counts(self, rows: Rows, kept: KeptMasks) -> np.ndarray:
+        """int64 (n,): how many masks of each row are kept, by the index."""
+        self._check_offsets()
+        counts = [np.empty(0, np.int64)]
+        for some in batches_of_rows(rows):
+            places = self.locate_many(some)
+            flags = kept.flags(places["shard"], places["first_mask"], places["stop_mask"])
+            offsets = offsets_of(places["stop_mask"] - places["first_mask"])
+            counts.append(np.diff(offsets_of(flags)[offsets]))
+        return np.concatenate(counts)
 
     def check_index(self) -> None:
         """Compare the index with its digests, once. Raises FormatError naming the array."""
@@ -427,14 +456,18 @@ class Pack:
 
         Raises FormatError if the offsets of an index are not non-decreasing.
         """
-        for folder in self.folders:
-            folder.checked_offsets  # noqa: B018 - checks them
+        self._check_offsets()
         if len(self.folders) == 1 and self.is_whole(rows):
             offsets: np.ndarray = self.folders[0].index.mask_offset
             return offsets
         rows = row_array(rows)
         first = self._of_index("mask_offset", rows)
         return offsets_of(self._of_index("mask_offset", rows, after=1) - first)
+
+    def _check_offsets(self) -> None:
+        """Raise FormatError if the mask offsets of an index are not non-decreasing."""
+        for folder in self.folders:
+            folder.checked_offsets  # noqa: B018 - checks them
 
     def is_whole(self, rows: Rows) -> bool:
         """True for all rows, in order."""

@@ -18,7 +18,6 @@ import xxhash
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.files import REMEDY
-from sa1bpack.masks.select import MaskRule
 
 # Rows of a pack in the order of a dataset: an arithmetic progression, or int64 (n,) read-only.
 Rows = range | np.ndarray
@@ -119,18 +118,14 @@ def shard_bounds(first_row: Sequence[int] | np.ndarray, rows: Rows) -> np.ndarra
     return np.concatenate([[0], changes, [len(rows)]]).astype(np.int64)
 
 
-def fingerprint(
-    first_row: Sequence[int] | np.ndarray,
-    digests: Sequence[str],
-    rows: Rows,
-    rule: MaskRule | None = None,
-) -> str:
-    """16 hexadecimal digits that identify rows, and the masks of them that pass a rule.
+def digest_of(
+    first_row: Sequence[int] | np.ndarray, digests: Sequence[str], rows: Rows
+) -> xxhash.xxh3_64:
+    """The digest of rows, whose 16 hexadecimal digits are the fingerprint of rows with all masks.
 
     Args:
         first_row: first row of each shard, and the number of all rows.
         digests: digest of each shard.
-        rule: the rule that selects masks; None: all.
     """
     edges = np.array(first_row)
     # The longest stretches of neighbouring rows of one shard, in the order of the rows.
@@ -153,9 +148,7 @@ def fingerprint(
     digest = xxhash.xxh3_64(_VERSION)
     digest.update("".join(f"{digests[number]}\n" for number in used.tolist()).encode())
     digest.update(np.stack([ordinal[numbers], first, count], 1).astype("<i8").tobytes())
-    if rule is not None:
-        digest.update(f"{rule.as_text()}\n".encode())
-    return digest.hexdigest()
+    return digest
 
 
 @dataclass(frozen=True)

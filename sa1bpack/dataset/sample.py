@@ -1,7 +1,7 @@
 """A sample: views of one row of a pack, converted as the options ask."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +16,16 @@ from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.feature_values import sample_values
 from sa1bpack.dataset.features import feature_paths
 from sa1bpack.dataset.fields import MASK_FIELDS, NUMBER_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
+from sa1bpack.dataset.kept_masks import MaskFilter
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.shards import Location, OpenShard, ShardArrays
+from sa1bpack.dataset.shards import LOCATION, Location, OpenShard, ShardArrays
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
 from sa1bpack.format.arrays import map_array
 from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, Thresholds, select_masks
+from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, Thresholds
 from sa1bpack.options import option
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
@@ -353,6 +354,7 @@ def read_sample(
     shard: OpenShard | Exception,
     options: SampleOptions,
     spec: SampleSpec,
+    masks_of: MaskFilter | None,
     chosen: ChosenFields | None = None,
 ) -> Any:
     """One sample of a pack: a dict as `Dataset` describes it, or what `transform` returned for it.
@@ -363,6 +365,7 @@ def read_sample(
         shard: its shard, or why that cannot be opened.
         options: options of the dataset.
         spec: the form that the options ask for.
+        masks_of: which of the stored masks it has; None: all.
         chosen: what it has; None: everything.
 
     Raises:
@@ -387,7 +390,11 @@ def read_sample(
         if chosen is None or chosen.of_shards:
             stored = _views(arrays, row, first_mask, stop_mask, spec, chosen)
             sample = sample_of_rows(stored, spec)
-            selected = convert(sample, pack.layout, options.rule, spec)
+            if masks_of is not None:
+                selected = selected_masks(masks_of, location, sample)
+                if len(selected) == stop_mask - first_mask:
+                    selected = None
+            convert(sample, pack.layout, selected, spec)
         for feature in arrays.features:
             rows = feature.rows(*feature.spec.row_range(row, first_mask, stop_mask))
             if selected is not None and feature.spec.axis == "mask":
@@ -400,38 +407,51 @@ def read_sample(
     return delivered(sample, location.image_id, location.row, options)
 
 
+def selected_masks(
+    masks_of: MaskFilter, location: Location, sample: Mapping[str, Any]
+) -> np.ndarray:
+    """int64 (k,): which of the stored masks of a sample a filter keeps."""
+
+    def numbers() -> dict[str, Any]:
+        height, width = sample["size"][:2].tolist()
+        return {
+            "area": sample["areas"],
+            "predicted_iou": sample["predicted_ious"],
+            "stability_score": sample["stability_scores"],
+            "pixels": height * width,
+        }
+
+    return np.flatnonzero(masks_of.flags(np.array([location], LOCATION), numbers))
+
+
 def convert(
-    sample: dict[str, Any], layout: Layout, rule: MaskRule | None, spec: SampleSpec
-) -> np.ndarray | None:
+    sample: dict[str, Any], layout: Layout, selected: np.ndarray | None, spec: SampleSpec
+) -> None:
     """Convert a sample's stored rows to the form that was asked for, in place.
 
     Args:
         sample: array name → stored rows.
         layout: layout of the pack.
-        rule: which of the stored masks the sample has; None: all.
+        selected: int64 (k,), ascending: which of the stored masks the sample has; None: all.
         spec: the form that was asked for; image and masks may be left out.
-
-    Returns:
-        int64 (m,): which of the stored masks the sample has; None: all.
 
     Raises:
         FormatError, MaskError, UnicodeDecodeError: the rows are none that a packer writes.
     """
     sample["file_name"] = sample["file_name"].tobytes().rstrip(b"\0").decode()
-    selected = None
-    if rule is not None:
-        selected = _keep(sample, rule, spec)
+    if selected is not None:
+        _keep(sample, selected, spec)
     if "image" in sample and (spec.image.flat or spec.image.how != AS_STORED):
         sample["image"] = _pixels(sample["image"], layout, sample["size"], spec.image)
     if spec.masks.source == "runs":
         sample.pop("masks", None)
         if "run_ends" not in sample:
-            return selected
+            return
         height, width = sample["size"][:2].tolist()
         _kernels("arrays").check_image_runs(
             sample["run_ends"], sample["run_offset"], height * width
         )
-        return selected
+        return
     if "run_ends" in sample:  # masks are drawn from them
         run_ends = sample.pop("run_ends")
         run_offset = sample.pop("run_offset")
@@ -439,7 +459,6 @@ def convert(
     if "masks" in sample and spec.masks.as_bool:
         bits = sample["masks"]
         sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
-    return selected
 
 
 def delivered(sample: dict[str, Any], image_id: int, row: int, options: SampleOptions) -> Any:
@@ -515,22 +534,8 @@ def _kernels(name: str) -> Any:
     return import_module(f"sa1bpack.masks.{name}")
 
 
-def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> np.ndarray | None:
-    """Keep the masks that pass a rule; arrays that lose masks are copies, read-only like views.
-
-    Returns which of the masks these are, int64 (m,); None: all.
-    """
-    height, width = sample["size"][:2].tolist()
-    selected = select_masks(
-        rule,
-        sample["areas"],
-        sample["predicted_ious"],
-        sample["stability_scores"],
-        height * width,
-        image_id=0,  # which decides nothing but a random choice
-    )
-    if len(selected) == len(sample["areas"]):
-        return None
+def _keep(sample: dict[str, Any], selected: np.ndarray, spec: SampleSpec) -> None:
+    """Keep some of the masks, int64 (k,); arrays are copies, read-only like views."""
     # Stored bits are not used where masks come from runs.
     keys = [field.sample for field in NUMBER_FIELDS if field.sample in sample]
     if spec.masks.source == "bits" and "masks" in sample:
@@ -543,7 +548,6 @@ def _keep(sample: dict[str, Any], rule: MaskRule, spec: SampleSpec) -> np.ndarra
     for array in arrays.values():
         array.flags.writeable = False
     sample |= arrays
-    return selected
 
 
 def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpec) -> np.ndarray:

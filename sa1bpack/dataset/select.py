@@ -1,9 +1,8 @@
 """Metadata of samples as arrays, one shard at a time; and selections of samples.
 
-Samples are selected by shards, a condition, ids, a hash of the image id, or a file.
-
-A condition as text, "mask_count >= 10" or "max(area) > 100000", compares a number of each sample
-with a constant. Nothing in it is evaluated as code: names and signs are looked up in tables.
+Samples are selected by shards, a condition, ids, a hash of the image id, or a file; masks by a
+condition. `conditions.py` has the language of conditions as text, `condition_values.py` what they
+may compare.
 
 A sample is in a random part of the size f if u < f, where u in [0, 1) is a pure function of (seed,
 use, image id), which docs/training.md states: the numbers of `random_words` with epoch 0. So more
@@ -12,48 +11,48 @@ contains every smaller one of the same seed, and packs on different machines agr
 """
 
 import logging
-import operator
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from sa1bpack.arguments import choice
-from sa1bpack.dataset.feature_values import column_values, empty_values, present_of
-from sa1bpack.dataset.fields import (
-    NUMBER_FIELDS,
-    SAMPLE_COLUMNS,
-    SIZE_COLUMNS,
-    FeatureKeys,
-    number_fields,
+from sa1bpack.dataset.condition_values import (
+    checked_condition,
+    values_of_masks,
+    values_of_samples,
 )
+from sa1bpack.dataset.conditions import REDUCTIONS
+from sa1bpack.dataset.feature_values import column_values, empty_values, present_of
+from sa1bpack.dataset.fields import SAMPLE_COLUMNS, SIZE_COLUMNS, FeatureKeys, number_fields
+from sa1bpack.dataset.kept_masks import SCORES, KeptMasks, MaskFilter, flags_of_bits
+from sa1bpack.dataset.mask_relations import RELATION_NUMBERS, numbers_together, relation_numbers
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, row_array, rows_at
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.dataset.shards import CACHE, Location
-from sa1bpack.errors import OptionError, OutputRefused, UnknownName
+from sa1bpack.errors import FormatError, MaskError, OptionError, OutputRefused, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.offsets import expanded, offsets_of
-from sa1bpack.format.selection import is_selection, read_selection, write_selection
+from sa1bpack.format.selection import (
+    SelectedMasks,
+    is_selection,
+    read_selection,
+    write_selection,
+)
 from sa1bpack.format.shard_reader import Shard, read_array_rows
 from sa1bpack.format.side.rows import FeatureRows, joined
 from sa1bpack.format.side.shard import FeatureShard
-from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.masks.select import passes
 from sa1bpack.paths import listed
 from sa1bpack.random_words import words
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted, span_text
 
 _log = logging.getLogger("sa1bpack")
-
-# How the values of a sample's masks become one value; a sample without masks has 0.
-REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class Columns:
@@ -79,6 +78,7 @@ class Columns:
         pack: the open pack.
         positions: indices of the samples in the dataset: a slice, or int64 (k,).
         options: options of the dataset.
+        masks: which of the stored masks the dataset has; None: all.
     """
 
     def __init__(
@@ -87,9 +87,10 @@ class Columns:
         positions: slice | np.ndarray,
         rows: range | np.ndarray,
         options: SampleOptions,
+        masks: MaskFilter | None,
     ):
         self.positions = positions
-        self._pack = pack
+        self.pack = pack
         self._rows = rows
         self._verified = options.verify_checksums
         self._locations = pack.locate_many(row_array(rows))
@@ -105,19 +106,37 @@ class Columns:
             self._shard_rows = slice(int(shard_rows[0]), int(shard_rows[-1]) + 1)
             self._masks = slice(int(first[0]), int(stop[-1]))
         self._columns = {"mask_offset": offsets}
+        self._relations: dict[str, np.ndarray] = {}
         self._passing: slice | np.ndarray = slice(None)  # of the masks that are stored
-        if options.rule is not None:
-            size = self["size"].astype(np.int64)
-            pixels = np.repeat(size[:, 0] * size[:, 1], np.diff(offsets))
-            scores = {name: self[name] for name in ("area", "predicted_iou", "stability_score")}
-            passing = np.flatnonzero(passes(options.rule, **scores, pixels=pixels))
+        if masks is not None:
+            passing = np.flatnonzero(masks.flags(self._locations, self._compared))
             self._passing = passing
             self._masks = expanded(first, offsets)[passing]
-            self._columns |= {name: scores[name][passing] for name in scores}
+            for name in SCORES:
+                if name in self._columns:
+                    self._columns[name] = self._columns[name][passing]
             self._columns["mask_offset"] = np.searchsorted(passing, offsets)
+
+    def _compared(self) -> dict[str, np.ndarray]:
+        """What thresholds compare, of all stored masks of the samples."""
+        size = self["size"].astype(np.int64)
+        pixels = np.repeat(size[:, 0] * size[:, 1], np.diff(self["mask_offset"]))
+        return {name: self[name] for name in SCORES} | {"pixels": pixels}
 
     def __len__(self) -> int:
         return len(self["mask_offset"]) - 1
+
+    @property
+    def shard_number(self) -> int:
+        """Number of the shard in the pack."""
+        return int(self._locations["shard"][0])
+
+    @property
+    def mask_rows(self) -> np.ndarray:
+        """int64 (m,): the rows of the masks in the shard."""
+        if isinstance(self._masks, slice):
+            return np.arange(self._masks.start, self._masks.stop)
+        return self._masks
 
     @property
     def shard_name(self) -> str:
@@ -134,7 +153,7 @@ class Columns:
         if name == "mask_count":
             return np.diff(self["mask_offset"])
         if name == "image_id":
-            return self._pack.image_ids(self._rows)
+            return self.pack.image_ids(self._rows)
         if name in SIZE_COLUMNS:
             return self["size"][:, SIZE_COLUMNS[name]]
         if name == "file_name":
@@ -146,7 +165,7 @@ class Columns:
                 return present_of(feature.spec, self._feature_rows(feature))
         if name in SAMPLE_COLUMNS:
             return self._array(name)[self._shard_rows]
-        check_column(name, "mask", self._pack)
+        check_column(name, "mask", self.pack)
         return self._array(name)[self._masks]
 
     def present(self, name: str) -> np.ndarray:
@@ -176,13 +195,52 @@ class Columns:
         read = read_array_rows if self._verified else Shard.__getitem__
         return CACHE.with_resources(lambda: read(self._opened.shard, name))
 
+    def relation(self, name: str) -> np.ndarray:
+        """int64 (m,): a number of each mask among the masks of its image, computed once.
+
+        "parent": index among the image's masks of the smallest mask that contains it, -1 for none.
+        "depth": how many masks are above it. "children": how many have it as their parent.
+        "level": its third of the image's masks by area, 0 large, 1 medium, 2 small. "touching":
+        how many masks it touches. As in `sa1bpack.masks.Relations`, from the exact runs if the pack
+        has them, otherwise from its bits; the image's masks are those that the dataset has.
+
+        Raises UnknownName for another name, FormatError for damaged runs.
+        """
+        if name not in RELATION_NUMBERS:
+            raise UnknownName(
+                f"no relation {brief(name)} is a number of each mask: there are "
+                f"{', '.join(RELATION_NUMBERS)}"
+            )
+        if name not in self._relations:
+            self._relations |= self._related(name)
+        return self._relations[name]
+
+    def _related(self, name: str) -> dict[str, np.ndarray]:
+        """The relations that are computed together with this one."""
+        names = numbers_together(name)
+        parts: dict[str, list[np.ndarray]] = {key: [np.empty(0, np.int64)] for key in names}
+        stored = ("run_ends", "run_offset") if self.pack.layout.runs else ("mask_bits",)
+        arrays = {key: self._array(key) for key in stored}
+        edges = self["mask_offset"].tolist()
+        mask_rows = self.mask_rows
+        for sample, (begin, end) in enumerate(pairwise(edges)):
+            size = self["size"][sample, :2].tolist()
+            try:
+                numbers = relation_numbers(arrays, mask_rows[begin:end], size, names)
+            except MaskError as error:
+                row = int(self._locations["shard_row"][sample])
+                raise FormatError(f"{self._opened.folder}: sample {row}: {error}") from None
+            for key in names:
+                parts[key].append(numbers[key])
+        return {key: np.concatenate(parts[key]) for key in names}
+
     def reduced(self, name: str, how: str) -> np.ndarray:
         """A column of masks as one value per sample: (k, ...). `how` is "sum", "max" or "min".
 
         A sample without masks has 0. Raises UnknownName for a name that is not a column of masks,
         OptionError for another `how`.
         """
-        check_column(name, "mask", self._pack)
+        check_column(name, "mask", self.pack)
         choice("reduce", how, REDUCTIONS)
         values = self[name]
         if values.dtype == object:
@@ -239,24 +297,6 @@ def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
 
 # -------------------------------------------------------------------------------------- selections
 
-# Numbers of a sample: columns with one value each. Sizes are source pixels.
-NUMBERS = ("mask_count", "annotation_count", "image_id", *SIZE_COLUMNS)
-# Numbers of a mask, of which a sample has the sum, max or min.
-MASK_NUMBERS = tuple(field.array for field in NUMBER_FIELDS if field.columns == 1)
-SIGNS = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    ">": operator.gt,
-}
-
-_CONDITION = re.compile(
-    rf"\s*(?:(?P<reduce>{'|'.join(REDUCTIONS)})\s*\(\s*(?P<mask>\w+)\s*\)|(?P<name>\w+))"
-    rf"\s*(?P<sign>{'|'.join(SIGNS)})\s*(?P<number>[-+]?[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*"
-)
-
 # What a hash is used for, and the version of its rule: draws of other uses are other numbers. So a
 # fraction of a dataset is independent of its validation part.
 SPLIT = int.from_bytes(b"split 1", "big")
@@ -282,119 +322,115 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
     return as_rows(rows[chosen[pack.shard_numbers(rows)]])
 
 
-def flags(
-    condition: Any, columns: Iterable[Columns], count: int, features: Sequence[SideSpec]
-) -> np.ndarray:
+def flags(condition: Any, pack: Pack, columns: Iterable[Columns], count: int) -> np.ndarray:
     """bool (count,): which samples fulfil a condition.
 
     Args:
         condition: as for `Dataset.where`.
+        pack: the open pack.
         columns: columns of all samples, one shard at a time.
         count: samples in all.
-        features: the features of the dataset, of which a text may name one.
 
     Raises:
-        OptionError: the condition is neither bools nor a function that returns them.
+        OptionError: the condition is neither bools nor a text nor a function that returns bools.
     """
-    fulfils: Callable[[Columns], np.ndarray]
-    if isinstance(condition, str):
-        fulfils = _has_row(condition, features) or parse_condition(condition)
-    elif callable(condition):
-        fulfils = partial(_of_user, condition)
-    else:
-        bools = np.asarray(condition)
-        if bools.dtype != np.bool_:
-            raise OptionError(f"where() takes bools, a function or a text, not {bools.dtype}")
-        return bools
+    fulfils = _function_of(condition, pack, "where")
+    if fulfils is None:
+        return _bools(condition, "where")
     keep = np.zeros(count, bool)
     for shard_columns in columns:
         bools = np.asarray(fulfils(shard_columns))
-        if bools.dtype != np.bool_ or bools.shape != (len(shard_columns),):
-            raise OptionError(
-                f"the condition returned {bools.dtype} {bools.shape}: it must return one bool per "
-                f"sample, here ({len(shard_columns)},)"
-            )
+        _check_flags(bools, len(shard_columns), "sample")
         keep[shard_columns.positions] = bools
     return keep
 
 
-def _has_row(text: str, features: Sequence[SideSpec]) -> Callable[[Columns], np.ndarray] | None:
-    """The condition that a sample has a row of the feature that a text names; None: it names none.
+def mask_flags(
+    condition: Any,
+    pack: Pack,
+    columns: Iterable[Columns],
+    offsets: Callable[[], np.ndarray],
+) -> dict[int, np.ndarray]:
+    """Number of a shard → bool (m,), one per stored mask: those that fulfil a condition.
 
-    Raises OptionError for a feature with a row per mask.
+    Args:
+        condition: as for `Dataset.where_masks`.
+        pack: the open pack.
+        columns: columns of all samples of the dataset, one shard at a time.
+        offsets: called for bools: int64 (n + 1,), where the masks of each sample begin in them.
+
+    Raises:
+        OptionError: as `flags`; or bools that differ for one mask of a repeated sample.
+        IndexError: bools of another length.
     """
-    name = text.strip().removesuffix(".present")
-    for spec in features:
-        if spec.name != name:
-            continue
-        if spec.axis == "mask":
-            raise OptionError(
-                f"where is {brief(text)}, a feature with a row per mask: choose a function of "
-                f'columns, such as lambda c: c.reduced("{name}_present", "max") > 0'
+    fulfils = _function_of(condition, pack, "where_masks")
+    bools_of_all = np.empty(0, np.bool_)
+    starts = np.empty(0, np.int64)
+    if fulfils is None:
+        bools_of_all = _bools(condition, "where_masks")
+        starts = offsets()
+        if bools_of_all.shape != (int(starts[-1]),):
+            raise IndexError(
+                f"where_masks has bools of the shape {bools_of_all.shape}, but the dataset has "
+                f"{counted(int(starts[-1]), 'mask')}"
             )
-        return lambda columns: columns.present(name)
+    flags_by_shard = {}
+    for shard_columns in columns:
+        if fulfils is None:
+            first = starts[:-1][shard_columns.positions]
+            bools = bools_of_all[expanded(first, shard_columns["mask_offset"])]
+        else:
+            bools = np.asarray(fulfils(shard_columns))
+            _check_flags(bools, int(shard_columns["mask_offset"][-1]), "mask")
+        number = shard_columns.shard_number
+        of_shard = np.zeros(pack.manifest.shards[number].masks, np.bool_)
+        of_shard[shard_columns.mask_rows[bools]] = True
+        if not np.array_equal(of_shard[shard_columns.mask_rows], bools):
+            raise OptionError(
+                "where_masks has True and False for one mask of a sample that the dataset has more "
+                "than once: a mask is kept or not wherever its sample is"
+            )
+        flags_by_shard[number] = of_shard
+    return flags_by_shard
+
+
+def _function_of(condition: Any, pack: Pack, option: str) -> Callable[[Columns], np.ndarray] | None:
+    """The function of columns that a condition is, or None for anything else."""
+    if isinstance(condition, str):
+        if option == "where":
+            table = values_of_samples(pack)
+            parsed = checked_condition(condition, option, table, "sample")
+        else:
+            table = values_of_masks(pack)
+            parsed = checked_condition(condition, option, table, "mask")
+        return lambda columns: parsed.holds(lambda operand: table[operand](columns))
+    if callable(condition):
+        return partial(_of_user, condition, option)
     return None
 
 
-def _of_user(condition: Callable[[Columns], np.ndarray], columns: Columns) -> np.ndarray:
-    """What a function of the user's returns for the columns of a shard."""
-    subject = f"the samples of shard {columns.shard_name}"
-    bools: np.ndarray = call_user(condition, columns, role="where", subject=subject)
+def _bools(condition: Any, option: str) -> np.ndarray:
+    bools = np.asarray(condition)
+    if bools.dtype != np.bool_:
+        raise OptionError(f"{option}() takes bools, a function or a text, not {bools.dtype}")
     return bools
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A condition as text: a number of each sample, compared with a constant.
-
-    Attributes:
-        name: one of NUMBERS; of masks, one of MASK_NUMBERS.
-        reduce: how the number of masks becomes one of a sample, a key of REDUCTIONS; None: it is
-            one of the sample itself.
-        sign: a key of SIGNS.
-        number: the constant.
-    """
-
-    name: str
-    reduce: str | None
-    sign: str
-    number: int | float
-
-    def __call__(self, columns: Columns) -> np.ndarray:
-        """bool (k,): which of the k samples of the columns fulfil it."""
-        if self.reduce is None:
-            return self.holds(columns[self.name])
-        return self.holds(columns.reduced(self.name, self.reduce))
-
-    def holds(self, values: np.ndarray) -> np.ndarray:
-        """bool (k,): which of k values of the number fulfil it."""
-        fulfilled: np.ndarray = SIGNS[self.sign](values, self.number)
-        return fulfilled
-
-
-def parse_condition(text: str) -> Condition:
-    """The condition of `Dataset.where` that a text says.
-
-    Raises OptionError, naming what there is, for a text that is not a condition.
-    """
-    match = _CONDITION.fullmatch(text)
-    if match is None:
+def _check_flags(bools: np.ndarray, count: int, axis: str) -> None:
+    if bools.dtype != np.bool_ or bools.shape != (count,):
         raise OptionError(
-            f"where is {brief(text)}: write NAME SIGN NUMBER, such as 'mask_count >= 10' or "
-            f"'max(area) > 100000'; a sign is one of {' '.join(SIGNS)}"
+            f"the condition returned {bools.dtype} {bools.shape}: it must return one bool per "
+            f"{axis}, here ({count},)"
         )
-    digits = match["number"].replace("_", "")
-    number = int(digits) if digits.lstrip("+-").isdigit() else float(digits)
-    name = match["name"]
-    mask = match["mask"]
-    if name in NUMBERS:
-        return Condition(name, None, match["sign"], number)
-    if mask in MASK_NUMBERS:
-        return Condition(mask, match["reduce"], match["sign"], number)
-    raise OptionError(
-        f"where is {brief(text)}: {brief(mask or name)} is not a number of a sample: it has "
-        f"{', '.join(NUMBERS)}, and {', '.join(REDUCTIONS)} of {', '.join(MASK_NUMBERS)}"
-    )
+
+
+def _of_user(
+    condition: Callable[[Columns], np.ndarray], option: str, columns: Columns
+) -> np.ndarray:
+    """What a function of the user's returns for the columns of a shard."""
+    subject = f"the samples of shard {columns.shard_name}"
+    bools: np.ndarray = call_user(condition, columns, role=option, subject=subject)
+    return bools
 
 
 def below(image_ids: np.ndarray, fraction: float, seed: int, use: int) -> np.ndarray:
@@ -406,8 +442,8 @@ def below(image_ids: np.ndarray, fraction: float, seed: int, use: int) -> np.nda
     return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53 < fraction
 
 
-def save_rows(pack: Pack, rows: Rows, path: Path) -> None:
-    """Write the rows of a pack as a selection.
+def save_rows(pack: Pack, rows: Rows, path: Path, kept: KeptMasks | None) -> None:
+    """Write the rows of a pack as a selection, with the masks that are kept; None: all.
 
     Raises OutputRefused for a path that exists and is not a selection, OptionError for one inside a
     pack, and for a sample that its id does not name, because another one has the same id.
@@ -429,21 +465,31 @@ def save_rows(pack: Pack, rows: Rows, path: Path) -> None:
         roots.append(folder.root if folder.source is None else folder.source.url)
     # By id, only the first is found.
     duplicates: Literal["error", "first"] = "error" if pack.duplicates == "error" else "first"
-    write_selection(path, ids, pack.fingerprint(rows), roots, duplicates)
+    masks = None
+    if kept is not None:
+        counts = np.diff(pack.mask_offsets(rows))
+        bits = np.concatenate([np.empty(0, np.uint8), *pack.kept_bits(rows, kept)])
+        masks = SelectedMasks(int(counts.sum()), bits, kept.text)
+    fingerprint = pack.fingerprint(rows, MaskFilter.of(None, kept))
+    write_selection(path, ids, fingerprint, roots, duplicates, masks)
 
 
-def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
-    """The rows that a saved selection names, in its order.
+def selected_rows(
+    pack: Pack, rows: Rows, ids: IdLookup, path: Path, before: KeptMasks | None
+) -> tuple[Rows, KeptMasks | None]:
+    """The rows that a saved selection names, in its order, and the masks that are kept; None: all.
 
     Args:
         pack: the open pack.
         ids: image ids of the rows.
         path: file of the saved selection.
+        before: the masks that are kept without the selection; None: all.
 
     Raises:
-        OptionError: a sample of the selection is missing, or as for `read_selection`.
+        OptionError: a sample of the selection is missing, or has other masks, or as for
+            `read_selection`.
     """
-    head, image_ids = read_selection(path)
+    head, image_ids, masks = read_selection(path)
     positions = ids.positions(image_ids)
     missing = image_ids[positions < 0]
     if len(missing):
@@ -454,7 +500,10 @@ def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
             f"{head.packs[0].absolute}"
         )
     selected = as_rows(rows_at(rows, positions))
-    fingerprint = pack.fingerprint(selected)
+    kept = None
+    if masks is not None:
+        kept = _kept_of(pack, selected, masks, path)
+    fingerprint = pack.fingerprint(selected, MaskFilter.of(None, kept))
     if fingerprint != head.fingerprint:
         _log.warning(
             "%s: the selection has the same images as when it was saved, but not the same bytes: "
@@ -463,4 +512,45 @@ def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
             head.fingerprint,
             fingerprint,
         )
-    return selected
+    if masks is None:
+        return selected, before
+    if before is not None:
+        kept = _kept_of(pack, selected, masks, path, before)
+    return selected, kept
+
+
+def _kept_of(
+    pack: Pack, rows: Rows, masks: SelectedMasks, path: Path, before: KeptMasks | None = None
+) -> KeptMasks:
+    """The masks that a selection keeps of these rows, of those that were kept before; None: all.
+
+    Raises OptionError if the rows have others.
+    """
+    counts = np.diff(pack.mask_offsets(rows))
+    if int(counts.sum()) != masks.count or len(masks.bits) != int(((counts + 7) // 8).sum()):
+        raise OptionError(
+            f"{path}: the selection keeps some of {counted(masks.count, 'mask')}, but its samples "
+            f"have {int(counts.sum()):,} in {pack.name}, which were packed otherwise: select there "
+            "again"
+        )
+    places = pack.locate_many(row_array(rows))
+    flags = flags_of_bits(masks.bits, counts)
+    text = masks.text
+    if before is not None:
+        flags &= before.flags(places["shard"], places["first_mask"], places["stop_mask"])
+        text = f"{before.text}; {text}"
+    offsets = offsets_of(counts)
+    order = np.argsort(places["shard"], kind="stable")
+    changes = np.flatnonzero(np.diff(places["shard"][order])) + 1
+    flags_by_shard = {}
+    for samples in np.split(order, changes):
+        if not len(samples):
+            continue
+        number = int(places["shard"][samples[0]])
+        of_shard = np.zeros(pack.manifest.shards[number].masks, np.bool_)
+        edges = offsets_of(counts[samples])
+        of_shard[expanded(places["first_mask"][samples], edges)] = flags[
+            expanded(offsets[samples], edges)
+        ]
+        flags_by_shard[number] = of_shard
+    return KeptMasks(flags_by_shard, len(pack), text)

@@ -172,6 +172,7 @@ class ShardArrays:
         addresses: name → address of the array.
         record: SHARD, for compiled code.
         features: rows of the dataset's features.
+        first_mask: of a sample alone, the row of its first mask in its shard; of a shard, 0.
     """
 
     def __init__(
@@ -180,8 +181,10 @@ class ShardArrays:
         lengths: AxisLengths,
         arrays: Mapping[str, np.ndarray],
         features: Sequence[FeatureShard],
+        first_mask: int = 0,
     ):
         self.folder = folder
+        self.first_mask = first_mask
         self.lengths = lengths
         self.arrays = arrays
         self.features = features
@@ -265,7 +268,8 @@ class OpenShard(ShardArrays):
             runs=len(rows.get("run_ends", ())),
             image_bytes=len(rows["image"]) if self.shard.layout.flat else 0,
         )
-        return ShardArrays(self.folder, lengths, rows, self._copied_features(location, direct))
+        features = self._copied_features(location, direct)
+        return ShardArrays(self.folder, lengths, rows, features, location.first_mask)
 
     def _copied_features(self, location: Location, direct: bool) -> list[FeatureShard]:
         """The features of a sample, copied and compared, each as if it had this sample alone."""
@@ -315,7 +319,8 @@ class OpenFeatures(OpenShard):
         lengths = AxisLengths(
             samples=1, masks=location.stop_mask - location.first_mask, runs=0, image_bytes=0
         )
-        return ShardArrays(self.folder, lengths, {}, self._copied_features(location, direct))
+        features = self._copied_features(location, direct)
+        return ShardArrays(self.folder, lengths, {}, features, location.first_mask)
 
 
 class OpenShards:

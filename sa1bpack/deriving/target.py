@@ -154,6 +154,11 @@ class FeatureTarget:
                 f"the dataset has thresholds for masks, {ds.options.rule.as_text()}, but a "
                 "feature is of all that the pack has: open it without them"
             )
+        if ds.mask_filter is not None:
+            raise OptionError(
+                f"the dataset has the masks {ds.mask_filter.text}, but a feature is of all that "
+                "the pack has: make it for the dataset before where_masks"
+            )
         check_feature_name(name)
         self.name = side_name(name)
         self.provenance = _with_versions(provenance)

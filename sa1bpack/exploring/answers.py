@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from sa1bpack import __version__
+from sa1bpack.dataset.condition_values import MASK_NUMBERS, NUMBERS
+from sa1bpack.dataset.conditions import REDUCTIONS
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.select import MASK_NUMBERS, NUMBERS, REDUCTIONS
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.exploring.features import feature_record, map_picture
@@ -117,7 +118,7 @@ class Answers:
             "samples": len(dataset),
             "of": dataset.manifest.samples,
             "masks": None if dataset.options.rule else int(dataset.mask_offsets[-1]),
-            "rule": dataset.options.rule.as_text() if dataset.options.rule else None,
+            "rule": dataset.mask_filter.text if dataset.mask_filter else None,
             "is_complete": dataset.manifest.complete,
             "is_cached": bool(sources),
             "exact": dataset.layout.runs,

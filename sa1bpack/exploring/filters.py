@@ -11,8 +11,10 @@ from math import inf
 
 import numpy as np
 
+from sa1bpack.dataset.condition_values import checked_condition, fulfilled, values_of_samples
+from sa1bpack.dataset.conditions import Condition, Operand
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.select import Columns, Condition, parse_condition
+from sa1bpack.dataset.select import Columns
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import brief
 
@@ -87,7 +89,7 @@ class Filter:
             if name == COUNT:
                 count = Range.parse(name, text)
             elif name == WHERE:
-                conditions = parse_conditions(text)
+                conditions = parse_conditions(text, dataset)
             elif name in names:
                 masks.append(Range.parse(name, text))
             else:
@@ -101,7 +103,7 @@ class Filter:
         return self == Filter()
 
 
-def parse_conditions(text: str) -> list[Condition]:
+def parse_conditions(text: str, dataset: Dataset) -> list[Condition]:
     """The conditions that a text says, with "and" between them; none if it is empty.
 
     Raises OptionError as `Dataset.where` does, and for more than MAX_CONDITIONS.
@@ -110,7 +112,8 @@ def parse_conditions(text: str) -> list[Condition]:
     parts = _AND.split(words) if words else []
     if len(parts) > MAX_CONDITIONS:
         raise OptionError(f"where has {len(parts)} conditions: write at most {MAX_CONDITIONS}")
-    return [parse_condition(part) for part in parts]
+    table = values_of_samples(dataset.pack)
+    return [checked_condition(part, WHERE, table, "sample") for part in parts]
 
 
 class FilterSteps:
@@ -125,12 +128,16 @@ class FilterSteps:
         self.chosen = chosen
         self._by_index: list[Range | Condition] = []
         self._by_shard: list[Range | Condition] = []
+        indexed = {Operand(name) for name in _IN_THE_INDEX}
+        if dataset.options.rule is not None:  # how many masks a sample has, its shard alone tells
+            indexed.remove(Operand(COUNT))
         for test in (chosen.count, *chosen.conditions):
             if test is None:
                 continue
-            # With a rule for masks, how many a sample has is known from its shard alone.
-            indexed = test.name in _IN_THE_INDEX and getattr(test, "reduce", None) is None
-            if indexed and (test.name != COUNT or dataset.options.rule is None):
+            compared = {Operand(COUNT)}
+            if isinstance(test, Condition):
+                compared = set(test.operands())
+            if compared <= indexed:
                 self._by_index.append(test)
             else:
                 self._by_shard.append(test)
@@ -142,7 +149,10 @@ class FilterSteps:
             return None
         met = np.ones(len(dataset), bool)
         for test in self._by_index:
-            met &= test.holds(dataset.column(test.name))
+            if isinstance(test, Condition):
+                met &= test.holds(lambda operand: dataset.column(operand.name))
+            else:
+                met &= test.holds(dataset.column(test.name))
         return met
 
     def by_shard(self, columns: Columns) -> np.ndarray:
@@ -150,7 +160,7 @@ class FilterSteps:
         met = np.ones(len(columns), bool)
         for test in self._by_shard:
             if isinstance(test, Condition):
-                met &= test(columns)
+                met &= fulfilled(test, columns)
             else:
                 met &= test.holds(columns[test.name])
         if self.chosen.masks:

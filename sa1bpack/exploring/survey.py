@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.dataset.condition_values import fulfilled
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.select import Columns
 from sa1bpack.errors import FormatError, StoreError
@@ -123,7 +124,7 @@ class Survey:
         for columns in self.columns:
             stop = first + len(columns)
             for condition in chosen.conditions:
-                met[first:stop] &= condition(columns)
+                met[first:stop] &= fulfilled(condition, columns)
             first = stop
         return met
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise, starmap
+from itertools import pairwise
 from pathlib import Path, PurePath
 from shlex import quote
 from typing import Any
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import items_of, whole_number
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import (
     FormatError,
     MaskError,
@@ -68,8 +68,8 @@ class ExportResult:
         path: the folder (SA-1B) or the file (COCO).
         images, masks: number of records and of annotations exported.
         files, unchanged: files written; files that existed already with the same bytes.
-        left_out: masks in the records of these images that the pack does not have: dropped by
-            filters or the cap.
+        left_out: masks in the records of these images that the pack, or the selection, does not
+            have: dropped by filters or the cap, or left out by `where_masks`.
         recoded: masks whose `counts` text was not the one that COCO's encoder writes. They are
             exported with the encoder's text: the same mask in another text.
         unknown_keys: keys of the records that a pack does not store, such as "annotations.score".
@@ -100,18 +100,36 @@ class ExportResult:
         return not (self.left_out or self.recoded or self.unknown_keys)
 
 
-def _count_shard(result: ExportResult, shard: Shard, rows: np.ndarray) -> None:
-    """Add these rows of a shard to the totals of a result."""
-    first = shard["mask_offset"][rows]
-    stop = shard["mask_offset"][rows + 1]
-    masks = int((stop - first).sum())
-    result.images += len(rows)
+@dataclass(frozen=True)
+class _Exported:
+    """The rows of a shard that are exported, and the masks that these have.
+
+    Attributes:
+        shard: the shard.
+        rows: int64 (k,), ascending.
+        kept: bool (m,), one per mask of the shard: those that are exported, of these rows.
+    """
+
+    shard: Shard
+    rows: np.ndarray
+    kept: np.ndarray
+
+    def masks_of(self, row: int) -> np.ndarray:
+        """int64 (n,): the exported masks of a row, counted from its first one."""
+        first, stop = self.shard["mask_offset"][row : row + 2].tolist()
+        return np.flatnonzero(self.kept[first:stop])
+
+
+def _count_shard(result: ExportResult, exported: _Exported) -> None:
+    """Add the rows of a shard to the totals of a result."""
+    shard = exported.shard
+    masks = int(np.count_nonzero(exported.kept))
+    result.images += len(exported.rows)
     result.masks += masks
-    result.left_out += int(shard["annotation_count"][rows].sum(dtype=np.int64)) - masks
-    recoded = np.concatenate(
-        [[0], np.cumsum(shard["number_types"] >> NONCANONICAL_BIT, dtype=np.int64)]
-    )
-    result.recoded += int((recoded[stop] - recoded[first]).sum())
+    annotations = shard["annotation_count"][exported.rows].sum(dtype=np.int64)
+    result.left_out += int(annotations) - masks
+    recoded = shard["number_types"] >> NONCANONICAL_BIT & exported.kept
+    result.recoded += int(np.count_nonzero(recoded))
     result.unknown_keys |= {*attributes_of(shard).unknown_keys}
 
 
@@ -120,8 +138,8 @@ def _chosen(
     sources: Iterable[str] | None,
     shards: Iterable[str] | None,
     image_ids: Iterable[int] | None,
-) -> tuple[Pack, np.ndarray]:
-    """A pack, or several as one, and int64 (n,), ascending: the rows that any of the three names.
+) -> Dataset:
+    """The samples of a pack, or of several, that any of the three names, in order, each once.
 
     None of them names all. Raises OptionError if the pack has no exact runs, or does not have a
     given source, shard or image id, and for a saved selection with other choices; and what
@@ -151,15 +169,30 @@ def _chosen(
         except UnknownName as error:
             raise OptionError(str(error)) from None
         rows = rows[chosen]
-    return ds.pack, np.unique(rows)
+        ds = ds[chosen]
+    _, first = np.unique(rows, return_index=True)
+    exported: Dataset = ds[first]
+    return exported
 
 
-def _by_shard(pack: Pack, rows: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
-    """Each shard of rows of a pack, int64 (n,), ascending, and which of its rows, int64 (k,)."""
-    edges = np.searchsorted(rows, pack.first_row).tolist()
+def _by_shard(ds: Dataset) -> Iterator[_Exported]:
+    """What is exported of each shard, of samples in the order of the pack."""
+    pack = ds.pack
+    places = pack.locate_many(ds.rows_at(np.arange(len(ds))))
+    edges = np.searchsorted(places["shard"], np.arange(len(pack) + 1)).tolist()
     for number, (low, high) in enumerate(pairwise(edges)):
-        if low < high:
-            yield pack[number], rows[low:high] - pack.first_row[number]
+        if low == high:
+            continue
+        shard = pack[number]
+        some = places[low:high]
+        exported = np.zeros(len(shard), np.bool_)
+        exported[some["shard_row"]] = True
+        kept = np.repeat(exported, np.diff(shard["mask_offset"]))
+        if ds.mask_filter is not None and ds.mask_filter.kept is not None:
+            kept[kept] = ds.mask_filter.kept.flags(
+                some["shard"], some["first_mask"], some["stop_mask"]
+            )
+        yield _Exported(shard, some["shard_row"], kept)
 
 
 def _check_files(shard: Shard) -> None:
@@ -227,25 +260,28 @@ def export_sa1b(
         PosixPath('annotations/sa_000000/sa_5.json')
     """
     started = time.perf_counter()
-    packed, rows = _chosen(pack, sources, shards, image_ids)
+    ds = _chosen(pack, sources, shards, image_ids)
     path = folder_to_write("output", output, "name a new folder, or one of an earlier export")
-    result = ExportResult(path, complete=packed.manifest.complete)
-    with reporting_steps(progress, "image", len(rows)) as step:
-        for shard, shard_rows in _by_shard(packed, rows):
+    result = ExportResult(path, complete=ds.manifest.complete)
+    with reporting_steps(progress, "image", len(ds)) as step:
+        for exported in _by_shard(ds):
+            shard = exported.shard
             _check_files(shard)
             check_shard_name(shard.entry.source, f"{shard.folder}: source")
             folder = path / shard.entry.source
             folder.mkdir(parents=True, exist_ok=True)
             remove_all_leftovers(folder)
-            for row in shard_rows.tolist():
+            for row in exported.rows.tolist():
                 image = _image(shard, row)
-                record = {"image": image, "annotations": annotations_of(shard, row)}
+                annotations = annotations_of(shard, row)
+                kept = [annotations[mask] for mask in exported.masks_of(row).tolist()]
+                record = {"image": image, "annotations": kept}
                 file = folder / PurePath(image["file_name"]).with_suffix(".json").name
                 result.unchanged += file.exists()
                 with _writing(file) as write:
                     write(json.dumps(record).encode())
                 step(1)
-            _count_shard(result, shard, shard_rows)
+            _count_shard(result, exported)
     result.files = result.images - result.unchanged
     result.seconds = time.perf_counter() - started
     return result
@@ -393,42 +429,35 @@ def export_coco(
         (3, 270, 1)
     """
     started = time.perf_counter()
-    packed, rows = _chosen(pack, sources, shards, image_ids)
-    result = ExportResult(file_to_write("output", output), complete=packed.manifest.complete)
+    ds = _chosen(pack, sources, shards, image_ids)
+    result = ExportResult(file_to_write("output", output), complete=ds.manifest.complete)
     ids = [np.empty(0, np.int64)]
-    for shard, shard_rows in _by_shard(packed, rows):
-        _check_files(shard)
-        exported = np.isin(np.arange(len(shard)), shard_rows)
-        ids.append(shard["annotation_id"][np.repeat(exported, np.diff(shard["mask_offset"]))])
-        _count_shard(result, shard, shard_rows)
-    _check_coco_ids(packed.image_ids(rows), np.concatenate(ids), renumber)
+    for exported in _by_shard(ds):
+        _check_files(exported.shard)
+        ids.append(exported.shard["annotation_id"][exported.kept])
+        _count_shard(result, exported)
+    _check_coco_ids(ds.column("image_id"), np.concatenate(ids), renumber)
     result.unchanged = int(result.path.exists())
     result.files = 1 - result.unchanged
     remove_leftovers(result.path)
     with reporting_steps(progress, "image", 2 * result.images) as step:
-        _write_coco(result.path, packed, rows, step, renumber=renumber, boxes_only=boxes_only)
+        _write_coco(result.path, ds, step, renumber=renumber, boxes_only=boxes_only)
     result.seconds = time.perf_counter() - started
     return result
 
 
 def _write_coco(
-    path: Path,
-    pack: Pack,
-    rows: np.ndarray,
-    step: Callable[[int], None],
-    *,
-    renumber: bool,
-    boxes_only: bool,
+    path: Path, ds: Dataset, step: Callable[[int], None], *, renumber: bool, boxes_only: bool
 ) -> None:
     """Write the file, one image and one annotation at a time."""
     head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
     with _writing(path, durably=True) as write:
         write(json.dumps(head)[:-1].encode())
         write(b', "images": ')
-        images = starmap(_image, _samples(pack, rows, step))
+        images = (_image(exported.shard, row) for exported, row in _samples(ds, step))
         _write_list(write, ({"id": image.pop("image_id")} | image for image in images))
         write(b', "annotations": ')
-        samples = _samples(pack, rows, step)
+        samples = _samples(ds, step)
         _write_list(write, _coco_annotations(samples, renumber=renumber, boxes_only=boxes_only))
         write(b"}\n")
 
@@ -469,29 +498,31 @@ def _write_list(write: Callable[[bytes], object], items: Iterator[dict[str, Any]
     write(b"]")
 
 
-def _samples(
-    pack: Pack, rows: np.ndarray, step: Callable[[int], None]
-) -> Iterator[tuple[Shard, int]]:
-    """Shard and row in it of each sample; `step` is called after each."""
-    for shard, shard_rows in _by_shard(pack, rows):
-        for row in shard_rows.tolist():
-            yield shard, row
+def _samples(ds: Dataset, step: Callable[[int], None]) -> Iterator[tuple[_Exported, int]]:
+    """What is exported of its shard, and the row in it, of each sample; then `step` is called."""
+    for exported in _by_shard(ds):
+        for row in exported.rows.tolist():
+            yield exported, row
             step(1)
 
 
 def _coco_annotations(
-    samples: Iterable[tuple[Shard, int]], *, renumber: bool, boxes_only: bool
+    samples: Iterable[tuple[_Exported, int]], *, renumber: bool, boxes_only: bool
 ) -> Iterator[dict[str, Any]]:
     """The annotations of samples with COCO's keys, then the other numbers of their masks."""
     count = 0
-    for shard, row in samples:
+    for exported, row in samples:
+        shard = exported.shard
         height, width = shard["size"][row, :2].tolist()
         runs = _runs(shard, *shard["mask_offset"][row : row + 2].tolist())
         boxes = mask_boxes(*runs, height, width)
         boxes[:, 2:] -= boxes[:, :2]
         keys = [number.json for number in shard.layout.mask_numbers]
         keys = [key for key in keys if key not in _COCO_NUMBERS]
-        for annotation, box in zip(annotations_of(shard, row), boxes.tolist(), strict=True):
+        annotations = annotations_of(shard, row)
+        for mask in exported.masks_of(row).tolist():
+            annotation = annotations[mask]
+            box = boxes[mask].tolist()
             count += 1
             coco = {"id": annotation["id"]}
             if renumber:

@@ -120,8 +120,8 @@ def copy_selection(
             bytes). Default: a bar if stderr is a terminal.
 
     Raises:
-        OptionError: an argument cannot be used: a dataset without samples, with thresholds, or at a
-            URL; a source that is not packed to its end.
+        OptionError: an argument cannot be used: a dataset without samples, with thresholds or
+            `where_masks`, or at a URL; a source that is not packed to its end.
         OptionsDiffer: the packs were made with different options.
         OutputRefused: `output` holds something else, or two packs have a source of one name.
         OutputLocked: a packer or a repair works on one of the folders.
@@ -170,6 +170,11 @@ def _check_selection(ds: Dataset) -> None:
         raise OptionError(
             f"the dataset has the thresholds {ds.options.as_text()}, but samples are copied with "
             "all of their masks: select from a dataset without, and open the copy with them"
+        )
+    if ds.mask_filter is not None:
+        raise OptionError(
+            f"the dataset has the masks {ds.mask_filter.text}, but samples are copied with all of "
+            "their masks: select from the dataset before where_masks, and use it on the copy"
         )
     for folder in ds.pack.folders:
         if folder.source is not None:

@@ -170,6 +170,7 @@ def draw_samples(
     predictions: Any = None,
     threshold: float | None = None,
     rule: Mapping[str, Any] | None = None,
+    where_masks: str | None = None,
     look: Look | None = None,
 ) -> Shown:
     """As `show`, but unreadable samples are returned, not logged.
@@ -177,6 +178,8 @@ def draw_samples(
     Args:
         pack, samples, image_ids, rows, seed, large, predictions, threshold: as in `show`.
         rule: thresholds of masks, as `sa1bpack.open` takes them; not with a dataset.
+        where_masks: condition of masks, as `Dataset.where_masks` takes it, of the samples that are
+            drawn; not of a tar.
         look: what is drawn.
     """
     chosen_by = [samples, image_ids, rows]
@@ -191,12 +194,15 @@ def draw_samples(
         seed=whole_number("seed", seed, 0, MAX_WORD),
         large=large,
         predictions=_checked_predictions(pack, predictions, threshold),
+        where_masks=where_masks,
         look=look or Look(),
     )
     source = None if isinstance(pack, Mapping) else raw_source(pack)
     if isinstance(pack, Mapping):
         name, note, subjects = _of_mapping(pack, choice)
     elif source is not None:
+        if where_masks is not None:
+            raise OptionError("where_masks is for packs, but this is a tar or a folder of images")
         name, note, subjects = _of_source(source, choice, rule or {})
     else:
         name, note, subjects = _of_dataset(_dataset_of(pack, rule or {}), choice)
@@ -256,6 +262,7 @@ class _Choice:
     Attributes:
         samples, image_ids, rows, seed, large: as in `show`.
         predictions: for a batch.
+        where_masks: condition of the masks that are drawn; None: all.
         look: what is drawn.
     """
 
@@ -265,6 +272,7 @@ class _Choice:
     seed: int
     large: bool
     predictions: Predictions | None
+    where_masks: str | None
     look: Look
 
     @property
@@ -358,6 +366,9 @@ def _of_dataset(dataset: Dataset, choice: _Choice) -> _Drawn:
     feature = choice.look.feature
     if feature is not None:
         dataset, feature = _with_feature(dataset, feature)
+    if choice.where_masks is not None:
+        dataset = dataset[np.array(indices, np.int64)].where_masks(choice.where_masks)
+        indices = [*range(len(indices))]
     subjects = [read_subject(dataset, index, feature) for index in indices]
     return dataset.pack.name, f"{len(indices):,} of {counted(size, 'image')}{note}", subjects
 

@@ -6,6 +6,7 @@ docs/format.md specifies it. It holds no pixels, and is read with Python's zlib 
 import os
 import zlib
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +23,13 @@ from sa1bpack.paths import naming
 
 SELECTION_NAME: Literal["sa1bpack-selection"] = "sa1bpack-selection"
 SELECTION_VERSION = (1, 0)
+MASKS_VERSION = (
+    2,
+    0,
+)  # of a selection of masks, which earlier releases must not take for one of all
 MAX_IDS = 1 << 28  # 2 GiB of ids
+MAX_MASKS = 1 << 34  # 2 GiB of bits
+MAX_TEXT = 100_000  # characters of the conditions of masks
 _LEVEL = 2  # of zlib-ng: 11 million ids in 0.5 s, where zlib's level 6 takes 10 for the same size
 _REMEDY = "restore the file from a copy, or save the selection again"
 _SAVED = "name a file that ds.save_selection or `sa1bpack subset` wrote"
@@ -35,6 +42,15 @@ class PackPlace(msgspec.Struct, frozen=True, kw_only=True):
     relative: str
 
 
+class MasksHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first line says of the masks of a selection that does not have all of them."""
+
+    count: Annotated[int, msgspec.Meta(ge=0, le=MAX_MASKS)]
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_MASKS)]
+    kept_xxh128: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    where: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+
+
 class SelectionHead(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of the file; see docs/format.md."""
 
@@ -45,6 +61,23 @@ class SelectionHead(msgspec.Struct, frozen=True, kw_only=True):
     ids_xxh128: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     duplicates: Literal["error", "first"]
     packs: Annotated[tuple[PackPlace, ...], msgspec.Meta(min_length=1)]
+    masks: MasksHead | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(frozen=True)
+class SelectedMasks:
+    """The masks of a selection that does not have all of them.
+
+    Attributes:
+        count: masks that its samples have in the packs.
+        bits: uint8 (b,): for each sample in order, a bit per mask, 1 if it is kept, lowest bit
+            first; each sample begins with a byte.
+        text: the conditions that keep them.
+    """
+
+    count: int
+    bits: np.ndarray
+    text: str
 
 
 def is_selection(path: Path) -> bool:
@@ -64,6 +97,7 @@ def write_selection(
     fingerprint: str,
     packs: list[Path | str],
     duplicates: Literal["error", "first"],
+    masks: SelectedMasks | None = None,
 ) -> None:
     """Write a selection atomically; an existing file is replaced.
 
@@ -74,6 +108,7 @@ def write_selection(
         fingerprint: fingerprint of the selected samples.
         packs: folders, or URLs, in the order in which they were opened.
         duplicates: choice of duplicates, as in `sa1bpack.open`.
+        masks: the masks of the samples; None: all.
 
     Raises:
         OptionError: the path of a folder is not UTF-8.
@@ -81,15 +116,27 @@ def write_selection(
     """
     ids = np.ascontiguousarray(image_ids, "<i8")
     folder = path.absolute().parent.resolve()
+    masks_head: MasksHead | msgspec.UnsetType = msgspec.UNSET
+    bits = b""
+    if masks is not None:
+        bits = masks.bits.tobytes()
+        masks_head = MasksHead(
+            count=masks.count,
+            bytes=len(bits),
+            kept_xxh128=xxhash.xxh3_128_hexdigest(bits),
+            where=masks.text[:MAX_TEXT],
+        )
     head = SelectionHead(
+        version=SELECTION_VERSION if masks is None else MASKS_VERSION,
         samples=len(ids),
         fingerprint=fingerprint,
         ids_xxh128=xxhash.xxh3_128_hexdigest(ids.data),
         duplicates=duplicates,
         packs=tuple(_place_of(pack, folder) for pack in packs),
+        masks=masks_head,
     )
-    steps = np.diff(ids, prepend=np.int64(0))
-    replace_file(path, msgspec.json.encode(head) + b"\n" + zlib_ng.compress(steps, _LEVEL))
+    body = np.diff(ids, prepend=np.int64(0)).tobytes() + bits
+    replace_file(path, msgspec.json.encode(head) + b"\n" + zlib_ng.compress(body, _LEVEL))
 
 
 def _place_of(pack: Path | str, folder: Path) -> PackPlace:
@@ -115,7 +162,7 @@ def packs_of(path: Path) -> tuple[list[Path | str], str]:
 
     Raises NotAPack for a pack that is at neither place, and as `read_selection` does.
     """
-    head, _ = read_selection(path)
+    head, _, _ = read_selection(path)
     folder = path.absolute().parent.resolve()
     packs: list[Path | str] = []
     for pack in head.packs:
@@ -134,8 +181,8 @@ def packs_of(path: Path) -> tuple[list[Path | str], str]:
     return packs, head.duplicates
 
 
-def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
-    """The first line of a selection, and its int64 (n,) image ids.
+def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray, SelectedMasks | None]:
+    """The first line of a selection, its int64 (n,) image ids, and its masks; None: all.
 
     Raises FormatError if it is not what docs/format.md demands, VersionError for a newer major
     version, OSError if it cannot be read.
@@ -147,19 +194,32 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
         raise FormatError(f"{path}: not a selection, or one whose beginning is damaged; {_SAVED}")
     try:
         fields = msgspec.json.decode(line)
-        check_version(path, fields.get("version"), SELECTION_VERSION, _REMEDY)
+        reads = MASKS_VERSION if "masks" in fields else SELECTION_VERSION
+        check_version(path, fields.get("version"), reads, _REMEDY)
         head = msgspec.convert(fields, SelectionHead)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: {error}; {_REMEDY}") from None
     ids = np.empty(0, np.int64)
+    bits = np.empty(0, np.uint8)
+    length = 8 * head.samples
+    if isinstance(head.masks, MasksHead):
+        length += head.masks.bytes
     stream = zlib.decompressobj()
     with suppress(zlib.error):
-        data = stream.decompress(body, 8 * head.samples + 1)
-        if len(data) == 8 * head.samples and stream.eof and not stream.unused_data:
-            ids = np.cumsum(np.frombuffer(data, "<i8"), dtype="<i8")
+        data = stream.decompress(body, length + 1)
+        if len(data) == length and stream.eof and not stream.unused_data:
+            ids = np.cumsum(np.frombuffer(data, "<i8", head.samples), dtype="<i8")
+            bits = np.frombuffer(data, np.uint8, offset=8 * head.samples)
     if len(ids) != head.samples or xxhash.xxh3_128_hexdigest(ids.data) != head.ids_xxh128:
         raise FormatError(
             f"{path}: its ids are not the {head.samples} whose XXH3-128 is {head.ids_xxh128}, as "
             f"its first line says; {_REMEDY}"
         )
-    return head, ids
+    if not isinstance(head.masks, MasksHead):
+        return head, ids, None
+    if xxhash.xxh3_128_hexdigest(bits.tobytes()) != head.masks.kept_xxh128:
+        raise FormatError(
+            f"{path}: its masks are not those whose XXH3-128 is {head.masks.kept_xxh128}, as its "
+            f"first line says; {_REMEDY}"
+        )
+    return head, ids, SelectedMasks(head.masks.count, bits, head.masks.where)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.kept_masks import SCORES
 from sa1bpack.dataset.shards import SHARD, ShardArrays
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError
@@ -23,10 +24,6 @@ from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import address_of
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import FILE, MASK, NO_FILE, SampleTables
-from sa1bpack.masks.select import passes
-
-# The arrays that thresholds compare.
-_SCORES = ("area", "predicted_iou", "stability_score")
 
 
 class Stored(NamedTuple):
@@ -184,7 +181,7 @@ class LookUp:
 
     def __init__(self, ds: Dataset, spec: BatchSpec):
         layout = ds.layout
-        self._rule = ds.options.rule
+        self._filter = ds.mask_filter
         self._of_masks = spec.chosen.of_masks
         self._scaled = ds.options.coordinates == "stored" and spec.chosen.of_shards
         self._numbers = [field.array for field in spec.numbers]
@@ -278,16 +275,28 @@ class LookUp:
         first = samples["first_mask"]
         counts = samples["stop_mask"] - first
         mask_rows = expanded(first, offsets_of(counts))
-        if self._rule is None:
+        if self._filter is None:
             return mask_rows, counts
-        scores = np.empty((len(_SCORES), len(mask_rows)), np.int64)
-        gather_scores(_addresses(shards, _SCORES), samples, scores)
         owner = np.repeat(np.arange(len(samples)), counts)
-        size = samples["size"].astype(np.int64)
-        pixels = size[:, 0] * size[:, 1]
-        area = scores[0]
-        predicted_iou, stability_score = scores[1:].view(np.float64)
-        passing = passes(self._rule, area, predicted_iou, stability_score, pixels[owner])
+
+        def compared() -> dict[str, np.ndarray]:
+            scores = np.empty((len(SCORES), len(mask_rows)), np.int64)
+            gather_scores(_addresses(shards, SCORES), samples, scores)
+            predicted_iou, stability_score = scores[1:].view(np.float64)
+            size = samples["size"].astype(np.int64)
+            return {
+                "area": scores[0],
+                "predicted_iou": predicted_iou,
+                "stability_score": stability_score,
+                "pixels": (size[:, 0] * size[:, 1])[owner],
+            }
+
+        in_shards = samples[["shard", "first_mask", "stop_mask"]].copy()
+        # 0, but for copies of samples.
+        first_masks = np.array([shard.first_mask for shard in shards], np.int64)
+        in_shards["first_mask"] += first_masks
+        in_shards["stop_mask"] += first_masks
+        passing = self._filter.flags(in_shards, compared)
         return mask_rows[passing], np.bincount(owner[passing], minlength=len(samples))
 
     def misfit(self, sample: np.ndarray, shard: ShardArrays) -> FormatError:

@@ -233,7 +233,7 @@ class ReadingOptions(Options):
             ds.layout,
             ds.spec.features,
             masks_key="runs" if ds.spec.masks.source == "runs" else "masks",
-            has_rule=ds.options.rule is not None,
+            has_rule=ds.mask_filter is not None,
             caps_masks=not self.choices.unlimited,
         )
 

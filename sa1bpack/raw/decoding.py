@@ -130,7 +130,20 @@ class PairDecoder:
     def sample(self, rows: SampleArrays, row: int) -> Any:
         """The sample, or what the transform returns for it, whose exceptions pass."""
         sample = sample_of_rows(rows, self.spec)
-        convert(sample, self.layout, self.rule, self.spec)
+        selected = None
+        if self.rule is not None:
+            height, width = sample["size"][:2].tolist()
+            selected = select_masks(
+                self.rule,
+                sample["areas"],
+                sample["predicted_ious"],
+                sample["stability_scores"],
+                height * width,
+                image_id=0,  # its choice is not random
+            )
+            if len(selected) == len(sample["areas"]):
+                selected = None
+        convert(sample, self.layout, selected, self.spec)
         return delivered(sample, int(rows["image_id"][0]), row, self.options)
 
     def info(

@@ -64,6 +64,18 @@ def test_subset_keeps_what_the_conditions_ask_for(command, packs, tmp_path):
     assert ids_of(tmp_path / "all.sel") == everything
 
 
+def test_subset_keeps_masks_and_then_the_images_that_have_one(command, packs, tmp_path):
+    out = tmp_path / "some.sel"
+    options = ("--where-masks", "area > 700", "--where", "mask_count > 0")
+    assert command("subset", *packs, "-o", out, *options)[0] == 0
+    expected = sa1bpack.open(packs).where_masks("area > 700").where("mask_count > 0")
+    ds = sa1bpack.open(out)
+    assert ds.fingerprint == expected.fingerprint != sa1bpack.open(packs).fingerprint
+    assert len(ds) > 0 and (ds.mask_column("area") > 700).all()
+    code, _, error = command("subset", *packs, "-o", out, "--where-masks", "areas > 700")
+    assert code == 2 and "'areas' is not a number of a mask: it has" in error
+
+
 def test_subset_keeps_ids_of_a_file_in_its_order(command, packs, tmp_path):
     (tmp_path / "ids.txt").write_text("# chosen by hand\n9\n2\n\n4\n")
     assert (

@@ -14,6 +14,7 @@ from sa1bpack import transforms
 RELATIONS = ("intersections", "ious", "containments", "touching", "distances", "children")
 RELATIONS += ("centroids", "mask_boxes", "parents", "depths", "levels")
 SELECTIONS = ("all", "all", "slice", "shuffled", "repeated", "where", "fraction", "saved")
+WHERE_MASKS = "stability_score > 0.96 & bbox.w < 60 | ~(area < 700)"
 LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 # Every so many cases has masks from runs and features, read past the page cache from the disk:
 # what shares a thread's scratch memory.
@@ -31,6 +32,7 @@ class Case:
         cache: "": they are local; "new" or "kept": they are read through a cache.
         opened: options of sa1bpack.open.
         selection: which samples.
+        where_masks: condition of their masks; "": all.
         workers: of make_dataloader; None: it is a Loader.
         ranks: that share each batch; those after it was resumed.
         order: name or class, with its options.
@@ -49,6 +51,7 @@ class Case:
     cache: str
     opened: dict[str, Any]
     selection: str
+    where_masks: str = ""
     workers: int | None = None
     ranks: tuple[int, int] = (1, 1)
     size: Any = 1
@@ -110,6 +113,7 @@ def drawn_opening(seed: int) -> Case:
         cache=rng.choice(("", "", "", "new", "kept")),
         opened=opened,
         selection=rng.choice(SELECTIONS),
+        where_masks=rng.choice(("", "", "", WHERE_MASKS)),
     )
 
 
@@ -129,6 +133,8 @@ def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
         more["cache_dir"] = packs.folder / "cache" if case.cache == "kept" else folder / "cache"
         paths = [root.as_uri() for root in roots]
     ds = sa1bpack.open(paths, **case.opened, **more)
+    if case.where_masks:
+        ds = ds.where_masks(case.where_masks)
     if case.selection == "slice":
         return ds[1::2]
     if case.selection == "repeated":

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from batches import OF_LOADERS, flattened, same_samples
 from cases import Case, draw_reading, drawn_opening, opened_dataset
-from expected import expected_batch, expected_input, kept_masks, of_fields
-from packs import Packs
+from expected import NUMBERS, expected_batch, expected_input, kept_masks, of_fields
+from packs import FEATURES, Packs
 from page_cache import drop, forget
 
 import sa1bpack
@@ -304,7 +304,35 @@ class Crossing:
         for index, sample in self.samples.items():
             assert sample["image_id"] == self.ds.column("image_id")[index]
             [pack] = [each for each in packs if sample["image_id"] in each.column("image_id")]
-            assert same_samples(sample, pack.by_id(sample["image_id"]))
+            expected = pack.by_id(sample["image_id"])
+            if case.where_masks:
+                expected = with_masks(expected, fulfilling(pack))
+            assert same_samples(sample, expected)
+
+
+def fulfilling(pack: sa1bpack.Dataset) -> np.ndarray:
+    """The annotation ids of the masks that fulfil WHERE_MASKS, by numpy."""
+    area, score = pack.mask_column("area"), pack.mask_column("stability_score")
+    narrow = pack.mask_column("bbox")[:, 2] < 60
+    return pack.mask_column("annotation_id")[(score > 0.96) & narrow | (area >= 700)]
+
+
+def with_masks(sample: dict, annotation_ids: np.ndarray) -> dict:
+    """The sample with those of its masks that have one of these ids."""
+    kept = np.isin(sample["annotation_ids"], annotation_ids)
+    count = len(kept)
+    of_masks = {*NUMBERS, "crop_boxes", "masks"}
+    of_masks |= {name for name, (axis, *_) in FEATURES.items() if axis == "mask"}
+    chosen = {
+        key: value[kept] if key in of_masks and len(value) == count else value
+        for key, value in sample.items()
+    }
+    if "run_ends" in sample:
+        pieces = np.split(sample["run_ends"], sample["run_offset"][1:-1])[:count]
+        pieces = [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
+        chosen["run_ends"] = np.concatenate([np.empty(0, np.int32), *pieces])
+        chosen["run_offset"] = np.cumsum([0, *map(len, pieces)])
+    return chosen
 
 
 def large_files(folder: Path) -> Iterator[Path]:

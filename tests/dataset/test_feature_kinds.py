@@ -39,10 +39,34 @@ def test_where_keeps_the_images_whose_row_is_there(ds):
         ds.where(lambda columns: columns["title_present"]).column("image_id").tolist() == expected
     )
     for texts in ("phrase", "phrase.present"):
-        with pytest.raises(OptionError, match="a feature with a row per mask: choose a function"):
+        with pytest.raises(
+            OptionError, match=r"'phrase' is not a number of a sample: .*where_masks"
+        ):
             ds.where(texts)
-    with pytest.raises(OptionError, match="write NAME SIGN NUMBER"):
+    with pytest.raises(
+        OptionError, match=r"'another' is not a number of a sample: .*title.present"
+    ):
         ds.where("another")
+
+
+def test_where_masks_keeps_the_masks_whose_row_is_there_or_has_a_text(ds):
+    texts = ds.mask_column("phrase")
+    present = ds.mask_column("phrase_present")
+    assert 0 < present.sum() < len(present)
+    ids = ds.mask_column("annotation_id")
+    for condition in ("phrase", "phrase.present & area > 0", "~(~phrase)"):
+        kept = ds.where_masks(condition)
+        assert kept.mask_column("annotation_id").tolist() == ids[present].tolist()
+        assert kept.mask_column("phrase").tolist() == texts[present].tolist()
+        assert [text for sample in kept for text in sample["phrase"]] == texts[present].tolist()
+    word = texts[present][0]
+    chosen = ds.where_masks(f'phrase == "{word}" & title')
+    titles = np.repeat(ds.column("title_present"), ds.column("mask_count"))
+    expected = ids[(texts == word) & titles]
+    assert chosen.mask_column("annotation_id").tolist() == expected.tolist()
+    assert len(ds.where(f'caption != "{ds.column("caption")[0]}"')) < len(ds)
+    with pytest.raises(OptionError, match="phrase is text: compare it with text, not 3"):
+        ds.where_masks("phrase > 3")
 
 
 def test_columns_of_text_are_strings_and_of_ragged_rows_arrays(ds):

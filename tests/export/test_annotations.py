@@ -399,3 +399,28 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
     (few, small), (many, large) = peak_and_size(10), peak_and_size(80)
     assert large > 400_000 and small < large / 6
     assert many - few < (large - small) / 10
+
+
+def test_a_selection_of_masks_is_exported_with_these_alone(pack, tars, tmp_path):
+    ds = sa1bpack.open(pack)
+    kept = ds.where_masks("area > 700 | depth > 0")[2:]
+    kept.save_selection(tmp_path / "some.sel")
+    result = sa1bpack.export_sa1b(tmp_path / "some.sel", tmp_path / "out")
+    assert result.masks == kept.mask_offsets[-1] < ds[2:].mask_offsets[-1]
+    assert result.left_out == ds[2:].mask_offsets[-1] - result.masks and not result.lossless
+    written = {
+        name: data for tar in tars for name, data in contents(tmp_path / "out" / tar.stem).items()
+    }
+    stored = {name: data for tar in tars for name, data in records_of(tar).items()}
+    assert len(written) == len(kept)
+    ids = {sample["image_id"]: sample["annotation_ids"].tolist() for sample in kept}
+    for name, data in written.items():
+        expected = json.loads(stored[name])
+        chosen = ids[expected["image"]["image_id"]]
+        expected["annotations"] = [a for a in expected["annotations"] if a["id"] in chosen]
+        assert data == json.dumps(expected).encode()
+    sa1bpack.export_coco(tmp_path / "some.sel", tmp_path / "coco.json", renumber=True)
+    coco = COCO(tmp_path / "coco.json")
+    assert [a["sa1b_id"] for a in coco.dataset["annotations"]] == kept.mask_column(
+        "annotation_id"
+    ).tolist()

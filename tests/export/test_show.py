@@ -176,6 +176,17 @@ def test_it_draws_what_a_pack_of_the_tar_has_first(tar, pack, tmp_path, rule, co
     assert sorted(path.name for path in tar.parent.iterdir()) == ["pack", "sa_000000.tar"]
 
 
+def test_the_masks_of_a_condition_are_drawn_as_a_threshold_draws_them(tar, pack, tmp_path, command):
+    out = tmp_path / "sheet.png"
+    options = ("-o", out, "--row", 1, 3, "--where-masks", "area >= 300")
+    assert command("show", pack, *options)[0] == 0
+    expected = sa1bpack.show(sa1bpack.open(pack, min_area=300), rows=[1, 3])
+    with Image.open(out) as picture:
+        assert np.array_equal(np.asarray(picture), np.asarray(expected))
+    code, _, error = command("show", tar, *options)
+    assert code == 2 and "--where-masks is for packs" in error
+
+
 def test_the_call_takes_a_tar_and_a_large_picture_is_of_the_first(tar, pack):
     assert sa1bpack.show(tar, samples=2).size == sa1bpack.show(pack, rows=[0, 1]).size
     assert sa1bpack.show(tar, large=True).width == 1600

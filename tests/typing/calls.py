@@ -60,6 +60,7 @@ def select(folder: Path) -> sa1bpack.Dataset:
     assert_type(val, sa1bpack.Dataset)
     assert_type(ds.metadata(0).file_name, str)
     ds.where("mask_count > 0").save_selection(folder / "some.ids")
+    assert_type(ds.where_masks("area > 100 & depth == 0"), sa1bpack.Dataset)
     return train.fraction(0.1, seed=1).where(lambda columns: columns["mask_count"] > 3)
 
 

@@ -1,0 +1,174 @@
+"""What conditions may compare: the numbers of samples and of masks, by the names that a text uses.
+
+Each table maps what a text names to a function of the columns of a shard. What exists depends on
+the pack: its layout says which numbers masks have, and the dataset which features there are.
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sa1bpack.dataset.conditions import PRESENT, REDUCTIONS, Condition, Operand, parse_condition
+from sa1bpack.dataset.fields import NUMBER_FIELDS, SIZE_COLUMNS
+from sa1bpack.dataset.mask_relations import RELATION_NUMBERS
+from sa1bpack.dataset.pack import Pack
+from sa1bpack.errors import OptionError
+from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.wording import brief
+
+if TYPE_CHECKING:
+    from sa1bpack.dataset.select import Columns
+
+Getter = Callable[["Columns"], np.ndarray]
+Table = Mapping[Operand, Getter]
+
+# Numbers of a sample: columns with one value each. Sizes are source pixels.
+NUMBERS = ("mask_count", "annotation_count", "image_id", *SIZE_COLUMNS)
+# Numbers of a mask, of which a sample has the sum, max or min.
+MASK_NUMBERS = tuple(field.array for field in NUMBER_FIELDS if field.columns == 1)
+
+
+def values_of_samples(pack: Pack) -> dict[Operand, Getter]:
+    """What conditions of samples compare: a value per sample, (k,)."""
+    table: dict[Operand, Getter] = {}
+    for name in (*NUMBERS, "file_name"):
+        table[Operand(name)] = operator.itemgetter(name)
+    reduced = [number.array for number in pack.layout.mask_numbers if number.columns == 1]
+    for spec in _features(pack, "sample"):
+        table[Operand(spec.name, PRESENT)] = partial(_present, name=spec.name)
+        if _is_single(spec):
+            table[Operand(spec.name)] = partial(_feature, name=spec.name)
+    reduced += [spec.name for spec in _features(pack, "mask") if _is_single(spec) and not spec.text]
+    for how in REDUCTIONS:
+        for name in reduced:
+            table[Operand(name, reduce=how)] = partial(_reduced, name=name, how=how)
+    return table
+
+
+def values_of_masks(pack: Pack) -> dict[Operand, Getter]:
+    """What conditions of masks compare: a value per mask, (m,)."""
+    table: dict[Operand, Getter] = {}
+    for number in pack.layout.mask_numbers:
+        if number.columns == 1:
+            table[Operand(number.array)] = operator.itemgetter(number.array)
+        for column, part in enumerate(number.dims[-1] if number.columns > 1 else ""):
+            get = partial(_column_of, name=number.array, column=column)
+            table[Operand(number.array, part)] = get
+    table[Operand("area_frac")] = _area_frac
+    for name in RELATION_NUMBERS:
+        table[Operand(name)] = partial(_relation, name=name)
+    for name in (*NUMBERS, "file_name"):
+        table[Operand(name)] = partial(_of_each_mask, get=operator.itemgetter(name))
+    # A feature comes before a relation of its name: it may hold the relation, computed once.
+    for spec in _features(pack, "mask"):
+        table[Operand(spec.name, PRESENT)] = partial(_present, name=spec.name)
+        if _is_single(spec):
+            table[Operand(spec.name)] = partial(_feature, name=spec.name)
+    for spec in _features(pack, "sample"):
+        get_present = partial(_present, name=spec.name)
+        table[Operand(spec.name, PRESENT)] = partial(_of_each_mask, get=get_present)
+        if _is_single(spec):
+            get_feature = partial(_feature, name=spec.name)
+            table[Operand(spec.name)] = partial(_of_each_mask, get=get_feature)
+    return table
+
+
+def _features(pack: Pack, axis: str) -> list[SideSpec]:
+    """The features with a row per sample, or per mask."""
+    return [feature.spec for feature in pack.features if feature.spec.axis == axis]
+
+
+def _is_single(spec: SideSpec) -> bool:
+    """True if a row is one number that numpy knows, or one text."""
+    return spec.text or (not spec.ragged and prod(spec.row_shape) == 1 and spec.dtype != "bfloat16")
+
+
+def _present(columns: "Columns", name: str) -> np.ndarray:
+    return columns.present(name)
+
+
+def _feature(columns: "Columns", name: str) -> np.ndarray:
+    rows = columns[name]
+    return rows.reshape(len(rows))
+
+
+def _reduced(columns: "Columns", name: str, how: str) -> np.ndarray:
+    values = columns.reduced(name, how)
+    return values.reshape(len(values))
+
+
+def _column_of(columns: "Columns", name: str, column: int) -> np.ndarray:
+    values: np.ndarray = columns[name][:, column]
+    return values
+
+
+def _relation(columns: "Columns", name: str) -> np.ndarray:
+    return columns.relation(name)
+
+
+def _of_each_mask(columns: "Columns", get: Getter) -> np.ndarray:
+    """A value per sample as one per mask."""
+    return np.repeat(get(columns), columns["mask_count"])
+
+
+def _area_frac(columns: "Columns") -> np.ndarray:
+    """The part of the image that each mask has, in source pixels."""
+    size = columns["size"].astype(np.int64)
+    pixels = np.repeat(size[:, 0] * size[:, 1], columns["mask_count"])
+    fraction: np.ndarray = columns["area"] / pixels
+    return fraction
+
+
+def checked_condition(text: str, option: str, table: Table, axis: str) -> Condition:
+    """The condition that a text says, of what a table has.
+
+    Args:
+        text: the condition.
+        option: name of the argument, for messages.
+        table: what may be compared.
+        axis: "sample" or "mask": what has the values.
+
+    Raises:
+        OptionError: the text is not a condition, or compares what there is not; with what there is.
+    """
+    condition = parse_condition(text, option)
+    for operand in condition.operands():
+        if operand not in table:
+            raise OptionError(f"{option} is {brief(text)}{_fault(operand, table, axis)}")
+    return condition
+
+
+def _fault(operand: Operand, table: Table, axis: str) -> str:
+    """What is wrong with an operand that a table lacks, with the remedy."""
+    if operand.part == PRESENT and Operand(operand.name) in table:
+        return (
+            f", and {operand.name} alone is no condition: write NAME SIGN NUMBER, such as "
+            f"'{operand.name} > 0'"
+        )
+    named = operand.name
+    if operand.part not in ("", PRESENT):
+        named = f"{named}.{operand.part}"
+    text = f": {brief(named)} is not a number of a {axis}: it has {_listed(table)}"
+    if axis == "sample":
+        text += "; where_masks() has conditions of masks"
+    return text
+
+
+def fulfilled(condition: Condition, columns: "Columns") -> np.ndarray:
+    """bool (k,): which of the k samples of a shard fulfil a condition that was checked."""
+    table = values_of_samples(columns.pack)
+    return condition.holds(lambda operand: table[operand](columns))
+
+
+def _listed(table: Table) -> str:
+    """What a table has, in words."""
+    plain = [str(operand) for operand in table if operand.reduce is None]
+    reduced = dict.fromkeys(operand.name for operand in table if operand.reduce is not None)
+    text = ", ".join(plain)
+    if reduced:
+        text = f"{text}, and {', '.join(REDUCTIONS)} of {', '.join(reduced)}"
+    return text
