@@ -68,11 +68,11 @@ def attach(
             dicts, None is no row. Arrays are read shard by shard. One of uint16 that are the bits
             of bfloat16 is given as `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
             Or rows that are read once, in bounded memory, into temporary files beside the feature:
-            an iterable of pairs (id, row); a DataFrame of pandas or polars; a Series of pandas,
-            whose index has the ids; the path of a file or folder, a pattern, or a list of paths:
-            JSON Lines, JSON, CSV or TSV, also with .gz, Parquet, or .npy, .npz or .txt files with
-            a row per image each, whose names are ids, in folders and tars. There, lists of numbers
-            are ragged rows, and null is no row.
+            an iterable of pairs (id, row), or a dict of numbers or lists; a DataFrame of pandas or
+            polars; a Series of pandas, whose index has the ids; the path of a file or folder, a
+            pattern, or a list of paths: JSON Lines, JSON, CSV or TSV, also with .gz, Parquet, or
+            .npy, .npz or .txt files with a row per image each, whose names are ids, in folders and
+            tars. There, lists of numbers are ragged rows, and null is no row.
         ids: the id of each row (n,), each once: the image id, or with axis="mask" the annotation
             id. Integers, or names of files, "sa_123.jpg" or "sa_123". Default: those of the rows.
         shape: shape of a row, to be checked; with None in the first place for any length, as in

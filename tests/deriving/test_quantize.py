@@ -154,13 +154,13 @@ def test_rows_of_bfloat16_are_attached_and_others_refused(ds, tmp_path, kind):
     ids = ds.column("image_id")
     rows = embed({"image_ids": ids}, "bfloat16")
     attach = partial(sa1bpack.attach, ds, "a", ids=ids, quantize=kind)
-    one = attach(array=rows, output=tmp_path / "one").folder
-    two = attach(array=rows.float(), output=tmp_path / "two").folder
+    one = attach(rows=rows, output=tmp_path / "one").folder
+    two = attach(rows=rows.float(), output=tmp_path / "two").folder
     for name in feature_shards_of(one):
         assert contents(one / name) == contents(two / name)
-    assert attach(array=rows, output=tmp_path / "one").made == ()
+    assert attach(rows=rows, output=tmp_path / "one").made == ()
     with pytest.raises(OutputRefused, match="it has other rows for sample 0"):
-        attach(array=-rows, output=tmp_path / "one")
+        attach(rows=-rows, output=tmp_path / "one")
 
 
 @pytest.mark.parametrize("kind", KINDS)

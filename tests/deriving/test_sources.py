@@ -252,6 +252,15 @@ def test_rows_have_the_type_that_follows_from_all_of_them(
     assert verify(pack).ok
 
 
+def test_a_dict_has_numbers_and_lists_as_files_have_them(ds):
+    ids = ds.column("image_id").tolist()
+    attach(ds, "score", {f"sa_{i}.jpg": i / 2 for i in ids}, dtype="float32")
+    attach(ds, "tags", {i: [i] * (i % 3) for i in ids[1:]}, missing="allow")
+    assert read_back(ds, "score") == {i: i / 2 for i in ids}
+    expected = {i: [i] * (i % 3) for i in ids} | {ids[0]: []}
+    assert {i: row.tolist() for i, row in read_back(ds, "tags").items()} == expected
+
+
 def test_files_of_arrays_are_fixed_or_ragged_rows(ds, tmp_path):
     ids = ds.column("image_id").tolist()
     for image_id in ids:

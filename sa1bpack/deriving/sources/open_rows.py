@@ -1,6 +1,6 @@
 """What holds rows: a file, a folder, several of them, a table or an iterator -> its reader."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,13 +24,19 @@ _SOURCE = 1 << 44
 
 
 def is_streamed(rows: Any) -> bool:
-    """True for rows that bring their ids, and are read once: files, tables, iterables of pairs."""
+    """True for rows that bring their ids, and are read once.
+
+    These are files, tables, iterables of pairs (id, row), and dicts of numbers or lists.
+    """
     if isinstance(rows, str | Path) or is_table(rows):
         return True
+    if isinstance(rows, Mapping):  # of text or arrays: rows in memory
+        first = next((row for row in rows.values() if row is not None), None)
+        return isinstance(first, int | float | list | tuple)
     if hasattr(rows, "dtype") or not isinstance(rows, Iterable):
         return False
     if not isinstance(rows, list | tuple):
-        return not hasattr(rows, "keys")
+        return True
     pairs = all(isinstance(row, tuple) and len(row) == 2 for row in rows[:10])
     return bool(rows) and (pairs or _are_paths(rows))
 
@@ -40,7 +46,7 @@ def open_rows(rows: Any, columns: Columns) -> RowReader:
 
     Args:
         rows: path of a file or folder, a glob pattern, or a list of paths; a table of pandas or
-            polars; or an iterable of pairs (id, row).
+            polars; a mapping of id and row; or an iterable of pairs (id, row).
         columns: where ids and rows are, in what has names.
 
     Raises:
@@ -51,6 +57,8 @@ def open_rows(rows: Any, columns: Columns) -> RowReader:
     """
     if is_table(rows):
         return Frame(rows, columns)
+    if isinstance(rows, Mapping):
+        return Pairs(rows.items())
     if not isinstance(rows, str | Path) and not _are_paths(rows):
         return Pairs(rows)
     paths = paths_of("rows", rows)
