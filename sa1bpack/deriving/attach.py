@@ -148,16 +148,20 @@ def _attached(target: FeatureTarget, source: RowSource, progress: ProgressOption
     total = sum(shard.identity.lengths.samples for shard in target.shards)
     spec = target.spec
     assert spec is not None  # `use` has set it
-    made_shards = []
-    with reporting_steps(progress, "image", total) as step:
-        for shard in target.shards:
-            pieces = matched.pieces(shard)
-            if shard.identity.feature_shard not in todo:
-                existing = FeatureShard.open(target.folder, spec, shard.identity)
-                _compare(existing, pieces)
-            elif _write(target, spec, shard, pieces):
-                made_shards.append(shard)
-            step(len(shard.samples))
+    made_shards: list[ShardToDo] = []
+    try:
+        with reporting_steps(progress, "image", total) as step:
+            for shard in target.shards:
+                pieces = matched.pieces(shard)
+                if shard.identity.feature_shard not in todo:
+                    existing = FeatureShard.open(target.folder, spec, shard.identity)
+                    _compare(existing, pieces)
+                elif _write(target, spec, shard, pieces):
+                    made_shards.append(shard)
+                step(len(shard.samples))
+    except OptionError:  # of a row that cannot be stored: nothing is half attached
+        target.remove(made_shards)
+        raise
     return matched.account(target.result(made_shards))
 
 

@@ -16,6 +16,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_feature_keys, check_feature_name
 from sa1bpack.deriving.options import RowOptions
 from sa1bpack.errors import OptionError, OutputRefused
+from sa1bpack.format import files
 from sa1bpack.format.manifest import pack_above
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import FeatureShard
@@ -136,11 +137,7 @@ class FeatureTarget:
         rows: RowOptions,
         missing: bool = False,
     ):
-        """Check the arguments. Raises what `derive` raises.
-
-        Args:
-            missing: rows may be missing.
-        """
+        """Check the arguments; `missing` says that rows may be. Raises what `derive` raises."""
         self.rows_may_be_missing = missing
         self.axis = rows.axis
         self._rows = rows
@@ -200,12 +197,12 @@ class FeatureTarget:
     def use(self, dtype: str, shape: Sequence[int], ragged: bool = False) -> None:
         """Make the folder for rows of this type and shape, or check that it is for such rows.
 
+        A folder without feature shards, which a call that failed has left, is replaced.
+
         Args:
             dtype: type of the rows: one of SIDE_DTYPES, or TEXT.
             shape: shape of a row, or of an item of ragged rows.
             ragged: rows have any number of items.
-
-        A folder without feature shards, which a call that failed has left, is replaced.
         """
         self._row_dtype = dtype
         if self._scaled:
@@ -297,6 +294,16 @@ class FeatureTarget:
             f"{self.name} of {name}, shard {shard.identity.name}, has NaN or an infinity: repair "
             f"what computes it, or {remedy}"
         )
+
+    def remove(self, made_shards: Sequence[ShardToDo]) -> None:
+        """Remove feature shards that this call has made, and the folder if it is then unused."""
+        for shard in made_shards:
+            published = self.folder / shard.identity.feature_shard
+            working = files.temporary_beside(published)  # what is half removed has no final name
+            published.rename(working)
+            files.discard_entry(working)
+        if is_side(self.folder) and is_unused(self.folder):
+            remove_unused(self.folder)
 
     def result(self, made_shards: Sequence[ShardToDo]) -> DeriveResult:
         """The state of the feature, if this call made these shards."""

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from edited_packs import flip
 from packs_with_features import attach_score
+from ragged_features import RAGGED_KINDS, write_ragged
 from s3_server import s3_client
+from shard_files import writable_array
 
 import sa1bpack
 from sa1bpack import OptionError
@@ -73,12 +75,24 @@ def damaged_shards(root: Path) -> None:
     flip(root / SHARD / "checksums.xxh128", 3)
 
 
+def damaged_features(root: Path) -> None:
+    """Offsets that fall, a text of other bytes, and one that is missing and has bytes."""
+    for name, damage in {"word": "offset/c.0", "caption": "values/c.0", "title": None}.items():
+        folder = write_ragged(root, RAGGED_KINDS[name])
+        first = next(folder.glob("sa_000000-000-*"))
+        if damage is not None:
+            flip(first / damage, 9)
+        else:
+            writable_array(first, "present")[:] = 0
+
+
 def damaged_manifest(root: Path) -> None:
     (root / "manifest.json").write_text('{"a": 1')
 
 
 @pytest.mark.parametrize(
-    "damage", [damaged_bytes, damaged_structure, damaged_shards, damaged_manifest]
+    "damage",
+    [damaged_bytes, damaged_structure, damaged_shards, damaged_features, damaged_manifest],
 )
 def test_damage_is_reported_as_of_a_folder(layout_packs, uploaded, tmp_path, damage):
     root = shutil.copytree(layout_packs(*LAYOUT), tmp_path / "pack")
@@ -152,6 +166,8 @@ def test_a_sound_pack_with_features_is_read_once_and_not_kept(
 ):
     root = shutil.copytree(layout_packs(*LAYOUT), tmp_path / "pack")
     attach_score(root, axis="mask")
+    for name in ("title", "points"):
+        write_ragged(root, RAGGED_KINDS[name])
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
