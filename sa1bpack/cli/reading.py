@@ -551,7 +551,10 @@ def derive(
     pack: Annotated[
         str, Help("folder of the pack; with --output also a quoted glob of several packs", "PACK")
     ],
-    name: Annotated[str, Help("name of the array: its key in samples and batches", "NAME")],
+    names: Annotated[
+        list[str],
+        Help("name of the array, its key in samples and batches; or of several, see below", "NAME"),
+    ],
     *,
     fn: Annotated[str, Help("the function that computes rows", "MODULE:FUNCTION")],
     pipeline: Annotated[
@@ -599,6 +602,7 @@ def derive(
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda
       sa1bpack derive /data/packed teacher --fn my_teacher:embed \\
           --pipeline sa1bpack.transforms:Pipeline --spatial
+      sa1bpack derive /data/packed p2 p3 p4 --fn my_teacher:pyramid --spatial
       sa1bpack derive /data/packed depth --fn my_masks:depth --axis mask
       sa1bpack derive /data/packed parents --axis mask --mask-format runs \\
           --fn sa1bpack.transforms:relation --option name=parents
@@ -612,15 +616,16 @@ def derive(
       sa1bpack derive /data/packed teacher --fn my_teacher:embed -o /home/teacher
 
     The function is called with batches of a Loader, as FUNCTION(batch, **options),
-    and returns a tensor with one row per image or mask. Modules in the current
-    folder are found.
+    and returns a tensor with one row per image or mask, or a list of arrays or of
+    strings; for several names, a dict of these, or a tuple in their order. Modules
+    in the current folder are found.
     """
     machines = Machines(part, engine, address)
     arguments: dict[str, Any] = asdict(rows)
     arguments["options"] = dict(map(_option, option))
     on_ray = machines.on_ray()
     share = machines.share
-    call: Callable[..., sa1bpack.DeriveResult]
+    call: Callable[..., sa1bpack.DeriveResult | tuple[sa1bpack.DeriveResult, ...]]
     with interrupts.interrupts_held():
         from sa1bpack.deriving.run import function_of
 
@@ -641,7 +646,11 @@ def derive(
         arguments["pipeline"] = function_of(pipeline, "pipeline")(ds)
     outside = None if rows.output else "keep the array outside the pack: --output FOLDER"
     with exits.advising("repeat the command: it resumes after the last complete batch", outside):
-        say(call(ds, name, function, **arguments))
+        results = call(ds, names if len(names) > 1 else names[0], function, **arguments)
+        if not isinstance(results, tuple):
+            results = (results,)
+        for result in results:
+            say(result)
     return exits.OK
 
 

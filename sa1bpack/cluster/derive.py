@@ -1,7 +1,7 @@
 """`derive_on_ray`: the shards of a feature as tasks of a Ray cluster."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -39,7 +39,7 @@ BASE_BYTES = 3_000_000_000
 @takes_options(DeriveOptions)
 def derive_on_ray(
     ds: Dataset,
-    name: str,
+    name: str | Sequence[str],
     fn: Function,
     *,
     pipeline: Pipeline | None = None,
@@ -47,7 +47,7 @@ def derive_on_ray(
     address: str | None = None,
     progress: ProgressOption = None,
     **call: Unpack["DeriveKeywords"],
-) -> DeriveResult:
+) -> DeriveResult | tuple[DeriveResult, ...]:
     """Compute a feature on a Ray cluster, whose nodes see the pack under the same path.
 
     Each shard without rows is a task. One whose process or node dies is run again, up to 5 times;
@@ -76,8 +76,9 @@ def derive_on_ray(
     check_progress(progress)
     chosen = _options_of_tasks(call)
     maker = FeatureShardMaker(ds, name, fn, pipeline, options, chosen)
-    shards = [shard.identity.name for shard in maker.target.shards]
-    todo = maker.target.missing(maker.target.shards)
+    shards = [shard.identity.name for shard in maker.shards]
+    made = {key: target.missing(maker.shards) for key, target in maker.targets.items()}
+    todo = maker.missing(maker.shards)
     died: dict[str, Died] = {}
     if todo:
         with maker.loader(todo[0]) as loader:
@@ -100,7 +101,7 @@ def derive_on_ray(
             f"{counted(len(died), 'shard')} given up: {', '.join(sorted(died))}; {first}: "
             f"{died[first]}; the rows of all others are kept: repeat the call to make the rest"
         )
-    return FeatureShardMaker(ds, name, fn, pipeline, options, chosen).target.result(todo)
+    return FeatureShardMaker(ds, name, fn, pipeline, options, chosen).result(made)
 
 
 def _options_of_tasks(call: "DeriveKeywords") -> DeriveOptions:

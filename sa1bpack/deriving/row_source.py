@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from sa1bpack.deriving.run import stored_rows
+from sa1bpack.deriving.returned_rows import stored_rows
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES, TEXT

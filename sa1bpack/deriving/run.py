@@ -3,10 +3,11 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import msgspec
 import numpy as np
@@ -17,10 +18,11 @@ from sa1bpack import interrupts
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.options import DeriveOptions
+from sa1bpack.deriving.returned_rows import returned_rows
 from sa1bpack.deriving.target import DeriveResult, FeatureTarget, ShardToDo, share
 from sa1bpack.errors import OptionError
-from sa1bpack.format.side.rows import FeatureRows
-from sa1bpack.format.side.spec import SIDE_DTYPES
+from sa1bpack.format.side.rows import FeatureRows, no_rows
+from sa1bpack.format.side.spec import side_name
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch.mask_choice import CHOICES
@@ -38,14 +40,43 @@ from sa1bpack.wording import brief
 if TYPE_CHECKING:
     from sa1bpack.option_keywords import DeriveKeywords
 
-Function = Callable[..., torch.Tensor | np.ndarray]
+# What it returns is checked: `returned_rows` says which rows there are.
+Function = Callable[..., Any]
+
+
+@overload
+def derive(
+    ds: Dataset,
+    name: str,
+    fn: Function,
+    *,
+    pipeline: Pipeline | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    part: tuple[int, int] | None = ...,
+    progress: ProgressOption = ...,
+    **call: Unpack["DeriveKeywords"],
+) -> DeriveResult: ...
+
+
+@overload
+def derive(
+    ds: Dataset,
+    name: list[str] | tuple[str, ...],
+    fn: Function,
+    *,
+    pipeline: Pipeline | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    part: tuple[int, int] | None = ...,
+    progress: ProgressOption = ...,
+    **call: Unpack["DeriveKeywords"],
+) -> tuple[DeriveResult, ...]: ...
 
 
 @checks_options(masks="mask_layout")
 @takes_options(DeriveOptions)
 def derive(
     ds: Dataset,
-    name: str,
+    name: str | Sequence[str],
     fn: Function,
     *,
     pipeline: Pipeline | None = None,
@@ -53,8 +84,8 @@ def derive(
     part: tuple[int, int] | None = None,
     progress: ProgressOption = None,
     **call: Unpack["DeriveKeywords"],
-) -> DeriveResult:
-    """Compute a feature: one row per image or per mask, by a function of batches.
+) -> DeriveResult | tuple[DeriveResult, ...]:
+    """Compute a feature, or several at once, by a function of batches: a row per image or mask.
 
     The rows of each shard, a feature shard, are published when they are complete. Feature shards
     that exist are kept, and so are the complete batches of one that is not, as long as the file of
@@ -65,12 +96,16 @@ def derive(
     Args:
         ds: a dataset of complete shards, without a transform: of a pack, `ds.from_sources(...)`, or
             a torch Subset of one.
-        name: name of the array, and its key in samples and batches.
+        name: name of the feature, and its key in samples and batches. Or a list of names: several
+            features of one call of `fn`, such as the levels of a pyramid, each with rows of its
+            own; with `output`, in folders of these names there.
         fn: called as fn(batch, **options) with a batch of the Loader, its tensors on the device,
             without gradients. It returns a tensor or an array with one row per image (B, ...), or
             per mask (T, ...) in the order of the batch, the same shape and type every time:
-            uint8, int8, int16, int32, int64, float16, bfloat16, float32 or float64. It is recorded
-            by its name, module:function, and is known again by that alone.
+            uint8, int8, int16, int32, int64, float16, bfloat16, float32 or float64; or a list of
+            arrays (n, ...), rows of any length; or a list of strings. For several features, a dict
+            of these by name, or a tuple of these in the order of the names. It is recorded by its
+            name, module:function, and is known again by that alone.
         pipeline: a `transforms.Pipeline` of the dataset: `fn` is given its output in place of the
             batch, such as the float images that a teacher was trained on. Its steps and numbers are
             recorded.
@@ -98,17 +133,23 @@ def derive(
         >>> ds = sa1bpack.open("packed", features="derived/mean_grey")
         >>> ds[0]["mean_grey"].shape, ds[0]["mean_grey"].dtype
         ((), dtype('float32'))
+        >>> def levels(batch):
+        ...     images = batch["images"].permute(0, 3, 1, 2).float()
+        ...     return {f"p{n}": torch.nn.functional.avg_pool2d(images, 2**n) for n in (5, 6)}
+        >>> results = sa1bpack.derive(ds, ["p5", "p6"], levels, output="derived/levels")
+        >>> [result.folder.name for result in results]
+        ['p5', 'p6']
     """
     check_progress(progress)
     maker = FeatureShardMaker(ds, name, fn, pipeline, options, group_of(DeriveOptions, call))
-    todo = maker.target.missing(share(maker.target.shards, part))
+    todo = maker.missing(share(maker.shards, part))
     total = sum(shard.identity.lengths.samples for shard in todo)
     with reporting_steps(progress, "image", total) as step:
         for shard in todo:
             for images in maker.make(shard):
                 interrupts.check()
                 step(images)
-    return maker.target.result(maker.made)
+    return maker.result()
 
 
 def function_name(fn: Function) -> str:
@@ -143,14 +184,16 @@ class FeatureShardMaker:
     """The maker of feature shards, as a call of `derive` with these arguments asks for.
 
     Attributes:
-        target: the feature.
-        made: the shards whose rows this call published.
+        axis: "sample" or "mask": what a row belongs to.
+        shards: shards of the dataset, in order, without those that have no samples.
+        targets: name → the feature.
+        made: name → the shards whose rows this call published.
     """
 
     def __init__(
         self,
         ds: Dataset,
-        name: str,
+        name: str | Sequence[str],
         fn: Function,
         pipeline: Pipeline | None,
         options: Mapping[str, Any] | None,
@@ -211,8 +254,39 @@ class FeatureShardMaker:
             made_by["pipeline"] = str(pipeline)
         if mask_choice is not None:
             made_by["mask_choice"] = mask_choice
-        self.target = FeatureTarget(ds, name, made_by | {"samples": ds.spec_text}, chosen)
-        self.made: list[ShardToDo] = []
+        made_by["samples"] = ds.spec_text
+        self.axis = chosen.axis
+        self._several = not isinstance(name, str)
+        self.targets: dict[str, FeatureTarget] = {}
+        for one_name in _names(name):
+            rows = chosen
+            if self._several and chosen.output is not None:
+                rows = replace(chosen, output=chosen.output / side_name(one_name))
+            self.targets[one_name] = FeatureTarget(ds, one_name, made_by, rows)
+        self.shards = next(iter(self.targets.values())).shards
+        self.made: dict[str, list[ShardToDo]] = {one_name: [] for one_name in self.targets}
+
+    def missing(self, shards: Sequence[ShardToDo]) -> list[ShardToDo]:
+        """The shards for which some feature has no rows yet; those that exist are opened."""
+        names: set[str] = set()
+        for target in self.targets.values():
+            names.update(shard.identity.name for shard in target.missing(shards))
+        return [shard for shard in shards if shard.identity.name in names]
+
+    def result(
+        self, made: Mapping[str, Sequence[ShardToDo]] | None = None
+    ) -> DeriveResult | tuple[DeriveResult, ...]:
+        """The state of the feature, or of each of several.
+
+        Args:
+            made: name → shards whose rows the call made. None: those that this one published.
+        """
+        if made is None:
+            made = self.made
+        results = tuple(target.result(made[name]) for name, target in self.targets.items())
+        if self._several:
+            return results
+        return results[0]
 
     def loader(self, shard: ShardToDo) -> Loader:
         """The batches of a shard."""
@@ -220,53 +294,47 @@ class FeatureShardMaker:
 
     def make(self, shard: ShardToDo) -> Iterator[int]:
         """Make the rows of a shard; yields the number of images of each batch that is done."""
-        counts = shard.row_counts(self.target.axis)
-        with self.loader(shard) as loader:
-            writer: FeatureShardWriter | None = None
-            first = 0  # sample that is next
-            try:
-                if self.target.spec is not None:
-                    writer = self._writer(shard, counts)
-                    first = writer.samples
+        counts = shard.row_counts(self.axis)
+        with self.loader(shard) as loader, _ShardWriters(self._writer, shard, counts) as writers:
+            for target in self._targets_without(shard):
+                writers.add(target)
+            first = writers.samples  # sample that is next
+            if first > 0:
+                yield first
+            batches: Iterable[Mapping[str, Any]] = ()
+            if first < len(counts):
+                batches = loader
                 if first > 0:
-                    yield first
-                batches: Iterable[Mapping[str, Any]] = ()
-                if first < len(counts):
-                    batches = loader
-                    if first > 0:
-                        state = loader.batches.state_after(first // self._batch_size)
-                        loader.load_state_dict(state)
-                for batch in batches:
-                    of_batch = counts[first : first + len(batch["image_ids"])]
-                    rows = self._rows(shard, batch, of_batch, first)
-                    if writer is None:
-                        writer = self._writer(shard, counts)
-                    writer.append(rows, of_batch)
-                    first += len(of_batch)
-                    yield len(of_batch)
-                if writer is not None and writer.publish():
-                    self.made.append(shard)
-            except OptionError:  # the rows cannot be stored: what computed them will change
-                if writer is not None:
-                    writer.discard()
-                raise
-            finally:
-                if writer is not None:
-                    writer.leave()
+                    state = loader.batches.state_after(first // self._batch_size)
+                    loader.load_state_dict(state)
+            for batch in batches:
+                of_batch = counts[first : first + len(batch["image_ids"])]
+                rows_of = self._rows(shard, batch, of_batch, first)
+                for name, rows in rows_of.items():
+                    writers.append(name, rows, of_batch, first)
+                first += len(of_batch)
+                yield len(of_batch)
+            for name in writers.publish():
+                self.made[name].append(shard)
 
-    def _writer(self, shard: ShardToDo, counts: np.ndarray) -> FeatureShardWriter:
-        target = self.target
+    def _targets_without(self, shard: ShardToDo) -> list[FeatureTarget]:
+        """The features that have no rows for a shard."""
+        return [target for target in self.targets.values() if target.missing([shard])]
+
+    def _writer(
+        self, target: FeatureTarget, shard: ShardToDo, counts: np.ndarray
+    ) -> FeatureShardWriter:
         assert target.spec is not None  # `use` has set it, if it was not known before
         return FeatureShardWriter(
             target.folder,
             target.spec,
             shard.identity,
-            origin=self._origin(),
+            origin=self._origin(target),
             counts=counts,
             step=self._batch_size,
         )
 
-    def _origin(self) -> bytes | None:
+    def _origin(self, target: FeatureTarget) -> bytes | None:
         """A record of what makes the rows, with the file of the function; None if it has none."""
         try:
             file = inspect.getsourcefile(inspect.unwrap(_named(self._fn)))
@@ -274,7 +342,7 @@ class FeatureShardMaker:
         except (TypeError, OSError):  # another language, or by another program
             return None
         made_by = {
-            **self.target.provenance,
+            **target.provenance,
             "masks": self._loading.get("mask_layout"),
             "code": code,
         }
@@ -282,8 +350,11 @@ class FeatureShardMaker:
 
     def _rows(
         self, shard: ShardToDo, batch: Mapping[str, Any], counts: np.ndarray, first: int
-    ) -> FeatureRows:
-        """The rows that the function returns for a batch, as they are stored."""
+    ) -> dict[str, FeatureRows | None]:
+        """Name → the rows that the function returns for a batch, as they are stored.
+
+        None for an empty list, which does not say what its rows would be.
+        """
         if self._pipeline is not None:
             batch = self._pipeline(batch)
         name = function_name(self._fn)
@@ -293,15 +364,138 @@ class FeatureShardMaker:
             returned = call_user(
                 function, role=name, subject=f"{subject}, shards before it are kept"
             )
-        rows, dtype = stored_rows(returned)
-        expected = int(counts.sum())
-        if rows.ndim < 1 or len(rows) != expected:
+        rows_of: dict[str, FeatureRows | None] = {}
+        for target, of_target in self._by_target(returned, f"{name} returned", subject):
+            expected = int(counts.sum())
+            if isinstance(of_target, list | tuple) and not of_target and not expected:
+                rows_of[target.name] = None
+                continue
+            rows = returned_rows(of_target)
+            if len(rows.rows) != expected:
+                raise OptionError(
+                    f"{name} returned {rows} for {subject}: it must return {expected} rows, one "
+                    f"per {'image' if self.axis == 'sample' else 'mask'}"
+                )
+            target.use(rows.dtype, rows.row_shape, rows.ragged)
+            rows_of[target.name] = target.stored(shard, rows.rows, counts, first)
+        return rows_of
+
+    def _by_target(
+        self, returned: Any, said: str, subject: str
+    ) -> Iterator[tuple[FeatureTarget, Any]]:
+        """What was returned for each feature. Raises OptionError unless it is one for each."""
+        names = list(self.targets)
+        if not self._several:
+            yield self.targets[names[0]], returned
+            return
+        if isinstance(returned, Mapping):
+            if set(returned) != set(names):
+                raise OptionError(
+                    f"{said} the keys {brief(sorted(map(str, returned)))} for {subject}: choose "
+                    f"those of name, {', '.join(names)}"
+                )
+            for name in names:
+                yield self.targets[name], returned[name]
+            return
+        if not isinstance(returned, list | tuple) or len(returned) != len(names):
             raise OptionError(
-                f"{name} returned {dtype} {tuple(rows.shape)} for {subject}: it must return "
-                f"{expected} rows, one per {'image' if self.target.axis == 'sample' else 'mask'}"
+                f"{said} {brief(returned)} for {subject}: choose a dict or a tuple, with rows for "
+                f"each of {', '.join(names)}"
             )
-        self.target.use(dtype, rows.shape[1:])
-        return self.target.stored(shard, FeatureRows(rows), counts, first)
+        yield from zip(self.targets.values(), returned, strict=True)
+
+
+class _ShardWriters:
+    """The writers of the feature shards of one shard, one for each feature that lacks its own.
+
+    A context manager: what is not published is left to a call that resumes, or discarded where the
+    rows cannot be stored, as what computed them will change.
+
+    Attributes:
+        samples: samples, from the first on, whose rows all of them have.
+    """
+
+    def __init__(
+        self,
+        open_writer: Callable[[FeatureTarget, ShardToDo, np.ndarray], FeatureShardWriter],
+        shard: ShardToDo,
+        counts: np.ndarray,
+    ):
+        """
+        Args:
+            open_writer: opens the writer of a feature for the shard.
+            shard: the shard.
+            counts: int64 (N,), rows of each sample.
+        """
+        self._open_writer = open_writer
+        self._shard = shard
+        self._counts = counts
+        self._targets: dict[str, FeatureTarget] = {}
+        self._writers: dict[str, FeatureShardWriter] = {}
+
+    @property
+    def samples(self) -> int:
+        """See the class."""
+        if len(self._writers) < len(self._targets):
+            return 0
+        return min((writer.samples for writer in self._writers.values()), default=0)
+
+    def add(self, target: FeatureTarget) -> None:
+        """Add a feature, and open its writer if it is known what its rows are."""
+        self._targets[target.name] = target
+        if target.spec is not None:
+            self._writers[target.name] = self._open_writer(target, self._shard, self._counts)
+
+    def append(self, name: str, rows: FeatureRows | None, counts: np.ndarray, first: int) -> None:
+        """Append the rows of the next samples, unless the feature has them.
+
+        Args:
+            name: name of the feature.
+            rows: their rows; None: there are none, of a kind that is not known.
+            counts: int64 (k,), rows of each sample.
+            first: the first of the samples.
+        """
+        target = self._targets.get(name)
+        if target is None:  # whose feature shard existed before
+            return
+        if name not in self._writers:
+            if target.spec is None:  # then all samples before have no rows
+                return
+            self._writers[name] = self._open_writer(target, self._shard, self._counts)
+        writer = self._writers[name]
+        if writer.samples > first:  # a call that was killed has left them
+            return
+        if writer.samples < first:
+            writer.append(no_rows(writer.spec), self._counts[writer.samples : first])
+        if rows is None:
+            rows = no_rows(writer.spec)
+        writer.append(rows, counts)
+
+    def publish(self) -> list[str]:
+        """Publish the feature shards; returns the names of those that no other process has."""
+        return [name for name, writer in self._writers.items() if writer.publish()]
+
+    def __enter__(self) -> "_ShardWriters":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for writer in self._writers.values():
+            if kind is not None and issubclass(kind, OptionError):
+                writer.discard()
+            else:
+                writer.leave()
+
+
+def _names(name: str | Sequence[str]) -> list[str]:
+    """The names of the features to be made. Raises OptionError for none, or for one twice."""
+    if isinstance(name, str):
+        return [name]
+    if not isinstance(name, list | tuple) or not name or not all(isinstance(n, str) for n in name):
+        raise OptionError(f"name is {brief(name)}: choose a name, or a list of names")
+    for one_name in name:
+        if list(name).count(one_name) > 1:
+            raise OptionError(f"name has {brief(one_name)} more than once")
+    return list(name)
 
 
 def _mask_choice(by_mask: bool, chosen: DeriveOptions) -> dict[str, Any] | None:
@@ -332,25 +526,6 @@ def _ids_text(batch: Mapping[str, Any]) -> str:
     if len(ids) == 1:
         return f"image_id {ids[0]}"
     return f"image_ids {ids[0]} to {ids[-1]}"
-
-
-def stored_rows(rows: Any) -> tuple[np.ndarray, str]:
-    """A tensor or an array as it is stored, C-contiguous, and its type by name.
-
-    Raises OptionError for anything else, and for a type that a feature cannot have.
-    """
-    if isinstance(rows, torch.Tensor):
-        dtype = str(rows.dtype).removeprefix("torch.")
-        tensor = rows.detach().cpu().contiguous()
-        if dtype == "bfloat16":
-            return tensor.view(torch.int16).numpy().view(np.uint16), dtype
-        if dtype in SIDE_DTYPES:
-            rows = tensor.numpy()
-    else:
-        dtype = getattr(getattr(rows, "dtype", None), "name", type(rows).__name__)
-    if dtype not in SIDE_DTYPES or not isinstance(rows, np.ndarray) or dtype == "bfloat16":
-        raise OptionError(f"rows are {dtype}: choose one of {', '.join(SIDE_DTYPES)}")
-    return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")), dtype
 
 
 def function_of(name: str, option: str = "fn") -> Callable[..., Any]:

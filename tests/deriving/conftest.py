@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from commands import command  # noqa: F401 - a fixture
 from layout_packs import layout_packs  # noqa: F401 - a fixture
 from reading_packs import packed  # noqa: F401 - a fixture
 

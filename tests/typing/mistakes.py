@@ -22,7 +22,7 @@ def misspelt(ds: sa1bpack.Dataset) -> None:
     ds.with_options(mask="runs")  # type: ignore[call-arg]
     sa1bpack.Loader(ds, 8, max_mask=64)  # type: ignore[call-arg]
     sa1bpack.make_dataloader(ds, 8, workers=2)  # type: ignore[call-arg]
-    sa1bpack.derive(ds, "rows", rows, thread=2)  # type: ignore[call-arg]
+    sa1bpack.derive(ds, "rows", rows, thread=2)  # type: ignore[call-overload]
 
 
 def of_another_type(ds: sa1bpack.Dataset) -> None:

@@ -21,7 +21,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from sa1bpack.deriving.run import stored_rows
+from sa1bpack.deriving.returned_rows import stored_rows
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES, SIDE_DTYPES, TEXT
 from sa1bpack.wording import brief

@@ -12,6 +12,7 @@ import xxhash
 from sa1bpack.errors import FormatError
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.offsets import expanded, offsets_of
+from sa1bpack.format.side.spec import SideSpec
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,14 @@ class FeatureRows:
             if part is not None:
                 part.flags.writeable = False
         return self
+
+
+def no_rows(spec: SideSpec) -> FeatureRows:
+    """Rows of a feature, none of them."""
+    values = np.empty((0, *spec.stored_shape), spec.stored)
+    lengths = np.empty(0, np.int64) if spec.ragged else None
+    present = np.empty(0, np.uint8) if spec.missing else None
+    return FeatureRows(values, lengths, present)
 
 
 def joined(rows: Sequence[FeatureRows]) -> FeatureRows:
