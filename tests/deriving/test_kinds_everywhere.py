@@ -153,7 +153,7 @@ def test_show_writes_the_text_of_images_and_of_masks(packs):
         sa1bpack.show(packs / "both", feature="t5")
 
 
-def test_derive_refuses_a_feature_of_another_kind_and_rows_of_text(packs, tmp_path):
+def test_derive_refuses_a_feature_of_another_kind(packs, tmp_path):
     root = shutil.copytree(packs / "a", tmp_path / "pack")
     ds = sa1bpack.open(root)
 
@@ -164,9 +164,3 @@ def test_derive_refuses_a_feature_of_another_kind_and_rows_of_text(packs, tmp_pa
         sa1bpack.derive(ds, "depth", embed)
     with pytest.raises(sa1bpack.errors.OutputRefused, match="t5"):
         sa1bpack.derive(ds, "t5", embed)
-
-    def captions(batch):
-        return ["a"] * len(batch["image_ids"])
-
-    with pytest.raises(OptionError, match="rows are list"):
-        sa1bpack.derive(ds, "text", captions)

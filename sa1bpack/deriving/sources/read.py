@@ -30,7 +30,7 @@ from sa1bpack.wording import brief
 class LeftOut:
     """What a source of rows has besides the rows that are attached.
 
-    Attributes: as of `DeriveResult`.
+    Attributes: those of `DeriveResult`.
     """
 
     left_out: int = 0
@@ -112,7 +112,7 @@ def spooled(
         ids: the images, or masks, that rows may belong to.
         row_type: what the user says of the rows; afterwards, what they are.
         output: folder of the feature.
-        progress: as in `derive`; functions are told of `reader.unit`s.
+        progress: as in `derive`; it counts in `reader.unit`s.
 
     Raises:
         OptionError: a row cannot be used, or fits no other; an id occurs twice; or no row belongs

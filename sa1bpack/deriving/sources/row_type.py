@@ -4,7 +4,7 @@ One rule, whatever the source:
 
 - text is a row of text;
 - a number is a row of one number: int64 if all are whole numbers, otherwise float64;
-- a list of numbers, as of JSON, is a ragged row, of any length, and of the same types; unless
+- a list of numbers, as in JSON, is a ragged row, of any length, and of the same types; unless
   `shape` says which one;
 - an array is a row of its own type: if all arrays have one shape, rows are fixed, and if they
   differ in the first length alone, ragged;
@@ -338,8 +338,10 @@ def _array_of_list(value: Sequence[Any]) -> np.ndarray:
 
 
 def _cast(array: np.ndarray, dtype: str, wanted_dtype: str) -> np.ndarray:
-    """An array of numbers in another type. Raises ValueError if that would change a whole number,
-    or make an infinity of a number."""
+    """An array of numbers in another type.
+
+    Raises ValueError if that would change a whole number, or make an infinity of a number.
+    """
     if dtype == wanted_dtype:
         return array
     if wanted_dtype == TEXT:
