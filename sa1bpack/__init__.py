@@ -16,8 +16,8 @@ What to call; `help(sa1bpack.NAME)` has the options and the rest:
   ReadingOptions)
 - augment: transforms.Pipeline, called with each batch; transforms.Prompts; Seeded, for other
   libraries' transforms
-- order: shuffle=, or an Order: LocalShuffleOrder, NodeShuffleOrder, WeightedOrder; Buckets; without
-  a loader OrderedBatches
+- order: shuffle=, or an Order: LocalShuffleOrder, NodeShuffleOrder, WeightedOrder, MaskPassOrder;
+  Buckets; without a loader OrderedBatches
 - over time: LinearSchedule, CosineSchedule, PiecewiseSchedule, FunctionSchedule
 - precompute: derive, attach; then open(features=[NAME])
 - write out: export_sa1b, export_coco; copy_selection, to a pack of its own

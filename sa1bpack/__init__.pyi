@@ -28,6 +28,7 @@ from sa1bpack.loading.loader import Loader as Loader
 from sa1bpack.loading.options import ReadingOptions as ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches as OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets as Buckets
+from sa1bpack.loading.order.mask_passes import MaskPassOrder as MaskPassOrder
 from sa1bpack.loading.order.orders import Extent as Extent
 from sa1bpack.loading.order.orders import LocalShuffleOrder as LocalShuffleOrder
 from sa1bpack.loading.order.orders import NodeShuffleOrder as NodeShuffleOrder

@@ -315,8 +315,9 @@ class Collate:
             max_masks: keep at most this many masks per sample; None keeps all, 0 none.
             mask_select: which masks to keep: "largest" by area, "iou" by predicted IoU,
                 "stability" by stability score; or drawn without replacement, by (seed, epoch,
-                image_id): "random", "balanced", as many of the large, the medium and the small
-                third by area, or by weights, with a function of the columns of a sample's masks
+                image_id): "random"; "in_turn", other ones each time that an image comes again in
+                the epoch; "balanced", as many of the large, the medium and the small third by area;
+                or by weights, with a function of the columns of a sample's masks
                 that returns one weight each: `lambda columns: columns["area"] ** 0.5`. They stay in
                 their order.
             seed: seed of the random choice.

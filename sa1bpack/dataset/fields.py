@@ -192,6 +192,7 @@ WRITTEN_KEYS = {
         "boxes_xyxy",
         "point_inside",
         "valid",
+        "crop_mask",
         "pixel_mean",
         "pixel_std",
         "input_to_source",

@@ -12,10 +12,11 @@ from sa1bpack.dataset.chosen import ChosenFields, field_names
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
-from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
+from sa1bpack.loading.batch.mask_choice import IN_TURN, MaskSchedule, ScheduledSelect
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.mask_passes import MaskPassOrder
 from sa1bpack.loading.order.orders import (
     LocalShuffleOrder,
     NodeShuffleOrder,
@@ -109,10 +110,10 @@ class ReadingOptions(Options):
     )
     mask_select: ScheduledSelect = option(
         "largest",
-        'which masks to keep: "largest", "iou", "stability", "random", "balanced" or a function, '
-        "as in `Collate`; or an array with one weight per mask of the dataset, in the order of "
-        "`ds.mask_column`, by which they are drawn. It may change: a PiecewiseSchedule of such "
-        "values, or a list with one per epoch",
+        'which masks to keep: "largest", "iou", "stability", "random", "balanced", "in_turn" or a '
+        "function, as in `Collate`; or an array with one weight per mask of the dataset, in the "
+        "order of `ds.mask_column`, by which they are drawn. It may change: a PiecewiseSchedule of "
+        "such values, or a list with one per epoch",
     )
     pad_to_max: bool = option(
         False,
@@ -252,8 +253,10 @@ class ReadingOptions(Options):
         buckets = self.bucket_by
         if buckets is not None and not isinstance(buckets, Buckets):
             buckets = Buckets(ds, buckets)
+        order = self._order_of(ds)
+        self._check_passes(order)
         return OrderedBatches(
-            self._order_of(ds),
+            order,
             batch_size,
             global_batch_size=self.global_batch_size,
             rank=self.rank,
@@ -263,6 +266,19 @@ class ReadingOptions(Options):
             bucket_by=buckets,
             schedules=self.choices.schedules,
         )
+
+    def _check_passes(self, order: Order) -> None:
+        """Check that masks are kept as a pass over masks needs it."""
+        if not isinstance(order, MaskPassOrder):
+            return
+        in_turn = isinstance(self.mask_select, str) and self.mask_select == IN_TURN
+        if self.max_masks != order.masks or not in_turn:
+            raise OptionError(
+                f"the order has every mask once, {order.masks} of an image in a turn, but "
+                f"max_masks is {brief(self.max_masks)} and mask_select "
+                f"{brief(self.mask_select)}: choose "
+                f'max_masks={order.masks} and mask_select="{IN_TURN}"'
+            )
 
     def _order_of(self, ds: Ordered) -> Order:
         """The order of a dataset that has the name, or that is given."""

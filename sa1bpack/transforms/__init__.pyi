@@ -23,6 +23,7 @@ from sa1bpack.transforms.images.pixels import SAM_STD as SAM_STD
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb as yuv420_to_rgb
 from sa1bpack.transforms.maps import AffineMaps as AffineMaps
 from sa1bpack.transforms.maps import AxisMaps as AxisMaps
+from sa1bpack.transforms.mask_steps import CropAroundMask as CropAroundMask
 from sa1bpack.transforms.masks.cells import unpack_bits as unpack_bits
 from sa1bpack.transforms.masks.make import draw_runs as draw_runs
 from sa1bpack.transforms.masks.prompts import draw_points as draw_points

@@ -41,6 +41,7 @@ from sa1bpack.transforms.images.pixel_steps import (
 )
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.spatial import SpatialRows, move_spatial
+from sa1bpack.transforms.mask_steps import CropAroundMask, MaskBoxes
 from sa1bpack.transforms.masks.cells import count_cells, ranks, uncovered
 from sa1bpack.transforms.masks.make import MaskMaker, MaskRows
 from sa1bpack.transforms.masks.relations import Relate, fullest
@@ -71,11 +72,13 @@ class Moves(NamedTuple):
 
     Attributes:
         frame: where the images are.
+        crop_mask: int64 (B,), the mask that each image is cropped around; None: not by a mask.
         pixels: what changes the pixels of each image by itself.
         mix: a function of the images that returns what mixing changes in the batch; None: nothing.
     """
 
     frame: Frame
+    crop_mask: Tensor | None = None
     pixels: PixelChanges = PixelChanges()
     mix: Callable[[Tensor], dict[str, Tensor]] | None = None
 
@@ -125,6 +128,7 @@ class Pipeline:
                               corner, that the image is in: its size before padding
     source_window    float64  (B, 4), if a step may rotate: x0, y0, x1, y1 in source pixels. Within
                               `input_sizes`, the image is what shows this window, see `image_region`
+    crop_mask        int64    (B,) with `CropAroundMask`, see there
     erase_box        int64    (B, 4) with `RandomErasing`, see there
     mix_lambda       float32  (B,) and
     mix_partner      int64    (B,) with `Mixup` or `CutMix`, see there
@@ -271,6 +275,8 @@ class Pipeline:
     def needed_keys(self) -> tuple[str, ...]:
         """Keys that batches must have, besides those that all batches with images have."""
         needed = ["images"]
+        if any(isinstance(step, CropAroundMask) for step in self.steps):
+            needed.append("bboxes")
         if self.max_valid is not None:
             needed.append("annotation_ids")
         if self._relate is not None:
@@ -322,8 +328,9 @@ class Pipeline:
         for table in self._tables():
             table.on(device)  # a graph that is captured later may read it there alone
         with full_precision(device):
-            moves = self._run_steps(small, epoch, canvas)
-            return self._transform(items, small, epoch, moves, grid)
+            rows = _mask_rows(items, small)
+            moves = self._run_steps(small, rows, epoch, canvas)
+            return self._transform(items, small, rows, epoch, moves, grid)
 
     def _tables(self) -> list[Table]:
         """The constants that are read on the device of a batch."""
@@ -354,13 +361,16 @@ class Pipeline:
             raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
         return small
 
-    def _run_steps(self, small: Tensors, epoch: int | None, canvas: Sides) -> Moves:
-        """Run the steps of a batch, by the numbers that `_checked` returned."""
+    def _run_steps(
+        self, small: Tensors, rows: MaskRows | None, epoch: int | None, canvas: Sides
+    ) -> Moves:
+        """Run the steps of a batch, by the numbers that `_checked` returned and its masks."""
         frame = fit_frame(small["sizes"], canvas)
         if not self.steps:
             return Moves(frame)
         pixels = PixelChanges()
         mix: partial[dict[str, Tensor]] | None = None
+        crop_mask: Tensor | None = None
         assert epoch is not None, "a batch without an epoch is refused where numbers are drawn"
         image_ids = repeated_ids(small["image_ids"], small.get("repetitions"))
         for k, step in enumerate(self.steps):
@@ -369,17 +379,32 @@ class Pipeline:
                 pixels = step(pixels, frame, drawn)
             elif isinstance(step, MixStep):
                 mix = partial(step, uniform=drawn)
+            elif isinstance(step, CropAroundMask):
+                masks = self._mask_boxes(small, rows, frame)
+                frame, crop_mask = step.around(frame, drawn, masks)
             elif isinstance(step, GeometricStep) and is_of_user(step):
                 subject = f"a batch of {len(image_ids)} images in epoch {epoch}"
                 frame = call_user(step, frame, drawn, role=f"step {step!r}", subject=subject)
             elif isinstance(step, GeometricStep):
                 frame = step(frame, drawn)
-        return Moves(frame, pixels, mix)
+        return Moves(frame, crop_mask, pixels, mix)
+
+    def _mask_boxes(self, small: Tensors, rows: MaskRows | None, frame: Frame) -> MaskBoxes:
+        """The boxes of the masks of a batch in a frame."""
+        if rows is None or "bboxes" not in small:
+            raise OptionError(
+                "CropAroundMask needs boxes of masks, but the batch has no 'bboxes': add them to "
+                "the fields of the loader"
+            )
+        coordinates = self.stored.coordinates
+        boxes = place_annotations(small, rows.owner, frame, coordinates)["boxes_xyxy"]
+        return MaskBoxes(boxes, rows.owner, rows.valid)
 
     def _transform(
         self,
         batch: Items,
         small: Tensors,
+        rows: MaskRows | None,
         epoch: int | None,
         moves: Moves,
         grid: Sides,
@@ -389,6 +414,7 @@ class Pipeline:
         Args:
             small: numbers per image and mask of the batch, all on the host if possible: what is
                 made of them is sent to the device of the batch.
+            rows: rows of its masks; None: it has none.
             epoch: as in a call.
             moves: what the steps do.
             grid: (height, width) of the masks in cells.
@@ -402,7 +428,8 @@ class Pipeline:
         placed = self._frame_numbers(small["sizes"], frame)
         if moves.pixels.erasing is not None:
             placed["erase_box"] = moves.pixels.erasing.boxes
-        rows = _mask_rows(batch, small)
+        if moves.crop_mask is not None:
+            placed["crop_mask"] = moves.crop_mask
         usable = None
         if rows is not None:
             placed |= self._annotations(small, rows, moves)
@@ -540,6 +567,8 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     pixel_steps = [type(step) for step in steps if not isinstance(step, GeometricStep)]
     mixes = known.count(len(_PLACES) - 1)
     repeats = len(set(pixel_steps)) < len(pixel_steps) or mixes > 1
+    if sum(isinstance(step, CropAroundMask) for step in steps) > 1:
+        raise OptionError(f"steps are {[*steps]}: at most one may be CropAroundMask")
     if len(known) < len(steps) or known != sorted(known) or repeats:
         raise OptionError(
             f"steps are {[*steps]}: pass geometric ones (GeometricStep) first, then at most one of "

@@ -16,8 +16,8 @@ TOP = {
     "reading": ("Reading", ["open", "Dataset", "TarDataset", "IterableTarDataset"]),
     "order": ("Order and schedules", [
         "SequentialOrder", "ShuffleOrder", "LocalShuffleOrder", "NodeShuffleOrder", "WeightedOrder",
-        "Extent", "OrderedBatches", "Buckets", "PiecewiseSchedule", "LinearSchedule",
-        "CosineSchedule", "FunctionSchedule",
+        "MaskPassOrder", "Extent", "OrderedBatches", "Buckets", "PiecewiseSchedule",
+        "LinearSchedule", "CosineSchedule", "FunctionSchedule",
     ]),
     "loading": ("Loading", [
         "Loader", "make_dataloader", "ReadingOptions", "Collate", "Seeded", "LoadingStats", "bench",

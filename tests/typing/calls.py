@@ -72,6 +72,7 @@ def order(ds: sa1bpack.Dataset) -> sa1bpack.OrderedBatches:
         sa1bpack.LocalShuffleOrder(ds, window=4),
         sa1bpack.NodeShuffleOrder(ds, nodes=8),
         sa1bpack.WeightedOrder(ds, weights, samples=10),
+        sa1bpack.MaskPassOrder(ds, 32, shuffle=False),
     ):
         assert_type(one.take(0, 0, 3), np.ndarray)
     both: ConcatDataset[Any] = ConcatDataset([])
@@ -123,6 +124,7 @@ def derive(ds: sa1bpack.Dataset, model: torch.nn.Module) -> sa1bpack.DeriveResul
 
 def transform(ds: sa1bpack.Dataset, batch: dict[str, Any]) -> dict[str, Any]:
     geometry = [T.RandomVerticalFlip(0.1), T.RandomAffine(10), T.ScaleJitter()]
+    geometry.append(T.CropAroundMask((1.3, 3), "largest"))
     pixels = [T.ColorJitter(0.4, random_order=True), T.RandomGrayscale(), T.GaussianBlur(9, 2)]
     steps = [*geometry, *pixels, T.RandomErasing(value=(0, 0, 1), masks=True), T.Mixup()]
     pipeline = T.Pipeline(ds, steps, size=(512, 768), dtype=torch.bfloat16, relations=["parents"])

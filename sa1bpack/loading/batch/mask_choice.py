@@ -18,15 +18,17 @@ from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
 
-# Choice → the key of the sample that decides it. The last two are drawn.
+# Choice → the key of the sample that decides it. The last three are drawn.
 CHOICES = {
     "largest": "areas",
     "iou": "predicted_ious",
     "stability": "stability_scores",
     "random": "image_id",
     "balanced": "areas",
+    "in_turn": "image_id",
 }
-_DRAWN = ("random", "balanced")
+_DRAWN = ("random", "balanced", "in_turn")
+IN_TURN = "in_turn"
 
 
 class MaskColumns(dict[str, Any]):
@@ -90,10 +92,11 @@ class MaskChoice:
             The highest first; among equals the lower index comes first, and NaN ranks lowest.
             "random": without replacement. "balanced": as many from each third of the sample's masks
             by area, large, medium and small, as it has; one more from random thirds if max_masks is
-            not divisible by 3. A function of `MaskColumns` that returns a weight per mask, (m,):
-            drawn without replacement, each time in proportion to the weights of those that are
-            left. Masks with a weight that is 0, negative or NaN are never drawn: a sample may have
-            fewer than `max_masks` then, or none.
+            not divisible by 3. "in_turn": as "random", but each time that an image comes again in
+            an epoch it has other masks, until all have come, about as many each time. A function of
+            `MaskColumns` that returns a weight per mask, (m,): drawn without replacement, each time
+            in proportion to the weights of those that are left. Masks with a weight that is 0,
+            negative or NaN are never drawn: a sample may have fewer than `max_masks` then, or none.
         seed: seed of the random choice, 0 to 2**64 - 1, which is a function of (seed, epoch,
             image_id, repetition) and of the sample's masks alone, not of the batch, the worker or
             the rank.
@@ -153,6 +156,8 @@ class MaskChoice:
             score = np.asarray(sample[CHOICES[self.mask_select]])
             return np.sort(ranked(score)[: self.max_masks])
         image_id = int(sample["image_id"])
+        if self.mask_select == IN_TURN:
+            return self._in_turn(image_id, masks, epoch, repetition)
         [drawn_id] = repeated_ids(np.array([image_id]), np.array([repetition])).tolist()
         words = stream_words((self.seed, epoch, drawn_id), masks)
         if callable(self.mask_select):
@@ -163,6 +168,16 @@ class MaskChoice:
         else:
             order = np.argsort(words, kind="stable")
         return np.sort(order[: self.max_masks])
+
+    def _in_turn(self, image_id: int, masks: int, epoch: int, repetition: int) -> np.ndarray:
+        """The masks of one of the turns of an image, all of which have the same order of masks."""
+        assert self.max_masks is not None, "without max_masks all masks are kept"
+        if self.max_masks == 0:
+            return np.empty(0, np.int64)
+        order = np.argsort(stream_words((self.seed, epoch, image_id), masks), kind="stable")
+        turns = -(-masks // self.max_masks)
+        turn = repetition % turns
+        return np.sort(order[turn * masks // turns : (turn + 1) * masks // turns])
 
     def of_arrays(
         self,
