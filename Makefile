@@ -35,12 +35,14 @@ BIN  := $(VENV)/bin
 # Every version comes from constraints.txt. pip shows large downloads, on a terminal. What setuptools
 # says of every editable installation concerns nobody here.
 # pip compiles one module after another; compileall does it on all processors, and leaves out the
-# tests of packages, and says nothing of files that are no Python of this version.
+# tests of packages, and says nothing of files that are no Python of this version. Our own modules as
+# well: where the shell forbids to keep bytecode, every process would compile them again.
 BARS := $(shell test -t 2 && echo --progress-bar on)
 PIP  := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip \
         --disable-pip-version-check install --quiet --no-compile $(BARS) \
         --constraint constraints.txt --build-constraint constraints.txt
-COMPILE := $(BIN)/python -m compileall -q -q -j 0 -x '/tests?/' $(VENV)/lib || true
+COMPILE := $(BIN)/python -m compileall -q -q -j 0 -x '/tests?/' $(VENV)/lib \
+           sa1bpack scripts tests/helpers || true
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -137,8 +139,6 @@ verify: setup
 # In one process more than there are processors, because many tests wait for others that they start;
 # TEST_FLAGS='-n 0' runs all tests in one. Each process begins with a part of the files, so that a
 # pack or a kernel which they share is made once, and takes tests of others when it has none left.
-# They, and what they start, keep the modules that they compile, whatever the shell says.
-test test-alone torture frameworks ray: export PYTHONDONTWRITEBYTECODE :=
 TEST_PROCESSES := $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
 test: setup $(VENV)/.ready-test
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(TEST_FLAGS)

@@ -12,13 +12,15 @@ REMEDY = "run `make setup` in a clone"
 def hiding(tmp_path):
     """A folder for PYTHONPATH that hides PIL, as if it had never been installed."""
     hidden = "import sys\nsys.modules['PIL'] = None  # import PIL then raises ModuleNotFoundError\n"
-    (tmp_path / "sitecustomize.py").write_text(hidden)
-    return tmp_path
+    folder = tmp_path / "hiding"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(hidden)
+    return folder
 
 
-def test_what_decodes_or_draws_names_the_remedy_and_creates_nothing(tar, packed, hiding):
-    before = sorted(hiding.iterdir())
-    out = hiding / "out.png"
+def test_what_decodes_or_draws_names_the_remedy_and_creates_nothing(tar, packed, hiding, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    out = tmp_path / "out.png"
     commands = [
         ("pack", tar, "-o", out),
         ("pack", tar, "-o", out, "--dry-run"),
@@ -31,7 +33,7 @@ def test_what_decodes_or_draws_names_the_remedy_and_creates_nothing(tar, packed,
         assert "`pip install 'pillow>=11.3'`" in error
         assert "Traceback" not in error
         assert error.count("\n") == 1
-    assert sorted(hiding.iterdir()) == before
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_what_neither_decodes_nor_draws_works(tar, packed, hiding):

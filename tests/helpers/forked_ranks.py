@@ -1,4 +1,5 @@
-"""Ranks of torch.distributed that are forks of one program, which imports torch once for all.
+"""Ranks of torch.distributed that are forks of one program, which imports torch and numba once for
+all.
 
 The program calls `fork_ranks`, and each rank prints what it found as a line of JSON.
 """
@@ -10,6 +11,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import numba
 from commands import python
 
 HELPERS = Path(__file__).parent
@@ -24,6 +26,7 @@ def fork_ranks(world_size: int) -> int:
     """
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
+    numba.njit(lambda: 0)()  # loads the compiler
     children: list[int] = []
     rank = 0
     for number in range(1, world_size):

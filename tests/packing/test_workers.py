@@ -229,7 +229,7 @@ def test_a_thread_that_has_no_memory_to_report_its_work_is_not_waited_for(tmp_pa
     with forked_child() as child:
         if child == 0:
             threading.settrace(partial(_refuse_memory, reports, number))
-            sa1bpack.pack(tar, tmp_path / "pack", workers=2, **options)
+            sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options)
             assert next(reports) > number, "no report was disturbed"
     assert contents(tmp_path / "pack") == contents(tmp_path / "whole")
 

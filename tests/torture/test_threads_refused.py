@@ -122,7 +122,7 @@ def test_each_thread_that_is_refused_is_a_named_error_and_the_work_can_be_repeat
         WORK[work](tars, packed, tmp_path / "undisturbed")
     count = undisturbed.started
     expected = contents(tmp_path / "undisturbed") if (tmp_path / "undisturbed").exists() else {}
-    for number in torture.rng.sample(range(count), torture.rounds(min(count, 3), count)):
+    for number in torture.rng.sample(range(count), torture.rounds(min(count, 2), count)):
         out = tmp_path / str(number)
         with monkeypatch.context() as patch:
             refusal = Refusal(patch, number)
