@@ -28,8 +28,9 @@ LAYOUTS = {
 def facts_of(folder: Path, layout: str) -> list[dict[str, Any]]:
     """Every sample of a pack as JSON, with each kind of masks that it has."""
     kinds = LAYOUTS[layout].get("masks", "bits+runs").split("+")
+    features = sorted(path.name for path in (folder / "side").iterdir())
     opened = [
-        sa1bpack.open(folder, mask_format=kind, features=["teacher"], coordinates="source")
+        sa1bpack.open(folder, mask_format=kind, features=features, coordinates="source")
         for kind in kinds
     ]
     return [
@@ -59,10 +60,24 @@ def write_released(folder: Path) -> None:
             ds = sa1bpack.open(pack)
             rows = np.arange(4 * len(ds), dtype=np.float16).reshape(len(ds), 4)
             sa1bpack.attach(ds, "teacher", rows, ds.column("image_id"))
+            attach_other_kinds(ds)
             facts[layout] = facts_of(pack, layout)
         with tarfile.open(folder / f"{name}.tar.xz", "w:xz") as tar:
             tar.add(work / "packs", name, filter=_undated)
     (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def attach_other_kinds(ds: sa1bpack.Dataset) -> None:
+    """Attach text and rows of any length, of images and of masks, of which some are missing."""
+    images = ds.column("image_id").tolist()
+    masks = ds.mask_column("annotation_id").tolist()
+    sa1bpack.attach(ds, "caption", {images[0]: "un café, 犬"}, missing="allow")
+    tokens = [np.full((number, 3), number, np.float16) for number in range(len(images))]
+    sa1bpack.attach(ds, "tokens", tokens, images, shape=(None, 3))
+    options = {"axis": "mask", "missing": "allow"}
+    sa1bpack.attach(ds, "phrase", {mask: f"mask {mask}" for mask in masks[::2]}, **options)
+    points = {mask: np.full((mask % 3, 2), mask, np.int64) for mask in masks[1:]}
+    sa1bpack.attach(ds, "points", points, shape=(None, 2), **options)
 
 
 def _undated(member: tarfile.TarInfo) -> tarfile.TarInfo:

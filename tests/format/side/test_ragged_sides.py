@@ -170,15 +170,18 @@ def narrow(tmp_path_factory):
     return root
 
 
-@given(kind=kinds)
+@given(kind=kinds, piece_bytes=st.sampled_from([1, 40, 1 << 26]))
 @settings(max_examples=12, deadline=None)
 def test_rows_of_every_kind_are_read_back_by_zarr_by_numpy_and_by_the_dataset(
-    narrow, tmp_path_factory, kind
+    narrow, tmp_path_factory, kind, piece_bytes
 ):
+    """Whatever the number of rows that are written at once."""
     output = tmp_path_factory.mktemp("made") / "made"
     if not has_rows(narrow, kind):
         return
-    attached(narrow, kind, output)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sa1bpack.deriving.attach.PIECE_BYTES", piece_bytes)
+        attached(narrow, kind, output)
     check_with_zarr_and_numpy(narrow, output, kind)
     check_with_the_dataset(narrow, output, kind)
     assert verify(output).ok
@@ -304,6 +307,35 @@ def test_hostile_rows_are_refused_before_one_is_read(pack, kind, name):
             (ds.column if name == "title" else ds.mask_column)(name)
     report = verify(pack, quick=True)
     assert not report.ok and {problem.feature for problem in report.problems} == {name}
+
+
+@given(offsets=st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-1, 60)))
+@settings(max_examples=40, deadline=None)
+def test_any_offsets_are_refused_but_those_that_rise_to_the_end(narrow_title, offsets):
+    folder, name = narrow_title
+    stored = writable_array(folder, "offset")
+    before = stored.copy()
+    last = int(before[-1])
+    stored[: len(offsets)] = offsets[: len(stored)]
+    fits = stored[0] == 0 and stored[-1] == last and (np.diff(stored.astype(object)) >= 0).all()
+    present = arrays_of(folder)["present"]
+    fits = fits and not np.diff(stored)[present == 0].any()
+    root = folder.parents[2]
+    ds = sa1bpack.open(root, features=name)
+    try:
+        texts = ds.column(name).tolist()[: len(stored) - 1]
+        assert fits and "".join(texts).encode() == arrays_of(folder)["values"].tobytes()
+    except FormatError as error:
+        assert not fits or "is not UTF-8" in str(error)
+    stored[:] = before
+
+
+@pytest.fixture(scope="module")
+def narrow_title(narrow, tmp_path_factory):
+    """The first feature shard of a feature of text in a pack, and its name."""
+    root = shutil.copytree(narrow, tmp_path_factory.mktemp("title") / "pack")
+    write_ragged(root, RAGGED_KINDS["title"])
+    return first_of(root, "title"), "title"
 
 
 def test_a_missing_row_that_has_items_or_values_is_found(pack):
