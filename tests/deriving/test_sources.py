@@ -494,12 +494,21 @@ def test_an_archive_without_the_array_names_those_that_it_has(ds, tmp_path):
             attach(ds, "a", tmp_path, value=value, missing="allow")
 
 
-def test_one_file_twice_for_an_image_names_both(ds, tmp_path):
-    image_id = ds.column("image_id")[0]
-    (tmp_path / f"{image_id}.txt").write_text("a")
-    (tmp_path / f"sa_{image_id}.txt").write_text("b")
-    with pytest.raises(OptionError, match=rf"once: .*/{image_id}\.txt; and .*/sa_{image_id}\.txt"):
-        attach(ds, "a", tmp_path, missing="allow")
+@pytest.mark.parametrize("block_rows", [1, 2, 4096])
+def test_one_file_twice_for_an_image_names_both(ds, tmp_path, monkeypatch, block_rows):
+    monkeypatch.setattr("sa1bpack.deriving.sources.image_files.BLOCK_ROWS", block_rows)
+    ids = ds.column("image_id")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in (*ids[:5], f"sa_{ids[0]}", "other"):
+        (folder / f"{name}.txt").write_text("a")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for path in sorted(folder.iterdir()):
+            tar.add(path, arcname=f"x/{path.name}")
+    message = rf"once: .*/{ids[0]}\.txt; and .*/sa_{ids[0]}\.txt; keep one of them$"
+    for rows in (folder, tmp_path / "a.tar", str(folder / "*.txt")):
+        with pytest.raises(OptionError, match=message):
+            attach(ds, "a", rows, missing="allow")
 
 
 def test_rows_of_several_files_name_the_file(ds, tmp_path):

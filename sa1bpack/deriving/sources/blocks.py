@@ -27,16 +27,23 @@ class RowBlock:
 
     Attributes:
         ids: an id per row: an int, text, or what the user gave.
-        values: a value per row, which may be read when it is looked at; None or ABSENT: the row has
-            none.
+        values: a value per row; None or ABSENT: the row has none.
         records: where each row is, for `RowReader.place`.
         variable: arrays of these values have any length, even if all lengths are equal.
+        read: reads the values at some positions, in order, in place of `values`.
     """
 
     ids: Sequence[Any]
     values: Sequence[Any]
     records: Sequence[int]
     variable: bool = False
+    read: Callable[[Sequence[int]], Iterator[Any]] | None = None
+
+    def chosen(self, positions: Sequence[int]) -> Iterator[Any]:
+        """The values at some positions, in order."""
+        if self.read is not None:
+            return self.read(positions)
+        return (self.values[position] for position in positions)
 
 
 class RowReader(Protocol):

@@ -4,7 +4,10 @@ import os
 import tarfile
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import lru_cache, partial
 from io import BytesIO
 from itertools import islice
 from math import prod
@@ -25,12 +28,17 @@ from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.format import files
 from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES
 from sa1bpack.paths import naming
+from sa1bpack.threads import ThreadPool
 from sa1bpack.wording import brief
 
 ARRAY_SUFFIXES = (".npy", ".npz")
 TEXT_SUFFIX = ".txt"
 IMAGE_FILE_SUFFIXES = (*ARRAY_SUFFIXES, TEXT_SUFFIX)
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+# Threads that read files, and how many small ones each reads at once.
+_READERS = 8
+_AT_ONCE = 16
+_AT_ONCE_BYTES = 1 << 20
 # A header of .npy beside the largest row.
 _MAX_FILE_BYTES = MAX_SIDE_ROW_BYTES + (1 << 20)
 
@@ -82,26 +90,45 @@ class ImageFiles:
             self.finished += len(paths)
             names = [_id_in(path.name) for path in paths]
             records = range(self._first, self.finished)
-            yield RowBlock(names, _Contents(paths, self._value), records)
+            read = partial(_read_ahead, paths, self._value)
+            yield RowBlock(names, (), records, read=read)
 
 
-class _Contents(Sequence[Any]):
-    """The rows of files, each read when it is looked at."""
+def _read_ahead(
+    paths: Sequence[Path], value: str | None, positions: Sequence[int]
+) -> Iterator[Any]:
+    """The rows in files, of which the next few are read meanwhile: a file system may be far away.
 
-    def __init__(self, paths: list[Path], value: str | None):
-        self._paths = paths
-        self._value = value
+    Args:
+        paths: the files.
+        value: as in `row_of_file`.
+        positions: those that are to be read, in order.
+    """
+    chosen = [paths[position] for position in positions]
+    if not chosen:
+        return
+    with naming(chosen[0]):
+        at_once = max(1, min(_AT_ONCE, _AT_ONCE_BYTES // (chosen[0].stat().st_size + 1)))
+    waiting: deque[Future[list[bytes]]] = deque()
+    with ThreadPool(_READERS, "sa1bpack-rows") as pool:
+        finished = 0
+        for first in range(0, len(chosen), at_once):
+            waiting.append(pool.submit(_contents, chosen[first : first + at_once]))
+            last = first + at_once >= len(chosen)
+            while waiting and (last or len(waiting) > _READERS):
+                for content in waiting.popleft().result():
+                    yield row_of_file(chosen[finished], content, value)
+                    finished += 1
 
-    def __len__(self) -> int:
-        return len(self._paths)
 
-    def __getitem__(self, position: Any) -> Any:
-        path = self._paths[position]
+def _contents(paths: Sequence[Path]) -> list[bytes]:
+    """The bytes of files. Raises SourceError if one has more than a row can have, OSError."""
+    contents = []
+    for path in paths:
         with naming(path):
-            nbytes = path.stat().st_size
-            _check_size(path, nbytes)
-            data = path.read_bytes()
-        return row_of_file(path, data, self._value)
+            _check_size(path, path.stat().st_size)
+            contents.append(path.read_bytes())
+    return contents
 
 
 class TarOfFiles:
@@ -204,22 +231,33 @@ def row_of_file(path: Path | str, data: bytes, value: str | None) -> Any:
 
 def _array_of_npy(data: bytes) -> np.ndarray:
     """The array of an .npy file, read-only. Raises ValueError for what is not one of numbers."""
-    stream = BytesIO(data)
-    version = npy_format.read_magic(stream)
-    if version == (1, 0):
-        shape, in_columns, dtype = npy_format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        shape, in_columns, dtype = npy_format.read_array_header_2_0(stream)
-    else:
-        raise ValueError(f"its version is {version}")
+    is_first = data[6:7] == b"\x01"  # version 1 has two bytes of length
+    start = int.from_bytes(data[8:10], "little") + 10
+    if not is_first:
+        start = int.from_bytes(data[8:12], "little") + 12
+    shape, in_columns, dtype = _header(data[:start])
     if dtype.kind not in "biuf":
         raise ValueError(f"it has {dtype}")
     count = prod(shape)
-    start = stream.tell()
     if start + count * dtype.itemsize != len(data):
         raise ValueError(f"it has {len(data) - start:,} bytes, but must have {dtype} {shape}")
     flat = np.frombuffer(data, dtype, count, start)
     return flat.reshape(shape, order="F" if in_columns else "C")
+
+
+@lru_cache(64)
+def _header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type in the header of an .npy file, of which a folder has few.
+
+    Raises ValueError for what is none.
+    """
+    stream = BytesIO(header)
+    version = npy_format.read_magic(stream)
+    if version == (1, 0):
+        return npy_format.read_array_header_1_0(stream)
+    if version == (2, 0):
+        return npy_format.read_array_header_2_0(stream)
+    raise ValueError(f"its version is {version}")
 
 
 def _array_of_npz(path: Path | str, data: bytes, value: str | None) -> np.ndarray:

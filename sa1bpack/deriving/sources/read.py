@@ -185,8 +185,8 @@ def _spool_block(
     left_out.add_ids([block.ids[k] for k in np.flatnonzero(~known)[:SHOWN_NAMES]])
     left_out.left_out += len(known) - int(known.sum())
     rows = _Batch(spool, row_ids, np.asarray(block.records, np.int64))
-    for position in np.flatnonzero(known).tolist():
-        value = block.values[position]
+    positions = np.flatnonzero(known).tolist()
+    for position, value in zip(positions, block.chosen(positions), strict=True):
         if value is None or value is ABSENT:
             left_out.without_value += 1
             continue
