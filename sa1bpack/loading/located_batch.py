@@ -6,8 +6,10 @@ the use: the batch is loaded from those copies, once they agree with what was fo
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -35,11 +37,18 @@ from sa1bpack.loading.sample_reader import SampleReader, ShardFiles, file_table,
 from sa1bpack.loading.stats import Read
 from sa1bpack.masks.arrays import check_image_runs
 
+_Source = TypeVar("_Source", ShardFiles, ShardArrays)
+
 # Arrays of which a sample's rows are large.
 _IMAGE_AND_BITS = ("image", "mask_bits")
 
-# Samples whose files a thread holds open at once, however many shards they come from.
+# Samples that a thread loads together: this many, and more of small ones, up to so many bytes.
 OPEN_SAMPLES = 8
+_BYTES_TOGETHER = 8 << 20
+_MOST_TOGETHER = 256
+
+# Files that a thread holds open at once, if that is enough for OPEN_SAMPLES of as many shards.
+_OPEN_FILES = 32
 
 
 def without_frames(error: Exception) -> Exception:
@@ -210,38 +219,76 @@ class LocatedBatch:
         Raises:
             ResourceShortage: no more files can be opened.
         """
-        checked = self._ds.options.verify_checksums
-        together = OPEN_SAMPLES
-        if checked:
-            together = 1  # it is in the processor's caches then
+        reads = []
+        if self._ds.options.verify_checksums:
             for k in range(first, stop):
                 self._announce(k, reader.direct)
-        reads = []
-        for start in range(first, stop, together):
-            end = min(start + together, stop)
-            sources = [self._open(k, reader.direct, checked) for k in range(start, end)]
-            if any(sources):  # else nothing is there to load; a small array may have been truncated
+            for k in range(first, stop):  # one at a time: it is in the processor's caches then
+                copied = self._opened([k], partial(self._checked_copy, k, reader.direct))
+                if copied is not None:
+                    reads.append(self._load(k, k + 1, reader))
+            return reads
+        start = first
+        while start < stop:
+            end, files = self._open_files(start, stop, reader.direct)
+            if files:  # else nothing is there to load; a small array may have been truncated
                 reads.append(self._load(start, end, reader))
-            del sources  # what `SampleTables` has of them is not used again
+            del files  # what `SampleTables` has of them is not used again
+            start = end
         return reads
 
-    def _open(self, k: int, direct: bool, checked: bool) -> ShardFiles | ShardArrays | None:
-        """What sample k is loaded from, entered into `SampleTables`; None, and its error is kept.
+    def _open_files(self, start: int, stop: int, direct: bool) -> tuple[int, list[ShardFiles]]:
+        """Open the files of as many samples as are loaded together, and enter them in the tables.
 
-        It must be kept until the sample is loaded. Raises ResourceShortage.
+        Errors are kept.
+
+        Args:
+            start: the first of them.
+            stop: one past the last that there is.
+            direct: open the files past the page cache, if their file system can do that.
+
+        Returns:
+            One past the last of them, and the files, which must be kept until these are loaded.
+
+        Raises:
+            ResourceShortage: no more files can be opened.
         """
+        tables = self._tables
+        together = max(OPEN_SAMPLES, _BYTES_TOGETHER * len(self) // max(self.nbytes, 1))
+        end = min(start + together, start + _MOST_TOGETHER, stop)
+        numbers = tables.samples["shard"][start:end]
+        most_shards = max(_OPEN_FILES // max(len(self._spec.refs), 1), OPEN_SAMPLES)
+        _, firsts = np.unique(numbers, return_index=True)
+        if len(firsts) > most_shards:
+            end = start + int(np.sort(firsts)[most_shards])
+            numbers = numbers[: end - start]
+        opened = []
+        for number in np.unique(numbers):
+            positions = start + np.flatnonzero(numbers == number)
+            shard = self._shards[int(positions[0])]
+            open_shard = partial(open_files, shard, self._spec.refs, direct)
+            files = self._opened(positions.tolist(), open_shard)
+            if files is not None:
+                opened.append(files)
+                tables.files[positions] = files.table
+        return end, opened
+
+    def _opened(self, positions: Sequence[int], work: Callable[[], _Source]) -> _Source | None:
+        """What samples at these positions are loaded from, by `work`; None, and its error is kept.
+
+        Raises ResourceShortage.
+        """
+        failure: Exception
         try:
-            if checked:
-                return self._checked_copy(k, direct)
-            files = open_files(self._shards[k], self._spec.refs, direct)
-            self._tables.files[k] = files.table
-            return files
+            return work()
         except ResourceShortage:
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
-            self._failed[k] = missing(Path(error.filename))
+            failure = missing(Path(error.filename))
         except (FormatError, OSError) as error:
-            self._failed[k] = without_frames(error)
+            failure = without_frames(error)
+        for k in positions:
+            self._failed[k] = failure
         return None
 
     def compile(self) -> None:

@@ -7,7 +7,6 @@ no address outside an array results.
 
 from collections.abc import Sequence
 from itertools import compress
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -221,7 +220,10 @@ class LookUp:
         Returns:
             bool (n,), which of the samples fit their arrays; and the tables of these.
         """
-        records = np.array([shard.record for shard in shards], SHARD)
+        # Few shards have many of the samples, or each has one: what is taken per shard is repeated.
+        _, firsts, inverse = np.unique(samples["shard"], return_index=True, return_inverse=True)
+        distinct = [shards[k] for k in firsts.tolist()]
+        records = np.array([shard.record for shard in distinct], SHARD)[inverse]
         fits = np.empty(len(samples), np.bool_)
         look_up(records, samples, self._stored, fits)
         if canvases is not None:
@@ -229,6 +231,7 @@ class LookUp:
         if not fits.all():
             samples = samples[fits]
             records = records[fits]
+            inverse = inverse[fits]
             shards = list(compress(shards, fits))
         if self._scaled:
             size = samples["size"]
@@ -250,7 +253,8 @@ class LookUp:
             masks["end"] = mask_rows + 1
         files = np.zeros((len(samples), self._large_arrays), FILE)
         files["descriptor"] = NO_FILE
-        return fits, SampleTables(samples, masks, _addresses(shards, self._numbers), files)
+        numbers = _addresses(distinct, self._numbers, inverse)
+        return fits, SampleTables(samples, masks, numbers, files)
 
     def _cut_to_canvases(self, samples: np.ndarray, canvases: np.ndarray, fits: np.ndarray) -> None:
         """Leave out samples that are larger than the canvas of their class: sizes have changed.
@@ -281,7 +285,8 @@ class LookUp:
 
         def compared() -> dict[str, np.ndarray]:
             scores = np.empty((len(SCORES), len(mask_rows)), np.int64)
-            gather_scores(_addresses(shards, SCORES), samples, scores)
+            each = np.arange(len(shards))
+            gather_scores(_addresses(shards, SCORES, each), samples, scores)
             predicted_iou, stability_score = scores[1:].view(np.float64)
             size = samples["size"].astype(np.int64)
             return {
@@ -313,13 +318,19 @@ class LookUp:
         )
 
 
-def _addresses(shards: Sequence[ShardArrays], names: Sequence[str]) -> np.ndarray:
-    """int64 (n, a): the addresses of arrays of the shards."""
-    if not names:
-        return np.empty((len(shards), 0), np.int64)
-    addresses_of = itemgetter(*names)
-    addresses = [addresses_of(shard.addresses) for shard in shards]
-    return np.array(addresses, np.int64).reshape(len(shards), len(names))
+def _addresses(
+    shards: Sequence[ShardArrays], names: Sequence[str], inverse: np.ndarray
+) -> np.ndarray:
+    """int64 (n, a): the addresses of arrays of the shards that samples are in, 0 for none.
+
+    Args:
+        shards: distinct shards.
+        names: names of the arrays.
+        inverse: int64 (n,), which of them each sample is in.
+    """
+    rows = [[shard.addresses.get(name, 0) for name in names] for shard in shards]
+    addresses: np.ndarray = np.array(rows, np.int64).reshape(len(shards), len(names))[inverse]
+    return addresses
 
 
 def _chosen(

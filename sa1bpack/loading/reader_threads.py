@@ -25,9 +25,11 @@ from sa1bpack.loading.shard_prefetcher import ShardPrefetcher
 from sa1bpack.loading.stats import EpochCounts, Read
 from sa1bpack.threads import start_thread
 
-# The most samples that are located together: most of the cost does not depend on their number. The
-# first batch of an epoch is located alone, so that it does not wait for the shards of others.
+# The most samples that are located together, or batches of more samples: most of the cost does not
+# depend on their number. The first batch of an epoch is located alone, so that it does not wait for
+# the shards of others.
 _LOCATED_SAMPLES = 128
+_LOCATED_BATCHES = 4
 
 
 class ReaderThreads:
@@ -193,7 +195,7 @@ class ReaderThreads:
             begin = time.monotonic()
             batches = self._prefetcher.next_batches(self._locate_next)
             self._counts.fetch_seconds += time.monotonic() - begin
-        most = max(1, _LOCATED_SAMPLES // max(1, len(batches[0].indices)))
+        most = max(_LOCATED_BATCHES, _LOCATED_SAMPLES // max(1, len(batches[0].indices)))
         self._locate_next = min(2 * self._locate_next, most)
         self._located.extend(self._locator.locate(batches))
 
