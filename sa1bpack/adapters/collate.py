@@ -6,16 +6,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
+from sa1bpack.adapters.collate_rows import (
+    count_of_masks,
+    keys_of,
+    new_tensor,
+    ragged_rows,
+    ragged_values,
+)
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.fields import (
     MASK_FIELDS,
     SAMPLE_FIELDS,
+    FeatureKeys,
     Field,
     check_added_keys,
-    refuse_in_batches,
 )
 from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, ImageSpec, SampleSpec
 from sa1bpack.display import Batch, Sample
@@ -152,7 +158,10 @@ def _mask_row(
 
 
 def _mask_count(
-    sample: Mapping[str, Any], first: Mapping[str, Any], of_masks: Sequence[Field]
+    sample: Mapping[str, Any],
+    first: Mapping[str, Any],
+    of_masks: Sequence[Field],
+    ragged: Sequence[SideSpec],
 ) -> int:
     """The common length of a sample's per-mask arrays.
 
@@ -164,6 +173,9 @@ def _mask_count(
             f"{sorted(first)}: the transform must return the same keys for all samples"
         )
     lengths = {field.sample: len(sample[field.sample]) for field in of_masks}
+    for feature in ragged:
+        if feature.axis == "mask":
+            lengths[feature.name] = count_of_masks(feature, sample)
     if "run_offset" in sample:
         lengths["run_offset - 1"] = len(sample["run_offset"]) - 1
     if len(set(lengths.values())) > 1:
@@ -235,8 +247,13 @@ def _batch_fields(fields: Sequence[Field], features: Sequence[SideSpec], axis: s
     """The fields of a batch with one row per sample or per mask, features included."""
     of_batch = [field for field in fields if field.batch]
     for feature in features:
-        if feature.axis == axis:
+        if feature.axis != axis:
+            continue
+        if not feature.ragged:
             of_batch.append(Field("", feature.name, feature.name, None, 0))
+        present = FeatureKeys.of(feature).present
+        if present:
+            of_batch.append(Field("", present, present, np.dtype("?")))
     return of_batch
 
 
@@ -351,7 +368,6 @@ class Collate:
         self._spec_text: str | None = None
         if sample_spec is not None:
             self._image = sample_spec.image
-            refuse_in_batches(sample_spec.features)
             self._features = sample_spec.features
             self._as_bool = sample_spec.masks.as_bool and sample_spec.masks.source != "runs"
             self._spec_text = sample_spec.as_text()
@@ -470,7 +486,13 @@ class Collate:
                 batch[feature.name] = tensor.view(torch.bfloat16)
         if "run_ends" in first:
             batch["runs"] = _runs(stored, masks)
-        added_keys = first.keys() - _OWN - {feature.name for feature in self._features}
+        for feature in self._ragged(first):
+            rows = [
+                ragged_rows(feature, sample, chosen)
+                for sample, chosen in zip(stored, masks.rows, strict=True)
+            ]
+            batch |= ragged_values(feature, rows, self.layout.padded, masks.capacity)
+        added_keys = first.keys() - _OWN - keys_of(self._features)
         check_added_keys(added_keys)
         for key in added_keys:
             batch[key] = [sample[key] for sample in stored]
@@ -483,6 +505,10 @@ class Collate:
                 )
             batch |= self._relate(batch)
         return batch
+
+    def _ragged(self, sample: Mapping[str, Any]) -> list[SideSpec]:
+        """The features with ragged rows that samples have, by the first of a batch."""
+        return [spec for spec in self._features if spec.ragged and spec.name in sample]
 
     def _choose(
         self,
@@ -497,7 +523,7 @@ class Collate:
             repetitions = np.zeros(len(samples), np.int64)
         chosen = []
         for sample, repetition in zip(samples, repetitions.tolist(), strict=True):
-            count = _mask_count(sample, samples[0], fields)
+            count = _mask_count(sample, samples[0], fields, self._ragged(samples[0]))
             rows = choice.rows(sample, count, epoch, repetition)
             if rows is None:
                 rows = np.arange(count)
@@ -532,7 +558,7 @@ class Collate:
         elif image is not None and sides is not None and shape == image.shape:
             cut_to = image.on_canvas(sides)  # a transform may have returned others, which stay
             shape = cut_to.shape
-        tensor = _new_tensor((len(samples), *shape), field.dtype or first.dtype)
+        tensor = new_tensor((len(samples), *shape), field.dtype or first.dtype)
         out = tensor.numpy()
         for k, sample in enumerate(samples):
             value = np.asarray(sample[field.sample])
@@ -563,7 +589,7 @@ class Collate:
         axes: tuple[int, ...] = (int(masks.offsets[-1]),)
         if self.layout.padded:
             axes = (len(samples), masks.capacity)
-        tensor = _new_tensor((*axes, *row), field.dtype or dtype)
+        tensor = new_tensor((*axes, *row), field.dtype or dtype)
         out = tensor.numpy()
         for k, (sample, rows) in enumerate(zip(samples, masks.rows, strict=True)):
             value = np.asarray(sample[field.sample])
@@ -601,17 +627,3 @@ def _runs(samples: Sequence[dict[str, Any]], masks: _ChosenMasks) -> RunBatch:
         height, width = sample["size"][:2].tolist()
         of_samples.append((ends, offset, height, width))
     return RunBatch.collate(of_samples)
-
-
-def _new_tensor(shape: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:
-    """Memory on the CPU. Raises OptionError for a type that torch does not have."""
-    try:
-        kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    except TypeError:
-        raise OptionError(f"torch has no type for {dtype}: convert it in the transform") from None
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=kind, device="cpu")
-    # A worker's batch is sent through shared memory: made there, it need not be copied into it.
-    new_shared: Any = torch.UntypedStorage._new_shared
-    storage = new_shared(int(np.prod(shape)) * dtype.itemsize)
-    return torch.empty(0, dtype=kind, device="cpu").set_(storage).view(shape)

@@ -154,16 +154,6 @@ def check_feature_keys(specs: Iterable[SideSpec]) -> None:
             features[key] = spec.name
 
 
-def refuse_in_batches(specs: Iterable[SideSpec]) -> None:
-    """Raise OptionError for a feature that batches cannot have."""
-    for spec in specs:
-        if spec.ragged or spec.missing:
-            raise OptionError(
-                f"feature {spec.name} is {spec.to_text()}: batches do not have such rows yet, "
-                "samples and columns do; open the dataset without it, or read it by ds[i]"
-            )
-
-
 # Every key that sa1bpack writes into a sample or a batch, by who writes it. Neither a feature nor
 # what a transform adds to a sample can be called so: it would be overwritten, or overwrite. The
 # names of relations (`masks.relations.RELATIONS`) are not among them: who asks for a relation and

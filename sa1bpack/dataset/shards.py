@@ -36,6 +36,9 @@ _T = TypeVar("_T")
 DEFAULT_MAPPINGS = 65_530
 SHARE_OF_MAPPINGS = 0.75
 
+# Feature shards that an average is taken of.
+_LOOKED_AT = 8
+
 _MAPPINGS_LIMIT = Path("/proc/sys/vm/max_map_count")
 
 # Feature shards of which the items of ragged rows are asked for before they are fetched: the bytes
@@ -50,6 +53,10 @@ _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
 _LENGTHS = ("masks", "runs", "image_bytes")
 _ADDRESSES = ("size", "image_offset", "run_offset")
 SHARD = np.dtype([(name, np.int64) for name in (*_LENGTHS, *_ADDRESSES)])
+
+# What it finds of a feature: number of items, addresses of the offsets of ragged rows and of the
+# flags of rows that are there, 0 for a feature without these.
+SIDE = np.dtype([(name, np.int64) for name in ("items", "offset", "present")])
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,27 @@ class Feature:
         if folder in self.sources:
             leases.append(self.sources[folder].fetch(self.spec, shard))
         return FeatureShard.open(folder, self.spec, shard)
+
+    @cached_property
+    def mean_items(self) -> float:
+        """The items of a row, on average of some shards: 1 of fixed rows.
+
+        0 where the feature shards are not on this machine.
+        """
+        if not self.spec.ragged:
+            return 1.0
+        rows = 0
+        nbytes = 0
+        filled = [n for n, shard in enumerate(self.shards) if shard.lengths.samples]
+        for number in filled[:: max(len(filled) // _LOOKED_AT, 1)]:
+            if self.folders[number] in (None, *self.sources):
+                continue
+            lengths = self.shards[number].lengths
+            rows += lengths.samples if self.spec.axis == "sample" else lengths.masks
+            with suppress(OSError):  # it is damaged, or has no items
+                path = self.shard_folder(number) / self.spec.values.chunk_path
+                nbytes += path.stat().st_size
+        return nbytes / self.spec.row_bytes / max(rows, 1)
 
     def shard_folder(self, number: int) -> Path:
         """The folder of the feature shard of a shard, by its number, which has one."""
@@ -192,6 +220,18 @@ class ShardArrays:
         counts = [getattr(lengths, name) for name in _LENGTHS]
         addresses = [self.addresses.get(name, 0) for name in _ADDRESSES]
         self.record = np.array((*counts, *addresses), SHARD)[()]
+
+    @cached_property
+    def sides(self) -> np.ndarray:
+        """SIDE (f,): the features, for compiled code."""
+        sides = np.zeros(len(self.features), SIDE)
+        for side, feature in zip(sides, self.features, strict=True):
+            side["items"] = len(feature.values)
+            if feature.offset is not None:
+                side["offset"] = address_of(feature.offset)
+            if feature.present is not None:
+                side["present"] = address_of(feature.present)
+        return sides
 
     def array(self, ref: ArrayRef) -> np.ndarray:
         """An array of the shard, or the rows of a feature."""

@@ -25,11 +25,12 @@ from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.display import Batch
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import Living
-from sa1bpack.loading.batch.spec import BatchSpec, split_regions
+from sa1bpack.loading.batch.regions import split_regions, split_span
+from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch, SentBatch
 from sa1bpack.loading.cuda import CUDA, keep_maps, pinned_memory
 from sa1bpack.loading.located_batch import LocatedBatch
-from sa1bpack.loading.tensors import arrange, batch_views, host_views, split_span
+from sa1bpack.loading.tensors import arrange, batch_views, host_views
 from sa1bpack.transforms.host import SentNumbers
 from sa1bpack.wording import counted, size_text
 
@@ -138,7 +139,7 @@ class CudaDevice:
 
         Raises torch.cuda.OutOfMemoryError.
         """
-        large, small, of_small, of_large = split_span(located.regions, located.nbytes)
+        large, small, of_small, of_large = split_span(located.regions)
         pinned = buffer.pinned
         assert pinned is not None, "buffers of a CUDA device are pinned"
         with self._lock, CUDA.queuing_on(self.stream):

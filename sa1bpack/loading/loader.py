@@ -34,7 +34,14 @@ from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.pipeline_threads import PipelineThreads
-from sa1bpack.loading.plans import LoadingPlan, cores, dataset_bytes, io_obstacle, largest_batch
+from sa1bpack.loading.plans import (
+    LoadingPlan,
+    cores,
+    dataset_bytes,
+    io_obstacle,
+    largest_batch,
+    regions_of,
+)
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.loading.tensors import arranging_bytes, float_bytes, sent_bytes
@@ -239,7 +246,8 @@ class Loader(BaseLoader):
         samples = plan.samples
         capacity = plan.capacity
         added, temporary = arranging_bytes(spec, samples, capacity, total)
-        sent = sent_bytes(spec, samples, capacity, total, plan.batch_bytes)
+        regions, _ = regions_of(self._narrowed, spec, samples, plan.most_masks, capacity)
+        sent = sent_bytes(regions)
         # In the queue, being delivered, and the one that the consumer still has meanwhile.
         nbytes = (plan.batches + 1) * sent + 2 * added + temporary
         if spec.relate is not None:

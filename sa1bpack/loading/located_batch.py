@@ -6,10 +6,10 @@ the use: the batch is loaded from those copies, once they agree with what was fo
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.files import is_shortage, missing
 from sa1bpack.format.shard_reader import REPAIR
+from sa1bpack.format.side.spec import REMAKE
+from sa1bpack.loading.batch.feature_arrays import BatchFeature
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import BatchSpec
@@ -141,14 +143,55 @@ class LocatedBatch:
         self.run_offset = np.zeros(self.total + 1, np.int64)
         if spec.reads_runs:
             np.cumsum(_lengths(tables.masks), out=self.run_offset[1:])
+        ragged = [feature for feature in spec.batch_features if feature.spec.ragged]
+        items = {feature.spec.name: feature.items(tables) for feature in ragged}
         self._image = spec.image_of(ordered.sample_class)
         self.regions, self.nbytes = spec.regions(
-            len(shards), self.capacity, self.total, int(self.run_offset[-1]), self._image
+            len(shards),
+            self.capacity,
+            self.total,
+            int(self.run_offset[-1]),
+            image=self._image,
+            items=items,
         )
+        for feature in ragged:
+            feature.place(tables, self._positions(feature), items[feature.spec.name])
+        self._texts = {
+            feature.spec.name: [""] * len(self._positions(feature))
+            for feature in ragged
+            if feature.spec.text
+        }
         self._failed: dict[int, Exception] = {}
 
     def __len__(self) -> int:
         return len(self._shards)
+
+    def _positions(self, feature: BatchFeature) -> np.ndarray:
+        """int64 (rows,): where the rows of a feature are among those of the batch's array."""
+        if not feature.per_mask:
+            return np.arange(len(self))
+        return self._mask_positions(padded=self._spec.mask_layout.padded)
+
+    def _mask_positions(self, padded: bool) -> np.ndarray:
+        """int64 (T,): where the masks are among the rows of arrays, padded or not."""
+        positions = np.arange(self.total)
+        if padded:
+            first = self._tables.samples["kept_begin"]
+            shift = np.arange(len(self)) * self.capacity - first
+            positions += np.repeat(shift, self._counts)
+        return positions
+
+    def texts(self, feature: BatchFeature) -> list[Any]:
+        """The rows of a feature of text, once all samples are copied.
+
+        A string per sample or mask; per mask of padded layouts, a list per sample.
+        """
+        texts = self._texts[feature.spec.name]
+        if not (feature.per_mask and feature.padded):
+            return texts
+        samples = self._tables.samples
+        edges = zip(samples["kept_begin"].tolist(), samples["kept_end"].tolist(), strict=True)
+        return [texts[begin:end] for begin, end in edges]
 
     def name(self) -> str:
         """The samples, for messages."""
@@ -179,22 +222,25 @@ class LocatedBatch:
             "run_offset": self.run_offset,
         }
         if "mask_positions" in regions:
-            shift = np.arange(len(self)) * self.capacity - mask_offsets[:-1]
-            arrays["mask_positions"] = np.arange(self.total) + np.repeat(shift, self._counts)
+            arrays["mask_positions"] = self._mask_positions(padded=True)
+        layout = spec.row_layout(len(self), self.capacity, self.total)
+        for feature in spec.batch_features:
+            positions = self._positions(feature)
+            arrays |= feature.small_arrays(self._tables, layout, positions)
         for key in arrays.keys() & regions.keys():
             regions[key].view(buffer)[...] = arrays[key]
         run_ends = np.empty(0, np.int32)
         if spec.mask_source == "runs":
             run_ends = regions["run_ends"].view(buffer)
         targets = spec.targets(regions, self.capacity, self._image)
-        layout = spec.pack_layout
+        stored = spec.pack_layout
         canvas_height, canvas_width = self._image.canvas
         self._dest = Destination(
             buffer=buffer,
             how=self._image.how,
             canvas_height=canvas_height,
             canvas_width=canvas_width,
-            stored_side=0 if layout.flat else layout.image_size,
+            stored_side=0 if stored.flat else stored.image_size,
             arrays=targets,
             numbers=spec.number_targets(regions),
             capacity=self.capacity if spec.mask_layout.padded else -1,
@@ -308,8 +354,43 @@ class LocatedBatch:
     def _load(self, first: int, stop: int, reader: SampleReader) -> Read:
         """Load these samples, whose files are open, and keep the error of each, if any.
 
-        The runs of each are checked, or its masks are drawn from them.
+        The runs of each are checked, or its masks are drawn from them; texts become strings.
         """
+        read = self._load_arrays(first, stop, reader)
+        for feature in self._spec.batch_features:
+            if feature.spec.text:
+                self._decode(feature, first, stop)
+        return read
+
+    def _decode(self, feature: BatchFeature, first: int, stop: int) -> None:
+        """Make strings of the texts of these samples, which are in the buffer."""
+        begin = first
+        end = stop
+        owner = np.arange(len(self))
+        if feature.per_mask:
+            samples = self._tables.samples
+            begin = int(samples["kept_begin"][first]) if first < stop else 0
+            end = int(samples["kept_end"][stop - 1]) if first < stop else 0
+            owner = np.repeat(owner, self._counts)
+        region = self.regions[feature.spec.name]
+        stored: Any = region.view(self._dest.buffer)
+        data = memoryview(stored)
+        texts = self._texts[feature.spec.name]
+        starts = feature.spans(self._tables)["out"][begin:end].tolist()
+        lengths = feature.lengths(self._tables)[begin:end].tolist()
+        row = begin
+        for start, length in zip(starts, lengths, strict=True):
+            try:
+                texts[row] = str(data[start : start + length], "utf-8")
+            except UnicodeDecodeError as error:
+                k = int(owner[row])
+                if not self._dest.status[k].any():  # else it was not read
+                    path = self._shards[k].features[feature.number].path
+                    self._failed[k] = FormatError(f"{path}: text is not UTF-8 ({error})")
+            row += 1
+
+    def _load_arrays(self, first: int, stop: int, reader: SampleReader) -> Read:
+        """`_load` but for texts."""
         source = self._spec.mask_source
         dest = self._dest
         if not self._spec.reads_runs:
@@ -421,6 +502,7 @@ class LocatedBatch:
             and samples["image_bytes"][0] == located["image_bytes"]
             and np.array_equal(copied.masks["row"], masks["row"] - located["first_mask"])
             and np.array_equal(_lengths(copied.masks), _lengths(masks))
+            and _same_feature_rows(tables, copied, k, kept_begin)
         ):
             raise FormatError(
                 f"{kept_count} of its {copy.lengths.masks} masks are kept, where {len(masks)} "
@@ -431,6 +513,9 @@ class LocatedBatch:
         tables.samples[k] = samples[0]
         masks[:] = copied.masks
         tables.numbers[k] = copied.numbers[0]
+        for spans, of_copy, _, _ in _feature_rows(tables, copied, k, kept_begin):
+            spans["begin"] = of_copy["begin"]
+            spans["end"] = of_copy["end"]
         tables.files[k] = file_table(copy, spec.refs)
         tables.files[k]["descriptor"] = IN_MEMORY
         return copy
@@ -455,6 +540,14 @@ class LocatedBatch:
         shard = self._shards[k]
         array = int(np.flatnonzero(status)[0])
         code = int(status[array])
+        feature = self._spec.refs[array].feature
+        if code == BAD_SPANS and feature >= 0:
+            folder = shard.features[feature].folder
+            return FormatError(
+                f"{folder / 'offset'}: offsets of the rows of sample "
+                f"{self._tables.samples[k]['shard_row']} fall, or lead outside of the values; "
+                f"{REMAKE}"
+            )
         if code == BAD_SPANS:
             return FormatError(
                 f"{shard.path('run_offset')}: runs of sample "
@@ -473,7 +566,40 @@ class LocatedBatch:
         )
 
 
+def _feature_rows(
+    tables: SampleTables, copied: SampleTables, k: int, kept_begin: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Spans and flags of sample k, and of its masks, in a batch's tables and in those of a copy.
+
+    Yields (spans, spans of the copy, flags, flags of the copy).
+    """
+    masks = slice(kept_begin, kept_begin + len(copied.masks))
+    sample = slice(k, k + 1)
+    yield (
+        tables.sample_spans[sample],
+        copied.sample_spans,
+        tables.sample_present[sample],
+        copied.sample_present,
+    )
+    yield (
+        tables.mask_spans[masks],
+        copied.mask_spans,
+        tables.mask_present[masks],
+        copied.mask_present,
+    )
+
+
+def _same_feature_rows(tables: SampleTables, copied: SampleTables, k: int, kept_begin: int) -> bool:
+    """True if the ragged rows of a copy are as long, and its missing rows those, of sample k."""
+    for spans, of_copy, present, present_in_copy in _feature_rows(tables, copied, k, kept_begin):
+        if not np.array_equal(_lengths(spans), _lengths(of_copy)):
+            return False
+        if not np.array_equal(present, present_in_copy):
+            return False
+    return True
+
+
 def _lengths(masks: np.ndarray) -> np.ndarray:
-    """int64 (m,): how many rows each mask has in mask_bits, or in run_ends."""
+    """int64 (m,): how many rows each mask has in mask_bits, or in run_ends; or items each SPAN."""
     lengths: np.ndarray = masks["end"] - masks["begin"]
     return lengths

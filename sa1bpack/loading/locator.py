@@ -141,10 +141,20 @@ class Locator:
 def _cut(tables: SampleTables, first: int, stop: int) -> SampleTables:
     """The tables of samples `first` to `stop`, whose kept masks are counted from 0 then."""
     samples = tables.samples[first:stop]
-    masks = tables.masks[:0]
+    kept_begin = 0
+    kept_end = 0
     if len(samples):
         kept_begin = int(samples["kept_begin"][0])
-        masks = tables.masks[kept_begin : int(samples["kept_end"][-1])]
+        kept_end = int(samples["kept_end"][-1])
         samples["kept_begin"] -= kept_begin
         samples["kept_end"] -= kept_begin
-    return SampleTables(samples, masks, tables.numbers[first:stop], tables.files[first:stop])
+    return SampleTables(
+        samples=samples,
+        masks=tables.masks[kept_begin:kept_end],
+        numbers=tables.numbers[first:stop],
+        files=tables.files[first:stop],
+        sample_spans=tables.sample_spans[first:stop],
+        mask_spans=tables.mask_spans[kept_begin:kept_end],
+        sample_present=tables.sample_present[first:stop],
+        mask_present=tables.mask_present[kept_begin:kept_end],
+    )

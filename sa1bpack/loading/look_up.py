@@ -13,16 +13,18 @@ import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.kept_masks import SCORES
-from sa1bpack.dataset.shards import SHARD, ShardArrays
+from sa1bpack.dataset.shards import SHARD, SIDE, ShardArrays
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError
 from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.format.shard_reader import REPAIR
+from sa1bpack.format.side.spec import SIDE_AXES
 from sa1bpack.kernels import memcpy, njit
+from sa1bpack.loading.batch.feature_arrays import BatchFeature
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import address_of
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.batch.tables import FILE, MASK, NO_FILE, SampleTables
+from sa1bpack.loading.batch.tables import FILE, MASK, NO_FILE, SPAN, SampleTables
 
 
 class Stored(NamedTuple):
@@ -175,6 +177,124 @@ def find_runs(shards: np.ndarray, samples: np.ndarray, masks: np.ndarray) -> Non
                 mask.end = edges[1]
 
 
+@njit
+def find_spans(
+    sides: np.ndarray, owner: np.ndarray, rows: np.ndarray, numbers: np.ndarray, spans: np.ndarray
+) -> None:
+    """Find the items of ragged rows; -1 if the offsets of a row are out of order.
+
+    Args:
+        sides: SIDE (n, f), the features of the shard of each sample.
+        owner: int64 (q,), the sample of each row.
+        rows: int64 (q,), rows in the features of its shard, which exist.
+        numbers: int64 (a,), which of the features.
+        spans: SPAN (q, a). Out: begin and end.
+    """
+    edges = np.empty(2, np.int64)
+    for i in range(len(rows)):
+        for a in range(len(numbers)):
+            side = sides[owner[i], numbers[a]]
+            memcpy(edges.ctypes.data, side.offset + 8 * rows[i], 16)
+            span = spans[i, a]
+            span.begin = -1
+            span.end = -1
+            if 0 <= edges[0] <= edges[1] <= side.items:
+                span.begin = edges[0]
+                span.end = edges[1]
+
+
+@njit
+def find_present(
+    sides: np.ndarray, owner: np.ndarray, rows: np.ndarray, numbers: np.ndarray, present: np.ndarray
+) -> None:
+    """Find which rows are there.
+
+    Args:
+        sides, owner, rows, numbers: as for `find_spans`.
+        present: uint8 (q, c), out.
+    """
+    flag = np.empty(1, np.uint8)
+    for i in range(len(rows)):
+        for c in range(len(numbers)):
+            side = sides[owner[i], numbers[c]]
+            memcpy(flag.ctypes.data, side.present + rows[i], 1)
+            present[i, c] = flag[0]
+
+
+class FeatureLookUp:
+    """Finds rows of features that are ragged, or may be missing."""
+
+    def __init__(self, features: Sequence[BatchFeature]):
+        self._count = len(features)
+        self._ragged = {axis: _numbers(features, axis, "spans_at") for axis in SIDE_AXES}
+        self._missing = {axis: _numbers(features, axis, "present_at") for axis in SIDE_AXES}
+        self._finds = any(feature.spec.ragged or feature.spec.missing for feature in features)
+
+    def find(
+        self,
+        shards: Sequence[ShardArrays],
+        inverse: np.ndarray,
+        samples: np.ndarray,
+        masks: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The spans of samples and masks, and the flags of both, as in SampleTables.
+
+        Args:
+            shards: distinct shards.
+            inverse: int64 (n,), which of them each sample is in.
+            samples: SAMPLE (n,), with their kept masks.
+            masks: MASK (T,).
+        """
+        sides = np.zeros((len(samples), 0), SIDE)
+        if self._finds and len(shards):
+            sides = np.stack([shard.sides for shard in shards])[inverse]
+        owner = np.arange(len(samples))
+        of_masks = np.repeat(owner, samples["kept_end"] - samples["kept_begin"])
+        if self._finds:
+            _announce_offsets(sides, samples, self._ragged["mask"])
+        of_samples = np.ascontiguousarray(samples["array_row"])
+        mask_rows = np.ascontiguousarray(masks["row"])
+        sample_spans, sample_present = self._of_axis("sample", sides, owner, of_samples)
+        mask_spans, mask_present = self._of_axis("mask", sides, of_masks, mask_rows)
+        return sample_spans, mask_spans, sample_present, mask_present
+
+    def _of_axis(
+        self, axis: str, sides: np.ndarray, owner: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The spans and the flags of the rows of samples or of masks."""
+        ragged = self._ragged[axis]
+        missing = self._missing[axis]
+        spans = np.zeros((len(rows), len(ragged)), SPAN)
+        present = np.zeros((len(rows), len(missing)), np.uint8)
+        if len(ragged):
+            find_spans(sides, owner, rows, ragged, spans)
+        if len(missing):
+            find_present(sides, owner, rows, missing, present)
+        return spans, present
+
+
+def _numbers(features: Sequence[BatchFeature], axis: str, attribute: str) -> np.ndarray:
+    """int64 (a,): the numbers of the features of an axis that have such an attribute."""
+    numbers = []
+    for feature in features:
+        if feature.spec.axis == axis and getattr(feature, attribute) >= 0:
+            numbers.append(feature.number)
+    return np.array(numbers, np.int64)
+
+
+@njit
+def _announce_offsets(sides: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> None:
+    """Let the system begin to read the offsets of the rows of masks.
+
+    Those of samples were read when the shard was opened, and are few.
+    """
+    for k in range(len(samples)):
+        for a in range(len(numbers)):
+            first = samples[k].first_mask
+            count = samples[k].stop_mask - first
+            read_ahead_map(sides[k, numbers[a]].offset + 8 * first, 8 * (count + 1))
+
+
 class LookUp:
     """Finds samples of a dataset in the arrays of their shards, for any thread."""
 
@@ -184,6 +304,7 @@ class LookUp:
         self._of_masks = spec.chosen.of_masks
         self._scaled = ds.options.coordinates == "stored" and spec.chosen.of_shards
         self._numbers = [field.array for field in spec.numbers]
+        self._features = FeatureLookUp(spec.batch_features)
         self._large_arrays = len(spec.arrays)
         self._stored = Stored(
             with_sizes=spec.chosen.of_shards,
@@ -254,7 +375,8 @@ class LookUp:
         files = np.zeros((len(samples), self._large_arrays), FILE)
         files["descriptor"] = NO_FILE
         numbers = _addresses(distinct, self._numbers, inverse)
-        return fits, SampleTables(samples, masks, numbers, files)
+        found = self._features.find(distinct, inverse, samples, masks)
+        return fits, SampleTables(samples, masks, numbers, files, *found)
 
     def _cut_to_canvases(self, samples: np.ndarray, canvases: np.ndarray, fits: np.ndarray) -> None:
         """Leave out samples that are larger than the canvas of their class: sizes have changed.

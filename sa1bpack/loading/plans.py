@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from sa1bpack.dataset.chosen import ChosenFields
@@ -12,7 +13,8 @@ from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.disk.direct import direct_obstacle
 from sa1bpack.environment import available_cpus
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
-from sa1bpack.loading.batch.spec import BatchSpec, Regions
+from sa1bpack.loading.batch.regions import Regions
+from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.wording import counted, size_text
 
@@ -30,8 +32,8 @@ class LoadingPlan:
         samples: number of samples of this rank's largest batch.
         most_masks: number of masks that a sample of a batch can have at most.
         capacity: masks per sample in its padded arrays.
-        batch_bytes: bytes of the largest batch; with runs, of a typical batch: a buffer grows if
-            that is not enough.
+        batch_bytes: bytes of the largest batch; with runs, or features with rows of any length, of
+            a typical batch: a buffer grows if that is not enough.
         batches: batches that exist at once: the buffers of a Loader; for a DataLoader, those in
             progress or ready in workers, one that is being pinned, and the consumer's. Each further
             batch that the consumer keeps takes `batch_bytes` more.
@@ -100,7 +102,8 @@ def regions_of(
     """The regions of a batch of `samples` with `most` masks each, and their bytes.
 
     Padded arrays have `capacity` rows per sample; a batch has as many runs as its masks usually
-    have, by the average of the pack.
+    have, by the average of the pack, and ragged rows of features have the average of some shards,
+    twice that where they are padded.
     """
     total = samples * most
     masks = 0
@@ -108,7 +111,13 @@ def regions_of(
     for shard in ds.manifest.shards:
         masks += shard.masks
         runs += shard.runs
-    return spec.regions(samples, capacity, total, -(-total * runs // max(masks, 1)))
+    items = {}
+    for feature in spec.batch_features:
+        mean = ds.pack.features[feature.number].mean_items
+        rows = total if feature.per_mask else samples
+        items[feature.spec.name] = ceil(2 * mean if feature.pads_items else rows * mean)
+    typical_runs = -(-total * runs // max(masks, 1))
+    return spec.regions(samples, capacity, total, typical_runs, items=items)
 
 
 def largest_batch(
@@ -167,9 +176,9 @@ def dataset_bytes(ds: Dataset, chosen: ChosenFields | None = None) -> int:
     total = sum(shard.bytes for shard in manifest.shards)
     if chosen is not None:
         total -= _left_out_bytes(ds, chosen)
-    for feature in ds.spec.features:
-        rows = manifest.samples if feature.axis == "sample" else manifest.masks
-        total += rows * feature.row_bytes
+    for feature in ds.pack.features:
+        rows = manifest.samples if feature.spec.axis == "sample" else manifest.masks
+        total += round(rows * feature.mean_items * feature.spec.row_bytes)
     return total * len(ds) // max(ds.manifest.samples, 1)
 
 
@@ -196,13 +205,12 @@ def _filled(ds: Dataset, refs: Sequence[ArrayRef]) -> Iterator[tuple[int, Path]]
         for ref in refs:
             if ref.feature >= 0:
                 feature = ds.pack.features[ref.feature]
-                spec = feature.spec.values
-                folder = feature.shard_folder(number)
-            else:
-                spec = ds.layout.array(ref.name)
-                folder = ds.pack.folder(number)
+                if shard.samples and feature.mean_items:
+                    yield number, feature.shard_folder(number) / feature.spec.values.chunk_path
+                continue
+            spec = ds.layout.array(ref.name)
             if spec.rows(shard.lengths):
-                yield number, folder / spec.chunk_path
+                yield number, ds.pack.folder(number) / spec.chunk_path
 
 
 def io_obstacle(ds: Dataset, refs: Sequence[ArrayRef]) -> str | None:

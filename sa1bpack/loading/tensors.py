@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from sa1bpack.format.side.spec import SCALE_BYTES
-from sa1bpack.loading.batch.spec import BatchSpec, Regions, split_regions
+from sa1bpack.loading.batch.regions import Regions, split_span
+from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
@@ -112,23 +113,9 @@ def _cuts(
     return numbers, sizes
 
 
-def split_span(regions: Regions, nbytes: int) -> tuple[Regions, Regions, slice, slice]:
-    """`split_regions`, with the bytes of the buffer that hold the large ones as well."""
-    large, small, span = split_regions(regions)
-    first = min((region.start for region in large.values()), default=nbytes)
-    return large, small, span, slice(first, nbytes)
-
-
-def sent_bytes(spec: BatchSpec, samples: int, capacity: int, total: int, nbytes: int) -> int:
-    """The most bytes that a batch takes on a device as it is sent.
-
-    Args:
-        spec: layout of the batches.
-        samples, capacity, total: see `arranging_bytes`.
-        nbytes: bytes of the batch in a buffer.
-    """
-    regions, _ = spec.regions(samples, capacity, total, 0)
-    _, _, of_small, of_large = split_span(regions, nbytes)
+def sent_bytes(regions: Regions) -> int:
+    """The most bytes that a batch with these regions takes on a device as it is sent."""
+    _, _, of_small, of_large = split_span(regions)
     parts = (part.stop - part.start for part in (of_small, of_large))
     return sum(map(allocated_bytes, parts))
 
@@ -185,11 +172,15 @@ def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> lis
     return of_features
 
 
-def arrange(
-    views: Views, spec: BatchSpec, located: LocatedBatch
-) -> dict[str, torch.Tensor | RunBatch]:
-    """Bring a sent batch into the layout that the consumer requested, on the batch's device."""
+def arrange(views: Views, spec: BatchSpec, located: LocatedBatch) -> dict[str, Any]:
+    """Bring a sent batch into the layout that the consumer requested, on the batch's device.
+
+    Texts are strings, on the host.
+    """
     batch: dict[str, Any] = dict(views)
+    for in_batch in spec.batch_features:
+        if in_batch.spec.text:
+            batch[in_batch.spec.name] = located.texts(in_batch)
     if spec.to_rgb:
         batch["images"] = yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
     if spec.mask_source == "runs":

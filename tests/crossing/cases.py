@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from packs import FEATURES, SCALES, Packs
+from packs import ANY_LENGTH, FEATURES, SCALES, Packs
 
 import sa1bpack
 from sa1bpack import transforms
@@ -96,7 +96,7 @@ def drawn_opening(seed: int) -> Case:
         rules = {"min_area": 300, "max_area_frac": 0.5, "min_iou": 0.93, "min_stability": 0.95}
         opened |= {name: rules[name] for name in rng.sample(list(rules), rng.randint(1, 2))}
     if rng.random() < 0.6:
-        opened["features"] = rng.sample(list(FEATURES), rng.randint(1, 3))
+        opened["features"] = rng.sample([*FEATURES, *ANY_LENGTH], rng.randint(1, 3))
     if seed % HARDEST == 0:
         stored = rng.choice(("runs", "bits+runs"))
         opened["mask_format"] = rng.choice(("runs", "runs", "bool"))
@@ -104,7 +104,7 @@ def drawn_opening(seed: int) -> Case:
             opened["mask_size"] = rng.choice((24, 40))
         else:
             opened.pop("mask_size", None)
-        opened.setdefault("features", rng.sample(list(FEATURES), 2))
+        opened.setdefault("features", rng.sample([*FEATURES, *ANY_LENGTH], 2))
     return Case(
         seed,
         (fit, pixels, stored, scale),

@@ -116,7 +116,14 @@ def expected_batch(
     for key, kind in NUMBERS.items():
         found[key] = of_masks(key, lambda rows, kind=kind: rows.astype(kind))
     for feature in ds.spec.features:
-        if feature.axis == "mask":
+        present = f"{feature.name}_present"
+        if feature.missing and feature.axis == "mask":
+            found[present] = of_masks(present)
+        elif feature.missing:
+            found[present] = np.array([sample[present] for sample in samples])
+        if feature.ragged:
+            found |= any_length(feature, samples, kept, padded, most)
+        elif feature.axis == "mask":
             found[feature.name] = of_masks(feature.name)
         else:
             found[feature.name] = np.stack([sample[feature.name] for sample in samples])
@@ -142,6 +149,42 @@ def expected_batch(
     return found
 
 
+def any_length(
+    feature: Any, samples: Sequence[dict], kept: Sequence[np.ndarray], padded: bool, most: int
+) -> Batch:
+    """What a batch has of a feature with rows of any length."""
+    name, by_mask = feature.name, feature.axis == "mask"
+    rows = []
+    for sample, masks in zip(samples, kept, strict=True):
+        of_sample = [sample[name]]
+        if by_mask and feature.dtype == "text":
+            of_sample = [sample[name][mask] for mask in masks]
+        elif by_mask:
+            edges = sample[f"{name}_offsets"]
+            of_sample = [sample[name][edges[mask] : edges[mask + 1]] for mask in masks]
+        rows.append(of_sample)
+    flat = [row for of_sample in rows for row in of_sample]
+    if feature.dtype == "text":
+        return {name: rows if by_mask and padded else flat}
+    lengths = [len(row) for row in flat]
+    empty = np.zeros((0, *feature.row_shape), feature.stored)
+    if not padded:
+        return {
+            name: np.concatenate([empty, *flat]),
+            f"{name}_offsets": np.cumsum([0, *lengths]),
+        }
+    shape = (len(rows), most) if by_mask else (len(rows), 1)
+    values = np.zeros((*shape, max(lengths, default=0), *feature.row_shape), feature.stored)
+    of_rows = np.zeros(shape, np.int64)
+    for k, of_sample in enumerate(rows):
+        for m, row in enumerate(of_sample):
+            values[k, m, : len(row)] = row
+            of_rows[k, m] = len(row)
+    if not by_mask:
+        values, of_rows = values[:, 0], of_rows[:, 0]
+    return {name: values, f"{name}_lengths": of_rows}
+
+
 def of_fields(
     batch: Batch, fields: Sequence[str], ds: sa1bpack.Dataset, relate: transforms.Relate | None
 ) -> Batch:
@@ -155,6 +198,9 @@ def of_fields(
         keys |= {"mask_counts", "mask_offsets"}
     if relate is not None:
         keys |= {*relate.names}
+    for feature in ds.spec.features:
+        if feature.name in fields:
+            keys |= {f"{feature.name}_{end}" for end in ("offsets", "lengths", "present")}
     return {key: array for key, array in batch.items() if key.partition(".")[0] in keys}
 
 

@@ -43,6 +43,18 @@ FEATURES = {
 }
 
 
+# The same with rows of any length, of which an item has this shape, or whose rows may be missing.
+ANY_LENGTH = {
+    "caption": ("sample", "text", (), False),
+    "phrase": ("mask", "text", (), True),
+    "tokens": ("sample", "int64", (), True),
+    "blocks": ("sample", "float16", (2048,), False),
+    "corners": ("mask", "float32", (3, 2), False),
+    "some_corners": ("mask", "bfloat16", (2,), True),
+}
+WORDS = ("", "a dog", "un café", "犬が走る\n", "x" * 5000)
+
+
 def size_of(image: int) -> tuple[int, int]:
     """Height and width of a photograph."""
     return HEIGHTS[image % len(HEIGHTS)], WIDTHS[image % len(WIDTHS)]
@@ -83,6 +95,9 @@ class Packs:
 
     def attach(self, pack: Path, name: str) -> None:
         """Make a feature of a pack, of random rows."""
+        if name in ANY_LENGTH:
+            self._once(pack / "side" / name, lambda: attach_any_length(pack, name))
+            return
         axis, dtype, shape, spatial = FEATURES[name]
 
         def make() -> None:
@@ -110,3 +125,24 @@ class Packs:
             mark.parent.mkdir(parents=True, exist_ok=True)
             make()
             mark.touch()
+
+
+def attach_any_length(pack: Path, name: str) -> None:
+    """Make a feature of a pack with rows of any length, of which some may be missing."""
+    axis, dtype, shape, missing = ANY_LENGTH[name]
+    ds = sa1bpack.open(pack)
+    ids = ds.mask_column("annotation_id") if axis == "mask" else ds.column("image_id")
+    rng = np.random.default_rng(list(name.encode()))
+    rows = {}
+    for number in ids.tolist():
+        if missing and rng.random() < 0.4:
+            continue
+        if dtype == "text":
+            rows[number] = WORDS[rng.integers(len(WORDS))]
+            continue
+        row = rng.integers(0, 100, (int(rng.integers(0, 4)), *shape)).astype(np.int16)
+        rows[number] = torch.from_numpy(row).to(getattr(torch, dtype))
+    sa1bpack.attach(
+        ds, name, rows, axis=axis, shape=None if dtype == "text" else (None, *shape),
+        missing="allow" if missing else "refuse", progress=False,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Text, ragged and missing rows of features in a dataset: conditions, columns, names, batches."""
+"""Text, ragged and missing rows of features in a dataset: conditions, columns, names."""
 
 import pickle
 from pathlib import Path
@@ -106,12 +106,3 @@ def test_two_features_with_the_same_key_and_a_key_that_is_taken_are_refused(root
         sa1bpack.open(root, features=["title", tmp_path / "other"])
     with pytest.raises(OptionError, match="has the key 'mask_offsets': batches have that key"):
         sa1bpack.attach(ds, "mask", [np.zeros(1)] * len(ids), ids, shape=(None,))
-
-
-def test_loaders_refuse_rows_that_batches_do_not_have_yet(ds, root):
-    for name in ("caption", "depth", "points"):
-        chosen = sa1bpack.open(root, features=name)
-        with pytest.raises(OptionError, match=f"feature {name} is .*: batches do not have"):
-            sa1bpack.Loader(chosen, 2)
-        with pytest.raises(OptionError, match=f"feature {name} is .*: batches do not have"):
-            sa1bpack.Collate(sample_spec=chosen.spec)

@@ -86,7 +86,7 @@ def same_samples(one: dict, other: dict) -> bool:
     """Whether two samples have the same keys, types and bytes; `index` may differ."""
 
     def content(value):
-        plain = isinstance(value, str | int | list)
+        plain = isinstance(value, str | int | list | np.bool_)
         return value if plain else (value.dtype, value.shape, value.tobytes())
 
     return one.keys() == other.keys() and all(

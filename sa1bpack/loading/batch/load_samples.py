@@ -25,7 +25,7 @@ of -1, and a file that is not open the error of that; both become errors of thei
 """
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from sa1bpack.loading.batch.tables import (
     BAD_SPANS,
     IMAGE_SPAN,
     IN_MEMORY,
+    LISTED_SPANS,
     MASK_SPANS,
     NO_FILE,
     PIECE,
@@ -111,7 +112,7 @@ def load_samples(
             _put(piece, tables.samples, dest)
     for k in range(first, stop):
         _copy_numbers(tables, dest, k)
-        _clear_padding(tables.samples[k], dest, k)
+        _clear_padding(tables, dest, k)
     return 0
 
 
@@ -180,12 +181,17 @@ def _list_array(
     region = address_of(dest.buffer) + array.start
     before = count
     for n in range(start, stop):
-        begin, end = _span(sample, tables.masks, array, n)
+        begin, end = _span(tables, sample, array, k, n)
         if begin < 0:
             return -1
         if end <= begin:
             continue
-        if count > before and pieces[count - 1].offset + pieces[count - 1].length == begin:
+        target = region + (out_row + n - start) * array.out_bytes
+        if array.kind == RUNS:
+            target = address_of(dest.run_ends) + 4 * dest.run_offset[n - first_kept]
+        elif array.span == LISTED_SPANS:
+            target = region + _listed(tables, array, k, n).out * array.out_bytes
+        if count > before and _follows(pieces[count - 1], begin, target, array):
             pieces[count - 1].length += end - begin
             continue
         piece = pieces[count]
@@ -193,25 +199,42 @@ def _list_array(
         piece.array = c
         piece.offset = begin
         piece.length = end - begin
-        if array.kind == RUNS:
-            runs = dest.run_offset[n - first_kept]
-            piece.target = address_of(dest.run_ends) + 4 * runs
-        else:
-            piece.target = region + (out_row + n - start) * array.out_bytes
+        piece.target = target
         count += 1
     return count
 
 
 @njit
-def _span(sample: np.record, masks: np.ndarray, array: np.record, n: int) -> tuple[int, int]:
-    """The bytes of an array that a sample has, or its kept mask n: begin, end."""
+def _follows(piece: np.record, begin: int, target: int, array: np.record) -> bool:
+    """True if bytes of an array follow those of a piece, in the file and in the buffer."""
+    if piece.offset + piece.length != begin:
+        return False
+    return bool(piece.target + piece.length // array.row_bytes * array.out_bytes == target)
+
+
+@njit
+def _span(
+    tables: SampleTables, sample: np.record, array: np.record, k: int, n: int
+) -> tuple[int, int]:
+    """The bytes of an array that sample k has, or its kept mask n: begin, end."""
     width = array.row_bytes
     if array.span == IMAGE_SPAN:
         return sample.image_begin, sample.image_begin + sample.image_bytes
     if array.span == MASK_SPANS:
-        return masks[n].begin * width, masks[n].end * width
-    row = masks[n].row if array.per_mask else sample.array_row
+        return tables.masks[n].begin * width, tables.masks[n].end * width
+    if array.span == LISTED_SPANS:
+        span = _listed(tables, array, k, n)
+        return span.begin * width, span.end * width
+    row = tables.masks[n].row if array.per_mask else sample.array_row
     return row * width, (row + 1) * width
+
+
+@njit
+def _listed(tables: SampleTables, array: np.record, k: int, n: int) -> Any:
+    """The SPAN of the row of sample k, or of kept mask n, in an array with LISTED_SPANS."""
+    if array.per_mask:
+        return tables.mask_spans[n, array.spans_at]
+    return tables.sample_spans[k, array.spans_at]
 
 
 # ------------------------------------------------------------------------------ from where it is
@@ -504,12 +527,34 @@ def _copy_numbers(tables: SampleTables, dest: Destination, k: int) -> None:
 
 
 @njit
-def _clear_padding(sample: np.record, dest: Destination, k: int) -> None:
-    """Zero the rows after the masks of sample k in the large arrays that are padded."""
+def _clear_padding(tables: SampleTables, dest: Destination, k: int) -> None:
+    """Zero the rows after the masks of sample k, and after the items of its ragged rows."""
+    sample = tables.samples[k]
     masks = sample.kept_end - sample.kept_begin
     for c in range(len(dest.arrays)):
         array = dest.arrays[c]
+        region = address_of(dest.buffer) + array.start
+        row_bytes = array.out_bytes
+        if array.row_items >= 0:
+            row_bytes = array.row_items * array.out_bytes
+            _clear_items(tables, array, k, region)
         if array.capacity > masks:
-            start = array.start + (k * array.capacity + masks) * array.out_bytes
-            nbytes = (array.capacity - masks) * array.out_bytes
-            memset(address_of(dest.buffer) + start, 0, nbytes)
+            start = region + (k * array.capacity + masks) * row_bytes
+            memset(start, 0, (array.capacity - masks) * row_bytes)
+
+
+@njit
+def _clear_items(tables: SampleTables, array: np.record, k: int, region: int) -> None:
+    """Zero what is after the items of the ragged rows of sample k, or of its kept masks."""
+    sample = tables.samples[k]
+    start = k
+    stop = k + 1
+    if array.per_mask:
+        start = sample.kept_begin
+        stop = sample.kept_end
+    for n in range(start, stop):
+        span = _listed(tables, array, k, n)
+        items = span.end - span.begin
+        if items < array.row_items:
+            end = region + (span.out + items) * array.out_bytes
+            memset(end, 0, (array.row_items - items) * array.out_bytes)

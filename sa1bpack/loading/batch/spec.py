@@ -1,33 +1,33 @@
 """The layout of a batch's masks, the places of its arrays in one buffer, and what it lacks."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from operator import itemgetter
-from typing import NamedTuple
+from operator import attrgetter
 
 import numpy as np
 
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields, refuse_in_batches
+from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields
 from sa1bpack.dataset.sample import AS_STORED, RGB_OF_YUV, ImageSpec, image_spec
 from sa1bpack.dataset.shards import ArrayRef
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.indices import SampleClass
+from sa1bpack.loading.batch.feature_arrays import RowLayout, batch_features
+from sa1bpack.loading.batch.regions import ALIGNMENT, Entry, LargeArray, Region, Regions
 from sa1bpack.loading.batch.tables import (
     AS_IT_IS,
     IMAGE_SPAN,
     MASK_SPANS,
     NUMBER,
     ON_CANVAS,
-    ROW_SPANS,
     RUNS,
     TARGET,
     UNPACKED,
-    Target,
 )
 from sa1bpack.options import MASK_LAYOUTS
 from sa1bpack.transforms.checks import check_relations
@@ -68,75 +68,11 @@ class MaskLayout:
         return cls(name, padded, name.endswith("_bits"))
 
 
-# Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype. Large ones
-# begin at multiples of a disk's block, so that they can be read straight into place.
-ALIGNMENT = 64
-
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
 _RUN_BYTES = 4  # of the end of a run
 
 Sides = tuple[int, int]  # height and width
-
-
-class Region(NamedTuple):
-    """The place of an array of a batch in the buffer: first byte, shape, dtype, bytes.
-
-    Attributes:
-        large: the region begins at a multiple of a disk's block, and is not copied out of the
-            buffer on a CPU.
-    """
-
-    start: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    nbytes: int
-    large: bool = False
-
-    def view(self, buffer: np.ndarray) -> np.ndarray:
-        """The array in a uint8 (n,) buffer."""
-        return np.ndarray(self.shape, self.dtype, buffer, self.start)
-
-
-Regions = dict[str, Region]
-
-# Key of an array, its shape and dtype, and whether its region is large.
-_Entry = tuple[str, tuple[int, ...], np.dtype, bool]
-
-
-@dataclass(frozen=True)
-class LargeArray:
-    """An array of files whose bytes are read piece by piece, and where they go in a batch.
-
-    Attributes:
-        key: of its region of the buffer; "" for runs, which are put by the offsets of the masks.
-        ref: the array among those of an open shard.
-        row_bytes: bytes of a row in the file.
-        out_bytes: bytes of a row in the buffer.
-        kind, span, per_mask: as in Target.
-        padded: it has `capacity` rows per sample in the buffer.
-    """
-
-    key: str
-    ref: ArrayRef
-    row_bytes: int
-    out_bytes: int
-    kind: int
-    span: int
-    per_mask: bool
-    padded: bool = False
-
-    def target(self, regions: Regions, capacity: int) -> Target:
-        """Where it goes in a batch with these regions and masks per sample in padded arrays."""
-        return Target(
-            start=regions[self.key].start if self.key else 0,
-            row_bytes=self.row_bytes,
-            out_bytes=self.out_bytes,
-            kind=self.kind,
-            span=self.span,
-            per_mask=self.per_mask,
-            capacity=capacity if self.padded else -1,
-        )
 
 
 def _image_array(image: ImageSpec) -> LargeArray:
@@ -169,6 +105,7 @@ class BatchSpec:
         to_rgb: planes in the buffer become RGB on the device.
         relate: relations that are added to the batch; None: none.
         features: features of the dataset.
+        batch_features: the same in the batches.
         repeats: a sample may come again in an epoch, and batches have `repetitions`.
         marks_repeated: samples may fill up the last batch, and batches have `repeated`.
         as_bool: the buffer holds unpacked masks.
@@ -235,7 +172,6 @@ class BatchSpec:
         self.pack_layout = ds.layout
         self.masks = masks
         self.mask_source = masks.source if chosen.masks else ""
-        refuse_in_batches(ds.spec.features)
         self.features = ds.spec.features
         self.mask_layout = layout
         self.to_device = to_device
@@ -246,6 +182,7 @@ class BatchSpec:
         self.pads_masks = layout.padded and not to_device
         self.mask_bytes = masks.size**2 // 8
         self.numbers = [f for f in number_fields(ds.layout) if f.batch in chosen.numbers]
+        self.batch_features = batch_features(ds.spec.features, layout.padded)
         self.arrays = self._large_arrays()
         self.refs = tuple(array.ref for array in self.arrays)
         names = [array.ref.name for array in self.arrays]
@@ -288,20 +225,7 @@ class BatchSpec:
                     per_mask=True,
                 )
             )
-        for number, feature in enumerate(self.features):
-            per_mask = feature.axis == "mask"
-            arrays.append(
-                LargeArray(
-                    key=feature.name,
-                    ref=ArrayRef("", feature=number),
-                    row_bytes=feature.row_bytes,
-                    out_bytes=feature.row_bytes,
-                    kind=AS_IT_IS,
-                    span=ROW_SPANS,
-                    per_mask=per_mask,
-                    padded=per_mask and self.mask_layout.padded,
-                )
-            )
+        arrays += [feature.array() for feature in self.batch_features]
         return arrays
 
     def image_of(self, sample_class: SampleClass | None) -> ImageSpec:
@@ -318,7 +242,13 @@ class BatchSpec:
         return self.image.on_canvas(max(self.canvases, key=prod))
 
     def regions(
-        self, samples: int, capacity: int, total: int, runs: int, image: ImageSpec | None = None
+        self,
+        samples: int,
+        capacity: int,
+        total: int,
+        runs: int,
+        image: ImageSpec | None = None,
+        items: Mapping[str, int] | None = None,
     ) -> tuple[Regions, int]:
         """The regions of a batch, and their total bytes.
 
@@ -328,66 +258,69 @@ class BatchSpec:
             total: number of masks.
             runs: number of ends of runs, if the batch has runs.
             image: spec of its canvases; None: the largest.
+            items: name of each feature with ragged rows → items, see `BatchFeature.entries`; None:
+                there are none.
         """
-        rows: tuple[int, ...] = (total,)
-        if self.mask_layout.padded:
-            rows = (samples, capacity)
+        layout = self.row_layout(samples, capacity, total)
         entries = self._sample_entries(samples, image or self.largest_image)
         if self.chosen.of_masks:
-            entries += self._mask_entries(samples, rows, total, runs)
-        for feature in self.features:
-            feature_rows = (samples,) if feature.axis == "sample" else rows
-            shape = feature_rows + feature.stored_shape
-            entries.append((feature.name, shape, feature.stored, feature.row_bytes >= BLOCK))
+            entries += self._mask_entries(samples, layout.shape(per_mask=True), total, runs)
+        for feature in self.batch_features:
+            entries += feature.entries(layout, (items or {}).get(feature.spec.name, 0))
         regions = {}
         start = 0
-        for key, shape, dtype, large in sorted(entries, key=itemgetter(3)):
-            nbytes = prod(shape) * dtype.itemsize
-            if large:
+        for entry in sorted(entries, key=attrgetter("stays", "large")):
+            nbytes = prod(entry.shape) * entry.dtype.itemsize
+            if entry.large:
                 start = -(-start // BLOCK) * BLOCK
-            regions[key] = Region(start, shape, dtype, nbytes, large)
+            key, shape, dtype, large, stays = entry
+            regions[key] = Region(start, shape, dtype, nbytes, large, stays)
             start += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return regions, start
 
-    def _sample_entries(self, samples: int, image: ImageSpec) -> list[_Entry]:
+    def row_layout(self, samples: int, capacity: int, total: int) -> RowLayout:
+        """How a batch with so many samples and masks has its rows."""
+        return RowLayout(samples, capacity, total, self.mask_layout.padded)
+
+    def _sample_entries(self, samples: int, image: ImageSpec) -> list[Entry]:
         """The arrays with one row per sample, but for features and counts of masks."""
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
         if self.chosen.images:
-            entries.append(("images", (samples, *image.shape), _UINT8, True))
+            entries.append(Entry("images", (samples, *image.shape), _UINT8, True))
         for field in SAMPLE_FIELDS:
             if not field.batch or field.dtype is None:
                 continue
             if field.batch != "sizes" or self.chosen.sizes:
-                entries.append((field.batch, (samples, *field.row_shape), field.dtype, False))
+                entries.append(Entry(field.batch, (samples, *field.row_shape), field.dtype, False))
         if self.repeats:
-            entries.append(("repetitions", (samples,), _INT64, False))
+            entries.append(Entry("repetitions", (samples,), _INT64, False))
         if self.marks_repeated:
-            entries.append(("repeated", (samples,), _BOOL, False))
+            entries.append(Entry("repeated", (samples,), _BOOL, False))
         return entries
 
     def _mask_entries(
         self, samples: int, rows: tuple[int, ...], total: int, runs: int
-    ) -> list[_Entry]:
+    ) -> list[Entry]:
         """Counts, numbers and masks, or their runs. `rows` are those of padded or joined arrays."""
         grid = self.masks.size
-        entries: list[_Entry] = [("mask_counts", (samples,), _INT64, False)]
+        entries = [Entry("mask_counts", (samples,), _INT64)]
         if not self.mask_layout.padded or self.mask_source == "runs":
-            entries.append(("mask_offsets", (samples + 1,), _INT64, False))
+            entries.append(Entry("mask_offsets", (samples + 1,), _INT64, False))
         for field in self.numbers:
             assert field.dtype is not None
-            entries.append((field.batch, (*rows, *field.row_shape), field.dtype, False))
+            entries.append(Entry(field.batch, (*rows, *field.row_shape), field.dtype, False))
         if self.mask_source == "runs":
-            entries.append(("run_offset", (total + 1,), _INT64, False))
-            entries.append(("run_ends", (runs,), _INT32, True))
+            entries.append(Entry("run_offset", (total + 1,), _INT64, False))
+            entries.append(Entry("run_ends", (runs,), _INT32, True))
         elif self.mask_source:
             if self.to_device and self.mask_layout.padded:
                 # Per mask: sample * capacity + its number in the sample.
-                entries.append(("mask_positions", (total,), _INT64, False))
+                entries.append(Entry("mask_positions", (total,), _INT64, False))
             mask_rows = rows if self.pads_masks else (total,)
             if self.as_bool:
-                entries.append(("masks", (*mask_rows, grid, grid), _BOOL, True))
+                entries.append(Entry("masks", (*mask_rows, grid, grid), _BOOL, True))
             else:
-                entries.append(("masks", (*mask_rows, grid, grid // 8), _UINT8, True))
+                entries.append(Entry("masks", (*mask_rows, grid, grid // 8), _UINT8, True))
         return entries
 
     def targets(self, regions: Regions, capacity: int, image: ImageSpec) -> np.ndarray:
@@ -412,24 +345,6 @@ class BatchSpec:
             for field in self.numbers
         ]
         return np.array(targets, NUMBER)
-
-
-def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
-    """The large regions, the small ones, and the bytes of the buffer that hold the small ones.
-
-    The buffer begins with these.
-    """
-    large: Regions = {}
-    small: Regions = {}
-    end = 0
-    for key, region in regions.items():
-        if region.large:
-            large[key] = region
-        else:
-            small[key] = region
-            end = region.start + region.nbytes
-    # A multiple of the size of every dtype.
-    return large, small, slice(0, -(-end // ALIGNMENT) * ALIGNMENT)
 
 
 def warn_of_dropped(errors: list[ReadError], warned: set[str]) -> None:

@@ -54,8 +54,12 @@ NO_FILE = -2  # nothing can be read: EBADF
 AS_IT_IS, ON_CANVAS, UNPACKED, RUNS = range(4)
 
 # Which bytes of an array a sample has: those of its image; the rows of its kept masks, by `begin`
-# and `end` of MASK; a row of its own, or one for each kept mask.
-IMAGE_SPAN, MASK_SPANS, ROW_SPANS = range(3)
+# and `end` of MASK; a row of its own, or of each kept mask; or a SPAN of its own, or of each mask.
+IMAGE_SPAN, MASK_SPANS, ROW_SPANS, LISTED_SPANS = range(4)
+
+# A ragged row of a sample, or of a kept mask: its items in the array of values, -1 if its offsets
+# are out of order, and the item of the batch's array that the first of them becomes.
+SPAN = np.dtype(_integers("begin", "end", "out"))
 
 
 class Target(NamedTuple):
@@ -66,9 +70,11 @@ class Target(NamedTuple):
         row_bytes: bytes of a row in the file.
         out_bytes: bytes of a row in the buffer.
         kind: AS_IT_IS, ON_CANVAS, UNPACKED or RUNS.
-        span: IMAGE_SPAN, MASK_SPANS or ROW_SPANS.
+        span: IMAGE_SPAN, MASK_SPANS, ROW_SPANS or LISTED_SPANS.
         per_mask: it has a row per mask.
         capacity: rows per sample if it is padded; -1: it is concatenated.
+        spans_at: number of its spans among those of its axis; -1: it has no LISTED_SPANS.
+        row_items: items of each ragged row if they are padded; -1: they are not.
     """
 
     start: int
@@ -78,6 +84,8 @@ class Target(NamedTuple):
     span: int
     per_mask: bool = False
     capacity: int = -1
+    spans_at: int = -1
+    row_items: int = -1
 
 
 TARGET = np.dtype(_integers(*Target._fields))
@@ -123,17 +131,28 @@ COUNTS = np.dtype(
 class SampleTables(NamedTuple):
     """The places of the bytes of n samples, with T kept masks, p large arrays and f of numbers.
 
+    Of features with a row per sample, a have ragged rows and c may lack rows; of those with a row
+    per mask, b and d.
+
     Attributes:
         samples: SAMPLE (n,).
         masks: MASK (T,).
         numbers: int64 (n, f), addresses of the arrays of numbers per mask.
         files: FILE (n, p).
+        sample_spans: SPAN (n, a).
+        mask_spans: SPAN (T, b).
+        sample_present: uint8 (n, c), 0 for rows that are missing.
+        mask_present: uint8 (T, d).
     """
 
     samples: np.ndarray
     masks: np.ndarray
     numbers: np.ndarray
     files: np.ndarray
+    sample_spans: np.ndarray
+    mask_spans: np.ndarray
+    sample_present: np.ndarray
+    mask_present: np.ndarray
 
 
 class Destination(NamedTuple):
