@@ -290,6 +290,12 @@ class Collate:
                                 that has one several times: what tells its occurrences apart
     ================  ========  ================================================================
 
+    Features of `sample_spec` are (B, ...) or (...). Texts are a list of B strings; per mask a list
+    of B lists, or if concatenated one list. Rows of any length are padded with zeros, (B, L, ...)
+    or (B, M, L, ...), with NAME_lengths, int64 (B,) or (B, M); if concatenated they follow one
+    another, with NAME_offsets, int64 (B + 1,) or (T + 1,). Where rows may be missing,
+    NAME_present, bool (B,) or (...), says which are there.
+
     With `relations` there is one more key for each of them, see `transforms.Relate`.
 
     Batches of Loader and make_dataloader have three more keys: `epoch`, `batch_idx` and
