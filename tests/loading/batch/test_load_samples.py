@@ -98,6 +98,7 @@ class Batch:
         arrays["out_bytes"] = [self.image_bytes, self.out_bytes]
         arrays["per_mask"], arrays["capacity"] = [0, 1], -1
         arrays["kind"] = [tables.AS_IT_IS, self.kind]
+        arrays["spans_at"], arrays["row_items"] = -1, -1
         arrays["span"] = [tables.IMAGE_SPAN, tables.MASK_SPANS]
         width = self.mask_bytes // 4 if self.kind == tables.RUNS else 0
         dest = tables.Destination(
@@ -114,7 +115,16 @@ class Batch:
             status=self.status,
         )
         numbers = np.zeros((self.count, 0), np.int64)
-        samples = tables.SampleTables(self.samples, self.chosen, numbers, self.files)
+        samples = tables.SampleTables(
+            samples=self.samples,
+            masks=self.chosen,
+            numbers=numbers,
+            files=self.files,
+            sample_spans=np.zeros((self.count, 0), tables.SPAN),
+            mask_spans=np.zeros((len(self.chosen), 0), tables.SPAN),
+            sample_present=np.zeros((self.count, 0), np.uint8),
+            mask_present=np.zeros((len(self.chosen), 0), np.uint8),
+        )
         state = tables.ReadState(context, aligned(scratch), self.counts)
         stop = self.count if stop is None else stop
         return load_samples(state, samples, dest, first, stop)
