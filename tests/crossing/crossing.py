@@ -17,7 +17,7 @@ import torch
 from batches import OF_LOADERS, flattened, same_samples
 from cases import Case, draw_reading, drawn_opening, opened_dataset
 from expected import NUMBERS, expected_batch, expected_input, kept_masks, of_fields
-from packs import FEATURES, Packs
+from packs import ANY_LENGTH, FEATURES, Packs
 from page_cache import drop, forget
 
 import sa1bpack
@@ -332,6 +332,18 @@ def with_masks(sample: dict, annotation_ids: np.ndarray) -> dict:
         pieces = [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
         chosen["run_ends"] = np.concatenate([np.empty(0, np.int32), *pieces])
         chosen["run_offset"] = np.cumsum([0, *map(len, pieces)])
+    for name, (axis, dtype, _, missing) in ANY_LENGTH.items():
+        if axis != "mask" or name not in sample:
+            continue
+        if missing:
+            chosen[f"{name}_present"] = sample[f"{name}_present"][kept]
+        if dtype == "text":
+            chosen[name] = [text for text, keep in zip(sample[name], kept, strict=True) if keep]
+            continue
+        pieces = np.split(sample[name], sample[f"{name}_offsets"][1:-1])[:count]
+        pieces = [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
+        chosen[name] = np.concatenate([sample[name][:0], *pieces])
+        chosen[f"{name}_offsets"] = np.cumsum([0, *map(len, pieces)])
     return chosen
 
 
