@@ -328,7 +328,7 @@ class Dataset(MapStyle, Pictured):
         Examples:
             >>> ds = sa1bpack.open("packed").where_masks("area > 1000 & depth == 0")
             >>> ds.column("mask_count").tolist()
-            [49, 27, 51]
+            [50, 3, 49]
         """
         flags = select.mask_flags(condition, self.pack, self.columns(), lambda: self.mask_offsets)
         text = condition if isinstance(condition, str) else "a condition holds"

@@ -31,6 +31,9 @@ from sa1bpack.transforms.masks.prompts import jitter_boxes as jitter_boxes
 from sa1bpack.transforms.masks.relations import Relate as Relate
 from sa1bpack.transforms.masks.relations import relation as relation
 from sa1bpack.transforms.masks.run_batch import RunBatch as RunBatch
+from sa1bpack.transforms.masks.shapes import contours as contours
+from sa1bpack.transforms.masks.shapes import holes as holes
+from sa1bpack.transforms.masks.shapes import label_map as label_map
 from sa1bpack.transforms.pipeline import Pipeline as Pipeline
 from sa1bpack.transforms.prompts import Prompts as Prompts
 from sa1bpack.transforms.prompts import correction_clicks as correction_clicks

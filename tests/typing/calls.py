@@ -132,6 +132,8 @@ def transform(ds: sa1bpack.Dataset, batch: dict[str, Any]) -> dict[str, Any]:
     assert_type(T.describe_kernels("cuda"), str)
     T.forget_sent(batch)
     assert_type(T.Relate(["ious"])(batch), dict[str, torch.Tensor])
+    assert_type(T.label_map(batch), torch.Tensor)
+    assert_type(T.holes(batch) | T.contours(batch, width=2), torch.Tensor)
     clicks, _ = T.correction_clicks(
         batch["masks"], batch["masks"], batch["annotation_ids"], where="interior", seed=0, epoch=0
     )
