@@ -9,7 +9,7 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.options import AttachOptions
 from sa1bpack.deriving.row_source import RowsById, RowSource, source_of
-from sa1bpack.deriving.sources.blocks import Columns
+from sa1bpack.deriving.sources.blocks import TableColumns
 from sa1bpack.deriving.sources.ids import RowIds
 from sa1bpack.deriving.sources.open_rows import is_streamed, open_rows
 from sa1bpack.deriving.sources.read import spooled
@@ -119,7 +119,7 @@ def attach(
     if ids is None and is_streamed(rows):
         key = attach_options.key or ("annotation_id" if target.axis == "mask" else "image_id")
         row_type = RowType(attach_options.dtype, shape, attach_options.allow_nonfinite)
-        reader = open_rows(rows, Columns(key, attach_options.value))
+        reader = open_rows(rows, TableColumns(key, attach_options.value))
         row_ids = RowIds(ds, target.axis)
         with spooled(reader, row_ids, row_type, target.folder, progress) as source:
             return source.left_out.entered(_attached(target, source, progress))

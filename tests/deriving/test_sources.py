@@ -323,6 +323,35 @@ def test_columns_of_parquet_and_polars_keep_their_types(ds, tmp_path):
     assert read_back(ds, "pairs_0")[ids[2]].tolist() == [[2, 1]] * 3
 
 
+def test_columns_of_pandas_have_missing_values_and_indices_of_any_kind(ds):
+    pandas = pytest.importorskip("pandas")
+    ids = ds.column("image_id").tolist()
+    frame = pandas.DataFrame(
+        {
+            "name": [f"sa_{i}.jpg" for i in ids],
+            "text": [None, float("nan"), *map(str, ids[2:])],
+            "whole": pandas.array([None, *ids[1:]], dtype="Int64"),
+            "array": [np.full(2, i) for i in ids],
+        },
+        index=[k + 0.5 for k in range(len(ids))],
+    )
+    for value, without_row, dtype in (
+        ("text", 2, "text"),
+        ("whole", 1, "int64"),
+        ("array", 0, "int64"),
+    ):
+        result = attach(ds, value, frame, key="name", value=value, missing="allow")
+        assert (result.without_row, result.without_value) == (without_row, without_row)
+        assert manifest_of(result.folder)["dtype"] == dtype
+    assert read_back(ds, "text")[ids[5]] == str(ids[5])
+    assert read_back(ds, "whole")[ids[5]] == ids[5]
+    assert read_back(ds, "array")[ids[5]].tolist() == [ids[5]] * 2
+    with pytest.raises(OptionError, match="key is 'id', but the DataFrame has it 0 times: it has"):
+        attach(ds, "other", frame, key="id", value="text")
+    with pytest.raises(OptionError, match="value is 'x', but the DataFrame has it 0 times"):
+        attach(ds, "other", frame.set_index("name"), key="name", value="x")
+
+
 def test_a_missing_package_is_named(ds, tmp_path, monkeypatch):
     (tmp_path / "a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)

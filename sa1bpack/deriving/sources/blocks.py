@@ -130,7 +130,7 @@ class BlockBuilder:
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """The columns of a table that have the ids and the rows.
 
     Attributes:

@@ -92,8 +92,8 @@ class RowIds:
 
     def _number_of(self, value: Any, position: int) -> int | None:
         """The id that a value means; None if no image has that name."""
-        if isinstance(value, np.generic | np.ndarray) or hasattr(value, "item"):
-            value = value.item() if getattr(value, "ndim", 0) == 0 else value
+        if getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+            value = value.item()
         if isinstance(value, PurePath):
             value = str(value)
         if isinstance(value, bool) or not isinstance(value, int | str):

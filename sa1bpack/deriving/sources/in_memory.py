@@ -10,9 +10,9 @@ from sa1bpack.deriving.sources.blocks import (
     BLOCK_BYTES,
     BLOCK_ROWS,
     BlockBuilder,
-    Columns,
     OtherFiles,
     RowBlock,
+    TableColumns,
     listed_names,
 )
 from sa1bpack.errors import OptionError
@@ -81,44 +81,55 @@ def _nbytes(value: Any) -> int:
 
 def is_table(rows: Any) -> bool:
     """True for a DataFrame or a Series of pandas or polars."""
-    library = type(rows).__module__.partition(".")[0]
-    return library in ("pandas", "polars") and type(rows).__name__ in ("DataFrame", "Series")
+    is_of_library = _library_of(rows) in ("pandas", "polars")
+    return is_of_library and type(rows).__name__ in ("DataFrame", "Series")
 
 
-class Frame:
+def _library_of(rows: Any) -> str:
+    """The library that the class of an object is of."""
+    return type(rows).__module__.partition(".")[0]
+
+
+class TableRows:
     """The rows of a DataFrame, or of a Series of pandas, whose index has the ids."""
 
     unit = "row"
 
-    def __init__(self, table: Any, columns: Columns):
+    def __init__(self, table: Any, columns: TableColumns):
         self.other_files = OtherFiles()
         self.finished = 0
         self.total = len(table)
-        self._name = type(table).__module__.partition(".")[0]
-        self._ids: Any
-        self._values: Any
-        self._of_lists = False  # of polars
         self.names: Sequence[str] = ()
+        self._is_polars = _library_of(table) == "polars"
         if type(table).__name__ == "Series":
-            if self._name != "pandas":
+            if self._is_polars:
                 raise OptionError("rows are a Series of polars, which has no ids: give a DataFrame")
             self._ids = table.index
             self._values = table
-            return
-        names = [str(name) for name in table.columns]
-        self.names = names
-        value = columns.required_value("the DataFrame", names)
-        for option, name in (("key", columns.key), ("value", value)):
-            in_index = option == "key" and getattr(table, "index", None) is not None
-            in_index = in_index and table.index.name == name
-            if names.count(name) != 1 and not in_index:
-                raise OptionError(
-                    f"{option} is {name!r}, but the DataFrame has it {names.count(name)} times: it "
-                    f"has {listed_names(names)}"
-                )
-        self._ids = table[columns.key] if columns.key in names else table.index
-        self._values = table[value]
-        self._of_lists = type(self._values.dtype).__name__ == "List"
+        else:
+            self.names = [str(name) for name in table.columns]
+            self._ids = self._ids_of(table, columns.key)
+            value = columns.required_value("the DataFrame", self.names)
+            self._check_name("value", value)
+            self._values = table[value]
+        self._of_lists = type(self._values.dtype).__name__ == "List"  # of polars
+
+    def _ids_of(self, table: Any, key: str) -> Any:
+        """The column, or the index, that has the ids."""
+        index = getattr(table, "index", None)
+        if key not in self.names and index is not None and index.name == key:
+            return index
+        self._check_name("key", key)
+        return table[key]
+
+    def _check_name(self, option: str, name: str) -> None:
+        """Raise OptionError unless there is one column of this name."""
+        count = self.names.count(name)
+        if count != 1:
+            raise OptionError(
+                f"{option} is {name!r}, but the DataFrame has it {count} times: it has "
+                f"{listed_names(self.names)}"
+            )
 
     def place(self, record: int) -> str:
         """The number of a row, from 0."""
@@ -129,11 +140,10 @@ class Frame:
         step = self._rows_per_block()
         for first in range(0, self.total, step):
             stop = min(first + step, self.total)
-            ids = self._ids[first:stop]
-            # As Python's, with which those of the column are compared.
-            ids = ids.to_list() if self._name == "polars" else ids.tolist()
+            ids = getattr(self._ids, "iloc", self._ids)[first:stop]
             values = self._slice(first, stop)
-            yield RowBlock(ids, values, range(first, stop), variable=self._of_lists)
+            # Ids as Python's: to_list is what all of these have.
+            yield RowBlock(ids.to_list(), values, range(first, stop), variable=self._of_lists)
             self.finished = stop
 
     def _rows_per_block(self) -> int:
@@ -145,15 +155,19 @@ class Frame:
 
     def _slice(self, first: int, stop: int) -> Sequence[Any]:
         """The values of some rows; None where there is none."""
-        if self._name == "polars":
+        if self._is_polars:
             return _polars_values(self._values[first:stop])
-        values = self._values.iloc[first:stop]
-        absent = values.isna().to_numpy()
-        if not absent.any() or values.dtype.kind == "f":  # NaN is a number there
-            if isinstance(values.dtype, np.dtype) and values.dtype.kind in "iufb":
-                return values.to_numpy()  # type: ignore[no-any-return] # nor is pandas
-            return values.tolist()  # type: ignore[no-any-return]
-        return [None if gone else value for value, gone in zip(values, absent, strict=True)]
+        return _pandas_values(self._values.iloc[first:stop])
+
+
+def _pandas_values(values: Any) -> Sequence[Any]:
+    """The values of a Series of pandas; None where there is none, but NaN of floats is a number."""
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind in "iufb":
+        return values.to_numpy()  # type: ignore[no-any-return] # pandas is not imported
+    rows = []
+    for value, is_absent in zip(values, values.isna(), strict=True):
+        rows.append(None if is_absent else value)
+    return rows
 
 
 def _polars_values(values: Any) -> Sequence[Any]:
@@ -161,6 +175,8 @@ def _polars_values(values: Any) -> Sequence[Any]:
     kind = type(values.dtype).__name__
     if values.null_count() or kind in ("String", "Utf8", "Categorical", "Object", "Struct"):
         return values.to_list()  # type: ignore[no-any-return] # polars is not imported
+    if kind == "List" and values.dtype.inner.is_nested():
+        return values.to_list()  # type: ignore[no-any-return]
     if kind == "List":
-        return [item.to_list() if item.dtype.is_nested() else item.to_numpy() for item in values]
+        return [item.to_numpy() for item in values]
     return values.to_numpy()  # type: ignore[no-any-return]

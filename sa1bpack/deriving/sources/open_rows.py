@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack.deriving.sources import image_files, text_tables
-from sa1bpack.deriving.sources.blocks import Columns, OtherFiles, RowBlock, RowReader
+from sa1bpack.deriving.sources.blocks import OtherFiles, RowBlock, RowReader, TableColumns
 from sa1bpack.deriving.sources.image_files import ImageFiles, TarOfFiles, files_of_folder
-from sa1bpack.deriving.sources.in_memory import Frame, Pairs, is_table
+from sa1bpack.deriving.sources.in_memory import Pairs, TableRows, is_table
 from sa1bpack.deriving.sources.parquet import PARQUET_SUFFIX, ParquetFile
 from sa1bpack.deriving.sources.text_tables import CsvFile, JsonFile, JsonLines
 from sa1bpack.errors import OptionError
@@ -41,7 +41,7 @@ def is_streamed(rows: Any) -> bool:
     return bool(rows) and (pairs or _are_paths(rows))
 
 
-def open_rows(rows: Any, columns: Columns) -> RowReader:
+def open_rows(rows: Any, columns: TableColumns) -> RowReader:
     """The reader of rows.
 
     Args:
@@ -56,7 +56,7 @@ def open_rows(rows: Any, columns: Columns) -> RowReader:
         OSError: it cannot be read.
     """
     if is_table(rows):
-        return Frame(rows, columns)
+        return TableRows(rows, columns)
     if isinstance(rows, Mapping):
         return Pairs(rows.items())
     if not isinstance(rows, str | Path) and not _are_paths(rows):
@@ -80,7 +80,7 @@ def _are_paths(rows: Any) -> bool:
     return isinstance(rows, list) and bool(rows) and all(isinstance(r, str | Path) for r in rows)
 
 
-def _reader_of(path: Path, columns: Columns) -> RowReader:
+def _reader_of(path: Path, columns: TableColumns) -> RowReader:
     """The reader of one file or folder."""
     if path.is_dir():
         return _reader_of_folder(path, columns)
@@ -92,7 +92,7 @@ def _reader_of(path: Path, columns: Columns) -> RowReader:
     return reader(path, columns)
 
 
-def _table_reader(name: str) -> Callable[[Path, Columns], RowReader] | None:
+def _table_reader(name: str) -> Callable[[Path, TableColumns], RowReader] | None:
     """What reads a table of this name; None for another file."""
     lower = name.lower()
     if lower.endswith(image_files.TAR_SUFFIXES):
@@ -117,7 +117,7 @@ def _is_row_file(name: str) -> bool:
     return image_files.is_image_file(name) or _is_table(name)
 
 
-def _reader_of_folder(folder: Path, columns: Columns) -> RowReader:
+def _reader_of_folder(folder: Path, columns: TableColumns) -> RowReader:
     """The files of a folder: a row per image, or tables; the first file decides."""
     first = next(files_of_folder(folder, _is_row_file, OtherFiles()), None)
     if first is None:
@@ -144,7 +144,7 @@ class SeveralFiles:
     def __init__(
         self,
         list_paths: Callable[[], Iterator[Path]],
-        columns: Columns,
+        columns: TableColumns,
         nbytes: int,
         other_files: OtherFiles,
     ):

@@ -11,9 +11,9 @@ from sa1bpack.deriving.sources.blocks import (
     ABSENT,
     BLOCK_BYTES,
     BLOCK_ROWS,
-    Columns,
     OtherFiles,
     RowBlock,
+    TableColumns,
     getter,
     listed_names,
 )
@@ -28,7 +28,7 @@ class ParquetFile:
 
     unit = "row"
 
-    def __init__(self, path: Path, columns: Columns):
+    def __init__(self, path: Path, columns: TableColumns):
         """Raises MissingPackage, SourceError, OptionError, OSError."""
         self.path = path
         self.other_files = OtherFiles()

@@ -64,7 +64,7 @@ class RowType:
         self._allow_nonfinite = allow_nonfinite
         self._asked_ragged: bool | None = None
         self._largest_whole = 0  # of the numbers that were converted as int64
-        self._found = ""  # what rows are, in words
+        self._kind = ""  # what rows are, in words
         # Of a fixed row, or of an item of a ragged one; None as long as it is not known.
         self._row_shape: tuple[int, ...] | None = None
         if shape is not None:
@@ -238,14 +238,14 @@ class RowType:
             )
         return array.astype(self.stored)
 
-    def _is(self, found: str) -> None:
+    def _is(self, kind: str) -> None:
         """Raise ValueError unless all rows are of this kind."""
-        if self._found not in ("", found):
+        if self._kind not in ("", kind):
             raise ValueError(
-                f"it is {found}, but rows before are {self._found}: rows of a feature are all "
-                "text, or all numbers of one type (`dtype`)"
+                f"it is {kind}, but rows before are {self._kind}: rows of a feature are all text, "
+                "or all numbers of one type (`dtype`)"
             )
-        self._found = found
+        self._kind = kind
 
     # ------------------------------------------------------------------------------- shape of rows
 

@@ -16,9 +16,9 @@ from sa1bpack.deriving.sources.blocks import (
     ABSENT,
     MAX_TEXT_BYTES,
     BlockBuilder,
-    Columns,
     OtherFiles,
     RowBlock,
+    TableColumns,
     getter,
     listed_names,
     rows_of_record,
@@ -46,7 +46,7 @@ class _TextFile:
     unit = "byte"
     noun = "line"
 
-    def __init__(self, path: Path, columns: Columns):
+    def __init__(self, path: Path, columns: TableColumns):
         self.path = path
         self.columns = columns
         self.names: Sequence[str] = ()
