@@ -46,8 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests that need a CUDA device where there is none; with one, they would pass with
-    interpreted kernels."""
+    """Skip tests that `make torture` runs, and those that need a CUDA device where there is none;
+    with one, they would pass with interpreted kernels."""
+    if item.get_closest_marker("long") is not None and not item.config.getoption("torture"):
+        pytest.skip("long: make torture")
     if item.get_closest_marker("cuda") is None:
         return
     import torch  # here, after TRITON_INTERPRET is set

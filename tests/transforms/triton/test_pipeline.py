@@ -15,6 +15,8 @@ def by_compiled(made: Pipeline, batch: dict, epoch: int) -> dict:
 # One of the three for each of the steps, at one of two sizes: interpreted kernels are slow.
 KINDS = [("bits", "pad"), ("bool", "squash"), ("runs", "pad")]
 CASES = [(name, *KINDS[n % 3], n % 2) for n, name in enumerate(STEPS)]
+# Every other one takes place in `make torture` alone.
+CASES = [pytest.param(*case, marks=[pytest.mark.long] * (n % 2)) for n, case in enumerate(CASES)]
 SIZES = [{}, {"size": (24, 20), "mask_size": 16}]
 
 
