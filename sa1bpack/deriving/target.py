@@ -351,8 +351,6 @@ def _check_rows(rows: RowOptions) -> None:
     """Raise OptionError for options of rows that exclude one another."""
     if rows.quantize is not None and rows.allow_nonfinite:
         raise OptionError(f"quantize is {brief(rows.quantize)}: NaN and infinities have no scale")
-    if rows.spatial and rows.axis != "sample":
-        raise OptionError(f"spatial is True, but axis is {brief(rows.axis)}: choose axis='sample'")
     for name in ("covers", "interpolation"):
         value = getattr(rows, name)
         if value is not None and not rows.spatial:

@@ -299,7 +299,7 @@ class Answers:
         Raises FormatError if it cannot be read, OptionError if there is no such feature.
         """
         for spec in self._detailed.spec.features:
-            if spec.name == name and spec.spatial:
+            if spec.name == name and spec.spatial and spec.axis == "sample":
                 sample = self._detailed_sample(index)
                 side = self.dataset.layout.image_size
                 picture = map_picture(spec, sample[name], sample["size"], side)

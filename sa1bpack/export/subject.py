@@ -256,6 +256,10 @@ def _feature_panel(dataset: Dataset, sample: Sample, name: str) -> Panel:
             f"feature is {name!r}, whose rows, {spec.to_text()}, are neither spatial nor text: "
             "choose one that was made with spatial=True, or of text"
         )
+    if spec.axis == "mask":
+        raise OptionError(
+            f"feature is {name!r}, which has a map per mask: only those of images are drawn"
+        )
     rows = sample[name]
     if spec.dtype == "bfloat16":
         rows = (rows.astype(np.uint32) << 16).view(np.float32)

@@ -196,9 +196,22 @@ def check_arrays(batch: Items, stored: StoredBatches) -> None:
         if masks.shape[-2:] != (cells, width):
             _refuse("masks", masks, f"{cells} x {cells} cells, torch.bool or bits in torch.uint8")
     for name, feature in stored.spatial.items():
-        shape = (len(images), *feature.row_shape)
-        if name in batch and (not torch.is_tensor(batch[name]) or batch[name].shape != shape):
-            _refuse(name, batch[name], f"a tensor {shape}")
+        if name in batch:
+            _check_maps(name, batch[name], feature, len(images), "mask_offsets" not in batch)
+
+
+def _check_maps(name: str, values: Any, feature: Any, samples: int, padded: bool) -> None:
+    """Check the rows of a spatial feature in a batch, by the spec of the feature."""
+    leading: tuple[int | str, ...] = (samples,)
+    if feature.axis == "mask":
+        leading = (samples, "M") if padded else ("T",)
+    expected = (*leading, *feature.row_shape)
+    fits = torch.is_tensor(values) and values.ndim == len(expected)
+    if fits:
+        fits = values.shape[-3:] == tuple(feature.row_shape)
+        fits = fits and leading[0] in ("T", values.shape[0])
+    if not fits:
+        _refuse(name, values, f"a tensor {expected}".replace("'", ""))
 
 
 def canvas_of(images: Tensor) -> Sides:

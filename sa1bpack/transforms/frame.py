@@ -64,6 +64,17 @@ class Frame:
         height, width = self.canvas
         return pair(width, height, self.extent.device)
 
+    def of(self, owner: Tensor) -> "Frame":
+        """The frame of each of T masks.
+
+        Args:
+            owner: int64 (T,), sample of each mask.
+        """
+        window = None
+        if self.window is not None:
+            window = self.window[owner]
+        return Frame(self.maps.of(owner), self.extent[owner], self.canvas, window)
+
     def covered(self, grid: Sides) -> tuple[Tensor, Tensor]:
         """bool (B, width) and (B, height): the columns and rows whose centre the image covers.
 

@@ -1,6 +1,6 @@
 """The pipeline from a batch of a loader to training input, on the batch's device."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from time import perf_counter
@@ -135,10 +135,11 @@ class Pipeline:
     mix_box          int64    (B, 4) with `CutMix`
     ===============  =======  ==================================================================
 
-    Spatial features of the dataset, (B, C, h, w) over the canvas of the stored image or over the
-    photograph, are moved with the image, and have as many pixels per cell as before: afterwards all
-    of them are over the canvas of the result, zero where there is no image. Those with the
-    interpolation "nearest", such as integers, keep their type. Other features stay as they are.
+    Spatial features of the dataset, (B, C, h, w), or (..., C, h, w) with a map per mask, are over
+    the canvas of the stored image or over the photograph. They are moved with the image: afterwards
+    all of them are over the canvas of the result, zero where there is no image, with as many pixels
+    per cell as before, or on a grid of `feature_sizes`. Those with the interpolation "nearest",
+    such as integers, keep their type. Other features stay as they are.
     `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`. Nor does `RandomErasing`
     erase them: use `erase_box`.
 
@@ -191,6 +192,7 @@ class Pipeline:
         max_cover: float = 1.0,
         max_valid: int | None = None,
         relations: Relate | Sequence[str] | None = (),
+        feature_sizes: Mapping[str, int | Sides] | None = None,
         seed: int = 0,
     ):
         """
@@ -219,6 +221,9 @@ class Pipeline:
                 (seed, epoch, annotation id). None: all.
             relations: names of relations of the resulting masks, or a `Relate`. Batches must have
                 masks or runs.
+            feature_sizes: name of a spatial feature → its grid over the canvas of the result: its
+                side or (height, width) in cells, up to 16384. Of others, as many pixels per cell
+                as before.
             seed: seed of the random steps, 0 to 2**64 - 1.
 
         Raises:
@@ -227,6 +232,7 @@ class Pipeline:
         self.stored = StoredBatches.of(ds)
         side = self.stored.image_size
         self._sizes = SizeSchedules.of(size, mask_size, side, self.stored.cells)
+        self._feature_sizes = _checked_feature_sizes(feature_sizes, self.stored)
         # Of the beginning, and of the first class.
         self.canvas, self.grid = self._sizes.at(0, 0, 0, (side, side))
         self.dtype = _checked_dtype(dtype)
@@ -263,6 +269,8 @@ class Pipeline:
             others += f", max_valid={self.max_valid}"
         if self._relate is not None:
             others += f", relations={self._relate.names}"
+        if self._feature_sizes:
+            others += f", feature_sizes={self._feature_sizes}"
         return f"Pipeline([{steps}], {self._sizes}, {others}, seed={self.seed})"
 
     def __repr__(self) -> str:
@@ -443,7 +451,7 @@ class Pipeline:
             result["valid"] &= rank < self.max_valid
         for name, feature in self.stored.spatial.items():
             if name in batch:
-                result[name] = self._move_feature(batch[name], feature, small["sizes"], frame)
+                result[name] = self._move_feature(batch[name], feature, small, frame)
         if moves.mix is not None:
             result |= moves.mix(result["images"])
         return result
@@ -538,14 +546,27 @@ class Pipeline:
         drawn = uniform(self.seed, epoch, ids, prompt_draw("valid", 0), 1)[:, 0]
         return ranks(drawn.where(valid, 1.0), owner, len(result["images"])).view(rows.shape)
 
-    def _move_feature(self, values: Tensor, feature: Any, sizes: Tensor, frame: Frame) -> Tensor:
-        """Rows of a spatial feature under the maps of their images."""
+    def _move_feature(self, values: Tensor, feature: Any, small: Tensors, frame: Frame) -> Tensor:
+        """Rows of a spatial feature, of images or of masks, under the maps of their images."""
+        sizes = small["sizes"]
+        leading = values.shape[:-3]
+        if feature.axis == "mask":
+            rows = MaskRows.of(small["mask_counts"], values.shape, len(leading) == 2)
+            values = values.flatten(0, -4)
+            sizes = sizes[rows.owner]
+            frame = frame.of(rows.owner)
         stored = None
         # With the fit "squash", the photograph fills the canvas.
         if feature.covers == "photograph" and self.stored.fit != "squash":
             stored = sizes[:, 2:]
-        rows = SpatialRows(values, self.stored.image_size, stored, feature.interpolation)
-        return move_spatial(rows, frame, self._images.geometric, self._images.most(frame))
+        moved = move_spatial(
+            SpatialRows(values, self.stored.image_size, stored, feature.interpolation),
+            frame,
+            self._images.geometric,
+            self._images.most(frame),
+            self._feature_sizes.get(feature.name),
+        )
+        return moved.view(*leading, *moved.shape[1:])
 
 
 def _mask_rows(batch: Items, small: Tensors) -> MaskRows | None:
@@ -584,6 +605,24 @@ def _place_of(step: Any) -> int | None:
         if isinstance(step, kinds):
             return position
     return None
+
+
+def _checked_feature_sizes(sizes: Any, stored: StoredBatches) -> dict[str, Sides]:
+    """The option `feature_sizes`. Raises OptionError for other names and sizes."""
+    if sizes is None:
+        return {}
+    if not isinstance(sizes, Mapping):
+        raise OptionError(f"feature_sizes is {brief(sizes)}: give a dict, such as {{'depth': 518}}")
+    checked = {}
+    for name, size in sizes.items():
+        if name not in stored.spatial:
+            known = ", ".join(stored.spatial) or "none"
+            raise OptionError(
+                f"feature_sizes has {brief(name)}: the dataset has the spatial features {known}; "
+                "open it with features=[...]"
+            )
+        checked[name] = checks.check_sides(f"feature_sizes[{name!r}]", size, checks.MAX_CANVAS)
+    return checked
 
 
 def _checked_dtype(dtype: Any) -> torch.dtype:

@@ -318,7 +318,6 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"fn": Returning(lambda batch: None)}, "rows are NoneType"),
         ({"fn": Returning(lambda batch: batch["image_ids"].to(torch.complex64))}, "complex64"),
         ({"spatial": True, "fn": Returning(lambda batch: batch["image_ids"])}, "spatial is True"),
-        ({"spatial": True, "axis": "mask"}, "spatial is True, but axis is 'mask'"),
         ({"covers": "photograph"}, "covers is 'photograph', but spatial is False"),
         ({"interpolation": "nearest"}, "interpolation is 'nearest', but spatial is False"),
         ({"spatial": True, "covers": "image"}, "covers is 'image': choose"),

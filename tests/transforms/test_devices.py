@@ -46,7 +46,12 @@ def with_planes(batch: dict) -> dict:
 def with_teacher(batch: dict, ds: SimpleNamespace) -> dict:
     """The batch of three samples with a spatial feature, which the dataset then has."""
     row = SimpleNamespace(
-        name="teacher", row_shape=(4, 6, 6), spatial=True, covers="canvas", interpolation="bilinear"
+        name="teacher",
+        axis="sample",
+        row_shape=(4, 6, 6),
+        spatial=True,
+        covers="canvas",
+        interpolation="bilinear",
     )
     ds.spec = SimpleNamespace(features=[row])
     return {**batch, "teacher": torch.zeros((3, 4, 6, 6), dtype=torch.float16)}

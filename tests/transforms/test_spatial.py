@@ -1,5 +1,6 @@
 """Spatial features move as an image of as many pixels as they have cells."""
 
+import json
 from functools import partial
 from types import SimpleNamespace
 
@@ -101,6 +102,7 @@ def test_types_and_sizes_of_the_result(ds):
     for interpolation, dtype in (("bilinear", torch.float32), ("nearest", torch.uint8)):
         row = SimpleNamespace(
             name="bytes",
+            axis="sample",
             row_shape=(1, 4, 4),
             spatial=True,
             covers="canvas",
@@ -121,3 +123,31 @@ def test_rows_of_another_shape_are_refused(ds):
         T.Pipeline(ds)({**batch, "teacher": [1]})
     del batch["teacher"]
     assert "teacher" not in T.Pipeline(ds)(batch)
+
+
+def test_maps_of_masks_go_from_an_array_to_a_pipeline(with_features, tmp_path):  # noqa: F811
+    ds = sa1bpack.open(with_features.root)
+    ids = ds.mask_column("annotation_id")
+    mattes = np.random.default_rng(3).random((len(ids), 1, 16, 16)).astype("f2")
+    options = {"axis": "mask", "spatial": True, "covers": "canvas", "output": tmp_path / "matte"}
+    sa1bpack.attach(ds, "matte", mattes, ids, **options)
+    manifest = json.loads((tmp_path / "matte/manifest.json").read_text())
+    assert manifest["version"] == [2, 0] and manifest["spatial"] is True
+    ds = sa1bpack.open(with_features.root, features=[tmp_path / "matte"])
+    by_id = dict(zip(ids.tolist(), mattes, strict=True))
+    for sample in ds:
+        expected = [by_id[each] for each in sample["annotation_ids"].tolist()]
+        np.testing.assert_array_equal(sample["matte"], np.array(expected).reshape(-1, 1, 16, 16))
+    same = T.Pipeline(ds)
+    finer = T.Pipeline(ds, [T.RandomHorizontalFlip(1)], feature_sizes={"matte": (8, 24)})
+    for layout in ("padded", "concat"):
+        with sa1bpack.Loader(ds, 4, mask_layout=layout, max_masks=3, device="cpu") as loader:
+            for batch in loader:
+                leading = batch["annotation_ids"].shape
+                made = same(batch)["matte"]
+                assert torch.equal(made, batch["matte"]) and made.shape == (*leading, 1, 16, 16)
+                assert finer(batch)["matte"].shape == (*leading, 1, 8, 24)
+                for mask, matte in zip(
+                    batch["annotation_ids"].flatten().tolist(), made.flatten(0, -4), strict=True
+                ):
+                    assert np.array_equal(matte, by_id.get(mask, np.zeros((1, 16, 16))))

@@ -4,7 +4,7 @@ Rows are a function of the position in the photograph. Where a cell of the resul
 by `input_to_source` alone, and the function there is what the cell must have.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ class Rows:
     row_shape: tuple[int, int, int]
     covers: str | None
     interpolation: str
+    axis: str = "sample"
     spatial: bool = True
 
 
@@ -104,11 +105,22 @@ def drawn_case(seed: int, interpolation: str):
     return spec, layout, drawn_sources(random), drawn_steps(random), size
 
 
-def moved(spec: Rows, layout: Layout, steps: list, size, batch: dict, seed: int) -> dict:
+def moved(spec: Rows, layout: Layout, steps: list, size, batch: dict, seed: int, grid=None) -> dict:
     ds = dataset(layout)
     ds.spec = type("Spec", (), {"features": (spec,)})
-    pipeline = T.Pipeline(ds, steps, size=size, seed=seed, mean=(0.01,) * 3, std=(1,) * 3)
-    return pipeline(batch, 3)
+    sizes = {spec.name: grid} if grid else None
+    pipeline = T.Pipeline(
+        ds, steps, size=size, seed=seed, mean=(0.01,) * 3, std=(1,) * 3, feature_sizes=sizes
+    )
+    made = pipeline(batch, 3)
+    if grid:
+        assert made[spec.name].shape[-2:] == (grid if isinstance(grid, tuple) else (grid, grid))
+    return made
+
+
+def drawn_grid(seed: int) -> int | tuple[int, int] | None:
+    """A grid for the maps of the result; None: that of the pipeline."""
+    return [None, None, 37, (20, 51)][seed % 4]
 
 
 def places_of_result(
@@ -136,7 +148,7 @@ def test_a_map_is_where_its_image_is(first):
         batch = batch_of(sources, layout)
         rows = np.stack([slope(x, y) for x, y in places_of_cells(spec, sources, layout)])
         batch["depth"] = torch.from_numpy(rows.astype(np.float32))
-        made = moved(spec, layout, steps, size, batch, seed)
+        made = moved(spec, layout, steps, size, batch, seed, drawn_grid(seed))
         grid = tuple(made["depth"].shape[2:])
         visible = T.image_region(made, grid).numpy()
         whole = T.image_region(made).numpy()
@@ -179,7 +191,7 @@ def test_a_label_is_that_of_the_cell_it_comes_from(first):
         labels = torch.arange(height * width).view(height, width) % 251 + 1
         rows = torch.stack([labels, labels.flip(1)]).expand(len(sources), -1, -1, -1)
         batch["depth"] = rows.to(dtype)
-        made = moved(spec, layout, steps, size, batch, seed)
+        made = moved(spec, layout, steps, size, batch, seed, drawn_grid(seed // 4))
         found = made["depth"]
         assert found.dtype == dtype
         assert set(found.unique().tolist()) <= {0, *labels.flatten().tolist()}
@@ -201,9 +213,61 @@ def test_a_label_is_that_of_the_cell_it_comes_from(first):
         if seed % 20 == 0:
             for compiled_on, triton_on in WAYS.values():
                 with made_by(compiled_on, triton_on):
-                    again = moved(spec, layout, steps, size, batch, seed)
+                    again = moved(spec, layout, steps, size, batch, seed, drawn_grid(seed // 4))
                 assert torch.equal(again["depth"], found), seed
     assert compared > 1000
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "nearest"])
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "concat"])
+def test_the_map_of_a_mask_moves_as_that_of_its_image_does(interpolation, padded):
+    for seed in range(12):
+        spec, layout, sources, steps, size = drawn_case(seed, interpolation)
+        random = np.random.default_rng([seed, 5])
+        counts = random.integers(0, 4, len(sources))
+        most = max(int(counts.max()), seed % 2)
+        maps = random.random((len(sources), most, *spec.row_shape), np.float32)
+        batch = batch_of(sources, layout)
+        grid = drawn_grid(seed)
+        of_images = []
+        for m in range(most):
+            rows = {**batch, "depth": torch.from_numpy(maps[:, m])}
+            of_images.append(moved(spec, layout, steps, size, rows, seed, grid)["depth"])
+        of_masks = {**batch, "mask_counts": torch.from_numpy(counts)}
+        of_masks["depth"] = torch.from_numpy(maps)
+        real = np.arange(most) < counts[:, None]
+        if not padded:
+            of_masks["depth"] = torch.from_numpy(maps[real])
+            of_masks["mask_offsets"] = torch.from_numpy(np.cumsum([0, *counts]))
+        spec = replace(spec, axis="mask")
+        found = moved(spec, layout, steps, size, of_masks, seed, grid)["depth"]
+        if padded:
+            assert found.shape[:2] == (len(sources), most)
+            found = found[torch.from_numpy(real)]
+        assert len(found) == counts.sum()
+        if most:
+            expected = torch.stack(of_images, 1)[torch.from_numpy(real)]
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "sizes, text",
+    [
+        ({"depths": 5}, "feature_sizes has 'depths': the dataset has the spatial features depth;"),
+        ({"depth": 0}, r"feature_sizes\['depth'\] is 0: choose a whole number from 1 to 16384"),
+        ({"depth": (5, 20000)}, r"feature_sizes\['depth'\]"),
+        (518, "feature_sizes is 518: give a dict"),
+    ],
+)
+def test_grids_that_cannot_be_meant_are_refused(sizes, text):
+    ds = dataset(Layout(SIDE, 8, "pad"))
+    spec = Rows("depth", (1, 8, 8), "canvas", "bilinear")
+    ds.spec = type("Spec", (), {"features": (spec,)})
+    with pytest.raises(OptionError, match=text):
+        T.Pipeline(ds, feature_sizes=sizes)
+    assert "feature_sizes={'depth': (518, 518)}" in str(
+        T.Pipeline(ds, feature_sizes={"depth": 518})
+    )
 
 
 def test_integers_are_blended_if_that_is_asked_for():

@@ -119,10 +119,10 @@ class SideSpec:
                 f"row_shape is {brief(self.row_shape)}: a row has at most {MAX_SIDE_DIMS} axes "
                 f"and 1 to {MAX_SIDE_ROW_BYTES} bytes"
             )
-        if self.spatial and (self.axis != "sample" or len(self.row_shape) != 3):
+        if self.spatial and len(self.row_shape) != 3:
             raise OptionError(
                 f"spatial is True, but rows are {self.row_shape} per {self.axis}: spatial arrays "
-                "have rows (C, h, w) per sample"
+                "have rows (C, h, w)"
             )
         for name in ("covers", "interpolation"):
             if not self.spatial and getattr(self, name) is not None:
@@ -172,7 +172,10 @@ class SideSpec:
     @property
     def version(self) -> tuple[int, int]:
         """The version of the format that such rows need."""
-        return SIDE_FORMAT_VERSION if self.ragged or self.missing else FIXED_VERSION
+        maps_of_masks = self.spatial and self.axis == "mask"
+        if self.ragged or self.missing or maps_of_masks:
+            return SIDE_FORMAT_VERSION
+        return FIXED_VERSION
 
     @property
     def text(self) -> bool:

@@ -1,7 +1,8 @@
 """Spatial features of a batch under the maps of their images.
 
-Rows are (C, h, w) over the canvas of the stored image, whose cells lie beyond the image as well (a
-teacher has seen its padding), or over the photograph, the stored image without padding. Either way
+Rows, of images or of masks, are (C, h, w) over the canvas of the stored image, whose cells lie
+beyond the image as well (a teacher has seen its padding), or over the photograph, the stored image
+without padding. Either way
 they move as an image of h x w pixels at that place would, to the canvas of the result, by torch
 operations on every device. Floats are resampled with the filter of images. Labels are looked up:
 each cell of the result is the cell that its centre lies in, by the same numbers on every device.
@@ -24,7 +25,7 @@ class SpatialRows:
     """The rows of a spatial feature in a batch.
 
     Attributes:
-        rows: (B, C, h, w).
+        rows: (B, C, h, w); of a feature of masks, B of what follows are masks.
         side: S, side of the stored canvas in pixels.
         stored: integers (B, 2), height and width of the stored images in pixels, if the rows cover
             these; None: the rows cover the canvas.
@@ -74,7 +75,13 @@ class SpatialRows:
         return sides / stored.flip(1), most
 
 
-def move_spatial(spatial: SpatialRows, frame: Frame, geometric: bool, reduction: float) -> Tensor:
+def move_spatial(
+    spatial: SpatialRows,
+    frame: Frame,
+    geometric: bool,
+    reduction: float,
+    size: Sides | None = None,
+) -> Tensor:
     """Move spatial rows with their images.
 
     Args:
@@ -82,17 +89,20 @@ def move_spatial(spatial: SpatialRows, frame: Frame, geometric: bool, reduction:
         frame: frame of the images, on any device.
         geometric: steps move the images.
         reduction: the largest factor by which an image may be reduced on the canvas of the frame.
+        size: (h', w') of the result; None: see `SpatialRows.grid`.
 
     Returns:
-        (B, C, h', w'), cells over the canvas of the frame, see `SpatialRows.grid`; zero outside of
+        (B, C, h', w'), cells over the canvas of the frame; zero outside of
         what the rows cover, and in cells that geometric steps left without image.
     """
     rows = spatial.rows
     height, width = frame.canvas
+    grid = size or spatial.grid(frame.canvas)
+    if not len(rows):
+        return rows.new_zeros(0, rows.shape[1], *grid, dtype=spatial.dtype)
     unmoved = not geometric and frame.canvas == (spatial.side, spatial.side)
-    if unmoved and spatial.stored is None:
+    if unmoved and spatial.stored is None and grid == tuple(rows.shape[2:]):
         return rows.to(spatial.dtype)
-    grid = spatial.grid(frame.canvas)
     frame = on_device(frame, rows.device)
     per_pixel, most_per_pixel = spatial.cells_per_pixel()
     cell = pair(width / grid[1], height / grid[0], rows.device)  # in pixels of the canvas

@@ -88,7 +88,7 @@ def test_a_pack_with_features_is_sound_and_its_own_bytes_are_the_same(pack):
 @pytest.mark.parametrize("shape, options, message", [
     ((1,) * 9, {}, "at most 8 axes"), ((0,), {}, "row_shape is (0,)"),
     ((1 << 20, 1 << 10), {}, "1 to 1073741824 bytes"), ((4,), COVERING, "spatial is True"),
-    ((4, 2, 2), {**COVERING, "axis": "mask"}, "spatial is True"),
+    ((2, 2), {**COVERING, "axis": "mask"}, "spatial is True, but rows are (2, 2) per mask"),
     ((), {"quantize": "int8"}, "cannot be stored with scales"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_stored_are_refused(pack, tmp_path, shape, options, message):
