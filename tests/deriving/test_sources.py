@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tarfile
+import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,17 @@ def test_every_source_gives_each_image_its_row_and_names_those_of_no_image(
     assert [path.name for path in (pack / "side").iterdir()] == ["caption"]
 
 
+def test_a_pipe_is_read_as_a_file_is(ds, ids, tmp_path):
+    data = as_json_lines(tmp_path, ids).read_bytes()
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+    writer.start()
+    attach(ds, "a", pipe, value="text")
+    writer.join()
+    assert read_back(ds, "a") == {i: caption_of(i) for i in ds.column("image_id").tolist()}
+
+
 def test_a_repeated_call_keeps_the_same_rows_and_refuses_others(ds, ids, tmp_path):
     rows = as_json_lines(tmp_path, ids)
     made = attach(ds, "a", rows, value="text").made
@@ -202,6 +214,28 @@ def test_masks_have_rows_of_nested_records(ds, pack, tmp_path):
     texts = [text for k in range(len(found)) for text in found[k]["phrase"]]
     assert texts == ["" if i in absent else f"mask {i}" for i in masks]
     assert verify(pack).ok
+
+
+def test_masks_have_rows_of_lists_in_parquet(ds, tmp_path):
+    """As SACap-1M has them: a row per image, with a list of its segments."""
+    pyarrow = pytest.importorskip("pyarrow")
+    masks = ds.mask_column("annotation_id").tolist()
+    segments = [{"anno_id": i, "caption": f"mask {i}"} for i in masks[::-1]]
+    lists = [segments[k : k + 9] for k in range(0, len(masks), 9)] + [[], None]
+    names = [f"sa_{k}.jpg" for k in range(len(lists))]
+    table = pyarrow.table({"imagename": names, "segments_info": lists})
+    path = tmp_path / "anno.parquet"
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    options = {"key": "segments_info.anno_id", "value": "segments_info.caption", "axis": "mask"}
+    attach(ds, "phrase", path, **options)
+    found = ds.with_options(features="phrase")
+    texts = [text for k in range(len(found)) for text in found[k]["phrase"]]
+    assert texts == [f"mask {i}" for i in masks]
+    lists[1][4] = {"anno_id": None, "caption": "x"}
+    table = pyarrow.table({"imagename": names, "segments_info": lists})
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    with pytest.raises(OptionError, match=r"anno\.parquet, row 1: `key` is .* has no id"):
+        attach(ds, "other", path, **options)
 
 
 # ------------------------------------------------------------------------------------ types, shapes

@@ -194,15 +194,15 @@ def _follow(value: Any, parts: Sequence[str]) -> Any:
     return value
 
 
-def rows_of_record(
-    record: Any, get_id: Callable[[Any], Any], get_value: Callable[[Any], Any]
-) -> Iterator[tuple[Any, Any]]:
-    """The rows of a record: one, or if its ids are a list, one for each.
+def rows_of_record(row_id: Any, value: Any) -> Iterator[tuple[Any, Any]]:
+    """The rows of a record: one, or if its id is a list of ids, one for each.
 
-    Raises ValueError if it has no id, or not as many values as ids.
+    Args:
+        row_id, value: what the paths of id and row lead to.
+
+    Raises:
+        ValueError: it has no id, or not as many values as ids.
     """
-    row_id = get_id(record)
-    value = get_value(record)
     if not isinstance(row_id, list):
         if row_id is ABSENT or row_id is None:
             raise ValueError("it has no id")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.deriving.sources.blocks import (
-    ABSENT,
     BLOCK_BYTES,
     BLOCK_ROWS,
     OtherFiles,
@@ -16,6 +15,7 @@ from sa1bpack.deriving.sources.blocks import (
     TableColumns,
     getter,
     listed_names,
+    rows_of_record,
 )
 from sa1bpack.errors import MissingPackage, OptionError, SourceError
 from sa1bpack.paths import naming
@@ -70,21 +70,31 @@ class ParquetFile:
         while (batch := self._next(batches)) is not None:
             ids = self._values(batch, self._key)
             values = self._values(batch, self._value)
-            records = range(self.finished, self.finished + len(ids))
-            self._check_ids(ids, records)
             of_lists = isinstance(values, list) and any(isinstance(v, np.ndarray) for v in values)
-            yield RowBlock(ids, values, records, variable=of_lists)
+            if isinstance(ids, np.ndarray):  # all are numbers
+                records = range(self.finished, self.finished + len(ids))
+                yield RowBlock(ids, values, records, variable=of_lists)
+            else:
+                yield self._block(ids, values, of_lists)
             self.finished += len(ids)
 
-    def _check_ids(self, ids: Sequence[Any], records: range) -> None:
-        """Raise OptionError if a row has no id."""
-        if isinstance(ids, np.ndarray):
-            return
-        for k, row_id in enumerate(ids):
-            if row_id is None or row_id is ABSENT:
+    def _block(self, ids: Sequence[Any], values: Sequence[Any], of_lists: bool) -> RowBlock:
+        """Rows of a batch, of which some may have lists of ids. Raises OptionError."""
+        row_ids: list[Any] = []
+        row_values: list[Any] = []
+        records: list[int] = []
+        for record, pair in enumerate(zip(ids, values, strict=True), self.finished):
+            try:
+                rows = list(rows_of_record(*pair))
+            except ValueError as error:
                 raise OptionError(
-                    f"{self.place(records[k])}: `key` is {self._key!r}, which is null there"
-                )
+                    f"{self.place(record)}: `key` is {self._key!r}, but {error}"
+                ) from None
+            for row_id, value in rows:
+                row_ids.append(row_id)
+                row_values.append(value)
+                records.append(record)
+        return RowBlock(row_ids, row_values, records, variable=of_lists)
 
     def _next(self, batches: Any) -> Any:
         try:
@@ -108,10 +118,12 @@ class ParquetFile:
         """What a path leads to in each row of a batch."""
         name = self._column(path)
         column = batch.column(name)
+        types = self._arrow.types
         if path != name:
             get = getter(path.partition(".")[2])
-            return [get(record) for record in column.to_pylist()]
-        types = self._arrow.types
+            is_list = types.is_list(column.type) or types.is_large_list(column.type)
+            nothing: Any = [] if is_list else None
+            return [get(nothing if record is None else record) for record in column.to_pylist()]
         if column.null_count:
             return column.to_pylist()  # type: ignore[no-any-return] # pyarrow has no types here
         if types.is_fixed_size_list(column.type):

@@ -91,7 +91,7 @@ class _TextFile:
     def rows_of(self, record: Any, number: int, get_id: Get, get_value: Get) -> list[Row]:
         """The rows of a record. Raises OptionError if it has no id."""
         try:
-            return list(rows_of_record(record, get_id, get_value))
+            return list(rows_of_record(get_id(record), get_value(record)))
         except ValueError as error:
             names = listed_names(list(record)) if isinstance(record, dict) else "no keys"
             raise OptionError(
