@@ -11,7 +11,9 @@ Modules:
     frame: the place of an image on the canvas, and of its boxes and points; maps: from the canvas
         to where it comes from; geometric_steps: what moves it.
     images/: images under these maps, pixels, colours, blur, steps that change pixels.
-    masks/: masks under these maps, from runs or a grid; relations; prompts from runs.
+    mask_steps: a step that moves the image by one of its masks; sizes: of what a pipeline makes.
+    masks/: masks under these maps, from runs or a grid; relations; prompts from runs; crops around
+        masks.
     prompts: a prompt for each mask of what a pipeline made, and clicks that correct a prediction.
     triton/: images and masks on CUDA.
     backends: what makes images and masks on a device; threads for compiled kernels.

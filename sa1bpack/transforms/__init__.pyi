@@ -25,6 +25,7 @@ from sa1bpack.transforms.maps import AffineMaps as AffineMaps
 from sa1bpack.transforms.maps import AxisMaps as AxisMaps
 from sa1bpack.transforms.mask_steps import CropAroundMask as CropAroundMask
 from sa1bpack.transforms.masks.cells import unpack_bits as unpack_bits
+from sa1bpack.transforms.masks.crops import mask_crops as mask_crops
 from sa1bpack.transforms.masks.make import draw_runs as draw_runs
 from sa1bpack.transforms.masks.prompts import draw_points as draw_points
 from sa1bpack.transforms.masks.prompts import jitter_boxes as jitter_boxes

@@ -35,6 +35,7 @@ RESULTS = {
         "adapters.dataloader.PackDataLoader", "loading.plans.LoadingPlan",
         "measuring.bench.BenchResult",
     ],
+    "transforms": ["transforms.masks.crops.MaskCrops"],
 }  # fmt: skip
 RAY = [
     "cluster.pack.pack_on_ray", "cluster.pack.verify_on_ray",
@@ -69,6 +70,7 @@ def pages() -> Iterator[tuple[str, str]]:
         for name in sa1bpack.transforms.__all__
         if callable(getattr(sa1bpack.transforms, name))
     ]
+    transforms += [f"sa1bpack.{name}" for name in RESULTS["transforms"]]
     yield path_of("transforms"), page_of("sa1bpack.transforms", transforms)
     ray = [f"::: sa1bpack.{name}" for name in RAY]
     yield path_of("ray"), "\n\n".join(["# On a Ray cluster", _RAY, *ray]) + "\n"

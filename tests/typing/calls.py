@@ -130,6 +130,8 @@ def transform(ds: sa1bpack.Dataset, batch: dict[str, Any]) -> dict[str, Any]:
     pipeline = T.Pipeline(ds, steps, size=(512, 768), dtype=torch.bfloat16, relations=["parents"])
     assert_type(pipeline(batch), Batch)
     assert_type(T.describe_kernels("cuda"), str)
+    crops = T.mask_crops(batch, (224, 224), scale=1.5, background=(0, 0, 0))
+    assert_type(crops.images, torch.Tensor)
     T.forget_sent(batch)
     assert_type(T.Relate(["ious"])(batch), dict[str, torch.Tensor])
     assert_type(T.label_map(batch), torch.Tensor)
