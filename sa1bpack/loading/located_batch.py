@@ -8,6 +8,7 @@ the use: the batch is loaded from those copies, once they agree with what was fo
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,9 @@ from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import (
     BAD_SPANS,
+    FILE,
     IN_MEMORY,
+    NO_FILE,
     Destination,
     SampleTables,
 )
@@ -270,7 +273,9 @@ class LocatedBatch:
             for k in range(first, stop):
                 self._announce(k, reader.direct)
             for k in range(first, stop):  # one at a time: it is in the processor's caches then
-                copied = self._opened([k], partial(self._checked_copy, k, reader.direct))
+                copied = self._opened(
+                    partial(list, [k]), partial(self._checked_copy, k, reader.direct)
+                )
                 if copied is not None:
                     reads.append(self._load(k, k + 1, reader))
             return reads
@@ -302,24 +307,29 @@ class LocatedBatch:
         tables = self._tables
         together = max(OPEN_SAMPLES, _BYTES_TOGETHER * len(self) // max(self.nbytes, 1))
         end = min(start + together, start + _MOST_TOGETHER, stop)
-        numbers = tables.samples["shard"][start:end]
         most_shards = max(_OPEN_FILES // max(len(self._spec.refs), 1), OPEN_SAMPLES)
-        _, firsts = np.unique(numbers, return_index=True)
+        numbers = tables.samples["shard"][start:end]
+        _, firsts, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         if len(firsts) > most_shards:
             end = start + int(np.sort(firsts)[most_shards])
             numbers = numbers[: end - start]
+            _, firsts, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         opened = []
-        for number in np.unique(numbers):
-            positions = start + np.flatnonzero(numbers == number)
-            shard = self._shards[int(positions[0])]
+        rows = np.zeros((len(firsts), len(self._spec.refs)), FILE)
+        rows["descriptor"] = NO_FILE
+        for shard_files, first, number in zip(rows, firsts.tolist(), count(), strict=False):
+            shard = self._shards[start + first]
             open_shard = partial(open_files, shard, self._spec.refs, direct)
-            files = self._opened(positions.tolist(), open_shard)
+            files = self._opened(partial(_at, inverse, number, start), open_shard)
             if files is not None:
                 opened.append(files)
-                tables.files[positions] = files.table
+                shard_files[:] = files.table
+        tables.files[start:end] = rows[inverse]
         return end, opened
 
-    def _opened(self, positions: Sequence[int], work: Callable[[], _Source]) -> _Source | None:
+    def _opened(
+        self, positions: Callable[[], Sequence[int]], work: Callable[[], _Source]
+    ) -> _Source | None:
         """What samples at these positions are loaded from, by `work`; None, and its error is kept.
 
         Raises ResourceShortage.
@@ -333,7 +343,7 @@ class LocatedBatch:
             failure = missing(Path(error.filename))
         except (FormatError, OSError) as error:
             failure = without_frames(error)
-        for k in positions:
+        for k in positions():
             self._failed[k] = failure
         return None
 
@@ -564,6 +574,12 @@ class LocatedBatch:
             f"{path}: ends before this sample, but was complete when it was opened. Restore the "
             "file from a copy, or run `sa1bpack repair` on the pack"
         )
+
+
+def _at(inverse: np.ndarray, number: int, start: int) -> list[int]:
+    """The positions from `start` on whose shard is the one with this number in `inverse`."""
+    positions: list[int] = (start + np.flatnonzero(inverse == number)).tolist()
+    return positions
 
 
 def _feature_rows(
