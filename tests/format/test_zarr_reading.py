@@ -62,7 +62,7 @@ def test_python_of_the_docs_runs(pristine_pack, shard, monkeypatch):
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
     blocks = [block for block in blocks if "zarr" in block]
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     exec(blocks[0], names)
     np.testing.assert_array_equal(names["image"], shard["image"])
     np.testing.assert_array_equal(names["sample"], shard["image"][1])
@@ -72,3 +72,5 @@ def test_python_of_the_docs_runs(pristine_pack, shard, monkeypatch):
     exec(blocks[2], names)
     rows = names["rows"][: len(names["values"])]
     np.testing.assert_allclose(names["values"], rows, atol=np.abs(rows).max() / 200)
+    exec(blocks[3], names)
+    assert names["text"] == "a harbour at night" and names["shard"]["present"][:].sum() == 1

@@ -109,8 +109,11 @@ class SideSpec:
         if self.text and (not self.ragged or self.row_shape):
             raise OptionError(f"rows of text are ragged bytes, not {brief(self.row_shape)}")
         if self.ragged and (self.scaled or self.spatial):
-            kind = "spatial" if self.spatial else "stored with scales"
-            raise OptionError(f"rows have any number of items: they cannot be {kind}")
+            kind = "spatial" if self.spatial else "stored with scales (quantize)"
+            raise OptionError(
+                f"rows have any number of items: they cannot be {kind}; leave that out, or make "
+                "rows of one shape"
+            )
         if self.scaled and not self.row_shape:
             raise OptionError("rows are single numbers: they cannot be stored with scales")
         fits = 1 <= self.row_bytes <= MAX_SIDE_ROW_BYTES
