@@ -24,15 +24,15 @@ class MaskPassOrder(SeededOrder):
 
     The order of the current epoch is kept: 4 bytes per turn, and 12 while it is computed.
 
-    Attributes:
-        masks: the most masks of an image in a turn.
-
     Args:
         dataset: the dataset to order.
         masks: the most masks of an image in a turn, 1 or more: `max_masks` of the loader.
         shuffle: the turns come in random order; False: as images are stored, the turns of each one
             after the other.
         seed: 0 to 2**64 - 1.
+
+    Attributes:
+        masks: the most masks of an image in a turn.
 
     Raises:
         OptionError: the dataset has no masks, an image several times, or more than 2**32 turns; or

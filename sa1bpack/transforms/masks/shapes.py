@@ -211,7 +211,7 @@ def holes(batch: Items, neighbors: int = 4) -> Tensor:
 
     Args:
         batch: a batch with `masks` and `mask_counts`, of any layout.
-        neighbors: 4: a way goes on to cells that share an edge. 8: or a corner.
+        neighbors: 4: a way leads to cells that share an edge. 8: or a corner.
 
     Returns:
         bool (B, M, h, w) or (T, h, w), as the masks; False in padding.
@@ -260,7 +260,7 @@ def _reached(free: Tensor, corners: bool) -> Tensor:
     """bool (k, h, w): the free cells that ways over free cells connect with the edge of the grid.
 
     A sweep reaches all cells of a row, and then of a column, that lie between the same two cells
-    that are not free; sweeps go on until nothing is reached any more.
+    that are not free; sweeps end when nothing more is reached.
     """
     reached = torch.zeros_like(free)
     for edge in (0, -1):
