@@ -1,5 +1,6 @@
 """A feature shard, checked before the first view of it: the rows of a feature for one shard."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -161,19 +162,7 @@ class FeatureShard:
         """
         if self.offset is None:
             return first, stop
-        return self._span(self.offset[first : stop + 1], first)
-
-    def _span(self, offsets: np.ndarray, first: int) -> tuple[int, int]:
-        """Where rows begin and end by their offsets, of which there is one more than rows."""
-        begin = int(offsets[0])
-        end = int(offsets[-1])
-        # Compared, not subtracted: a difference of two int64 may wrap round.
-        if begin < 0 or end > len(self.values) or (offsets[1:] < offsets[:-1]).any():
-            raise FormatError(
-                f"{self.folder / 'offset'}: offsets from row {first} on run from {begin} to {end}, "
-                f"but must be non-decreasing within 0 and {len(self.values)}; {REMAKE}"
-            )
-        return begin, end
+        return span_of(self.offset[first : stop + 1], first, len(self.values), self.folder)
 
     def rows(self, first: int, stop: int) -> FeatureRows:
         """Rows `first` to `stop`: views. Raises FormatError as `span` does."""
@@ -183,7 +172,7 @@ class FeatureShard:
         if self.offset is None:
             return FeatureRows(self.values[first:stop], None, present)
         offsets = self.offset[first : stop + 1].copy()  # what is checked is what is used
-        begin, end = self._span(offsets, first)
+        begin, end = span_of(offsets, first, len(self.values), self.folder)
         return FeatureRows(self.values[begin:end], np.diff(offsets), present)
 
     def take(self, rows: np.ndarray) -> FeatureRows:
@@ -218,19 +207,15 @@ class FeatureShard:
             FormatError: the bytes are not those that were written, or a file is too short.
             OSError: a file cannot be read.
         """
-        lengths = None
-        present = None
-        begin = first
-        end = stop
-        if self.spec.offset is not None:
-            offsets = self._read(self.spec.offset, first, stop + 1)
-            begin, end = self._span(offsets, first)
-            lengths = np.diff(offsets)
-        if self.spec.present is not None:
-            present = self._read(self.spec.present, first, stop)
-        values = read_rows(self.path, self.spec.values, begin, end, out, direct)
-        rows = FeatureRows(values, lengths, present)
-        stored = int(self._read(CHECKSUM, sample, sample + 1)[0])
+
+        def read(array: ArraySpec, begin: int, end: int) -> np.ndarray:
+            path = f"{self.folder}/{array.chunk_path}"
+            if array.name != "values":
+                return read_rows(path, array, begin, end)
+            return read_rows(path, array, begin, end, out, direct)
+
+        rows = rows_read(self.spec, first, stop, len(self.values), read, self.folder)
+        stored = int(read(CHECKSUM, sample, sample + 1)[0])
         digest = int(rows.checksums([stop - first])[0])
         if digest != stored:
             raise FormatError(
@@ -239,9 +224,62 @@ class FeatureShard:
             )
         return rows
 
-    def _read(self, array: ArraySpec, first: int, stop: int) -> np.ndarray:
-        """Rows of a small array, from its file."""
-        return read_rows(f"{self.folder}/{array.chunk_path}", array, first, stop)
+
+def rows_read(
+    spec: SideSpec,
+    first: int,
+    stop: int,
+    most: int,
+    read: Callable[[ArraySpec, int, int], np.ndarray],
+    folder: Path,
+) -> FeatureRows:
+    """Rows of a feature shard, of which each array is read once.
+
+    Args:
+        spec: spec of the feature.
+        first, stop: first row, and the one after the last; they exist.
+        most: rows that `values` has.
+        read: called as read(array, first, stop) for rows of an array.
+        folder: folder of the feature shard, for messages.
+
+    Raises:
+        FormatError: offsets fall, or lead outside.
+        Whatever `read` raises.
+    """
+    begin = first
+    end = stop
+    lengths = None
+    present = None
+    if spec.offset is not None:
+        offsets = read(spec.offset, first, stop + 1)
+        begin, end = span_of(offsets, first, most, folder)
+        lengths = np.diff(offsets)
+    if spec.present is not None:
+        present = read(spec.present, first, stop)
+    return FeatureRows(read(spec.values, begin, end), lengths, present)
+
+
+def span_of(offsets: np.ndarray, first: int, most: int, folder: Path) -> tuple[int, int]:
+    """Where ragged rows begin and end in `values`, by their offsets.
+
+    Args:
+        offsets: int64, one more than there are rows.
+        first: the first row, for messages.
+        most: items that there are.
+        folder: folder of the feature shard, for messages.
+
+    Raises:
+        FormatError: offsets fall, or lead outside.
+    """
+    begin = int(offsets[0])
+    end = int(offsets[-1])
+    # Compared, not subtracted: a difference of two int64 may wrap round.
+    if begin < 0 or end > most or (offsets[1:] < offsets[:-1]).any():
+        raise FormatError(
+            f"{folder / 'offset'}: offsets from row {first} on run from {begin} to {end}, but must "
+            f"be non-decreasing within 0 and {most}; {REMAKE}"
+        )
+    return begin, end
 
 
 def _empty_parts(spec: SideSpec) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -13,6 +13,7 @@ from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.shard_reader import read_rows
 from sa1bpack.format.shard_writer import AppendFile, complete_group
 from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.shard import rows_read
 from sa1bpack.format.side.spec import (
     CHECKSUM,
     MAX_SIDE_ROW_BYTES,
@@ -150,32 +151,17 @@ class FeatureShardWriter:
         sample = 0
         first = 0
         with suppress(FileNotFoundError, FormatError):  # a file ends here, or is none
+            values = self._folder / self.spec.values.chunk_path
+            most = values.stat().st_size // self.spec.row_bytes
             while sample < len(counts):
                 stop = first + int(counts[sample])
                 checksum = int(self._left_rows(CHECKSUM, sample, sample + 1)[0])
-                rows = self._left(first, stop)
+                rows = rows_read(self.spec, first, stop, most, self._left_rows, self._folder)
                 if int(rows.checksums([stop - first])[0]) != checksum:
                     break
                 sample += 1
                 first = stop
         return sample
-
-    def _left(self, first: int, stop: int) -> FeatureRows:
-        """Rows `first` to `stop` that another process has left. Raises FormatError."""
-        begin = first
-        end = stop
-        lengths = None
-        present = None
-        if self.spec.offset is not None:
-            offsets = self._left_rows(self.spec.offset, first, stop + 1)
-            begin = int(offsets[0])
-            end = int(offsets[-1])
-            lengths = np.diff(offsets)
-            if begin < 0 or (lengths < 0).any():
-                raise FormatError(f"{self._folder / 'offset'}: offsets fall; {REMAKE}")
-        if self.spec.present is not None:
-            present = self._left_rows(self.spec.present, first, stop)
-        return FeatureRows(self._left_rows(self.spec.values, begin, end), lengths, present)
 
     def _left_rows(self, array: ArraySpec, first: int, stop: int) -> np.ndarray:
         """Rows of an array that another process has left. Raises FormatError if there are fewer."""
