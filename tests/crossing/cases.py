@@ -164,6 +164,8 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         case.workers = 2 if rng.random() < 0.1 else 0
     case.order = _drawn_order(rng, ds)
     samples = case.order[1].get("samples", len(ds))
+    if case.order[0] == "passes":
+        samples = int((-(-ds.column("mask_count") // case.order[1]["masks"])).sum())
     if samples > 1:
         case.ranks = rng.choice(((1, 1), (1, 1), (1, 1), (2, 2), (2, 1), (1, 2)))
     ranks = max(case.ranks)
@@ -191,6 +193,9 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         limited = not (isinstance(most, list) and None in most)
         if limited and reading["mask_layout"].startswith("padded"):
             reading["pad_to_max"] = rng.random() < 0.4
+    if case.order[0] == "passes":
+        reading |= {"max_masks": case.order[1]["masks"], "mask_select": "in_turn"}
+        reading.pop("pad_to_max", None)
     if rng.random() < 0.3:
         names = rng.sample(RELATIONS, rng.randint(1, 3))
         relate = transforms.Relate(names, share=rng.choice((0.6, 0.9)), neighbors=4)
@@ -247,7 +252,8 @@ def _draw_classes(rng: random.Random, case: Case, ds: sa1bpack.Dataset) -> None:
     ratios = rng.sample((0.4, 0.7, 0.9, 1.1, 1.5, 2.5), rng.randint(1, 5))
     buckets = sa1bpack.Buckets(ds, aspects=ratios, exact=True, multiple=rng.choice((2, 16)))
     largest = max(case.size) if isinstance(case.size, list) else case.size
-    too_few = buckets.class_counts.max() < largest or case.order[0] == "weighted"
+    draws = case.order[0] in ("weighted", "passes")
+    too_few = buckets.class_counts.max() < largest or draws
     if "drop_last" in case.reading and too_few:
         del case.reading["drop_last"]
     if max(case.ranks) > 1 and "drop_last" not in case.reading:
@@ -264,13 +270,18 @@ def as_it_is(batch: dict) -> dict:
 
 def _drawn_order(rng: random.Random, ds: sa1bpack.Dataset) -> tuple[str, dict[str, Any]]:
     seed = {"seed": rng.choice((0, 7, 2**64 - 1))}
-    kind = rng.choice(("shuffle", "shuffle", "sequential", "local", "by_node", "weighted"))
+    kinds = ["shuffle", "shuffle", "sequential", "local", "by_node", "weighted"]
+    if ds.column("mask_count").any() and len(set(ds.column("image_id").tolist())) == len(ds):
+        kinds.append("passes")
+    kind = rng.choice(kinds)
     if kind == "sequential":
         return kind, {}
     if kind == "local":
         return kind, seed | rng.choice(({}, {"window": 2, "block": 2}))
     if kind == "by_node":
         return kind, seed | rng.choice(({}, {"nodes": 3}))
+    if kind == "passes":
+        return kind, seed | {"masks": rng.randint(1, 12), "shuffle": rng.random() < 0.7}
     if kind == "weighted":
         weights = np.random.default_rng(rng.randrange(99)).integers(0, 3, len(ds))
         weights[0] = 1

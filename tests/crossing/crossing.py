@@ -29,6 +29,7 @@ ORDERS = {
     "by_node": sa1bpack.NodeShuffleOrder,
     "sequential": sa1bpack.SequentialOrder,
     "weighted": sa1bpack.WeightedOrder,
+    "passes": sa1bpack.MaskPassOrder,
 }
 LARGE = ("image", "mask_bits", "run_ends", "values")  # arrays that are read past the page cache
 
@@ -173,7 +174,12 @@ class Crossing:
         ]
         assert all(each == found[0] for each in found)
         all_of_them, reading = np.concatenate(found[0]).astype(int), self.case.reading
-        if self.case.order[0] == "weighted":
+        if self.case.order[0] == "passes":
+            turns = -(-self.ds.column("mask_count") // self.case.order[1]["masks"])
+            times = np.bincount(all_of_them, minlength=len(self.ds))
+            assert (times <= turns).all() or "pad_last" in reading
+            assert (times >= turns).all() or "drop_last" in reading
+        elif self.case.order[0] == "weighted":
             assert self.case.order[1]["weights"][all_of_them].all()
         else:
             times = np.bincount(all_of_them, minlength=len(self.ds))
@@ -266,7 +272,7 @@ class Crossing:
     @property
     def _repeats(self) -> bool:
         """True if an epoch may have an image several times, besides those that fill up a batch."""
-        return self.case.order[0] == "weighted" or self._has_copies
+        return self.case.order[0] in ("weighted", "passes") or self._has_copies
 
     @cached_property
     def _rows(self) -> list[int]:
@@ -292,7 +298,8 @@ class Crossing:
                         numbers[self._rows[index]].append(int(repetition))
             for repetitions in numbers.values():
                 assert len(set(repetitions)) == len(repetitions)
-                if not self._has_copies:
+                is_whole = self.case.order[0] == "weighted" or "drop_last" not in self.case.reading
+                if not self._has_copies and is_whole:
                     assert sorted(repetitions) == list(range(len(repetitions)))
 
     def _compare_samples(self) -> None:

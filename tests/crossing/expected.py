@@ -1,6 +1,7 @@
 """What a batch must be: computed with numpy from `ds[i]`, by the rules that the documents state."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,14 @@ def kept_masks(
     if isinstance(mask_select, str) and mask_select in RANKED:
         score = sample[RANKED[mask_select]].astype(np.float64)
         return np.sort(np.lexsort((np.arange(count), -score))[:most])
+    if isinstance(mask_select, str) and mask_select == "in_turn":
+        # In the order in which "random" draws them, as many in each turn.
+        drawn = [kept_masks(sample, k, "random", seed, epoch, 0) for k in range(count + 1)]
+        order = [*(set(more) - set(less) for less, more in pairwise(map(set, drawn)))]
+        order = [mask for masks in order for mask in masks]
+        turns = -(-count // most)
+        turn = repetition % turns
+        return np.sort(order[turn * count // turns : (turn + 1) * count // turns])
     image_id = int(sample["image_id"])
     select = mask_select
     if callable(mask_select):

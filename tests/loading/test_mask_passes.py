@@ -174,3 +174,13 @@ def test_a_state_of_another_pass_is_refused(ds):
     other = Loader(ds, 2, **options_of(MaskPassOrder(ds, 5)))
     with pytest.raises(OptionError, match="masks was 4, is 5; turns was"):
         other.load_state_dict(state)
+
+
+def test_a_pass_goes_over_the_masks_that_a_condition_leaves(ds):
+    area = np.median(ds.mask_column("area"))
+    part = ds.where_masks(f"area > {int(area)}")
+    left = part.mask_column("annotation_id")
+    assert 0 < len(left) < len(ds.mask_column("annotation_id"))
+    order = MaskPassOrder(part, 4)
+    seen = [ids for batch in Loader(part, 3, **options_of(order)) for ids in masks_of(batch)]
+    assert sorted(chain.from_iterable(seen)) == sorted(left.tolist())

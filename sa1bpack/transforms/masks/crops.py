@@ -18,6 +18,7 @@ from sa1bpack.transforms.batch import Items
 from sa1bpack.transforms.checks import LEAST, Sides, as_numbers, check_made, check_sides
 from sa1bpack.transforms.host import all_on_host, numbers_of, sent, unseen
 from sa1bpack.transforms.images.resample import triangle_filter
+from sa1bpack.transforms.maps import pair
 from sa1bpack.transforms.masks.make import MaskRows
 from sa1bpack.transforms.memory import chunk_bytes
 from sa1bpack.wording import brief
@@ -169,7 +170,7 @@ def _windows(boxes: Tensor, size: Sides, scale: float) -> Tensor:
     first, last = boxes.chunk(2, 1)
     sides = last - first
     height, width = size
-    shape = torch.tensor([width, height], dtype=torch.float64).to(boxes.device, non_blocking=True)
+    shape = pair(width, height, boxes.device)
     step = (sides / shape).amax(1, keepdim=True) * scale
     step = torch.where((sides > 0).all(1, keepdim=True), step, 0.0)
     middle = (first + last) / 2
@@ -181,7 +182,9 @@ def _fill(background: float | Sequence[float] | None, items: Items) -> Tensor | 
     """float32 (3,): the background, normalised as the images of a batch are."""
     if background is None:
         return None
-    colour = (background,) * 3 if is_number(background) else as_numbers(background)
+    colour = as_numbers(background)
+    if isinstance(background, int | float) and is_number(background):
+        colour = (background,) * 3
     if len(colour) != 3 or not all(0 <= value <= 255 for value in colour):
         raise OptionError(
             f"background is {brief(background)}: choose a number or three, for R, G and B, of 0 to "
@@ -189,7 +192,8 @@ def _fill(background: float | Sequence[float] | None, items: Items) -> Tensor | 
         )
     mean = items["pixel_mean"]
     [values] = sent([torch.tensor(colour, dtype=torch.float32)], mean.device)
-    return (values - mean) / items["pixel_std"]
+    fill: Tensor = (values - mean) / items["pixel_std"]
+    return fill
 
 
 def _make(cropping: Cropping) -> tuple[Tensor, Tensor]:
