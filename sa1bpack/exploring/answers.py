@@ -189,10 +189,10 @@ class Answers:
     def _briefly(self, positions: np.ndarray) -> list[list[Any]]:
         """[position, image id, number of masks] of some samples."""
         ids = self.dataset.pack.image_ids(self.dataset.rows_at(positions))
-        _, _, first, stop = self.dataset.locate_many(positions)
-        counts: list[int | None] = (stop - first).tolist()
-        if self.dataset.options.rule is not None:
-            counts = [None] * len(counts)
+        counts: list[int | None] = [None] * len(ids)
+        if self.dataset.options.rule is None:
+            offsets = self.dataset.mask_offsets
+            counts = (offsets[positions + 1] - offsets[positions]).tolist()
         columns = zip(positions.tolist(), map(str, ids.tolist()), counts, strict=True)
         return [list(row) for row in columns]
 

@@ -299,6 +299,14 @@ def test_several_packs_a_selection_and_a_dataset_are_shown_in_their_order(served
     assert ruled.view(mask_count="2:") == large
     assert len(ruled.ask("/api/sample", index=6)["outlines"]) == (ds[6]["areas"] >= 500).sum()
 
+    kept = served(ds.where_masks("area >= 500"))
+    counts = [(sample["areas"] >= 500).sum() for sample in ds]
+    rows = kept.ask("/api/rows", start=0, stop=len(ds))["rows"]
+    assert [row[2] for row in rows] == counts
+    assert kept.view(mask_count="2:") == large
+    about = kept.ask("/api/pack")
+    assert (about["masks"], about["rule"]) == (sum(counts), "where area >= 500")
+
 
 def test_of_a_pack_behind_a_cache_no_more_shards_are_fetched_than_are_looked_at(
     served, pack, tmp_path
