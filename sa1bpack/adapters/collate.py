@@ -509,7 +509,10 @@ class Collate:
                     f"relations include {brief(min(clashing_names))}, but the samples have that "
                     "key, from a transform or a feature: leave one of them out"
                 )
-            batch |= self._relate(batch)
+            most = None
+            if self.layout.padded and "runs" in batch:
+                most = masks.capacity  # other padded arrays, which would tell, may be left out
+            batch |= self._relate(batch, most)
         return batch
 
     def _ragged(self, sample: Mapping[str, Any]) -> list[SideSpec]:

@@ -204,7 +204,10 @@ def arrange(views: Views, spec: BatchSpec, located: LocatedBatch) -> dict[str, A
         if feature.scaled:
             batch[feature.name] = floats_on_device(batch[feature.name], feature.row_shape)
     if spec.relate is not None:
-        batch |= spec.relate(batch, located.most)
+        most = located.most
+        if spec.mask_source == "runs" and spec.mask_layout.padded:
+            most = located.capacity  # other padded arrays, which would tell, may be left out
+        batch |= spec.relate(batch, most)
     return batch
 
 

@@ -183,6 +183,18 @@ def test_order_and_state_are_those_of_complete_batches(ds, make):
     assert [batch["indices"].tolist() for batch in chosen][1:] == rest
 
 
+@BOTH
+def test_relations_of_runs_are_padded_as_in_complete_batches(layout_packs, make):
+    ds = sa1bpack.open(layout_packs(), mask_format="runs")
+    options = {"max_masks": 20, "pad_to_max": True, "relations": ["ious", "parents"]}
+    for chosen, complete in zip(
+        make(ds, 3, fields=["runs"], **options), make(ds, 3, **options), strict=True
+    ):
+        for name, rows in (("ious", (3, 20, 20)), ("parents", (3, 20))):
+            assert chosen[name].shape == rows
+            assert torch.equal(chosen[name], complete[name])
+
+
 def test_a_copy_of_a_loader_reads_the_same(ds):
     with Loader(ds, 2, fields=["odd"]) as loader:
         copy = pickle.loads(pickle.dumps(loader))
