@@ -18,6 +18,7 @@ from sa1bpack.masks.relations import RELATIONS
 STEPS = {
     "none": [],
     "affine, mixup": [T.RandomAffine(10), T.ColorJitter(0.1), T.Mixup()],
+    "around a mask": [T.CropAroundMask((1.3, 3.0))],
     "crop, cutmix": [T.RandomResizedCrop(), T.RandomErasing(), T.CutMix()],
 }
 PROMPTS = T.Prompts({"point": 1, "box": 1, "mask": 1})
@@ -39,6 +40,8 @@ def loaded_batches(ds: sa1bpack.Dataset) -> Iterator[dict]:
         for more in ({"order": weighted}, {"on_error": "drop", "pad_last": True}):
             yield from sa1bpack.Loader(ds, 8, **masks, **more)
             yield from sa1bpack.make_dataloader(ds, 8, num_workers=0, **masks, **more)
+        buckets = sa1bpack.Buckets(ds, np.arange(len(ds)) % 2, exact=True)
+        yield from sa1bpack.Loader(ds, 2, bucket_by=buckets, **masks)
         collate = sa1bpack.Collate(on_error="drop", sample_spec=ds.spec, **masks)
         yield collate([ds[0], ds[1]])
 
