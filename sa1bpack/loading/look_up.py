@@ -245,17 +245,25 @@ class FeatureLookUp:
             samples: SAMPLE (n,), with their kept masks.
             masks: MASK (T,).
         """
-        sides = np.zeros((len(samples), 0), SIDE)
-        if self._finds and len(shards):
+        if not self._finds:
+            of_samples = (len(samples), 0)
+            of_masks = (len(masks), 0)
+            return (
+                np.zeros(of_samples, SPAN),
+                np.zeros(of_masks, SPAN),
+                np.zeros(of_samples, np.uint8),
+                np.zeros(of_masks, np.uint8),
+            )
+        sides = np.zeros((len(samples), self._count), SIDE)
+        if len(shards):
             sides = np.stack([shard.sides for shard in shards])[inverse]
         owner = np.arange(len(samples))
-        of_masks = np.repeat(owner, samples["kept_end"] - samples["kept_begin"])
-        if self._finds:
-            _announce_offsets(sides, samples, self._ragged["mask"])
-        of_samples = np.ascontiguousarray(samples["array_row"])
+        mask_owner = np.repeat(owner, samples["kept_end"] - samples["kept_begin"])
+        _announce_offsets(sides, samples, self._ragged["mask"])
+        sample_rows = np.ascontiguousarray(samples["array_row"])
         mask_rows = np.ascontiguousarray(masks["row"])
-        sample_spans, sample_present = self._of_axis("sample", sides, owner, of_samples)
-        mask_spans, mask_present = self._of_axis("mask", sides, of_masks, mask_rows)
+        sample_spans, sample_present = self._of_axis("sample", sides, owner, sample_rows)
+        mask_spans, mask_present = self._of_axis("mask", sides, mask_owner, mask_rows)
         return sample_spans, mask_spans, sample_present, mask_present
 
     def _of_axis(
