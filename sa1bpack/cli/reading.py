@@ -551,7 +551,7 @@ def derive(
     pack: Annotated[
         str, Help("folder of the pack; with --output also a quoted glob of several packs", "PACK")
     ],
-    names: Annotated[
+    name: Annotated[
         list[str],
         Help("name of the array, its key in samples and batches; or of several, see below", "NAME"),
     ],
@@ -646,7 +646,7 @@ def derive(
         arguments["pipeline"] = function_of(pipeline, "pipeline")(ds)
     outside = None if rows.output else "keep the array outside the pack: --output FOLDER"
     with exits.advising("repeat the command: it resumes after the last complete batch", outside):
-        results = call(ds, names if len(names) > 1 else names[0], function, **arguments)
+        results = call(ds, name if len(name) > 1 else name[0], function, **arguments)
         if not isinstance(results, tuple):
             results = (results,)
         for result in results:

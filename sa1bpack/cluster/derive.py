@@ -77,7 +77,7 @@ def derive_on_ray(
     chosen = _options_of_tasks(call)
     maker = FeatureShardMaker(ds, name, fn, pipeline, options, chosen)
     shards = [shard.identity.name for shard in maker.shards]
-    made = {key: target.missing(maker.shards) for key, target in maker.targets.items()}
+    lacking = {key: target.missing(maker.shards) for key, target in maker.targets.items()}
     todo = maker.missing(maker.shards)
     died: dict[str, Died] = {}
     if todo:
@@ -101,7 +101,7 @@ def derive_on_ray(
             f"{counted(len(died), 'shard')} given up: {', '.join(sorted(died))}; {first}: "
             f"{died[first]}; the rows of all others are kept: repeat the call to make the rest"
         )
-    return FeatureShardMaker(ds, name, fn, pipeline, options, chosen).result(made)
+    return FeatureShardMaker(ds, name, fn, pipeline, options, chosen).result(lacking)
 
 
 def _options_of_tasks(call: "DeriveKeywords") -> DeriveOptions:

@@ -201,70 +201,39 @@ class FeatureShardMaker:
     ):
         """Check the arguments. Raises what `derive` raises."""
         ds = as_dataset(ds)
-        if options is None:
-            options = {}
-        if not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
-            raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
-        if not callable(fn):
-            raise OptionError(f"fn is {brief(fn)}: choose a function of a batch")
-        if not isinstance(pipeline, Pipeline | None):
-            raise OptionError(f"pipeline is {brief(pipeline)}: choose a transforms.Pipeline")
-        if pipeline is not None and chosen.spatial:
-            moves = any(isinstance(step, GeometricStep) for step in pipeline.steps)
-            if moves or pipeline.canvas[0] != pipeline.canvas[1]:
-                raise OptionError(
-                    f"pipeline is {pipeline}, but spatial is True: rows are over the canvas of the "
-                    "stored image, so choose a pipeline with a square size that moves no image"
-                )
-        by_mask = chosen.axis == "mask"
-        layout = chosen.mask_layout
-        if layout is None:
-            layout = "padded"
-            if by_mask:
-                layout = "concat"
-        if by_mask and MaskLayout.of(layout).padded:
-            raise OptionError(
-                f"mask_layout is {brief(layout)}: for masks choose concat or concat_bits"
-            )
-        mask_choice = _mask_choice(by_mask, chosen)
-        self._batch_size = chosen.batch_size
         self._fn = fn
-        self._options = dict(options)
+        self._options = _options_of(options)
         self._pipeline = pipeline
-        self._loading: dict[str, Any] = {
-            "rank": 0,
-            "world_size": 1,
-            "mask_layout": layout,
-            "max_masks": chosen.max_masks,
-            "mask_select": chosen.mask_select,
-            "fields": chosen.fields,
-            "device": chosen.device,
-            "threads": chosen.threads,
-            "prefetch": chosen.prefetch,
-            "io": chosen.io,
-            "timeout": chosen.timeout,
+        _check_function(fn, pipeline, chosen)
+        self._batch_size = chosen.batch_size
+        self._loading = _loading(ds, pipeline, chosen)
+        self.axis = chosen.axis
+        self._several = not isinstance(name, str)
+        made_by = self._made_by(ds, chosen)
+        self.targets: dict[str, FeatureTarget] = {}
+        for feature in _names(name):
+            rows = chosen
+            if self._several and chosen.output is not None:
+                rows = replace(chosen, output=chosen.output / side_name(feature))
+            self.targets[feature] = FeatureTarget(ds, feature, made_by, rows)
+        self.shards = next(iter(self.targets.values())).shards
+        self.made: dict[str, list[ShardToDo]] = {feature: [] for feature in self.targets}
+
+    def _made_by(self, ds: Dataset, chosen: DeriveOptions) -> dict[str, Any]:
+        """The record of what makes the rows. Raises OptionError for masks that cannot be chosen."""
+        made_by: dict[str, Any] = {
+            "function": function_name(self._fn),
+            "options": self._options,
         }
-        if chosen.fields is not None:
-            reading = ReadingOptions(fields=chosen.fields, max_masks=chosen.max_masks)
-            check_needs(pipeline, reading.fields, reading.chosen(ds))
-        made_by: dict[str, Any] = {"function": function_name(fn), "options": self._options}
-        if isinstance(fn, Seeded):
-            made_by["seed"] = fn.seed
-        if pipeline is not None:
-            made_by["pipeline"] = str(pipeline)
+        if isinstance(self._fn, Seeded):
+            made_by["seed"] = self._fn.seed
+        if self._pipeline is not None:
+            made_by["pipeline"] = str(self._pipeline)
+        mask_choice = _mask_choice(chosen)
         if mask_choice is not None:
             made_by["mask_choice"] = mask_choice
         made_by["samples"] = ds.spec_text
-        self.axis = chosen.axis
-        self._several = not isinstance(name, str)
-        self.targets: dict[str, FeatureTarget] = {}
-        for one_name in _names(name):
-            rows = chosen
-            if self._several and chosen.output is not None:
-                rows = replace(chosen, output=chosen.output / side_name(one_name))
-            self.targets[one_name] = FeatureTarget(ds, one_name, made_by, rows)
-        self.shards = next(iter(self.targets.values())).shards
-        self.made: dict[str, list[ShardToDo]] = {one_name: [] for one_name in self.targets}
+        return made_by
 
     def missing(self, shards: Sequence[ShardToDo]) -> list[ShardToDo]:
         """The shards for which some feature has no rows yet; those that exist are opened."""
@@ -281,9 +250,10 @@ class FeatureShardMaker:
         Args:
             made: name → shards whose rows the call made. None: those that this one published.
         """
-        if made is None:
-            made = self.made
-        results = tuple(target.result(made[name]) for name, target in self.targets.items())
+        shards_of = self.made
+        if made is not None:
+            shards_of = {name: list(shards) for name, shards in made.items()}
+        results = tuple(target.result(shards_of[name]) for name, target in self.targets.items())
         if self._several:
             return results
         return results[0]
@@ -498,21 +468,72 @@ def _names(name: str | Sequence[str]) -> list[str]:
     return list(name)
 
 
-def _mask_choice(by_mask: bool, chosen: DeriveOptions) -> dict[str, Any] | None:
+def _options_of(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keyword arguments of the function. Raises OptionError."""
+    if options is None:
+        return {}
+    if not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
+        raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
+    return dict(options)
+
+
+def _check_function(fn: Function, pipeline: Pipeline | None, chosen: DeriveOptions) -> None:
+    """Raise OptionError unless the function can be called with what the pipeline makes."""
+    if not callable(fn):
+        raise OptionError(f"fn is {brief(fn)}: choose a function of a batch")
+    if not isinstance(pipeline, Pipeline | None):
+        raise OptionError(f"pipeline is {brief(pipeline)}: choose a transforms.Pipeline")
+    if pipeline is None or not chosen.spatial:
+        return
+    moves = any(isinstance(step, GeometricStep) for step in pipeline.steps)
+    if moves or pipeline.canvas[0] != pipeline.canvas[1]:
+        raise OptionError(
+            f"pipeline is {pipeline}, but spatial is True: rows are over the canvas of the "
+            "stored image, so choose a pipeline with a square size that moves no image"
+        )
+
+
+def _loading(ds: Dataset, pipeline: Pipeline | None, chosen: DeriveOptions) -> dict[str, Any]:
+    """The options of the Loader of a shard.
+
+    Raises OptionError for a layout that has no row per mask, and for fields that the pipeline
+    needs and that are left out.
+    """
+    by_mask = chosen.axis == "mask"
+    layout = chosen.mask_layout
+    if layout is None:
+        layout = "concat" if by_mask else "padded"
+    if by_mask and MaskLayout.of(layout).padded:
+        raise OptionError(f"mask_layout is {brief(layout)}: for masks choose concat or concat_bits")
+    if chosen.fields is not None:
+        reading = ReadingOptions(fields=chosen.fields, max_masks=chosen.max_masks)
+        check_needs(pipeline, reading.fields, reading.chosen(ds))
+    return {
+        "rank": 0,
+        "world_size": 1,
+        "mask_layout": layout,
+        "max_masks": chosen.max_masks,
+        "mask_select": chosen.mask_select,
+        "fields": chosen.fields,
+        "device": chosen.device,
+        "threads": chosen.threads,
+        "prefetch": chosen.prefetch,
+        "io": chosen.io,
+        "timeout": chosen.timeout,
+    }
+
+
+def _mask_choice(chosen: DeriveOptions) -> dict[str, Any] | None:
     """The record of which masks the function is given; None for all of them.
 
-    Args:
-        by_mask: the feature has a row per mask.
-
-    Raises:
-        OptionError: a value that cannot be used, or that such a feature cannot have.
+    Raises OptionError for a value that cannot be used, or that such a feature cannot have.
     """
     most = chosen.max_masks
     select = chosen.mask_select
     choice("mask_select", select, CHOICES)
     if most is None:
         return None
-    if by_mask:
+    if chosen.axis == "mask":
         raise OptionError(
             f"max_masks is {most}, but a row per mask is one for each mask that the pack has: "
             "leave it out, or choose axis='sample'"
