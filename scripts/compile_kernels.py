@@ -22,6 +22,7 @@ from sa1bpack.transforms import (
     RandomHorizontalFlip,
     ScaleJitter,
     correction_clicks,
+    holes,
 )
 
 TAR = Path(__file__).parent.parent / "tests" / "samples" / "sa_000000.tar"
@@ -73,6 +74,7 @@ def compile_drawing(roots: list[Path]) -> None:
     masks = made["masks"]
     ids = made["annotation_ids"]
     correction_clicks(masks ^ True, masks, ids, where="interior", seed=0, epoch=0)
+    holes(made)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_batches import made_by
 from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
@@ -102,7 +103,10 @@ LAYOUTS = pytest.mark.parametrize("padded", [True, False], ids=["padded", "conca
 @given(masks=samples(), as_bits=st.booleans(), neighbors=st.sampled_from([4, 8]))
 @settings(max_examples=40)
 def test_holes_are_what_no_walk_from_beyond_the_grid_reaches(padded, masks, as_bits, neighbors):
-    found = T.holes(batch_of(masks, padded, as_bits), neighbors=neighbors)
+    batch = batch_of(masks, padded, as_bits)
+    found = T.holes(batch, neighbors=neighbors)
+    with made_by(compiled_on=(), triton_on=()):
+        assert torch.equal(T.holes(batch, neighbors=neighbors), found)
     assert found.dtype == torch.bool
     for values, sample in zip(by_sample(found, masks, padded), masks, strict=True):
         for hole, mask in zip(values, sample, strict=True):
@@ -156,8 +160,11 @@ def test_a_spiral_is_followed_to_its_end():
             spiral[y, x] = False
             y, x = y + dy, x + dx
         y, x, dy, dx = y - dy, x - dx, dx, -dy
-    found = T.holes(batch_of([spiral[None]], padded=True, as_bits=True))[0, 0]
-    np.testing.assert_array_equal(found, ~spiral & ~filled_outside(spiral, 4))
+    expected = ~spiral & ~filled_outside(spiral, 4)
+    for compiled_on in (("cpu",), ()):
+        with made_by(compiled_on, ()):
+            found = T.holes(batch_of([spiral[None]], padded=True, as_bits=True))[0, 0]
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_they_take_batches_of_loaders_and_pipelines(packed):  # noqa: F811

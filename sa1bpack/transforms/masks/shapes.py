@@ -7,6 +7,7 @@ all of them; contours and holes take some masks at a time.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
+from sa1bpack.masks.holes import reach_from_edges
+from sa1bpack.transforms.backends import run_jobs, uses_compiled
 from sa1bpack.transforms.batch import Items
 from sa1bpack.transforms.host import numbers_of, unseen
 from sa1bpack.transforms.masks.cells import count_cells, ranks, unpack_bits
@@ -22,6 +25,7 @@ from sa1bpack.transforms.masks.relations import fullest
 from sa1bpack.transforms.memory import chunk_bytes
 from sa1bpack.wording import brief
 
+_TOGETHER = 32  # masks of a job of a thread
 MAX_WIDTH = 4096  # of a contour, in cells: that of the largest grid
 
 
@@ -207,7 +211,8 @@ def holes(batch: Items, neighbors: int = 4) -> Tensor:
     """The holes of each mask: cells outside of it from which no way outside leads off the grid.
 
     `masks | T.holes(batch)` are the masks with their holes filled, `binary_fill_holes` of scipy.
-    Waits for the device: how far a way leads is known when it has been gone.
+    On a CPU a compiled kernel finds them. On a device they are found by sweeps, for which the host
+    waits: how far a way leads is known when it has been gone.
 
     Args:
         batch: a batch with `masks` and `mask_counts`, of any layout.
@@ -231,6 +236,8 @@ def holes(batch: Items, neighbors: int = 4) -> Tensor:
 
     def make(cells: Tensor) -> Tensor:
         free = ~cells
+        if uses_compiled(cells.device):
+            return free & ~_reached_compiled(cells, neighbors == 8)
         return free & ~_reached(free, neighbors == 8)
 
     return _BatchMasks.of(batch).by_parts(make, 40)
@@ -254,6 +261,21 @@ def _eroded(cells: Tensor, corners: bool) -> Tensor:
     down[:, :-1] &= column[:, 1:]
     down[:, [0, -1]] = False
     return down & across
+
+
+def _reached_compiled(cells: Tensor, corners: bool) -> Tensor:
+    """`_reached` of the cells outside of masks, bool (k, h, w) on a CPU, by a compiled kernel."""
+    masks = cells.contiguous().view(torch.uint8)
+    reached = torch.zeros_like(masks)
+    jobs = [
+        partial(reach_from_edges, part.numpy(), corners, out.numpy())
+        for part, out in zip(masks.split(_TOGETHER), reached.split(_TOGETHER), strict=True)
+    ]
+    # One alone first: threads that compile kernels would hold up a fork meanwhile.
+    for job in jobs[:1]:
+        job()
+    run_jobs(jobs[1:])
+    return reached.view(torch.bool)
 
 
 def _reached(free: Tensor, corners: bool) -> Tensor:
