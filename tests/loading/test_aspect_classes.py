@@ -144,6 +144,23 @@ def test_a_pipeline_makes_of_a_class_what_it_makes_of_square_canvases(
             torch.testing.assert_close(made[key], expected[key], rtol=0, atol=1e-6)
 
 
+def test_spatial_features_are_moved_to_the_size_of_the_class(layout_packs, tmp_path):
+    ds = open_pack(layout_packs("native"))
+    rows = np.random.default_rng(0).random((len(ds), 2, 16, 16)).astype(np.float32)
+    where = {"covers": "photograph", "output": tmp_path / "map"}
+    sa1bpack.attach(ds, "map", rows, ds.column("image_id"), spatial=True, **where)
+    ds = open_pack(layout_packs("native"), features=[tmp_path / "map"])
+    buckets = buckets_of(ds)
+    steps = [T.RandomHorizontalFlip(1)]
+    of_class = T.Pipeline(ds, steps, size=buckets.sizes)
+    for batch in Loader(ds, 2, bucket_by=buckets):
+        size = buckets.sizes[batch["sample_class"]]
+        square = Collate(sample_spec=ds.spec)([ds[i] for i in batch["indices"].tolist()])
+        expected = T.Pipeline(ds, steps, size=size)(square, epoch=0)["map"]
+        assert expected.shape[2:] == (size[0] // 8, size[1] // 8)
+        torch.testing.assert_close(of_class(batch)["map"], expected)
+
+
 def test_without_a_size_the_canvas_is_that_of_the_class(layout_packs):
     ds = open_pack(layout_packs("native"))
     buckets = buckets_of(ds)
