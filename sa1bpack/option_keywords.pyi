@@ -23,6 +23,7 @@ class RunKeywords(typing.TypedDict, total=False):
     mask_sampling: str
     empty: str
     samples_per_shard: int | None
+    keep: str | collections.abc.Iterable[str] | collections.abc.Mapping[str, str | None] | None
     max_masks: int | None
     mask_select: str
     seed: int

@@ -65,7 +65,7 @@ def test_docstring_help_and_the_table_in_the_documents_say_the_same(command, mon
     for name, (flag, values, default, said) in zip(names, rows, strict=True):
         choices = re.findall("`([^`]+)`", values) if values.startswith("`") else []
         limits = "" if choices else values.partition(", or `")[0]
-        limits = re.sub("^a (whole )?number(, )?", "", limits)
+        limits = re.sub("^a ((whole )?number|key)(, )?", "", limits)
         metavar = re.escape(f"{{{','.join(choices)}}} ") if choices else "[A-Z]+ "
         if values == "yes, no":  # of an option that is a flag alone
             metavar = ""

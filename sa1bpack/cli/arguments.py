@@ -412,7 +412,8 @@ def _add(
         details["nargs"] = "+"
     elif several and is_option:
         details["action"] = "append"
-        details["default"] = list(default)
+        if has_default:
+            details["default"] = list(default)
     elif several:
         details["nargs"] = "+" if required else "*"
     group.add_argument(*words, **details)

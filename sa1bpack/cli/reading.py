@@ -544,6 +544,11 @@ def export(
         say(f"same mask in another text: {masks} whose counts were not encoded as by COCO")
     if result.unknown_keys:
         say(f"keys that a pack does not store: {', '.join(sorted(result.unknown_keys))}")
+    if result.altered_keys:
+        say(
+            "kept keys of which a null is left out, or an integer written as a float: "
+            f"{', '.join(sorted(result.altered_keys))}"
+        )
     return exits.OK
 
 

@@ -22,6 +22,7 @@ from sa1bpack.format.verify import verify
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
+from sa1bpack.packing.keep_probe import requested_options
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import (
     PackOptions,
@@ -95,7 +96,7 @@ def pack_on_ray(
         options["workers"] = WORKERS
     request = check_request(sources, output, options)
     run_options = request.run_options
-    with part_publisher(request.output, request.pack_options) as publisher:
+    with part_publisher(request.output, requested_options(request)) as publisher:
         named = list_sources(request)
         job = PackJob(parts=len(named), sources=tuple(source.name for source in named))
         publisher.take_part(job, job.sources)

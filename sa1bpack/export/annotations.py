@@ -8,7 +8,7 @@ SA-1B, because the shortest text of a float64 is the same everywhere.
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,6 +30,7 @@ from sa1bpack.errors import (
     UnknownName,
 )
 from sa1bpack.export.info import attributes_of
+from sa1bpack.export.kept_texts import NO_CATEGORY, KeptTexts, record_text
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     file_digest,
@@ -55,7 +56,8 @@ from sa1bpack.wording import brief
 _NOT_EXPORTED = ("image", "image_offset", "mask_bits", "checksum")
 
 # SA-1B's masks have no classes.
-CATEGORIES = [{"id": 1, "name": "object", "supercategory": "object"}]
+OBJECT = "object"
+CATEGORIES = [{"id": 1, "name": OBJECT, "supercategory": OBJECT}]
 INFO = {"description": "SA-1B annotations, exported by sa1bpack"}
 _COCO_NUMBERS = ("id", "area", "bbox")  # the other numbers of a mask come after COCO's keys
 
@@ -73,6 +75,8 @@ class ExportResult:
         recoded: masks whose `counts` text was not the one that COCO's encoder writes. They are
             exported with the encoder's text: the same mask in another text.
         unknown_keys: keys of the records that a pack does not store, such as "annotations.score".
+        altered_keys: keys that the pack keeps, with a value somewhere that is written in another
+            way: null left out, an integer as a float.
         seconds: wall time.
         complete: the packs are complete; what an incomplete one holds so far is logged as a
             warning.
@@ -93,11 +97,12 @@ class ExportResult:
     unknown_keys: set[str] = field(default_factory=set)
     seconds: float = 0.0
     complete: bool = True
+    altered_keys: set[str] = field(default_factory=set)
 
     @property
     def lossless(self) -> bool:
         """True if every record has everything that it had in its tar."""
-        return not (self.left_out or self.recoded or self.unknown_keys)
+        return not (self.left_out or self.recoded or self.unknown_keys or self.altered_keys)
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,9 @@ def _count_shard(result: ExportResult, exported: _Exported) -> None:
     result.left_out += int(annotations) - masks
     recoded = shard["number_types"] >> NONCANONICAL_BIT & exported.kept
     result.recoded += int(np.count_nonzero(recoded))
-    result.unknown_keys |= {*attributes_of(shard).unknown_keys}
+    attributes = attributes_of(shard)
+    result.unknown_keys |= {*attributes.unknown_keys}
+    result.altered_keys |= {*attributes.altered_keys}
 
 
 def _chosen(
@@ -231,8 +238,9 @@ def export_sa1b(
 
     Keys, order, number types and the text of numbers and masks are those that the packer read. So
     a record from which no mask was dropped equals the member of the tar byte for byte, provided
-    that was written as SA-1B's are (Python's json, one line). The result counts the differences,
-    see ExportResult.
+    that was written as SA-1B's are (Python's json, one line). Keys that the pack keeps (`keep` of
+    `pack`) come after SA-1B's, in the order of that option. The result counts the differences, see
+    ExportResult.
 
     Each file is written completely or not at all. An existing file with the same bytes is left as
     it is, so an interrupted export resumes when it is called again; one with other bytes is never
@@ -271,15 +279,15 @@ def export_sa1b(
             folder = path / shard.entry.source
             folder.mkdir(parents=True, exist_ok=True)
             remove_all_leftovers(folder)
+            kept_texts = KeptTexts(shard)
             for row in exported.rows.tolist():
                 image = _image(shard, row)
-                annotations = annotations_of(shard, row)
-                kept = [annotations[mask] for mask in exported.masks_of(row).tolist()]
-                record = {"image": image, "annotations": kept}
+                masks = exported.masks_of(row).tolist()
+                text = record_text(image, annotations_of(shard, row), masks, kept_texts, row)
                 file = folder / PurePath(image["file_name"]).with_suffix(".json").name
                 result.unchanged += file.exists()
                 with _writing(file) as write:
-                    write(json.dumps(record).encode())
+                    write(text.encode())
                 step(1)
             _count_shard(result, exported)
     result.files = result.images - result.unchanged
@@ -398,8 +406,9 @@ def export_coco(
 ) -> ExportResult:
     """Write the annotations as one COCO instances file, which `pycocotools.coco.COCO` loads.
 
-    An annotation has COCO's keys: `id`, `image_id`, `category_id` (1, the only category, "object"),
-    `segmentation` (compressed RLE), `area`, `bbox` and `iscrowd` (0); and SA-1B's `predicted_iou`,
+    An annotation has COCO's keys: `id`, `image_id`, `category_id` (1, the only category, "object";
+    or that of the record, if the pack keeps `annotations.category_id` as int64), `segmentation`
+    (compressed RLE), `area`, `bbox` and `iscrowd` (0); and SA-1B's `predicted_iou`,
     `stability_score`, `point_coords` and `crop_box`. `bbox` is x, y, w, h in COCO's convention,
     tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
 
@@ -432,25 +441,41 @@ def export_coco(
     ds = _chosen(pack, sources, shards, image_ids)
     result = ExportResult(file_to_write("output", output), complete=ds.manifest.complete)
     ids = [np.empty(0, np.int64)]
+    categories: set[int] = set()
     for exported in _by_shard(ds):
         _check_files(exported.shard)
         ids.append(exported.shard["annotation_id"][exported.kept])
+        of_masks = KeptTexts(exported.shard).categories()
+        if of_masks is not None:
+            categories.update(of_masks[exported.kept].tolist())
         _count_shard(result, exported)
     _check_coco_ids(ds.column("image_id"), np.concatenate(ids), renumber)
     result.unchanged = int(result.path.exists())
     result.files = 1 - result.unchanged
     remove_leftovers(result.path)
     with reporting_steps(progress, "image", 2 * result.images) as step:
-        _write_coco(result.path, ds, step, renumber=renumber, boxes_only=boxes_only)
+        _write_coco(
+            result.path, ds, step, sorted(categories), renumber=renumber, boxes_only=boxes_only
+        )
     result.seconds = time.perf_counter() - started
     return result
 
 
 def _write_coco(
-    path: Path, ds: Dataset, step: Callable[[int], None], *, renumber: bool, boxes_only: bool
+    path: Path,
+    ds: Dataset,
+    step: Callable[[int], None],
+    categories: Sequence[int],
+    *,
+    renumber: bool,
+    boxes_only: bool,
 ) -> None:
     """Write the file, one image and one annotation at a time."""
-    head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
+    listed = []
+    for category in categories:
+        name = OBJECT if category == NO_CATEGORY else str(category)
+        listed.append({"id": category, "name": name, "supercategory": OBJECT})
+    head = {"info": INFO, "licenses": [], "categories": listed or CATEGORIES}
     with _writing(path, durably=True) as write:
         write(json.dumps(head)[:-1].encode())
         write(b', "images": ')
@@ -511,8 +536,13 @@ def _coco_annotations(
 ) -> Iterator[dict[str, Any]]:
     """The annotations of samples with COCO's keys, then the other numbers of their masks."""
     count = 0
+    shard = None
+    categories = None
     for exported, row in samples:
-        shard = exported.shard
+        if exported.shard is not shard:
+            shard = exported.shard
+            categories = KeptTexts(shard).categories()
+        first_mask = int(shard["mask_offset"][row])
         height, width = shard["size"][row, :2].tolist()
         runs = _runs(shard, *shard["mask_offset"][row : row + 2].tolist())
         boxes = mask_boxes(*runs, height, width)
@@ -529,6 +559,8 @@ def _coco_annotations(
                 coco = {"id": count, "sa1b_id": annotation["id"]}
             coco["image_id"] = int(shard["image_id"][row])
             coco["category_id"] = 1
+            if categories is not None:
+                coco["category_id"] = int(categories[first_mask + mask])
             if not boxes_only:
                 coco["segmentation"] = annotation["segmentation"]
             coco["area"] = annotation["area"]

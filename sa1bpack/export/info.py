@@ -69,6 +69,7 @@ class ShownSource(msgspec.Struct):
 class _Attributes(msgspec.Struct):
     packed_by: dict[str, str] = {}
     unknown_keys: list[str] = []
+    altered_keys: list[str] = []
 
 
 def text_of(value: Any) -> str:

@@ -324,11 +324,11 @@ class ShardWriter:
         self.lengths = self.lengths + sample_lengths(self.layout, rows)
         self._annotations += int(rows["annotation_count"][0])
 
-    def publish(self, attributes: dict[str, Any]) -> ShardEntry:
-        """Complete the shard, flush it and give it its final name.
+    def complete(self, attributes: dict[str, Any]) -> ShardEntry:
+        """Complete the shard and flush it, under its working name.
 
-        Every `append` must have been completed. After an error the shard does not exist, unless
-        only the last flush, after the rename, failed.
+        Every `append` must have been completed. `folder` then has all of its files, and the digest
+        of its checksum file is that of the shard.
 
         Args:
             attributes: JSON data for the attributes of the group; "source" (str) and "part" (int)
@@ -344,9 +344,6 @@ class ShardWriter:
         counts = {**asdict(self.lengths), "annotations": self._annotations}
         of_format = {"format": list(FORMAT_VERSION), "layout": self.layout.to_json(), **counts}
         nbytes = complete_group(self.folder, {**attributes, **of_format}, self._files, rows)
-        self.folder.rename(self._final)
-        self.folder = self._final
-        files.flush_folder(self._final.parent)
         return ShardEntry(
             name=self.name,
             source=attributes["source"],
@@ -354,6 +351,22 @@ class ShardWriter:
             bytes=nbytes,
             **counts,
         )
+
+    def claim_name(self) -> None:
+        """Give the shard, which is complete, its final name.
+
+        After an OSError the shard does not exist, unless only the last flush, after the rename,
+        failed.
+        """
+        self.folder.rename(self._final)
+        self.folder = self._final
+        files.flush_folder(self._final.parent)
+
+    def publish(self, attributes: dict[str, Any]) -> ShardEntry:
+        """Complete the shard, and give it its final name, as `complete` and `claim_name` do."""
+        entry = self.complete(attributes)
+        self.claim_name()
+        return entry
 
     def discard(self) -> None:
         """Remove the working folder; does nothing after publication.

@@ -45,6 +45,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import Check, PackFiles, Problem, Report
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side import spec as side
+from sa1bpack.format.side.kept import kept_keys
 from sa1bpack.format.verify_shard import check_feature_shard, check_list, check_shard, compare_files
 from sa1bpack.keywords import checks_options
 from sa1bpack.paths import local_path
@@ -66,6 +67,8 @@ class Scope:
         full: names of shards to read in full even if the check is quick.
         sources: names of the sources whose shards are checked; None: all.
         features: check features in PACK/side, too.
+        kept: check those features that have what the pack keeps of records, of the shards that are
+            checked.
     """
 
     quick: bool
@@ -74,6 +77,7 @@ class Scope:
     full: Set[str] = frozenset()
     sources: Set[str] | None = None
     features: bool = False
+    kept: bool = False
 
 
 @checks_options
@@ -275,6 +279,8 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
             if scope.own_files:
                 check_whole_index(root, manifest, index, named=not damaged)
     _check_features(check, features, manifest, index, scope)
+    with check.collecting():
+        _check_kept(check, manifest, index, scope, {shard.name for shard in shards})
     if scope.own_files:
         check.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index)]
     counts = {
@@ -307,6 +313,39 @@ def _check_features(
         identities = side.shard_identities(check.files.root, manifest)
     for folder in folders:
         _check_side(check, folder, scope.quick, scope.share, identities, index)
+
+
+def _check_kept(
+    check: Check, manifest: Manifest, index: Index | None, scope: Scope, shards: Set[str]
+) -> None:
+    """Check that shards of these names have the rows of every key that the pack keeps.
+
+    Raises FormatError if the options of the pack cannot be used.
+    """
+    root = check.files.root
+    keys = kept_keys(manifest.options, root / MANIFEST_NAME)
+    identities: Sequence[side.ShardIdentity] = ()
+    if keys:
+        with suppress(FormatError, OSError):  # reported with the shards
+            identities = side.shard_identities(root, manifest)
+    if scope.kept and scope.own_files:
+        for key in keys:
+            with check.collecting(feature=key.name):
+                _check_side_files(check, key.folder(root), key.spec)
+    for number, shard in enumerate(identities):
+        if shard.name not in shards or not shard.lengths.samples:
+            continue
+        quick = scope.quick and shard.name not in scope.full
+        for key in keys:
+            folder = key.folder(root) / shard.feature_shard
+            if not folder.is_dir():
+                check.add(f"{folder}: missing, though the pack keeps {key.key}", shard=shard.name)
+            elif scope.kept:
+                with check.collecting(feature=key.name, shard=folder.name):
+                    check_feature_shard(check, folder, key.spec, quick, index, number)
+    damaged = {problem.feature for problem in check.problems} & {key.name for key in keys}
+    for name in sorted(filter(None, damaged)):
+        check.notes.append(f"{name} is of a key that the pack keeps: `sa1bpack repair` restores it")
 
 
 def _check_shard(

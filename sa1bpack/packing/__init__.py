@@ -7,6 +7,7 @@ Modules:
     source.pairs: tar → pairs of a JPEG and a JSON record, digests: `PairReader`.
     source_packer: which pairs need work, and which shard each belongs to.
     sample: pair → the rows of one sample: `make_sample`.
+    keep, keep_probe: which other keys of records are kept; kept_rows: their values → features.
     workers: the processes that make samples, where there is more than one.
     source_packer: samples in the order of the tar; its threads: rows → files
         (`format.shard_writer`), publication.

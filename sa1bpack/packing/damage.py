@@ -31,6 +31,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.format.verify import Scope, check_pack
 from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.records import (
@@ -98,6 +99,8 @@ class Damage:
             pack itself is damaged or missing.
         extra: problems that are not damage: what is not part of the pack.
         digests: name of a shard → the digest that its checksum file must have, as far as known.
+        kept_rows: folders of damaged feature shards of what the pack keeps of records; their shards
+            are among `shards`.
         problems: all problems that the check found.
     """
 
@@ -110,6 +113,7 @@ class Damage:
     own_files: bool
     extra: tuple[Problem, ...]
     digests: dict[str, str]
+    kept_rows: Set[Path]
     problems: tuple[Problem, ...]
 
     def folder(self, shard: str) -> Path:
@@ -203,7 +207,7 @@ def diagnose(
     is_first = share[0] == 1
     if not is_first:  # the first part compares them with the pack's own files
         _check_shard_digests(check, contents, sources)
-    scope = Scope(quick=quick or bool(full), own_files=is_first, full=full)
+    scope = Scope(quick=quick or bool(full), own_files=is_first, full=full, kept=True)
     if share != ALL:
         scope = replace(scope, sources=sources)
     problems = check_pack(check, contents.manifest, scope).problems
@@ -216,7 +220,11 @@ def diagnose(
         own_files = True
     shards: dict[str, ShardKey] = {}
     extra = []
+    kept_rows = set()
     for problem in problems:
+        if problem.feature is not None and problem.shard is not None:
+            kept_rows.add(root / SIDES_NAME / problem.feature / problem.shard)
+            problem = replace(problem, shard=_shard_of_rows(problem.shard))
         if problem.extra:
             extra.append(problem)
         elif problem.shard is None or _is_damaged_line(problem.shard, contents, problems):
@@ -238,8 +246,14 @@ def diagnose(
         own_files=own_files,
         extra=tuple(extra),
         digests=contents.digests,
+        kept_rows=kept_rows,
         problems=problems,
     )
+
+
+def _shard_of_rows(feature_shard: str) -> str:
+    """The name of the shard that a feature shard is for."""
+    return feature_shard.rpartition("-")[0]
 
 
 def _check_known(shards: Set[str], contents: _Contents) -> None:
@@ -270,7 +284,10 @@ def _problems_of_sources(
         if problem.shard is None:
             ours.append(problem)
             continue
-        key = contents.key_of(problem.shard)
+        shard = problem.shard
+        if problem.feature is not None:
+            shard = _shard_of_rows(shard)
+        key = contents.key_of(shard)
         if key is not None and key[0] in sources:
             ours.append(problem)
     return tuple(ours)

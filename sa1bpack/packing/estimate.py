@@ -22,6 +22,8 @@ from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import PIXELS, AxisLengths, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.keywords import checks_options, takes_options
+from sa1bpack.packing.keep_probe import requested_options
+from sa1bpack.packing.kept_rows import bytes_of_rows
 from sa1bpack.packing.options import MASKS, PRESETS, PackOptions, RunOptions, check_request
 from sa1bpack.packing.pack_folder import existing_parent
 from sa1bpack.packing.progress import Progress, nothing_to_do, unknown_keys_text
@@ -211,7 +213,7 @@ def estimate(
     require_decoder()
     request = check_request(sources, output, options)
     run_options = request.run_options
-    ledger = inspect_pack(request.output, request.pack_options)
+    ledger = inspect_pack(request.output, requested_options(request))
     _check_writable(request.output)
     work = find_work(ledger, list_sources(request), run_options.records_md5)
     Progress(0, run_options.max_rejects, ledger.rejects(), progress=False)  # raises as a run would
@@ -386,6 +388,7 @@ class _Probe:
         lengths: rows of the packed ones, with runs, and without images.
         tar_bytes, seconds: bytes and time of all that were tried.
         sizes: stored height and width of each packed image.
+        kept_bytes: bytes of the values that are kept of their records.
     """
 
     def __init__(self, source: Source | None, options: PackOptions):
@@ -400,6 +403,7 @@ class _Probe:
         self.rejects: dict[str, str] = {}
         self.no_pairs = ""
         self.unknown_keys: Counter[str] = Counter()
+        self.kept_bytes = 0
         if source is not None:
             self._decode_first_pairs(source)
 
@@ -431,6 +435,7 @@ class _Probe:
         elif outcome is not None:
             self.unknown_keys.update(outcome.unknown_keys)
             self.lengths += outcome.lengths
+            self.kept_bytes += bytes_of_rows(outcome.kept.rows)
             _, _, height, width = outcome.rows["size"][0].tolist()
             self.sizes.append((height, width))
 
@@ -466,7 +471,8 @@ class _Probe:
                 for plane in image_planes(layout, height, layout.image_size):
                     hole_bytes -= plane.shape[0] * plane.stride
         hole_bytes = round(hole_bytes * images / max(1, len(self.sizes)))
-        return group_bytes(layout.array_rows(self.scaled(images, layout))), hole_bytes
+        kept_bytes = round(self.kept_bytes * images / max(1, len(self.sizes)))
+        return group_bytes(layout.array_rows(self.scaled(images, layout))) + kept_bytes, hole_bytes
 
 
 def _bytes_in_source(source: Source, pair: Pair) -> int:

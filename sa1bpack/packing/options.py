@@ -3,10 +3,11 @@
 Those of a pack determine its bytes: all runs into one folder must agree on them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -15,9 +16,11 @@ from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
 from sa1bpack.format.layout import FITS, PIXELS, Layout
 from sa1bpack.format.manifest import folder_to_write
+from sa1bpack.format.side.kept import KeptKey
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule
 from sa1bpack.options import Options, declarations, option
+from sa1bpack.packing.keep import ALL_KEYS, KeepRequest, check_names, checked_keys
 from sa1bpack.paths import patterns_of
 from sa1bpack.wording import brief
 
@@ -187,8 +190,19 @@ class PackOptions(MaskRule):
         metavar="N",
     )
 
+    keep: Sequence[str] | None = option(
+        None,
+        "keep the values of this key of the records, such as annotations.category_id or "
+        "image.prompt, as a feature, which export writes back; KEY, KEY:TYPE, KEY=NAME or "
+        "KEY:TYPE=NAME; give it again for each key, or all for every key that the first records "
+        "have",
+        metavar="KEY",
+        accepts=str | Iterable[str] | Mapping[str, str | None] | None,
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "keep", checked_keys(self.keep))
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -210,6 +224,11 @@ class PackOptions(MaskRule):
             runs="runs" in kinds,
         )
 
+    @cached_property
+    def kept_keys(self) -> tuple[KeptKey, ...]:
+        """The keys of the records that are kept."""
+        return tuple(map(KeptKey.of_text, self.keep or ()))
+
     @property
     def pairs_per_shard(self) -> int:
         """`samples_per_shard`, which is a number once the options are checked."""
@@ -220,6 +239,10 @@ class PackOptions(MaskRule):
         chosen = asdict(self)
         del chosen["preset"]
         chosen["select"] = chosen.pop("mask_select")
+        if chosen["keep"] is None:  # as in packs of releases that did not know it
+            del chosen["keep"]
+        else:
+            chosen["keep"] = list(chosen["keep"])
         return chosen
 
     @classmethod
@@ -247,6 +270,9 @@ def options_text(options: PackOptions) -> str:
     for name in declarations(PackOptions):
         value = getattr(options, name)
         default = getattr(defaults, name)
+        if name == "keep" and value is not None:
+            words += [f"--keep {quote(text)}" for text in value or (ALL_KEYS,)]
+            continue
         if name == "samples_per_shard":
             default = _default_shard_size(options.fit)
         if value != default:
@@ -261,10 +287,12 @@ class RequestedOptions:
 
     Attributes:
         named: name of each option that the call has given → its value, checked by itself. A preset
-            stands for its options.
+            stands for its options. That of `keep` is a KeepRequest.
+        find_keys: finds the keys, and the types of their values, of a new pack in records.
     """
 
     named: Mapping[str, Any] = field(default_factory=dict)
+    find_keys: Callable[[KeepRequest], tuple[KeptKey, ...]] | None = None
 
     @classmethod
     def of_call(cls, keywords: Mapping[str, Any]) -> "RequestedOptions":
@@ -272,6 +300,8 @@ class RequestedOptions:
         named = {}
         for name, value in keywords.items():
             value = declarations(PackOptions)[name].checked(name, value)
+            if name == "keep" and value is not None:
+                value = KeepRequest.of(value)
             if value is not None or name not in _DECIDED_BY_OTHERS:
                 named[name] = value
         if "preset" in named:
@@ -286,9 +316,18 @@ class RequestedOptions:
     def of_new_pack(self) -> PackOptions:
         """The options of a pack that does not exist yet: defaults where none is named.
 
-        Raises OptionError for options that do not go together.
+        Raises OptionError for options that do not go together, and what reading the first records
+        raises, if that tells which keys are kept.
         """
-        return PackOptions(**self.named)
+        named = dict(self.named)
+        request = named.get("keep")
+        if request is not None:
+            named["keep"] = request.texts
+            if not request.is_settled and self.find_keys is not None:
+                named["keep"] = [key.text for key in self.find_keys(request)]
+        options = PackOptions(**named)
+        check_names(options.kept_keys)
+        return options
 
     def of_pack(self, recorded: dict[str, Any], root: Path | str) -> PackOptions:
         """The options that the pack at `root`, a folder or a URL, has recorded.
@@ -299,6 +338,10 @@ class RequestedOptions:
         options = recorded_options(recorded, root)
         asked = options.to_json()
         for name, value in self.named.items():
+            if name == "keep":
+                if self._keeps_as(options):
+                    continue
+                value = None if value is None else value.texts
             asked[_RECORDED_AS.get(name, name)] = value
         lines = [f"{root} holds a pack made with other options:"]
         for name, theirs, ours in differences(recorded, asked):
@@ -311,11 +354,21 @@ class RequestedOptions:
         )
         raise OptionsDiffer("\n".join(lines))
 
+    def _keeps_as(self, options: PackOptions) -> bool:
+        """True if a pack with these options keeps what the call asks for."""
+        request = self.named["keep"]
+        if request is None or options.keep is None:
+            return request is options.keep
+        met: bool = request.is_met_by(options.kept_keys)
+        return met
+
     def taken_text(self, options: PackOptions) -> str:
         """A line for the user, if options of a pack that are no defaults were left out; or ""."""
         values = asdict(PackOptions())
         values["samples_per_shard"] = _default_shard_size(options.fit)
         values.update(self.named)
+        if "keep" in self.named:  # which the pack keeps, as it was compared before
+            values["keep"] = options.keep
         if values == asdict(options):
             return ""
         return f"the options are those of the pack: {options_text(options)}"

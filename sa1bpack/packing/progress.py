@@ -197,7 +197,7 @@ def unknown_keys_text(images_by_key: Mapping[str, int], images: str) -> str | No
         names.append(f"at least {more} more" if more_of_record else f"{more} more")
     return (
         f"{images}: keys of the JSON that are not stored, because SA-1B does not have them: "
-        f"{', '.join(names)}; what they hold can be attached as a feature (docs/features.md)"
+        f"{', '.join(names)}; a new pack keeps what they hold with --keep KEY (docs/packing.md)"
     )
 
 

@@ -30,6 +30,7 @@ from sa1bpack.format.manifest import (
     read_manifest,
     write_manifest,
 )
+from sa1bpack.format.side.kept import remove_kept_rows
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, RequestedOptions
 from sa1bpack.packing.pack_folder import (
@@ -224,6 +225,7 @@ class FolderPublisher(Publisher):
         self.publish()  # first: a manifest never lists a missing shard
         for shard in shards:
             files.remove_published(self.shards_dir / shard.entry.name)
+            remove_kept_rows(self.root, self.ledger.options.kept_keys, shard.entry.name)
         return len(shards)
 
     def begin(self) -> None:
@@ -360,6 +362,7 @@ class PartPublisher(Publisher):
             if shard.entry.name not in self.ledger.listed:
                 del self.ledger.shards[source, number]
                 files.remove_published(self.root / SHARDS_NAME / shard.entry.name)
+                remove_kept_rows(self.root, self.ledger.options.kept_keys, shard.entry.name)
                 removed += 1
         return removed
 

@@ -7,7 +7,7 @@ it did before: whatever is replaced changes in one step.
 """
 
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,13 @@ from sa1bpack import interrupts
 from sa1bpack.arguments import ALL, Share, items_of, part_of_job, whole_number
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, PackError, SourceError
-from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, put_in_place, restore_set_aside
+from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
+    file_digest,
+    put_in_place,
+    remove_published,
+    restore_set_aside,
+)
 from sa1bpack.format.index import remove_old_indexes, remove_stale
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -29,6 +35,7 @@ from sa1bpack.format.manifest import (
     write_manifest,
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem
+from sa1bpack.format.side.kept import restore_kept_features
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.damage import (
@@ -404,6 +411,8 @@ class _Repair:
 
         What has other bytes than the pack's checksums demand is left: no part rewrites these.
         """
+        if self._plan:
+            restore_kept_features(self._root, self._damage.options.kept_keys)
         with ExitStack() as held:
             for shard in self._rebuild(held):
                 if shard.same:
@@ -427,6 +436,7 @@ class _Repair:
             remove_old_indexes(self._root, self._damage.manifest.index)
             Unfinished().write(self._root)
             return self.result
+        restore_kept_features(self._root, self._damage.options.kept_keys)
         with ExitStack() as held:
             rebuilt = self._rebuild(held)
             ledger = self._ledger_to_publish(rebuilt)
@@ -452,6 +462,7 @@ class _Repair:
         if not rebuilds:
             return []
         numbers = {action.source.name: set(action.shards) for action in rebuilds}
+        self._remove_kept_rows(rebuilds)
         shards_dir = held.enter_context(working_folder(self._root, of_part=self._of_part))
         sink = _WorkingFolder(self._root, shards_dir, self._sound_ledger(numbers))
         sources = [action.source for action in rebuilds]
@@ -474,6 +485,14 @@ class _Repair:
                 self._records[shortfall.source] = self._records[shortfall.source] | again
         interrupts.check()
         return rebuilt
+
+    def _remove_kept_rows(self, rebuilds: Sequence[Rebuild]) -> None:
+        """Remove the damaged rows of what the pack keeps of records, which are made again."""
+        names = {name for action in rebuilds for name in action.shards.values()}
+        for folder in self._damage.kept_rows:
+            if folder.name.rpartition("-")[0] in names:
+                with suppress(FileNotFoundError):  # another part has
+                    remove_published(folder)
 
     def _compare_all(
         self, action: Rebuild, sink: _WorkingFolder, error: SourceError | None

@@ -14,6 +14,7 @@ from sa1bpack.format.manifest import PARTS_NAME, Manifest, identity_text
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
+from sa1bpack.packing.keep_probe import requested_options
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, RequestedOptions, RunOptions, check_request
 from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
@@ -203,9 +204,9 @@ def pack(
         folder = staging
     request = check_request(sources, folder, options)
     if url is None:
-        opened = folder_publisher(request.output, request.pack_options)
+        opened = folder_publisher(request.output, requested_options(request))
     else:
-        opened = scheme_of(url).bucket_publisher(url, request.output, request.pack_options)
+        opened = scheme_of(url).bucket_publisher(url, request.output, requested_options(request))
     run_options = request.run_options
     with opened as publisher:
         named = list_sources(request)
@@ -266,7 +267,7 @@ def pack_part(
     require_decoder()
     request = check_request(sources, output, options)
     run_options = request.run_options
-    with part_publisher(request.output, request.pack_options) as publisher:
+    with part_publisher(request.output, requested_options(request)) as publisher:
         named = list_sources(request)
         job = PackJob(parts=share[1], sources=tuple(source.name for source in named))
         publisher.take_part(job, share_of(job.sources, share))

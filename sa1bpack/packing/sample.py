@@ -1,7 +1,7 @@
 """One image and its record → the rows that a shard stores."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from math import prod
 from pathlib import PurePath
@@ -27,6 +27,7 @@ from sa1bpack.interrupts import interrupts_held
 from sa1bpack.masks.raster import draw_grid, fit_axes
 from sa1bpack.masks.rle import parse_counts, take_masks
 from sa1bpack.masks.select import select_masks
+from sa1bpack.packing.kept_rows import KeptRows, kept_of_record
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import Annotations, parse_annotations
@@ -51,11 +52,13 @@ class Packed:
             views of buffers, valid until these are used for another sample.
         lengths: what the sample adds to its shard.
         unknown_keys: keys of the record that are not in the schema; they are not stored.
+        kept: the values of the keys that the pack keeps.
     """
 
     rows: dict[str, np.ndarray]
     lengths: AxisLengths
     unknown_keys: frozenset[str]
+    kept: KeptRows = field(default_factory=KeptRows)
 
 
 # What a source's bytes are, in this process or in shared memory.
@@ -121,7 +124,8 @@ def make_sample(
     Raises:
         SampleError: AnnotationError, MaskError or ImageError: the sample must be rejected.
     """
-    record = parse_annotations(json, options.layout.mask_numbers)
+    paths = tuple((key.parent, key.last) for key in options.kept_keys)
+    record = parse_annotations(json, options.layout.mask_numbers, paths)
     if record.file_name != file_name:
         raise AnnotationError(
             f"image.file_name is {brief(record.file_name)}, but the record lies beside "
@@ -138,6 +142,7 @@ def make_sample(
     )
     _check_bits(record, len(masks), options)
     run_ends, run_offset, noncanonical = _runs_of(record)
+    kept = kept_of_record(record, options.kept_keys, masks)
     if len(masks) == 0 and options.empty == "drop":
         return None
     if len(masks) < len(record):
@@ -153,7 +158,7 @@ def make_sample(
         rows["run_offset"] = run_offset
         rows["run_ends"] = run_ends
     rows = finished_rows(layout, rows)
-    return Packed(rows, sample_lengths(layout, rows), record.unknown_keys)
+    return Packed(rows, sample_lengths(layout, rows), record.unknown_keys, kept)
 
 
 def _check_bits(record: Annotations, masks: int, options: PackOptions) -> None:

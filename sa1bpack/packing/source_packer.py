@@ -18,10 +18,14 @@ from typing import Any
 import xxhash
 
 from sa1bpack.errors import PackError, Sa1bpackError, SourceCorrupt, SourceError
+from sa1bpack.format.files import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.manifest import DIGEST_NAMES, shard_name
 from sa1bpack.format.shard_writer import ShardWriter
+from sa1bpack.format.side.kept import make_kept_features
+from sa1bpack.format.side.spec import ShardIdentity
 from sa1bpack.packing.background import Background
 from sa1bpack.packing.decoder import Decoded, Decoder, InlineDecoder
+from sa1bpack.packing.kept_rows import KeptSpool
 from sa1bpack.packing.options import RunOptions
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.publishers import ShardSink
@@ -138,7 +142,9 @@ class ShardBuilder:
         self._rejects: list[dict[str, str]] = []
         self._dropped = 0
         self._unknown_keys: set[str] = set()
+        self._altered_keys: set[str] = set()
         self._writer: ShardWriter | None = None
+        self._kept: KeptSpool | None = None  # of a pack that keeps keys
 
     def add_pair(self, decoded: Future[Decoded]) -> None:
         """Add the next pair, by the future of what becomes of it."""
@@ -169,11 +175,25 @@ class ShardBuilder:
                 return None
             if self._writer is None:
                 return EmptyShard(self._pairs, self._rejects, self._dropped)
-            attributes = self._attributes()
-            return PublishedShard(self._writer.publish(attributes), attributes)
+            return self._publish(self._writer)
         finally:
             if self._writer is not None:
                 self._writer.discard()
+            if self._kept is not None:
+                self._kept.close()
+
+    def _publish(self, writer: ShardWriter) -> PublishedShard:
+        """Publish the shard; before it, the feature shards of what is kept: none is ever without.
+
+        What a kill leaves in between is made again with the same bytes, and found to be there.
+        """
+        attributes = self._attributes()
+        entry = writer.complete(attributes)
+        if self._kept is not None:
+            digest = file_digest(writer.folder / CHECKSUMS_NAME)
+            self._kept.publish(ShardIdentity(writer.name, digest, writer.lengths))
+        writer.claim_name()
+        return PublishedShard(entry, attributes)
 
     def _take(self, outcome: Outcome) -> None:
         """Write a sample, or note why there is none."""
@@ -184,15 +204,21 @@ class ShardBuilder:
         else:
             if self._writer is None:
                 sink = self._run.sink
+                options = sink.ledger.options
                 name = shard_name(self.source.name, self.number)
-                self._writer = ShardWriter(sink.shards_dir, name, sink.ledger.options.layout)
+                self._writer = ShardWriter(sink.shards_dir, name, options.layout)
+                if options.kept_keys:
+                    self._kept = KeptSpool(sink.root, options.kept_keys)
             self._unknown_keys |= outcome.unknown_keys
+            self._altered_keys |= outcome.kept.altered
             self._writer.append(outcome.rows)
+            if self._kept is not None:
+                self._kept.append(outcome.kept.rows)
 
     def _attributes(self) -> dict[str, Any]:
         """The record of the shard."""
         options = self._run.sink.ledger.options
-        return {
+        attributes = {
             "source": self.source.name,
             "part": self.number,
             "first_pair": self.number * options.pairs_per_shard,
@@ -204,6 +230,9 @@ class ShardBuilder:
             "packed_by": self._run.packed_by,
             "options": options.to_json(),
         }
+        if self._altered_keys:
+            attributes["altered_keys"] = sorted(self._altered_keys)
+        return attributes
 
 
 class SourcePacker:
@@ -483,6 +512,7 @@ def pack_sources(
     """
     if not sources:
         return {}
+    make_kept_features(sink.root, sink.ledger.options.kept_keys)
     with _many_open_files():
         readers = readers_of(options, sources)
         run = PackRun(sink, options, progress, readers)

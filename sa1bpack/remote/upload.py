@@ -44,7 +44,8 @@ from sa1bpack.format.manifest import (
     check_shard_name,
     read_manifest,
 )
-from sa1bpack.format.side.spec import SIDES_NAME
+from sa1bpack.format.side.kept import KeptKey
+from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import RequestedOptions
@@ -164,6 +165,11 @@ class BucketPublisher(FolderPublisher):
             if checksums in keys:
                 self._bucket.delete([checksums])  # first: without it, nothing counts
             self._bucket.delete(key for key in keys if key != checksums)
+            for kept in self.ledger.options.kept_keys:
+                feature = f"{SIDES_NAME}/{kept.name}/"
+                rows = f"{feature}{name}-"
+                paths = self._bucket.files(feature)
+                self._bucket.delete(path for path in paths if path.startswith(rows))
             (self._marks / name).unlink(missing_ok=True)
         return super().withdraw(source)
 
@@ -226,11 +232,22 @@ class BucketPublisher(FolderPublisher):
         if mark.exists() and mark.read_text() == digest:
             return
         self._reopen()
+        for kept in self.ledger.options.kept_keys:  # first: no shard is there without
+            self._upload_rows(kept, ShardIdentity(name, digest, entry.lengths))
         listed = read_checksums(folder / CHECKSUMS_NAME)
         self._bucket.put({key + path: (folder / path, listed[path]) for path in listed})
         self._bucket.put({key + CHECKSUMS_NAME: (folder / CHECKSUMS_NAME, digest)})
         replace_file(mark, digest.encode())  # durably, before anything is removed here
         _empty_large_files(folder, self.ledger.options.layout, entry.lengths)
+
+    def _upload_rows(self, kept: KeptKey, shard: ShardIdentity) -> None:
+        """Upload what is kept of a key for a shard, and the files of the feature above it."""
+        feature = kept.folder(self.root)
+        rows = feature / shard.feature_shard
+        for folder in (feature, rows):
+            paths = [folder / path for path in read_checksums(folder / CHECKSUMS_NAME)]
+            paths.append(folder / CHECKSUMS_NAME)  # the last
+            self._put(path.relative_to(self.root).as_posix() for path in paths)
 
     def _reopen(self) -> None:
         """Publish a complete pack as not complete, before anything is added to it."""

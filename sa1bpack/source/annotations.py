@@ -59,10 +59,6 @@ class _Segmentation(msgspec.Struct, gc=False):
     counts: str
 
 
-class _StrictImage(_Image, forbid_unknown_fields=True):
-    pass
-
-
 class _StrictSegmentation(_Segmentation, gc=False, forbid_unknown_fields=True):
     pass
 
@@ -74,29 +70,66 @@ class _Schema:
     Attributes:
         decode_strict: bytes → record; other keys are errors.
         decode_lenient: the same, but they are passed over.
-        record_keys, mask_keys: keys of a record and of an annotation.
+        record_keys, image_keys, mask_keys: keys of a record, of its image and of an annotation.
     """
 
     decode_strict: Callable[[Any], Any]
     decode_lenient: Callable[[Any], Any]
     record_keys: tuple[str, ...]
+    image_keys: tuple[str, ...]
     mask_keys: tuple[str, ...]
 
 
+# The keys whose values are kept as they are, of each object of a record: "" is the record itself.
+_Kept = dict[str, tuple[str, ...]]
+
+
 @functools.cache
-def schema_of(numbers: tuple[MaskNumber, ...]) -> _Schema:
-    """The decoders of records whose masks have these numbers."""
-    strict = _record_type(numbers, strict=True)
-    lenient = _record_type(numbers, strict=False)
+def schema_of(numbers: tuple[MaskNumber, ...], kept: tuple[tuple[str, str], ...] = ()) -> _Schema:
+    """The decoders of records whose masks have these numbers.
+
+    Args:
+        kept: object ("image", "annotations", or "" for the record itself) and key in it, of values
+            that are kept as they are.
+    """
+    of_object: _Kept = {"": (), "image": (), "annotations": ()}
+    for parent, key in kept:
+        of_object[parent] += (key,)
+    strict = _record_type(numbers, of_object, strict=True)
+    lenient = _record_type(numbers, of_object, strict=False)
     return _Schema(
         decode_strict=msgspec.json.Decoder(strict).decode,
         decode_lenient=msgspec.json.Decoder(lenient).decode,
-        record_keys=lenient.__struct_fields__,
-        mask_keys=annotation_keys(numbers),
+        record_keys=lenient.__struct_encode_fields__,
+        image_keys=(*_Image.__struct_fields__, *of_object["image"]),
+        mask_keys=(*annotation_keys(numbers), *of_object["annotations"]),
     )
 
 
-def _record_type(numbers: tuple[MaskNumber, ...], strict: bool) -> type[msgspec.Struct]:
+def _with_kept(
+    name: str, fields: list[Any], keys: tuple[str, ...], strict: bool, base: Any = None
+) -> type[msgspec.Struct]:
+    """A type with these fields, and after them kept keys, whose values are texts or None."""
+    renamed = {_field_of(number): key for number, key in enumerate(keys)}
+    kept = [(field, msgspec.Raw, None) for field in renamed]
+    return msgspec.defstruct(
+        name,
+        [*fields, *kept],
+        bases=None if base is None else (base,),
+        rename=renamed,
+        gc=name != "Annotation",
+        forbid_unknown_fields=strict,
+    )
+
+
+def _field_of(number: int) -> str:
+    """The field of a kept key, the one of this number of its object."""
+    return f"kept_{number}"
+
+
+def _record_type(
+    numbers: tuple[MaskNumber, ...], kept: _Kept, strict: bool
+) -> type[msgspec.Struct]:
     """The type of a record; a mask has NaN for an optional number that the JSON lacks."""
     by_key = {number.json: number for number in numbers}
     fields: list[Any] = []
@@ -110,9 +143,10 @@ def _record_type(numbers: tuple[MaskNumber, ...], strict: bool) -> type[msgspec.
             fields.append((key, _Number, float("nan")))
         else:
             fields.append((key, _JSON_TYPES[number.columns]))
-    mask = msgspec.defstruct("Annotation", fields, gc=False, forbid_unknown_fields=strict)
-    record = [("image", _StrictImage if strict else _Image), ("annotations", list[mask])]  # type: ignore[valid-type]
-    return msgspec.defstruct("Record", record, forbid_unknown_fields=strict)
+    mask = _with_kept("Annotation", fields, kept["annotations"], strict)
+    image = _with_kept("Image", [], kept["image"], strict, base=_Image)
+    record = [("image", image), ("annotations", list[mask])]  # type: ignore[valid-type]
+    return _with_kept("Record", record, kept[""], strict)
 
 
 _decode_untyped = msgspec.json.Decoder().decode
@@ -141,6 +175,9 @@ class Annotations:
     unknown_keys         frozenset    keys that SA-1B does not have, such as `annotations.score`;
                                       their values are dropped. If there are more than
                                       MAX_UNKNOWN_KEYS, the first in alphabetical order and "..."
+    kept                 dict         kept key, such as "annotations.score" → list of the JSON text,
+                                      bytes, of its value in the record, or in each mask; None for
+                                      one that lacks it
     ===================  ===========  =======================================================
 
     All arrays are C-contiguous and writable. `==` compares identity.
@@ -155,18 +192,21 @@ class Annotations:
     counts_text: np.ndarray
     counts_offset: np.ndarray
     unknown_keys: frozenset[str]
+    kept: dict[str, list[bytes | None]]
 
     def __len__(self) -> int:
         return len(self.number_types)
 
 
 def parse_annotations(
-    data: bytes | bytearray | memoryview, numbers: tuple[MaskNumber, ...] = stored_numbers()
+    data: bytes | bytearray | memoryview,
+    numbers: tuple[MaskNumber, ...] = stored_numbers(),
+    kept: tuple[tuple[str, str], ...] = (),
 ) -> Annotations:
     """Decode and check one JSON record; nothing in the result refers to `data`.
 
     `numbers` are those that each mask has, or may have if they are optional; the keys of others are
-    unknown ones.
+    unknown ones, except those in `kept`, see `schema_of`, whose values may be anything.
 
     If a key occurs twice, the last value counts, as in Python's json. A byte order mark of UTF-8 is
     passed over, and is not kept.
@@ -181,7 +221,7 @@ def parse_annotations(
     """
     if data[:3] == _BYTE_ORDER_MARK:
         data = data[3:]
-    schema = schema_of(numbers)
+    schema = schema_of(numbers, kept)
     record, unknown = _decode(data, schema)
     image = record.image
     masks = record.annotations
@@ -225,7 +265,22 @@ def parse_annotations(
         counts_text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
         counts_offset=np.cumsum([0, *map(len, texts)], dtype=np.int64),
         unknown_keys=unknown,
+        kept=_kept_texts(record, kept),
     )
+
+
+def _kept_texts(record: Any, kept: tuple[tuple[str, str], ...]) -> dict[str, list[bytes | None]]:
+    """The texts of the values of kept keys, see `Annotations`."""
+    objects = {"": [record], "image": [record.image], "annotations": record.annotations}
+    numbers = dict.fromkeys(objects, 0)
+    texts = {}
+    for parent, key in kept:
+        field = _field_of(numbers[parent])
+        numbers[parent] += 1
+        raw = [getattr(value, field) for value in objects[parent]]
+        path = f"{parent}.{key}" if parent else key
+        texts[path] = [None if text is None else bytes(text).strip() for text in raw]
+    return texts
 
 
 def _decode(data: bytes | bytearray | memoryview, schema: _Schema) -> tuple[Any, frozenset[str]]:
@@ -278,7 +333,7 @@ def _unknown_keys(data: bytes | bytearray | memoryview, schema: _Schema) -> froz
     str(data, "utf-8")  # the decoder does not check the text of skipped values
     record = _decode_keys(data)
     paths = _strange(record, schema.record_keys, "")
-    paths |= _strange(_decode_keys(record["image"]), _Image.__struct_fields__, "image.")
+    paths |= _strange(_decode_keys(record["image"]), schema.image_keys, "image.")
     for mask in _decode_list_keys(record["annotations"]):
         paths |= _strange(mask, schema.mask_keys, "annotations.")
         segmentation = _decode_keys(mask["segmentation"])

@@ -18,7 +18,7 @@ INTERNAL = {
         "most_samples",
         "took",
     ),
-    "PackOptions": ("as_text", "from_json", "keeps_all", "layout", "to_json"),
+    "PackOptions": ("as_text", "from_json", "keeps_all", "kept_keys", "layout", "to_json"),
     "Pipeline": ("needed_keys",),
     "ReadingOptions": ("batches", "choices", "chosen", "layout", "relate"),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),

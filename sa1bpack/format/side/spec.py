@@ -358,6 +358,19 @@ def read_side_manifest(folder: Path) -> SideManifest:
     return SideManifest(spec, provenance)
 
 
+def top_of_side(manifest: SideManifest) -> dict[str, bytes]:
+    """The files of a feature above its feature shards: name → bytes."""
+    kind = {"format": SIDE_FORMAT_NAME, "version": manifest.spec.version}
+    described = {**kind, **manifest.spec.to_json(), "provenance": manifest.provenance}
+    top = {
+        MANIFEST_NAME: arrays.canonical_json(described),
+        arrays.METADATA_NAME: arrays.canonical_json(side_root_metadata(manifest.spec)),
+    }
+    digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in top.items()}
+    top[files.CHECKSUMS_NAME] = files.format_checksums(digests)
+    return top
+
+
 def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
     """Make the folder of a feature, complete but for its feature shards, unless it exists.
 
@@ -383,15 +396,7 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
         staging = files.temporary_beside(folder.with_name(mark + folder.name))
         try:
             staging.mkdir()
-            kind = {"format": SIDE_FORMAT_NAME, "version": manifest.spec.version}
-            described = {**kind, **manifest.spec.to_json(), "provenance": manifest.provenance}
-            top = {
-                MANIFEST_NAME: arrays.canonical_json(described),
-                arrays.METADATA_NAME: arrays.canonical_json(side_root_metadata(manifest.spec)),
-            }
-            digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in top.items()}
-            top[files.CHECKSUMS_NAME] = files.format_checksums(digests)
-            for name, data in top.items():
+            for name, data in top_of_side(manifest).items():
                 files.write_durably(staging / name, data)
             files.flush_folder(staging)
             if files.claim_name(staging, folder):

@@ -57,6 +57,7 @@ class FeatureShardWriter:
         origin: bytes | None = None,
         counts: np.ndarray | None = None,
         step: int = 1,
+        shared: bool = False,
     ):
         """Continue what another process has left, if that is possible, or begin.
 
@@ -67,9 +68,11 @@ class FeatureShardWriter:
             counts: with `origin`, whole numbers (N,), the rows of each sample of the shard.
             step: samples per batch: only complete batches are kept, so that those to come are the
                 same.
+            shared: other processes may make the same feature shard meanwhile, of the same rows. It
+                has a working name that nobody else uses, and nothing is continued.
 
         Raises:
-            OutputLocked: another process makes the same feature shard.
+            OutputLocked: another process makes the same feature shard, and it is not shared.
             OutputRefused: the feature has other rows.
             NotAPack, FormatError, OSError: the manifest of the feature cannot be read.
         """
@@ -84,14 +87,18 @@ class FeatureShardWriter:
         self._files: dict[ArraySpec, AppendFile] = {}
         self._lock: int | None = None
         self._is_left = False
-        try:
-            files.try_locks(self._final.parent)
-            self._lock = _locked(self._lock_path, self._final)
-        except files.NoFileLocks as error:
-            files.go_on_unlocked(error, _WITHOUT_LOCKS)
-            # Nobody knows who uses the folder that others would continue.
+        if shared:
             self._folder = files.temporary_beside(self._final)
             origin = None
+        else:
+            try:
+                files.try_locks(self._final.parent)
+                self._lock = _locked(self._lock_path, self._final)
+            except files.NoFileLocks as error:
+                files.go_on_unlocked(error, _WITHOUT_LOCKS)
+                # Nobody knows who uses the folder that others would continue.
+                self._folder = files.temporary_beside(self._final)
+                origin = None
         self._origin = origin
         try:
             stored = read_side_manifest(self._final.parent).spec

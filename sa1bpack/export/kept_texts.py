@@ -1,0 +1,128 @@
+"""What a pack keeps of other keys of the records, as JSON."""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.format.files import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.shard_reader import Shard
+from sa1bpack.format.side.kept import PARENTS, KeptKey, kept_keys
+from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.shard import FeatureShard
+from sa1bpack.format.side.spec import ShardIdentity
+
+# The key whose values are the categories of COCO, and that of masks without one.
+CATEGORY_KEY = "annotations.category_id"
+NO_CATEGORY = 0
+# Keys of an object, each with the JSON text of its value.
+Pairs = list[tuple[str, str]]
+
+
+class KeptTexts:
+    """The values that a pack keeps of the records of one of its shards.
+
+    Attributes:
+        keys: the kept keys, in the order of the options of the pack.
+    """
+
+    def __init__(self, shard: Shard):
+        """Open the features in PACK/side. Raises FormatError if one is damaged or missing."""
+        root = shard.folder.parent.parent
+        self._shard = shard
+        self.keys = kept_keys(shard.attributes.get("options") or {}, shard.folder)
+        self._features: list[FeatureShard] = []
+        if not self.keys:
+            return
+        digest = file_digest(shard.folder / CHECKSUMS_NAME)
+        identity = ShardIdentity(shard.entry.name, digest, shard.entry.lengths)
+        for key in self.keys:
+            self._features.append(FeatureShard.open(key.folder(root), key.spec, identity))
+
+    def of_image(self, row: int) -> dict[str, Pairs]:
+        """The keys of the record itself, "", and of its object "image"."""
+        pairs: dict[str, Pairs] = {"": [], PARENTS[0]: []}
+        for key, feature in zip(self.keys, self._features, strict=True):
+            if key.axis == "sample":
+                (text,) = _texts(key, feature.read(row, row, row + 1), feature)
+                if text is not None:
+                    pairs[key.parent].append((key.last, text))
+        return pairs
+
+    def of_masks(self, row: int) -> list[Pairs]:
+        """The keys of each mask of an image."""
+        first, stop = self._shard["mask_offset"][row : row + 2].tolist()
+        pairs: list[Pairs] = [[] for _ in range(stop - first)]
+        for key, feature in zip(self.keys, self._features, strict=True):
+            if key.axis == "mask":
+                texts = _texts(key, feature.read(row, first, stop), feature)
+                for mask, text in enumerate(texts):
+                    if text is not None:
+                        pairs[mask].append((key.last, text))
+        return pairs
+
+    def categories(self) -> np.ndarray | None:
+        """int64 (m,): the category of each mask; None if the pack keeps none, or not as int64.
+
+        Raises FormatError if a row is damaged.
+        """
+        for key, feature in zip(self.keys, self._features, strict=True):
+            if key.key == CATEGORY_KEY and key.type == "int64":
+                edges = self._shard["mask_offset"].tolist()
+                ids = [np.empty(0, np.int64)]
+                for row, (first, stop) in enumerate(pairwise(edges)):
+                    rows = feature.read(row, first, stop)
+                    assert rows.present is not None  # any row may be missing
+                    ids.append(np.where(rows.present, rows.values, NO_CATEGORY))
+                return np.concatenate(ids)
+        return None
+
+
+def _texts(key: KeptKey, rows: FeatureRows, feature: FeatureShard) -> list[str | None]:
+    """The JSON text of each row; None for one that is missing."""
+    texts: Sequence[str]
+    if rows.lengths is None:
+        as_json: Callable[[Any], Any] = bool if key.type == "bool" else np.ndarray.item
+        texts = [json.dumps(as_json(value)) for value in rows.values[:, None]]
+    elif key.type == "json":
+        texts = rows.texts(feature.path)
+    elif key.spec.text:
+        texts = [json.dumps(text) for text in rows.texts(feature.path)]
+    else:
+        texts = [json.dumps(row.tolist()) for row in rows.per_row()]
+    assert rows.present is not None  # any row may be missing
+    return [text if there else None for text, there in zip(texts, rows.present, strict=True)]
+
+
+def with_pairs(text: str, pairs: Pairs) -> str:
+    """The JSON text of an object that has keys, with others after them."""
+    added = "".join(f", {json.dumps(key)}: {value}" for key, value in pairs)
+    return f"{text[:-1]}{added}}}"
+
+
+def record_text(
+    image: dict[str, Any],
+    annotations: list[dict[str, Any]],
+    masks: Sequence[int],
+    kept: KeptTexts,
+    row: int,
+) -> str:
+    """The JSON text of a record, as Python's json writes it.
+
+    Args:
+        image: the object `image` of the record.
+        annotations: annotations of all masks of the image.
+        masks: numbers of the masks that the record has.
+        kept: what the pack keeps of other keys.
+        row: row of the image in its shard.
+    """
+    if not kept.keys:
+        return json.dumps({"image": image, "annotations": [annotations[mask] for mask in masks]})
+    of_image = kept.of_image(row)
+    of_masks = kept.of_masks(row)
+    texts = [with_pairs(json.dumps(annotations[mask]), of_masks[mask]) for mask in masks]
+    image_text = with_pairs(json.dumps(image), of_image[PARENTS[0]])
+    record = f'{{"image": {image_text}, "annotations": [{", ".join(texts)}]}}'
+    return with_pairs(record, of_image[""])

@@ -1,0 +1,261 @@
+"""Values that are kept of records, as rows of features: those of a record, and of a shard."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sa1bpack.errors import AnnotationError
+from sa1bpack.format.side.kept import KeptKey
+from sa1bpack.format.side.rows import FeatureRows, joined
+from sa1bpack.format.side.spec import ShardIdentity
+from sa1bpack.format.side.writer import FeatureShardWriter
+from sa1bpack.source.annotations import MAX_EXACT, Annotations
+from sa1bpack.wording import brief
+
+INT64 = range(-(2**63), 2**63)
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """What is kept of a record.
+
+    Attributes:
+        rows: the rows of each kept key, in the order of the options.
+        altered: keys of which a value is exported in another way: null, which is no row, or an
+            integer that is stored as a float.
+    """
+
+    rows: tuple[FeatureRows, ...] = ()
+    altered: frozenset[str] = frozenset()
+
+
+def kept_of_record(record: Annotations, keys: Sequence[KeptKey], masks: np.ndarray) -> KeptRows:
+    """The values that a record has under kept keys, all of which are checked.
+
+    Args:
+        record: the record, with the texts of these values.
+        keys: the keys.
+        masks: int64 (k,), the masks that are stored.
+
+    Raises:
+        AnnotationError: a value is not of the type of its key, code `kept-value`.
+    """
+    rows = []
+    altered = set()
+    for key in keys:
+        texts = record.kept[key.key]
+        values = _values_of(record, key, texts)
+        if key.type != "json":
+            some_null = any(text == b"null" for text in texts)
+            if some_null or _has_whole_numbers(key, values):
+                altered.add(key.key)
+        of_key = _rows_of(record, key, values, texts)
+        if key.axis == "mask" and len(masks) < len(values):
+            of_key = of_key.take(masks)
+        rows.append(of_key)
+    return KeptRows(tuple(rows), frozenset(altered))
+
+
+def _values_of(record: Annotations, key: KeptKey, texts: Sequence[bytes | None]) -> list[Any]:
+    """The value of each text; None for one that is missing."""
+    present = [text for text in texts if text is not None]
+    try:
+        decoded = iter(_decode(b"[" + b",".join(present) + b"]"))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        for position, text in enumerate(texts):
+            if text is not None:
+                _check_text(record, key, position, text)
+        raise
+    return [None if text is None else next(decoded) for text in texts]
+
+
+def _check_text(record: Annotations, key: KeptKey, position: int, text: bytes) -> None:
+    """Raise AnnotationError for the text of a value that cannot be decoded."""
+    try:
+        _decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _misfit(record, key, position, text.decode(errors="replace"), f" ({error})") from None
+
+
+def _has_whole_numbers(key: KeptKey, values: Sequence[Any]) -> bool:
+    """True if a value is an integer and is stored as a float."""
+    if key.type == "float64":
+        return any(isinstance(value, int) for value in values)
+    if key.type != "float64-list":
+        return False
+    numbers = [value for value in values if isinstance(value, list)]
+    return any(isinstance(number, int) for value in numbers for number in value)
+
+
+def _rows_of(
+    record: Annotations, key: KeptKey, values: list[Any], texts: Sequence[bytes | None]
+) -> FeatureRows:
+    """The rows of the values of a key, None for a missing one. Raises AnnotationError."""
+    spec = key.spec
+    if key.type == "json":
+        present = np.array([text is not None for text in texts], np.uint8)
+        return _ragged_bytes([text or b"" for text in texts], present)
+    fits = _FITS[key.type]
+    for position, value in enumerate(values):
+        if value is not None and not fits(value):
+            raise _misfit(record, key, position, value)
+    present = np.array([value is not None for value in values], np.uint8)
+    if spec.text:
+        return _ragged_bytes([(value or "").encode() for value in values], present)
+    if spec.ragged:
+        items = [value or [] for value in values]
+        numbers = [number for value in items for number in value]
+        lengths = np.array([len(value) for value in items], np.int64)
+        return FeatureRows(np.array(numbers, spec.stored), lengths, present)
+    filled = [0 if value is None else value for value in values]
+    return FeatureRows(np.array(filled, spec.stored), None, present)
+
+
+def _ragged_bytes(rows: Sequence[bytes], present: np.ndarray) -> FeatureRows:
+    """Rows of text."""
+    lengths = np.array([len(row) for row in rows], np.int64)
+    return FeatureRows(np.frombuffer(b"".join(rows), np.uint8), lengths, present)
+
+
+def _is_int64(value: Any) -> bool:
+    return type(value) is int and value in INT64
+
+
+def _is_float64(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) <= MAX_EXACT)
+
+
+# Type of a key → whether a value is of it.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: type(value) is str,
+    "bool": lambda value: type(value) is bool,
+    "int64": _is_int64,
+    "float64": _is_float64,
+    "int64-list": lambda value: type(value) is list and all(map(_is_int64, value)),
+    "float64-list": lambda value: type(value) is list and all(map(_is_float64, value)),
+}
+
+
+def _misfit(
+    record: Annotations, key: KeptKey, position: int, value: Any, reason: str = ""
+) -> AnnotationError:
+    """The error for a value that is not of the type of its key."""
+    place = key.parent or "record"
+    if key.axis == "mask":
+        place = f"annotation {position} (id {record.numbers['annotation_id'][position]})"
+    remedy = "correct the record"
+    if key.type != "json":
+        remedy += f", or pack into a new folder with --keep {key.key}:json"
+    return AnnotationError(
+        f"{place}: {key.last} is {brief(value)}{reason}, but the pack keeps {key.key} as "
+        f"{key.type}; {remedy}",
+        code="kept-value",
+    )
+
+
+# ---------------------------------------------------------------------- the rows of a whole shard
+
+# Samples whose rows are written at once, and the bytes of rows of a shard that stay in memory.
+_PIECE_SAMPLES = 64
+_SPOOL_MEMORY = 16 << 20
+
+# A piece in the spool: of each key, the rows of each sample, then values, lengths and present.
+_Part = tuple[bytes, bytes, bytes | None, bytes]
+_encode_piece = msgspec.msgpack.Encoder().encode
+_decode_piece = msgspec.msgpack.Decoder(list[_Part]).decode
+_LENGTH_BYTES = 8
+
+
+class KeptSpool:
+    """The kept rows of a shard that is being made: its feature shards are written at its end.
+
+    Only then is its digest known, which is in their names. Until then the rows are in memory, or in
+    a file without a name, which is gone with the process.
+    """
+
+    def __init__(self, root: Path, keys: Sequence[KeptKey]):
+        """
+        Args:
+            root: folder of the pack.
+            keys: the keys that it keeps.
+        """
+        self._root = root
+        self._keys = keys
+        self._samples: list[tuple[FeatureRows, ...]] = []
+        self._spool = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY, dir=str(root))  # noqa: SIM115
+
+    def append(self, rows: tuple[FeatureRows, ...]) -> None:
+        """Add the rows of the next sample, of each key."""
+        self._samples.append(rows)
+        if len(self._samples) == _PIECE_SAMPLES:
+            self._write_piece()
+
+    def _write_piece(self) -> None:
+        parts = []
+        for of_key in zip(*self._samples, strict=True):
+            counts = np.array([len(rows) for rows in of_key], np.int64)
+            rows = joined(of_key)
+            assert rows.present is not None  # any row may be missing
+            lengths = None if rows.lengths is None else rows.lengths.tobytes()
+            parts.append((counts.tobytes(), rows.values.tobytes(), lengths, rows.present.tobytes()))
+        data = _encode_piece(parts)
+        self._spool.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
+        self._spool.write(data)
+        self._samples = []
+
+    def _pieces(self) -> Iterator[list[_Part]]:
+        self._spool.seek(0)
+        while size := self._spool.read(_LENGTH_BYTES):
+            yield _decode_piece(self._spool.read(int.from_bytes(size, "little")))
+
+    def publish(self, shard: ShardIdentity) -> None:
+        """Write and publish the feature shards for a shard that is complete, unless they are there.
+
+        Other processes may write the same ones. Raises OSError if the disk fails.
+        """
+        if self._samples:
+            self._write_piece()
+        with ExitStack() as writers:
+            to_write = []
+            for number, key in enumerate(self._keys):
+                folder = key.folder(self._root)
+                if not (folder / shard.feature_shard).is_dir():
+                    writer = FeatureShardWriter(folder, key.spec, shard, shared=True)
+                    to_write.append((number, key, writers.enter_context(writer)))
+            for piece in self._pieces():
+                for number, key, writer in to_write:
+                    writer.append(*_rows_in(piece[number], key))
+            for _, _, writer in to_write:
+                writer.publish()
+
+    def close(self) -> None:
+        """Forget the rows."""
+        self._spool.close()
+
+
+def _rows_in(part: _Part, key: KeptKey) -> tuple[FeatureRows, np.ndarray]:
+    """Rows of a key, and int64 (k,), how many each sample has."""
+    counts, values, lengths, present = part
+    rows = FeatureRows(
+        np.frombuffer(values, key.spec.stored),
+        None if lengths is None else np.frombuffer(lengths, np.int64),
+        np.frombuffer(present, np.uint8),
+    )
+    return rows, np.frombuffer(counts, np.int64)
+
+
+def bytes_of_rows(rows: Iterable[FeatureRows]) -> int:
+    """The bytes that rows take in feature shards, without checksums and what is there once."""
+    total = 0
+    for some in rows:
+        for array in (some.values, some.lengths, some.present):
+            if array is not None:
+                total += array.nbytes
+    return total
