@@ -32,7 +32,10 @@ class KeptTexts:
         """Open the features in PACK/side. Raises FormatError if one is damaged or missing."""
         root = shard.folder.parent.parent
         self._shard = shard
-        self.keys = kept_keys(shard.attributes.get("options") or {}, shard.folder)
+        options = shard.attributes.get("options")
+        self.keys: tuple[KeptKey, ...] = ()
+        if isinstance(options, dict):  # as the packer writes it
+            self.keys = kept_keys(options, shard.folder)
         self._features: list[FeatureShard] = []
         if not self.keys:
             return

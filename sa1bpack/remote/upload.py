@@ -44,7 +44,7 @@ from sa1bpack.format.manifest import (
     check_shard_name,
     read_manifest,
 )
-from sa1bpack.format.side.kept import KeptKey
+from sa1bpack.format.side.kept import KeptKey, remove_kept_rows
 from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.ledger import Ledger
@@ -239,6 +239,7 @@ class BucketPublisher(FolderPublisher):
         self._bucket.put({key + CHECKSUMS_NAME: (folder / CHECKSUMS_NAME, digest)})
         replace_file(mark, digest.encode())  # durably, before anything is removed here
         _empty_large_files(folder, self.ledger.options.layout, entry.lengths)
+        remove_kept_rows(self.root, self.ledger.options.kept_keys, name)
 
     def _upload_rows(self, kept: KeptKey, shard: ShardIdentity) -> None:
         """Upload what is kept of a key for a shard, and the files of the feature above it."""

@@ -148,6 +148,7 @@ def test_a_pack_in_a_bucket_has_the_features_of_one_on_the_disk(s3, sound, tars,
     staging = tmp_path / "staging"
     options = {"keep": KEEP, "staging": staging, "progress": False}
     pack_small(tars[:1], "s3://keep/pack", **options)
+    assert not [*staging.rglob("side/*/sa_1-*")]  # they are in the bucket
     shutil.rmtree(staging)
     pack_small(tars, "s3://keep/pack", staging=staging, progress=False)
     found = {}
@@ -168,6 +169,24 @@ def test_kept_keys_are_not_reported_and_others_are(tars, tmp_path):
         "annotations.category_id", "annotations.box3d", "image.prompt", "caption",
     }  # fmt: skip
     assert "--keep KEY" in result.notes[-1]
+
+
+def test_kept_values_are_conditions_and_in_batches(sound):
+    ds = sa1bpack.open(sound, features=["category_id", "caption"])
+    expected = [
+        (number, index)
+        for number in IMAGES
+        for index, found in enumerate(record_of(number)["annotations"])
+        if found.get("category_id", 0) > 2100
+    ]
+    chosen = ds.where_masks("category_id > 2100 & category_id.present")
+    counts = {int(sample["image_id"]): len(sample["caption"]) for sample in chosen}
+    assert sum(counts.values()) == len(expected) and expected
+    assert {number for number in counts if counts[number]} == {number for number, _ in expected}
+    with sa1bpack.Loader(ds, 4, fields=["caption"], shuffle=False, progress=False) as loader:
+        captions = [text for batch in loader for of_image in batch["caption"] for text in of_image]
+    texts = [found.get("caption", "") for n in IMAGES for found in record_of(n)["annotations"]]
+    assert [text for text in sorted(captions) if text] == [text for text in sorted(texts) if text]
 
 
 def test_masks_that_are_dropped_take_their_values_with_them(tars, tmp_path):
