@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sa1bpack.errors import OptionError
-from sa1bpack.format.side.kept import KEPT_TYPES, KeptKey, feature_name, parts_of, split_key
+from sa1bpack.format.side.kept import (
+    KEPT_TYPES,
+    KeptKey,
+    feature_name,
+    parts_of,
+    split_key,
+    without_type,
+)
 from sa1bpack.mask_numbers import MASK_NUMBERS, annotation_keys
 from sa1bpack.wording import brief
 
@@ -195,12 +202,12 @@ def _check_can_be_kept(key: str) -> None:
             "annotation"
         )
     if not is_plain(key):
-        raise OptionError(f"keep has {brief(key)}: keys of at most 200 printable characters are")
+        raise OptionError(f"keep has {brief(key)}: keys of 1 to 200 printable characters are")
 
 
 def is_plain(key: str) -> bool:
     """True for a key that messages, and options, can have as it is."""
-    return key.isprintable() and len(key) <= 200
+    return key.isprintable() and 0 < len(key) <= 200
 
 
 def is_of_segmentation(key: str) -> bool:
@@ -225,7 +232,11 @@ def checked_keys(value: Any) -> tuple[str, ...] | None:
     request = KeepRequest.of(value)
     if request.all:
         raise OptionError("keep is 'all': `sa1bpack.pack` finds out which keys; name them here")
-    keys = [KeptKey.of_text(str(entry)) for entry in request.keys]
+    keys = []
+    for entry in request.keys:
+        if entry.type is None:
+            raise without_type(entry.key)
+        keys.append(KeptKey(entry.key, entry.type, entry.name or feature_name(entry.key)))
     check_names(keys, frozenset())
     return tuple(key.text for key in keys)
 

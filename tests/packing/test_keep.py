@@ -274,6 +274,48 @@ def test_types_and_keys_that_are_left_open_are_those_of_the_first_records(tars, 
     assert "--keep annotations.category_id:int64" in " ".join(command.replace("\\", "").split())
 
 
+def test_keys_of_any_name_are_kept_or_reported(tmp_path):
+    def change(record, number):
+        record["annotations"][0]["9"] = number
+        record["image"]["size"] = [1, 2]
+        record |= {"a:text": 1, "a=b": "x", "\u043a\u043b\u044e\u0447": "v", "k" * 70: 2}
+
+    def add_what_cannot_be_kept(record, number):
+        change(record, number)
+        record["annotations"][0]["segmentation"]["extra"] = 1
+        record |= {"": 1, "\x1b": 2}
+
+    root = tmp_path / "pack"
+    tar = tar_of(tmp_path / "sa_1.tar", range(1, 4), add_what_cannot_be_kept)
+    result = pack_small(tar, root, keep="all")
+    assert result.unknown_keys == {"": 3, "'\\x1b'": 3, "annotations.segmentation.extra": 3}
+    keep = json.loads((root / "manifest.json").read_bytes())["options"]["keep"]
+    expected = [
+        "image.size:int64-list=image_size",
+        "annotations.9:int64=annotation_9",
+        "a:text:int64",
+        "a=b:text",
+        "\u043a\u043b\u044e\u0447:text=record_____",
+        f"{'k' * 70}:int64=record_{'k' * 57}",
+    ]
+    assert keep == expected
+    check_exports(root, tmp_path / "json", {n: record_of(n, change=change) for n in (1, 2, 3)})
+    assert pack_small(tar, root, keep=keep).new_images == 0
+
+
+@pytest.mark.parametrize(
+    "keep", [7, [7], ["../x:text=../../y"], ["a"], [["a:text"]], ["a:words"], {"a": 1}]
+)
+def test_a_damaged_list_of_kept_keys_is_damage_and_no_other_error(copied, tars, keep):
+    path = copied / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["options"]["keep"] = keep
+    path.write_text(json.dumps(manifest))
+    assert "keep" in str(sa1bpack.verify(copied, quick=True).problems)
+    with pytest.raises(FormatError, match="unusable options: keep"):
+        pack_small(tars, copied)
+
+
 @pytest.mark.parametrize(
     ("values", "kind"),
     [

@@ -61,6 +61,14 @@ def parts_of(text: str) -> tuple[str, str | None, str | None]:
     return match[1], match[2], match[3]
 
 
+def without_type(text: str) -> OptionError:
+    """The error for a key of a pack that has no type."""
+    return OptionError(
+        f"keep has {brief(text)} without a type: write {brief(text + ':TYPE')}, TYPE one of "
+        f"{', '.join(KEPT_TYPES)} (only `sa1bpack.pack` finds out which it is)"
+    )
+
+
 @dataclass(frozen=True)
 class KeptKey:
     """A key of JSON records whose values are kept.
@@ -98,10 +106,7 @@ class KeptKey:
         """The key of a text that has its type. Raises OptionError if that cannot be used."""
         key, kind, name = parts_of(text)
         if kind is None:
-            raise OptionError(
-                f"keep has {brief(text)} without a type: write {brief(text + ':TYPE')}, TYPE one "
-                f"of {', '.join(KEPT_TYPES)} (only `sa1bpack.pack` finds out which it is)"
-            )
+            raise without_type(text)
         return cls(key, kind, name or feature_name(key))
 
     @property
