@@ -109,7 +109,7 @@ def record_text(
     image: dict[str, Any],
     annotations: list[dict[str, Any]],
     masks: Sequence[int],
-    kept: KeptTexts,
+    kept_texts: KeptTexts,
     row: int,
 ) -> str:
     """The JSON text of a record, as Python's json writes it.
@@ -118,13 +118,13 @@ def record_text(
         image: the object `image` of the record.
         annotations: annotations of all masks of the image.
         masks: numbers of the masks that the record has.
-        kept: what the pack keeps of other keys.
+        kept_texts: what the pack keeps of other keys.
         row: row of the image in its shard.
     """
-    if not kept.keys:
+    if not kept_texts.keys:
         return json.dumps({"image": image, "annotations": [annotations[mask] for mask in masks]})
-    of_image = kept.of_image(row)
-    of_masks = kept.of_masks(row)
+    of_image = kept_texts.of_image(row)
+    of_masks = kept_texts.of_masks(row)
     texts = [with_pairs(json.dumps(annotations[mask]), of_masks[mask]) for mask in masks]
     image_text = with_pairs(json.dumps(image), of_image[PARENTS[0]])
     record = f'{{"image": {image_text}, "annotations": [{", ".join(texts)}]}}'

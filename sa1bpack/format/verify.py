@@ -67,8 +67,8 @@ class Scope:
         full: names of shards to read in full even if the check is quick.
         sources: names of the sources whose shards are checked; None: all.
         features: check features in PACK/side, too.
-        kept: check those features that have what the pack keeps of records, of the shards that are
-            checked.
+        kept_rows: check those features that have what the pack keeps of records, of the shards that
+            are checked.
     """
 
     quick: bool
@@ -77,7 +77,7 @@ class Scope:
     full: Set[str] = frozenset()
     sources: Set[str] | None = None
     features: bool = False
-    kept: bool = False
+    kept_rows: bool = False
 
 
 @checks_options
@@ -328,7 +328,7 @@ def _check_kept(
     if keys:
         with suppress(FormatError, OSError):  # reported with the shards
             identities = side.shard_identities(root, manifest)
-    if scope.kept and scope.own_files:
+    if scope.kept_rows and scope.own_files:
         for key in keys:
             with check.collecting(feature=key.name):
                 _check_side_files(check, key.folder(root), key.spec)
@@ -340,7 +340,7 @@ def _check_kept(
             folder = key.folder(root) / shard.feature_shard
             if not folder.is_dir():
                 check.add(f"{folder}: missing, though the pack keeps {key.key}", shard=shard.name)
-            elif scope.kept:
+            elif scope.kept_rows:
                 with check.collecting(feature=key.name, shard=folder.name):
                     check_feature_shard(check, folder, key.spec, quick, index, number)
     damaged = {problem.feature for problem in check.problems} & {key.name for key in keys}

@@ -207,7 +207,7 @@ def diagnose(
     is_first = share[0] == 1
     if not is_first:  # the first part compares them with the pack's own files
         _check_shard_digests(check, contents, sources)
-    scope = Scope(quick=quick or bool(full), own_files=is_first, full=full, kept=True)
+    scope = Scope(quick=quick or bool(full), own_files=is_first, full=full, kept_rows=True)
     if share != ALL:
         scope = replace(scope, sources=sources)
     problems = check_pack(check, contents.manifest, scope).problems

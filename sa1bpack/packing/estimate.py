@@ -435,7 +435,7 @@ class _Probe:
         elif outcome is not None:
             self.unknown_keys.update(outcome.unknown_keys)
             self.lengths += outcome.lengths
-            self.kept_bytes += bytes_of_rows(outcome.kept.rows)
+            self.kept_bytes += bytes_of_rows(outcome.kept_rows.rows)
             _, _, height, width = outcome.rows["size"][0].tolist()
             self.sizes.append((height, width))
 

@@ -95,12 +95,12 @@ class KeyRequest:
     type: str | None = None
     name: str | None = None
 
-    def is_met_by(self, kept: KeptKey) -> bool:
+    def is_met_by(self, kept_key: KeptKey) -> bool:
         """True if a pack keeps the key as it is asked for."""
         return (
-            self.key == kept.key
-            and self.type in (None, kept.type)
-            and self.name in (None, kept.name)
+            self.key == kept_key.key
+            and self.type in (None, kept_key.type)
+            and self.name in (None, kept_key.name)
         )
 
     def __str__(self) -> str:
@@ -157,15 +157,15 @@ class KeepRequest:
         _refuse_repeated([entry.key for entry in named], "keep has {} twice: leave one out")
         return cls(named, every in entries)
 
-    def is_met_by(self, kept: Sequence[KeptKey] | None) -> bool:
+    def is_met_by(self, kept_keys: Sequence[KeptKey] | None) -> bool:
         """True if a pack that keeps these keys, in any order, is one that is asked for.
 
         None stands for a pack that was made without the option.
         """
-        if kept is None:
+        if kept_keys is None:
             return not (self.keys or self.all)
-        met = [request for request in self.keys if any(map(request.is_met_by, kept))]
-        return len(met) == len(self.keys) and (self.all or len(kept) == len(self.keys))
+        met = [request for request in self.keys if any(map(request.is_met_by, kept_keys))]
+        return len(met) == len(self.keys) and (self.all or len(kept_keys) == len(self.keys))
 
     @property
     def is_settled(self) -> bool:

@@ -50,7 +50,7 @@ def kept_of_record(record: Annotations, keys: Sequence[KeptKey], masks: np.ndarr
     rows = []
     altered = set()
     for key in keys:
-        texts = record.kept[key.key]
+        texts = record.kept_texts[key.key]
         values = _values_of(record, key, texts)
         if key.type != "json":
             some_null = any(text == b"null" for text in texts)

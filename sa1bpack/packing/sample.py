@@ -52,13 +52,13 @@ class Packed:
             views of buffers, valid until these are used for another sample.
         lengths: what the sample adds to its shard.
         unknown_keys: keys of the record that are not in the schema; they are not stored.
-        kept: the values of the keys that the pack keeps.
+        kept_rows: the values of the keys that the pack keeps.
     """
 
     rows: dict[str, np.ndarray]
     lengths: AxisLengths
     unknown_keys: frozenset[str]
-    kept: KeptRows = field(default_factory=KeptRows)
+    kept_rows: KeptRows = field(default_factory=KeptRows)
 
 
 # What a source's bytes are, in this process or in shared memory.
@@ -142,7 +142,7 @@ def make_sample(
     )
     _check_bits(record, len(masks), options)
     run_ends, run_offset, noncanonical = _runs_of(record)
-    kept = kept_of_record(record, options.kept_keys, masks)
+    kept_rows = kept_of_record(record, options.kept_keys, masks)
     if len(masks) == 0 and options.empty == "drop":
         return None
     if len(masks) < len(record):
@@ -158,7 +158,7 @@ def make_sample(
         rows["run_offset"] = run_offset
         rows["run_ends"] = run_ends
     rows = finished_rows(layout, rows)
-    return Packed(rows, sample_lengths(layout, rows), record.unknown_keys, kept)
+    return Packed(rows, sample_lengths(layout, rows), record.unknown_keys, kept_rows)
 
 
 def _check_bits(record: Annotations, masks: int, options: PackOptions) -> None:

@@ -144,7 +144,7 @@ class ShardBuilder:
         self._unknown_keys: set[str] = set()
         self._altered_keys: set[str] = set()
         self._writer: ShardWriter | None = None
-        self._kept: KeptSpool | None = None  # of a pack that keeps keys
+        self._kept_spool: KeptSpool | None = None  # of a pack that keeps keys
 
     def add_pair(self, decoded: Future[Decoded]) -> None:
         """Add the next pair, by the future of what becomes of it."""
@@ -179,8 +179,8 @@ class ShardBuilder:
         finally:
             if self._writer is not None:
                 self._writer.discard()
-            if self._kept is not None:
-                self._kept.close()
+            if self._kept_spool is not None:
+                self._kept_spool.close()
 
     def _publish(self, writer: ShardWriter) -> PublishedShard:
         """Publish the shard; before it, the feature shards of what is kept: none is ever without.
@@ -189,9 +189,9 @@ class ShardBuilder:
         """
         attributes = self._attributes()
         entry = writer.complete(attributes)
-        if self._kept is not None:
+        if self._kept_spool is not None:
             digest = file_digest(writer.folder / CHECKSUMS_NAME)
-            self._kept.publish(ShardIdentity(writer.name, digest, writer.lengths))
+            self._kept_spool.publish(ShardIdentity(writer.name, digest, writer.lengths))
         writer.claim_name()
         return PublishedShard(entry, attributes)
 
@@ -208,12 +208,12 @@ class ShardBuilder:
                 name = shard_name(self.source.name, self.number)
                 self._writer = ShardWriter(sink.shards_dir, name, options.layout)
                 if options.kept_keys:
-                    self._kept = KeptSpool(sink.root, options.kept_keys)
+                    self._kept_spool = KeptSpool(sink.root, options.kept_keys)
             self._unknown_keys |= outcome.unknown_keys
-            self._altered_keys |= outcome.kept.altered
+            self._altered_keys |= outcome.kept_rows.altered
             self._writer.append(outcome.rows)
-            if self._kept is not None:
-                self._kept.append(outcome.kept.rows)
+            if self._kept_spool is not None:
+                self._kept_spool.append(outcome.kept_rows.rows)
 
     def _attributes(self) -> dict[str, Any]:
         """The record of the shard."""

@@ -165,8 +165,8 @@ class BucketPublisher(FolderPublisher):
             if checksums in keys:
                 self._bucket.delete([checksums])  # first: without it, nothing counts
             self._bucket.delete(key for key in keys if key != checksums)
-            for kept in self.ledger.options.kept_keys:
-                feature = f"{SIDES_NAME}/{kept.name}/"
+            for kept_key in self.ledger.options.kept_keys:
+                feature = f"{SIDES_NAME}/{kept_key.name}/"
                 rows = f"{feature}{name}-"
                 paths = self._bucket.files(feature)
                 self._bucket.delete(path for path in paths if path.startswith(rows))
@@ -232,8 +232,8 @@ class BucketPublisher(FolderPublisher):
         if mark.exists() and mark.read_text() == digest:
             return
         self._reopen()
-        for kept in self.ledger.options.kept_keys:  # first: no shard is there without
-            self._upload_rows(kept, ShardIdentity(name, digest, entry.lengths))
+        for kept_key in self.ledger.options.kept_keys:  # first: no shard is there without
+            self._upload_rows(kept_key, ShardIdentity(name, digest, entry.lengths))
         listed = read_checksums(folder / CHECKSUMS_NAME)
         self._bucket.put({key + path: (folder / path, listed[path]) for path in listed})
         self._bucket.put({key + CHECKSUMS_NAME: (folder / CHECKSUMS_NAME, digest)})
@@ -241,9 +241,9 @@ class BucketPublisher(FolderPublisher):
         _empty_large_files(folder, self.ledger.options.layout, entry.lengths)
         remove_kept_rows(self.root, self.ledger.options.kept_keys, name)
 
-    def _upload_rows(self, kept: KeptKey, shard: ShardIdentity) -> None:
+    def _upload_rows(self, kept_key: KeptKey, shard: ShardIdentity) -> None:
         """Upload what is kept of a key for a shard, and the files of the feature above it."""
-        feature = kept.folder(self.root)
+        feature = kept_key.folder(self.root)
         rows = feature / shard.feature_shard
         for folder in (feature, rows):
             paths = [folder / path for path in read_checksums(folder / CHECKSUMS_NAME)]

@@ -85,15 +85,17 @@ _Kept = dict[str, tuple[str, ...]]
 
 
 @functools.cache
-def schema_of(numbers: tuple[MaskNumber, ...], kept: tuple[tuple[str, str], ...] = ()) -> _Schema:
+def schema_of(
+    numbers: tuple[MaskNumber, ...], kept_keys: tuple[tuple[str, str], ...] = ()
+) -> _Schema:
     """The decoders of records whose masks have these numbers.
 
     Args:
-        kept: object ("image", "annotations", or "" for the record itself) and key in it, of values
-            that are kept as they are.
+        kept_keys: object ("image", "annotations", or "" for the record itself) and key in it, of
+            values that are kept as they are.
     """
     of_object: _Kept = {"": (), "image": (), "annotations": ()}
-    for parent, key in kept:
+    for parent, key in kept_keys:
         of_object[parent] += (key,)
     strict = _record_type(numbers, of_object, strict=True)
     lenient = _record_type(numbers, of_object, strict=False)
@@ -111,10 +113,10 @@ def _with_kept(
 ) -> type[msgspec.Struct]:
     """A type with these fields, and after them kept keys, whose values are texts or None."""
     renamed = {_field_of(number): key for number, key in enumerate(keys)}
-    kept = [(field, msgspec.Raw, None) for field in renamed]
+    raw = [(field, msgspec.Raw, None) for field in renamed]
     return msgspec.defstruct(
         name,
-        [*fields, *kept],
+        [*fields, *raw],
         bases=None if base is None else (base,),
         rename=renamed,
         gc=name != "Annotation",
@@ -128,7 +130,7 @@ def _field_of(number: int) -> str:
 
 
 def _record_type(
-    numbers: tuple[MaskNumber, ...], kept: _Kept, strict: bool
+    numbers: tuple[MaskNumber, ...], kept_keys: _Kept, strict: bool
 ) -> type[msgspec.Struct]:
     """The type of a record; a mask has NaN for an optional number that the JSON lacks."""
     by_key = {number.json: number for number in numbers}
@@ -143,10 +145,10 @@ def _record_type(
             fields.append((key, _Number, float("nan")))
         else:
             fields.append((key, _JSON_TYPES[number.columns]))
-    mask = _with_kept("Annotation", fields, kept["annotations"], strict)
-    image = _with_kept("Image", [], kept["image"], strict, base=_Image)
+    mask = _with_kept("Annotation", fields, kept_keys["annotations"], strict)
+    image = _with_kept("Image", [], kept_keys["image"], strict, base=_Image)
     record = [("image", image), ("annotations", list[mask])]  # type: ignore[valid-type]
-    return _with_kept("Record", record, kept[""], strict)
+    return _with_kept("Record", record, kept_keys[""], strict)
 
 
 _decode_untyped = msgspec.json.Decoder().decode
@@ -175,7 +177,7 @@ class Annotations:
     unknown_keys         frozenset    keys that SA-1B does not have, such as `annotations.score`;
                                       their values are dropped. If there are more than
                                       MAX_UNKNOWN_KEYS, the first in alphabetical order and "..."
-    kept                 dict         kept key, such as "annotations.score" → list of the JSON text,
+    kept_texts           dict         kept key, such as "annotations.score" → list of the JSON text,
                                       bytes, of its value in the record, or in each mask; None for
                                       one that lacks it
     ===================  ===========  =======================================================
@@ -192,7 +194,7 @@ class Annotations:
     counts_text: np.ndarray
     counts_offset: np.ndarray
     unknown_keys: frozenset[str]
-    kept: dict[str, list[bytes | None]]
+    kept_texts: dict[str, list[bytes | None]]
 
     def __len__(self) -> int:
         return len(self.number_types)
@@ -201,12 +203,12 @@ class Annotations:
 def parse_annotations(
     data: bytes | bytearray | memoryview,
     numbers: tuple[MaskNumber, ...] = stored_numbers(),
-    kept: tuple[tuple[str, str], ...] = (),
+    kept_keys: tuple[tuple[str, str], ...] = (),
 ) -> Annotations:
     """Decode and check one JSON record; nothing in the result refers to `data`.
 
     `numbers` are those that each mask has, or may have if they are optional; the keys of others are
-    unknown ones, except those in `kept`, see `schema_of`, whose values may be anything.
+    unknown ones, except `kept_keys`, see `schema_of`, whose values may be anything.
 
     If a key occurs twice, the last value counts, as in Python's json. A byte order mark of UTF-8 is
     passed over, and is not kept.
@@ -221,7 +223,7 @@ def parse_annotations(
     """
     if data[:3] == _BYTE_ORDER_MARK:
         data = data[3:]
-    schema = schema_of(numbers, kept)
+    schema = schema_of(numbers, kept_keys)
     record, unknown = _decode(data, schema)
     image = record.image
     masks = record.annotations
@@ -265,16 +267,18 @@ def parse_annotations(
         counts_text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
         counts_offset=np.cumsum([0, *map(len, texts)], dtype=np.int64),
         unknown_keys=unknown,
-        kept=_kept_texts(record, kept),
+        kept_texts=_kept_texts(record, kept_keys),
     )
 
 
-def _kept_texts(record: Any, kept: tuple[tuple[str, str], ...]) -> dict[str, list[bytes | None]]:
+def _kept_texts(
+    record: Any, kept_keys: tuple[tuple[str, str], ...]
+) -> dict[str, list[bytes | None]]:
     """The texts of the values of kept keys, see `Annotations`."""
     objects = {"": [record], "image": [record.image], "annotations": record.annotations}
     numbers = dict.fromkeys(objects, 0)
     texts = {}
-    for parent, key in kept:
+    for parent, key in kept_keys:
         field = _field_of(numbers[parent])
         numbers[parent] += 1
         raw = [getattr(value, field) for value in objects[parent]]
