@@ -364,6 +364,13 @@ def subset(
         Sequence[str],
         Help("keep the masks that meet this condition, see below; may be repeated", "CONDITION"),
     ] = (),
+    features: Annotated[
+        Sequence[str],
+        Help(
+            "a feature that conditions name: its name in the pack, or its folder; may be repeated",
+            "NAME",
+        ),
+    ] = (),
     source: Annotated[
         Sequence[str], Help("keep samples of this tar, such as sa_000012; may be repeated", "NAME")
     ] = (),
@@ -399,11 +406,14 @@ def subset(
       & (and), | (or), ~ (not) and parentheses join them. With --where-masks, which
       comes before --where, a name is area, predicted_iou, stability_score, bbox.w,
       ..., area_frac (of the image), or depth, parent, children, level or touching.
+      With --features NAME, NAME.present, and NAME of numbers and texts.
 
     examples:
       sa1bpack subset /data/packed -o many.sel --where 'mask_count >= 50'
       sa1bpack subset /data/packed -o parts.sel --where-masks 'depth > 0'
       sa1bpack subset /data/packed -o some.sel --where 'max(area) > 1e6'
+      sa1bpack subset /data/packed -o told.sel --features caption \\
+          --where caption.present
       sa1bpack subset /data/packed -o tenth.sel --fraction 0.1 --seed 7
       sa1bpack subset '/data/packs/*' -o these.sel --ids ids.txt
       sa1bpack subset /data/packed -o /data/small --copy --fraction 0.01
@@ -413,7 +423,7 @@ def subset(
     file = local_path("output", output)
     if dry_run and not copy:
         raise OptionError("--dry-run is for --copy: a selection is a small file of ids")
-    ds = everything = sa1bpack.open(one_or_several(packs), duplicates=duplicates)
+    ds = everything = sa1bpack.open(one_or_several(packs), duplicates=duplicates, features=features)
     if ids is not None:
         ds = ds[ds.index_of(_read_ids(local_path("ids", ids)))]
     if source:

@@ -129,7 +129,10 @@ def _check_known(names: Iterable[str], known: list[str]) -> None:
     for name in names:
         if name in known or name in ALWAYS_KEYS:
             continue
-        opened = "a feature must be opened with the pack: sa1bpack.open(pack, features=[...])"
+        opened = (
+            "a feature must be opened with the pack, sa1bpack.open(pack, features=[...]), and "
+            "brings its lengths or offsets and its presence along"
+        )
         if name in ("masks", "runs"):
             opened = "the mask_format of sa1bpack.open decides which of masks and runs there are"
         raise OptionError(

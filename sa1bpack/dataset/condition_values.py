@@ -152,7 +152,10 @@ def _fault(operand: Operand, table: Table, axis: str) -> str:
     named = operand.name
     if operand.part not in ("", PRESENT):
         named = f"{named}.{operand.part}"
-    text = f": {brief(named)} is not a number of a {axis}: it has {_listed(table)}"
+    text = (
+        f": {brief(named)} is not a number of a {axis}: it has {_listed(table)}; features must be "
+        "opened with the pack, features=[...] (--features)"
+    )
     if axis == "sample":
         text += "; where_masks() has conditions of masks"
     return text

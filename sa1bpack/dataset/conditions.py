@@ -183,7 +183,8 @@ def _not_a_condition(text: str, option: str) -> OptionError:
         example = "'area > 1000' or 'bbox.w >= 16 & depth == 0'"
     return OptionError(
         f"{option} is {brief(text)}: write NAME SIGN NUMBER, such as {example}; a sign is one of "
-        f"{' '.join(SIGNS)}; & (and), | (or), ~ (not) and parentheses join conditions"
+        f"{' '.join(SIGNS)}; of features also NAME == 'text' and NAME.present; & (and), "
+        "| (or), ~ (not) and parentheses join conditions"
     )
 
 

@@ -16,6 +16,7 @@ from sa1bpack.format.side.spec import (
     coverage,
     feature_shard_names,
     read_side_manifest,
+    side_folders,
 )
 from sa1bpack.paths import listed, local_path
 from sa1bpack.urls import ShardSource, SideSource, is_pack_url, pack_url
@@ -132,9 +133,20 @@ def _places_of(
         folders = [folder for root in roots if (folder := root / SIDES_NAME / name).is_dir()]
     sources = [source for source in opened if source is not None]
     if not sources and not folders:
-        first = packs[0] if isinstance(packs[0], Path) else packs[0].root
-        raise NotAPack(
-            f"feature {brief(name)}: there is no {first.absolute() / SIDES_NAME / name}; make it "
-            f"with `sa1bpack derive`, or give the path of its folder, such as ./{name}"
-        )
+        raise NotAPack(_no_feature(name, packs[0]))
     return sources, folders
+
+
+def _no_feature(name: str, pack: Path | ShardSource) -> str:
+    """The message for a feature that a pack does not have, with those that it has."""
+    if not isinstance(pack, Path):
+        pack = pack.root
+    existing = sorted(folder.name for folder in side_folders(pack))
+    has = "the pack has none"
+    if existing:
+        has = f"the pack has {', '.join(map(brief, existing[:8]))}"
+    return (
+        f"feature {brief(name)}: there is no {pack.absolute() / SIDES_NAME / name} ({has}); make "
+        f"it with `sa1bpack derive` or `sa1bpack attach`, or give the path of its folder, such as "
+        f"./{name}"
+    )

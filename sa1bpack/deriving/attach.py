@@ -143,6 +143,7 @@ def _attached(target: FeatureTarget, source: RowSource, progress: ProgressOption
     matched = _MatchedRows(target, RowsById(source))
     for shard in target.shards:  # before anything is written
         matched.count(shard)
+    matched.check_missing()
     target.use(source.dtype, source.row_shape, source.lengths is not None)
     todo = {shard.identity.feature_shard for shard in target.missing(target.shards)}
     total = sum(shard.identity.lengths.samples for shard in target.shards)
@@ -183,20 +184,27 @@ class _MatchedRows:
         self._rows = rows
         self._is_used = np.zeros(len(rows.source.ids), bool)
         self._without_row = 0
+        self._first_without_row = ""
 
     def count(self, shard: ShardToDo) -> None:
-        """Note which rows a shard uses. Raises OptionError if one that must not is missing."""
+        """Note which rows a shard uses, and how many it lacks."""
         ids = self._ids(shard)
         positions = self._rows.positions(ids)
         unknown = ids[positions < 0]
-        if len(unknown) and not self._target.rows_may_be_missing:
-            noun = "image" if self._target.axis == "sample" else "mask"
-            raise OptionError(
-                f"ids lacks {counted(len(unknown), noun)} of shard {shard.identity.name}, such as "
-                f"{unknown[0]}: add rows, or choose missing='allow' (--missing allow)"
-            )
+        if len(unknown) and not self._without_row:
+            self._first_without_row = f"{unknown[0]} of shard {shard.identity.name}"
         self._without_row += len(unknown)
         self._is_used[positions[positions >= 0]] = True
+
+    def check_missing(self) -> None:
+        """Raise OptionError if a row is missing and must not be."""
+        if not self._without_row or self._target.rows_may_be_missing:
+            return
+        noun = "image" if self._target.axis == "sample" else "mask"
+        raise OptionError(
+            f"rows lack {counted(self._without_row, noun)} of the dataset, such as "
+            f"{self._first_without_row}: add rows, or choose missing='allow' (--missing allow)"
+        )
 
     def _ids(self, shard: ShardToDo) -> np.ndarray:
         """int64 (k,): ids of the images or masks of a shard."""

@@ -13,7 +13,7 @@ def reach_from_edges(masks: np.ndarray, corners: bool, reached: np.ndarray) -> N
 
     Args:
         masks: uint8 (n, h, w), 1 for cells of the mask.
-        corners: a way goes on to cells that share a corner as well.
+        corners: a way leads to cells that share a corner as well.
         reached: uint8 (n, h, w), zeros; out: 1 for the cells.
     """
     count, height, width = masks.shape

@@ -145,6 +145,11 @@ class TableColumns:
         """The path of the row. Raises OptionError if there is none, with the names to choose."""
         if self.value is not None:
             return self.value
+        if self.key.partition(".")[0] not in names:
+            raise OptionError(
+                f"{path} has {listed_names(names)}: choose key, the one with the ids (now "
+                f"{brief(self.key)}), and value, the one with the rows"
+            )
         others = [name for name in names if name != self.key]
         raise OptionError(
             f"value is None, but {path} has {listed_names(names)}: choose the one with the rows, "

@@ -414,7 +414,7 @@ def test_a_key_named_ragged_in_a_manifest_means_nothing(pack):
 @pytest.mark.parametrize(
     "rows, options, message",
     [
-        ({7: "a"}, {}, "ids lacks .* choose missing='allow'"),
+        ({7: "a"}, {}, "rows lack .* choose missing='allow'"),
         (["a", 5], {"ids": [1, 2]}, "the row of id 2 is a int, 5, but the first is a string"),
         (["a"], {}, "ids are None"),
         (["a", "b"], {"ids": [1]}, "one integer for each of the 2 rows"),
