@@ -182,6 +182,9 @@ torture: setup $(VENV)/.ready-test
 	@$(MAKE) --no-print-directory $(VENV)/.ready-fuzz 2>&1 || \
 	  echo "atheris cannot be installed here: no coverage-guided fuzzing" >&2
 	@$(BIN)/python -m pytest tests/torture tests/adapters/test_driving.py tests/fuzz tests/benchmarks tests/transforms/triton --torture -o faulthandler_timeout=1800 $(TEST_FLAGS)
+	@$(BIN)/python -m pytest tests -m long --torture -o faulthandler_timeout=1800 $(TEST_FLAGS) \
+	  --ignore tests/torture --ignore tests/adapters/test_driving.py --ignore tests/benchmarks \
+	  --ignore tests/transforms/triton
 
 bench-decode: setup
 	@set -f; $(BIN)/python benchmarks/decode.py $(TARS)

@@ -1,8 +1,11 @@
 """Fixtures and options that every test folder shares."""
 
+import fnmatch
+import functools
 import gc
 import importlib.util
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -43,6 +46,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--torture-seed", type=int, default=0, help="of all that is random there (default: 0)"
     )
+
+
+@functools.cache
+def long_case() -> re.Pattern:
+    """Matches the names of the tests that `make torture` alone runs."""
+    lines = (Path(__file__).parent / "long_cases.txt").read_text().splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of long_cases.txt."""
+    for item in items:
+        if long_case().match(item.nodeid):
+            item.add_marker("long")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

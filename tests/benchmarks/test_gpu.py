@@ -50,7 +50,6 @@ def run_parts(bare, tmp_path, sample_tar, complete_runs):
     return run
 
 
-@pytest.mark.long
 def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(run_parts):
     results, ways = run_parts("machine", "kernels", "packs", "loading", "training", "compact")
     assert "there is no CUDA device" in results["parts"]["machine"]["figures"][0]["device"]
@@ -209,13 +208,11 @@ def bare(gpu, tmp_path_factory):
     return run
 
 
-@pytest.mark.long
 def test_tests_for_a_device_are_collected_with_the_required_packages_alone(gpu, bare):
     out = bare("-m", "pytest", "-m", "cuda", "--collect-only", "-q", *gpu.CUDA_TESTS)
     assert [path for path in gpu.CUDA_TESTS if f"\n{path}" not in f"\n{out}"] == []
 
 
-@pytest.mark.long
 def test_a_part_runs_with_the_required_packages_alone(bare, sample_tar):
     """`make torture` runs all of them so."""
     bare("-c", "from importlib.util import find_spec; assert not find_spec('psutil')")

@@ -25,7 +25,7 @@ def test_rows_of_a_file_are_attached_and_what_does_not_match_is_named(command, p
     words = ("attach", packed, lines, "--name", "caption", "--key", "image", "--value", "text")
     code, out, error = command(*words)
     assert (code, out) == (2, "")
-    assert "lacks 1 image of shard sa_000000-00" in error
+    assert "rows lack 1 image of the dataset" in error and "of shard sa_000000-00" in error
     assert "such as 5: add rows, or choose missing='allow' (--missing allow)" in error
     code, out, error = command(*words, "--missing", "allow")
     assert (code, error) == (0, "")
@@ -80,7 +80,10 @@ def test_folders_tables_and_options_of_rows_are_those_of_the_call(command, packe
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("--name a", "sa1bpack: --value is None, but {lines} has 'image', 'text': choose the one"),
+        (
+            "--name a",
+            "sa1bpack: --key is 'image_id', but {lines} has 'image', 'text': choose the one",
+        ),
         ("--name a --value text", "{lines}, line 1: --key is 'image_id', but it has no id; it has"),
         ("--name a --key image --value texts", "rows have no value: .*; is --value right?"),
         ("--name a --key image --value text --dtype int8", "', cannot be used: it is nei"),

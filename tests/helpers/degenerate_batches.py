@@ -136,7 +136,7 @@ def drawn_features(random: np.random.Generator, batch: dict) -> list[SimpleNames
     for name, interpolation in (("depth", "bilinear"), ("labels", "nearest")):
         shape = (int(random.integers(1, 3)), *random.choice([1, 2, 5, SIDE], 2).tolist())
         covers = ["canvas", "photograph"][random.integers(2)]
-        spec = SimpleNamespace(name=name, row_shape=shape, covers=covers)
+        spec = SimpleNamespace(name=name, axis="sample", row_shape=shape, covers=covers)
         spec.interpolation = interpolation
         spec.spatial = True
         rows = random.integers(0, 100, (len(batch["images"]), *shape), dtype=np.uint8)

@@ -126,7 +126,6 @@ def big_tar(tmp_path_factory, images) -> Path:
 OPTIONS = {"image_size": 32, "mask_size": 8, "samples_per_shard": 500}
 
 
-@pytest.mark.long
 def test_packing_holds_few_descriptors_and_does_not_grow(big_tar, tmp_path, images, torture):
     found = watched(pack_and_watch, big_tar, tmp_path / "packed", json.dumps(OPTIONS))
     # 18 each for the shard being filled, the next one, and the four being published.
@@ -138,7 +137,6 @@ def test_packing_holds_few_descriptors_and_does_not_grow(big_tar, tmp_path, imag
         torture.record("one pack, long", images, f"{said}; at most {peak} descriptors")
 
 
-@pytest.mark.long
 def test_the_loader_does_not_grow(big_tar, tmp_path, images, torture):
     import sa1bpack
 

@@ -445,14 +445,7 @@ def forks(s3_process):
             yield forks
 
 
-# Whose short form is one of the ten slowest tests; `upload` does the same beside a folder.
-LONG = ("upload, staging lost",)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in COMMANDS],
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_after_any_call_that_fails_the_repeated_command_makes_the_undisturbed_bytes(
     name, seam, tmp_path, torture, request
 ):

@@ -147,8 +147,8 @@ class TableColumns:
             return self.value
         if self.key.partition(".")[0] not in names:
             raise OptionError(
-                f"{path} has {listed_names(names)}: choose key, the one with the ids (now "
-                f"{brief(self.key)}), and value, the one with the rows"
+                f"key is {brief(self.key)}, but {path} has {listed_names(names)}: choose the one "
+                "with the ids, and as value the one with the rows"
             )
         others = [name for name in names if name != self.key]
         raise OptionError(

@@ -20,9 +20,6 @@ ALL |= {"_filter"}
 WRITING = ALL - {"_convert", "_fill_taps", "_sum_gray", "_measure_columns", "_find_farthest"}
 
 
-pytestmark = pytest.mark.long
-
-
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_every_kernel_compiles_rounds_as_on_a_cpu_and_suits_the_device(tmp_path, request):
     """No product is fused with a sum, which would round once instead of twice. What a thread
