@@ -205,7 +205,7 @@ def test_masks_have_rows_of_nested_records(ds, pack, tmp_path):
     records = [{"image": {}, "annotations": annotations[k : k + 7]} for k in range(0, 99, 7)]
     rows = write_lines(tmp_path / "a.jsonl", records)
     paths = {"key": "annotations.id", "value": "annotations.caption"}
-    with pytest.raises(OptionError, match=r"lacks 2 masks of shard .*, such as \d+"):
+    with pytest.raises(OptionError, match=r"lack 2 masks of the dataset, such as \d+ of"):
         attach(ds, "phrase", rows, axis="mask", **paths)
     result = attach(ds, "phrase", rows, axis="mask", missing="allow", **paths)
     assert result.without_row == 2
