@@ -467,7 +467,7 @@ def test_a_null_and_an_integer_among_floats_are_said_to_be_written_otherwise(tmp
 
 def test_hostile_texts_are_rejected_or_kept_as_they_are(tmp_path):
     found = members(range(1, 6))
-    texts = [b'"\xff"', b"1e999", b'"\\ud800"', b"[" * 5000 + b"]" * 5000, b" [1 ,\n2.0e1]"]
+    texts = [b'"\xff"', b"1e999", b'"\\ud800"', b"[" * 200_000 + b"]" * 200_000, b" [1 ,\n2.0e1]"]
     for number, text in enumerate(texts, 1):
         data = found[f"./sa_{number}.json"]
         found[f"./sa_{number}.json"] = data[:-1] + b', "value":' + text + b"}"
