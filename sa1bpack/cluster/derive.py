@@ -17,7 +17,7 @@ from sa1bpack.deriving.run import (
     function_name,
     function_of,
 )
-from sa1bpack.deriving.target import DeriveResult
+from sa1bpack.deriving.target import DeriveResult, ShardToDo
 from sa1bpack.errors import ClusterError, OptionError
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.options import group_of
@@ -77,14 +77,17 @@ def derive_on_ray(
     chosen = _options_of_tasks(call)
     maker = FeatureShardMaker(ds, name, fn, pipeline, options, chosen)
     shards = [shard.identity.name for shard in maker.shards]
-    lacking = {key: target.missing(maker.shards) for key, target in maker.targets.items()}
     todo = maker.missing(maker.shards)
+    lacking: dict[str, list[ShardToDo]] = {feature: [] for feature in maker.targets}
+    for shard, targets in todo:
+        for target in targets:
+            lacking[target.name].append(shard)
     died: dict[str, Died] = {}
     if todo:
-        with maker.loader(todo[0]) as loader:
+        with maker.loader(todo[0][0]) as loader:
             memory = BASE_BYTES + loader.plan().host_bytes
         needs = Needs(chosen.threads or THREADS, memory, gpus=int(chosen.device == "cuda"))
-        sizes = {shard.identity.name: shard.identity.lengths.samples for shard in todo}
+        sizes = {shard.identity.name: shard.identity.lengths.samples for shard, _ in todo}
         task = {
             "ds": as_dataset(ds),
             "name": name,

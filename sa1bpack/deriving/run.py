@@ -143,10 +143,10 @@ def derive(
     check_progress(progress)
     maker = FeatureShardMaker(ds, name, fn, pipeline, options, group_of(DeriveOptions, call))
     todo = maker.missing(share(maker.shards, part))
-    total = sum(shard.identity.lengths.samples for shard in todo)
+    total = sum(shard.identity.lengths.samples for shard, _ in todo)
     with reporting_steps(progress, "image", total) as step:
-        for shard in todo:
-            for images in maker.make(shard):
+        for shard, targets in todo:
+            for images in maker.make(shard, targets):
                 interrupts.check()
                 step(images)
     return maker.result()
@@ -235,12 +235,20 @@ class FeatureShardMaker:
         made_by["samples"] = ds.spec_text
         return made_by
 
-    def missing(self, shards: Sequence[ShardToDo]) -> list[ShardToDo]:
-        """The shards for which some feature has no rows yet; those that exist are opened."""
-        names: set[str] = set()
+    def missing(self, shards: Sequence[ShardToDo]) -> list[tuple[ShardToDo, list[FeatureTarget]]]:
+        """The shards for which some feature has no rows yet, and which these features are.
+
+        The rows that exist are opened, once.
+        """
+        lacking: dict[str, list[FeatureTarget]] = {}
         for target in self.targets.values():
-            names.update(shard.identity.name for shard in target.missing(shards))
-        return [shard for shard in shards if shard.identity.name in names]
+            for shard in target.missing(shards):
+                lacking.setdefault(shard.identity.name, []).append(target)
+        todo = []
+        for shard in shards:
+            if shard.identity.name in lacking:
+                todo.append((shard, lacking[shard.identity.name]))
+        return todo
 
     def result(
         self, made: Mapping[str, Sequence[ShardToDo]] | None = None
@@ -262,11 +270,16 @@ class FeatureShardMaker:
         """The batches of a shard."""
         return Loader(shard.samples, self._batch_size, **self._loading)
 
-    def make(self, shard: ShardToDo) -> Iterator[int]:
-        """Make the rows of a shard; yields the number of images of each batch that is done."""
+    def make(self, shard: ShardToDo, targets: Sequence[FeatureTarget]) -> Iterator[int]:
+        """Make the rows of a shard; yields the number of images of each batch that is done.
+
+        Args:
+            shard: the shard.
+            targets: the features that have no rows for it.
+        """
         counts = shard.row_counts(self.axis)
         with self.loader(shard) as loader, _ShardWriters(self._writer, shard, counts) as writers:
-            for target in self._targets_without(shard):
+            for target in targets:
                 writers.add(target)
             first = writers.samples  # sample that is next
             if first > 0:
@@ -286,10 +299,6 @@ class FeatureShardMaker:
                 yield len(of_batch)
             for name in writers.publish():
                 self.made[name].append(shard)
-
-    def _targets_without(self, shard: ShardToDo) -> list[FeatureTarget]:
-        """The features that have no rows for a shard."""
-        return [target for target in self.targets.values() if target.missing([shard])]
 
     def _writer(
         self, target: FeatureTarget, shard: ShardToDo, counts: np.ndarray
