@@ -14,6 +14,7 @@ tighter than all of them. Nothing is evaluated as code: names and signs are look
 
 import operator
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -72,19 +73,19 @@ class Operand:
 Values = Callable[[Operand], np.ndarray]
 
 
-class Condition:
+class Condition(ABC):
     """A condition of samples or masks, as it was parsed."""
 
+    @abstractmethod
     def operands(self) -> Iterator[Operand]:
         """What the condition compares, in the order of its text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def holds(self, values: Values) -> np.ndarray:
         """bool (k,): which of k samples or masks fulfil it, with the values of its operands.
 
         Raises OptionError for a comparison of text with a number, or the reverse.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
