@@ -5,7 +5,7 @@ and their metadata, samples, columns and conditions, batches and their buffers, 
 and drawn. CONTRIBUTING.md, "A number per mask", says how to add one.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,11 +27,12 @@ class MaskNumber:
             columns, the first of their bits. 13 and 14 are free. None: it always writes one.
         batched: batches have it.
         optional: only packs have it whose layout names it, and a mask whose JSON has none has NaN.
+        may_be_absent: a pack may lack it: its records have no value for it, of any mask.
         title: of its chart in a report, which draws none without.
         heading: of its column beside a picture of one sample, which has none without.
 
     Raises:
-        ValueError: an optional number that cannot be NaN or is not a single one.
+        ValueError: an optional number that cannot be NaN, is not a single one, or may be absent.
     """
 
     array: str
@@ -43,12 +44,17 @@ class MaskNumber:
     type_bit: int | None = None
     batched: bool = True
     optional: bool = False
+    may_be_absent: bool = False
     title: str = ""
     heading: str = ""
 
     def __post_init__(self) -> None:
         if self.optional and (self.dtype != "<f8" or self.columns != 1):
             raise ValueError(f"{self.array} is optional: it must be one float64, which may be NaN")
+        if self.optional and self.may_be_absent:
+            raise ValueError(
+                f"{self.array} is optional: packs lack it unless their layout names it"
+            )
 
     @property
     def type_bits(self) -> range:
@@ -92,6 +98,7 @@ MASK_NUMBERS: tuple[MaskNumber, ...] = (
         key="predicted_ious",
         meaning="as in the JSON; may exceed 1",
         type_bit=5,
+        may_be_absent=True,
         title="Predicted IoU",
         heading="IoU",
     ),
@@ -101,6 +108,7 @@ MASK_NUMBERS: tuple[MaskNumber, ...] = (
         key="stability_scores",
         meaning="as in the JSON",
         type_bit=12,
+        may_be_absent=True,
         title="Stability score",
         heading="stability",
     ),
@@ -111,6 +119,7 @@ MASK_NUMBERS: tuple[MaskNumber, ...] = (
         meaning="the prompt's x, y in source pixels",
         columns=2,
         type_bit=6,
+        may_be_absent=True,
     ),
     MaskNumber(
         array="crop_box",
@@ -120,6 +129,7 @@ MASK_NUMBERS: tuple[MaskNumber, ...] = (
         columns=4,
         type_bit=8,
         batched=False,
+        may_be_absent=True,
     ),
     MaskNumber(
         array="annotation_id",
@@ -127,6 +137,7 @@ MASK_NUMBERS: tuple[MaskNumber, ...] = (
         key="annotation_ids",
         meaning="`id` of the annotation",
         dtype="<i8",
+        may_be_absent=True,
     ),
 )
 
@@ -143,16 +154,36 @@ _SA1B_KEYS = (
 )
 
 OPTIONAL_NUMBERS = tuple(number.array for number in MASK_NUMBERS if number.optional)
+# Those that a pack may lack, in the order of the table.
+ABSENT_NUMBERS = tuple(number.array for number in MASK_NUMBERS if number.may_be_absent)
 
 
-def stored_numbers(optional: Collection[str] = ()) -> tuple[MaskNumber, ...]:
-    """The numbers of a pack whose layout names these optional ones, in the order of the table."""
-    return tuple(
-        number for number in MASK_NUMBERS if not number.optional or number.array in optional
-    )
+def stored_numbers(
+    optional: Collection[str] = (), absent: Collection[str] = ()
+) -> tuple[MaskNumber, ...]:
+    """The numbers of a pack, in the order of the table.
+
+    Args:
+        optional: the optional ones that its layout names.
+        absent: those that it lacks.
+    """
+    stored = []
+    for number in MASK_NUMBERS:
+        if number.array in absent or (number.optional and number.array not in optional):
+            continue
+        stored.append(number)
+    return tuple(stored)
+
+
+def lacks_text(name: str, numbers: Iterable[MaskNumber]) -> str:
+    """A clause that says that masks lack a number, and which they have."""
+    names = ", ".join(number.array for number in numbers)
+    return f"the masks of this pack have no {name}: their numbers are {names}"
 
 
 def annotation_keys(numbers: Collection[MaskNumber]) -> tuple[str, ...]:
     """The keys of an annotation that has these numbers, in the order of the JSON."""
-    added = (number.json for number in numbers if number.json not in _SA1B_KEYS)
-    return (*_SA1B_KEYS, *added)
+    names = {number.json for number in numbers}
+    keys = [key for key in _SA1B_KEYS if key in names or key == "segmentation"]
+    keys += [number.json for number in numbers if number.json not in _SA1B_KEYS]
+    return tuple(keys)

@@ -24,6 +24,7 @@ class RunKeywords(typing.TypedDict, total=False):
     empty: str
     samples_per_shard: int | None
     keep: str | collections.abc.Iterable[str] | collections.abc.Mapping[str, str | None] | None
+    absent: str | collections.abc.Iterable[str] | None
     max_masks: int | None
     mask_select: str
     seed: int

@@ -175,6 +175,11 @@ def test_docs_format_md_says_what_the_table_says():
             assert re.search(rf"\b{numbers}\s+`{number.array}`", DOCS.read_text()), number.array
 
 
+def test_docs_format_md_says_which_numbers_a_pack_may_lack():
+    [text] = re.findall(r"\n- `absent`: (.*?)\.\s+Other", DOCS.read_text(), re.DOTALL)
+    assert re.findall("`([a-z_]+)`", text) == [n.array for n in MASK_NUMBERS if n.may_be_absent]
+
+
 def test_names_and_bits_of_the_table_are_used_once():
     for attribute in ("array", "json", "key"):
         names = Counter(getattr(number, attribute) for number in MASK_NUMBERS)

@@ -14,13 +14,12 @@ import numpy as np
 
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.format.offsets import expanded, offsets_of
-from sa1bpack.masks.select import MaskRule, passes
+from sa1bpack.masks.select import MaskRule, compared_numbers, passes
 
 # Samples whose masks are looked up together, so that what that takes is limited.
 _TOGETHER = 1 << 16
 
-# The arrays that thresholds compare; with them goes `pixels`, of the image of each mask.
-SCORES = ("area", "predicted_iou", "stability_score")
+# What thresholds compare: arrays by name, and `pixels`, of the image of each mask.
 Numbers = Mapping[str, np.ndarray]
 
 
@@ -93,17 +92,25 @@ class MaskFilter:
             parts.append(f"where {self.kept.text}")
         return ", ".join(parts)
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The arrays that the thresholds compare, all with items of 8 bytes."""
+        if self.thresholds is None:
+            return ()
+        return compared_numbers(self.thresholds)
+
     def flags(self, places: np.ndarray, numbers: Callable[[], Numbers]) -> np.ndarray:
         """bool (T,): which of the stored masks of n samples the dataset has.
 
         Args:
             places: (n,), with the fields shard, first_mask and stop_mask of LOCATION.
-            numbers: called if there are thresholds: name → (T,), SCORES and `pixels`, the pixels of
-                each mask's source image.
+            numbers: called if there are thresholds: name → (T,), those of `compared`, and `pixels`,
+                the pixels of each mask's source image.
         """
         passing = None
         if self.thresholds is not None:
-            passing = passes(self.thresholds, **numbers())
+            stored = numbers()
+            passing = passes(self.thresholds, stored, stored["pixels"])
         if self.kept is None:
             assert passing is not None
             return passing

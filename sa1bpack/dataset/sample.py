@@ -25,7 +25,13 @@ from sa1bpack.format.arrays import map_array
 from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, Thresholds
+from sa1bpack.masks.select import (
+    MAX_MASK_SIZE,
+    SAMPLINGS,
+    MaskRule,
+    Thresholds,
+    check_numbers,
+)
 from sa1bpack.options import option
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
@@ -311,6 +317,7 @@ class SampleSpec:
 
         Raises OptionError if such a pack cannot provide it.
         """
+        check_numbers(options, layout.mask_numbers)
         return cls(
             image=image_spec(layout, options.pixels),
             masks=MaskSpec.of(layout, sampling, options),
@@ -414,12 +421,8 @@ def selected_masks(
 
     def numbers() -> dict[str, Any]:
         height, width = sample["size"][:2].tolist()
-        return {
-            "area": sample["areas"],
-            "predicted_iou": sample["predicted_ious"],
-            "stability_score": sample["stability_scores"],
-            "pixels": height * width,
-        }
+        compared = {array: sample[key] for key, array in _MASK_ROWS if array in masks_of.compared}
+        return compared | {"pixels": height * width}
 
     return np.flatnonzero(masks_of.flags(np.array([location], LOCATION), numbers))
 
@@ -469,7 +472,7 @@ def delivered(sample: dict[str, Any], image_id: int, row: int, options: SampleOp
         height, width, stored_height, stored_width = sample["size"].tolist()
         xywh = np.array((stored_width / width, stored_height / height) * 2)
         with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
-            for key in SCALED_KEYS:
+            for key in filter(sample.__contains__, SCALED_KEYS):
                 sample[key] = sample[key] * xywh[: sample[key].shape[-1]]
     delivered_sample = Sample(sample, image_id=image_id, row=row)
     if options.transform is None:

@@ -11,7 +11,7 @@ contains every smaller one of the same seed, and packs on different machines agr
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ from sa1bpack.dataset.condition_values import (
 from sa1bpack.dataset.conditions import REDUCTIONS
 from sa1bpack.dataset.feature_values import column_values, empty_values, present_of
 from sa1bpack.dataset.fields import SAMPLE_COLUMNS, SIZE_COLUMNS, FeatureKeys, number_fields
-from sa1bpack.dataset.kept_masks import SCORES, KeptMasks, MaskFilter, flags_of_bits
+from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter, flags_of_bits
 from sa1bpack.dataset.mask_relations import RELATION_NUMBERS, numbers_together, relation_numbers
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, row_array, rows_at
@@ -109,19 +109,20 @@ class Columns:
         self._relations: dict[str, np.ndarray] = {}
         self._passing: slice | np.ndarray = slice(None)  # of the masks that are stored
         if masks is not None:
-            passing = np.flatnonzero(masks.flags(self._locations, self._compared))
+            compare = partial(self._compared, masks.compared)
+            passing = np.flatnonzero(masks.flags(self._locations, compare))
             self._passing = passing
             self._masks = expanded(first, offsets)[passing]
-            for name in SCORES:
+            for name in masks.compared:
                 if name in self._columns:
                     self._columns[name] = self._columns[name][passing]
             self._columns["mask_offset"] = np.searchsorted(passing, offsets)
 
-    def _compared(self) -> dict[str, np.ndarray]:
+    def _compared(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """What thresholds compare, of all stored masks of the samples."""
         size = self["size"].astype(np.int64)
         pixels = np.repeat(size[:, 0] * size[:, 1], np.diff(self["mask_offset"]))
-        return {name: self[name] for name in SCORES} | {"pixels": pixels}
+        return {name: self[name] for name in names} | {"pixels": pixels}
 
     def __len__(self) -> int:
         return len(self["mask_offset"]) - 1

@@ -20,7 +20,13 @@ import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.format.files import byte_view, update_zeros
-from sa1bpack.mask_numbers import OPTIONAL_NUMBERS, MaskNumber, stored_numbers
+from sa1bpack.mask_numbers import (
+    ABSENT_NUMBERS,
+    MASK_NUMBERS,
+    OPTIONAL_NUMBERS,
+    MaskNumber,
+    stored_numbers,
+)
 from sa1bpack.wording import brief
 
 FORMAT_NAME = "sa1bpack"
@@ -115,6 +121,27 @@ def array_spec(
     )
 
 
+# Keys of a layout that are left out where their lists are empty.
+_LISTS = {"numbers", "absent"}
+
+
+def absent_numbers(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of numbers that a pack lacks, in the order of MASK_NUMBERS.
+
+    Raises OptionError for a number that every pack has, for an unknown name, and for one that is
+    given twice.
+    """
+    required = [number.array for number in MASK_NUMBERS if number.array not in ABSENT_NUMBERS]
+    for position, name in enumerate(names):
+        if name in required:
+            raise OptionError(f"absent has {brief(name)}, which the masks of every pack have")
+        if name not in ABSENT_NUMBERS:
+            raise OptionError(f"absent has {brief(name)}: choose from {', '.join(ABSENT_NUMBERS)}")
+        if name in names[:position]:
+            raise OptionError(f"absent has {brief(name)} twice: leave one out")
+    return tuple(name for name in ABSENT_NUMBERS if name in names)
+
+
 @dataclass(frozen=True)
 class Layout:
     """The choices that determine the arrays of a pack and the width of their rows.
@@ -131,9 +158,12 @@ class Layout:
         pixels: "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half size.
         bits: masks are stored as bits of the grid.
         numbers: the optional numbers of masks that are stored, in the order of MASK_NUMBERS.
+        absent: the numbers of masks that are not stored, as the records have no values for them,
+            in the same order.
 
     Raises:
-        OptionError: choices that exclude each other, or a number that is not an optional one.
+        OptionError: choices that exclude each other, a number in `numbers` that is not an optional
+            one, or one in `absent` that every pack has, that is unknown, or that is named twice.
     """
 
     image_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGE_SIZE)] = 1024
@@ -143,6 +173,7 @@ class Layout:
     pixels: Literal["rgb", "yuv420"] = "rgb"
     bits: bool = True
     numbers: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = set(self.numbers) - set(OPTIONAL_NUMBERS)
@@ -150,6 +181,7 @@ class Layout:
             raise OptionError(f"numbers has {brief(min(unknown))}, which is no optional number")
         in_order = tuple(name for name in OPTIONAL_NUMBERS if name in self.numbers)
         object.__setattr__(self, "numbers", in_order)
+        object.__setattr__(self, "absent", absent_numbers(self.absent))
         if not (self.bits or self.runs):
             raise OptionError("bits and runs are both False: masks must be stored in some form")
         if self.pixels == "yuv420" and not self.flat and self.image_size % 2:
@@ -161,12 +193,13 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         """The layout as manifests and shards store it: without the arrays, which follow from it.
 
-        Without optional numbers it lacks their key, which releases before it refuse.
+        It lacks the key of a list that is empty, which releases before it refuse.
         """
         stored = asdict(self)
-        stored["numbers"] = list(self.numbers)
-        if not self.numbers:
-            del stored["numbers"]
+        for key in _LISTS:
+            stored[key] = list(stored[key])
+            if not stored[key]:
+                del stored[key]
         return stored
 
     __getstate__ = to_json
@@ -179,7 +212,7 @@ class Layout:
     @property
     def mask_numbers(self) -> tuple[MaskNumber, ...]:
         """The numbers that are stored of each mask."""
-        return stored_numbers(self.numbers)
+        return stored_numbers(self.numbers, self.absent)
 
     @functools.cached_property
     def arrays(self) -> tuple[ArraySpec, ...]:
@@ -247,10 +280,10 @@ class Layout:
         Raises FormatError for a missing or unknown key and for a value that cannot be used. A
         layout decides what the bytes mean, so an unknown key is never ignored.
         """
-        names = set(cls.__annotations__) - {"numbers"}
+        names = set(cls.__annotations__) - _LISTS
         remedy = "the pack is damaged or needs a newer sa1bpack"
         keys = brief(sorted(data)) if isinstance(data, dict) else type(data).__name__
-        if not isinstance(data, dict) or set(data) - {"numbers"} != names:
+        if not isinstance(data, dict) or set(data) - _LISTS != names:
             raise FormatError(
                 f"{where}: a layout has the keys {sorted(names)}, found {keys}; {remedy}"
             )

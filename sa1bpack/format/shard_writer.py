@@ -259,7 +259,7 @@ def sample_lengths(layout: Layout, sample: Sample) -> AxisLengths:
     """The rows of one sample, or of its `finished_rows`, along each axis of a shard."""
     return AxisLengths(
         samples=1,
-        masks=len(sample["annotation_id"]),
+        masks=len(sample["number_types"]),
         runs=len(sample["run_ends"]) if layout.runs else 0,
         image_bytes=sample["image"].size if layout.flat else 0,
     )

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.kept_masks import SCORES
 from sa1bpack.dataset.shards import SHARD, SIDE, ShardArrays
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError
@@ -308,6 +307,7 @@ class LookUp:
 
     def __init__(self, ds: Dataset, spec: BatchSpec):
         layout = ds.layout
+        self._layout = layout
         self._filter = ds.mask_filter
         self._of_masks = spec.chosen.of_masks
         self._scaled = ds.options.coordinates == "stored" and spec.chosen.of_shards
@@ -412,19 +412,17 @@ class LookUp:
         if self._filter is None:
             return mask_rows, counts
         owner = np.repeat(np.arange(len(samples)), counts)
+        names = self._filter.compared
 
         def compared() -> dict[str, np.ndarray]:
-            scores = np.empty((len(SCORES), len(mask_rows)), np.int64)
+            scores = np.empty((len(names), len(mask_rows)), np.int64)
             each = np.arange(len(shards))
-            gather_scores(_addresses(shards, SCORES, each), samples, scores)
-            predicted_iou, stability_score = scores[1:].view(np.float64)
+            gather_scores(_addresses(shards, names, each), samples, scores)
             size = samples["size"].astype(np.int64)
-            return {
-                "area": scores[0],
-                "predicted_iou": predicted_iou,
-                "stability_score": stability_score,
-                "pixels": (size[:, 0] * size[:, 1])[owner],
-            }
+            numbers = {"pixels": (size[:, 0] * size[:, 1])[owner]}
+            for name, values in zip(names, scores, strict=True):
+                numbers[name] = values.view(self._layout.array(name).dtype)
+            return numbers
 
         in_shards = samples[["shard", "first_mask", "stop_mask"]].copy()
         # 0, but for copies of samples.

@@ -1,12 +1,14 @@
 """The choice of the masks of an image: first thresholds, then a cap on their number."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
+from sa1bpack.mask_numbers import MaskNumber, lacks_text
 from sa1bpack.options import Options, declarations, option
 from sa1bpack.random_words import stream_words
 from sa1bpack.wording import brief
@@ -17,6 +19,14 @@ ORDERS = ("largest", "random", "iou", "stability")
 MAX_MASKS = MAX_AREA = 2**31 - 1
 MAX_SEED = 2**32 - 1
 _FRACTION = "it is not a percentage"
+# What is compared with a threshold, and ranked by an order, is the number of this name.
+_COMPARED = {
+    "min_area": "area",
+    "max_area_frac": "area",
+    "min_iou": "predicted_iou",
+    "min_stability": "stability_score",
+}
+_RANKED = {"largest": "area", "iou": "predicted_iou", "stability": "stability_score"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,60 +101,77 @@ class MaskRule(Thresholds):
     seed: int = option(0, "seed of the random choice", low=0, high=MAX_SEED, metavar="N")
 
 
+def compared_numbers(thresholds: Thresholds) -> tuple[str, ...]:
+    """The names of the numbers that these thresholds compare, each once."""
+    return tuple(dict.fromkeys(_COMPARED[name] for name in thresholds._given()))
+
+
+def check_numbers(rule: Thresholds, numbers: Iterable[MaskNumber]) -> None:
+    """Raise OptionError if a rule compares or ranks a number that is not among those of masks."""
+    names = {number.array for number in numbers}
+    for name, value in rule._given().items():
+        if _COMPARED[name] not in names:
+            raise OptionError(
+                f"{name} is {value}, but {lacks_text(_COMPARED[name], numbers)}; leave {name} out"
+            )
+    if not isinstance(rule, MaskRule) or rule.mask_select not in _RANKED:
+        return
+    ranked_by = _RANKED[rule.mask_select]
+    if ranked_by not in names:
+        raise OptionError(
+            f"mask_select is {brief(rule.mask_select)}, but {lacks_text(ranked_by, numbers)}; "
+            "choose another"
+        )
+
+
 def passes(
-    rule: MaskRule,
-    area: np.ndarray,
-    predicted_iou: np.ndarray,
-    stability_score: np.ndarray,
-    pixels: int | np.ndarray,
+    rule: MaskRule, numbers: Mapping[str, np.ndarray], pixels: int | np.ndarray
 ) -> np.ndarray:
-    """bool (n,): the masks that pass every threshold of a rule.
+    """bool (n,): the masks that pass every threshold of a rule, of which there is at least one.
 
     Args:
         rule: thresholds and cap.
-        area, predicted_iou, stability_score: (n,), numbers of the masks; areas in source pixels.
+        numbers: name of each of `compared_numbers(rule)` → (n,), of the masks; areas in source
+            pixels.
         pixels: number of pixels of the source image; or int64 (n,), that of each mask's image.
     """
-    passing = area >= rule.min_area
+    passing: np.ndarray | bool = True
+    if rule.min_area:
+        passing &= numbers["area"] >= rule.min_area
     if rule.max_area_frac is not None:
-        passing &= area <= rule.max_area_frac * pixels
+        passing &= numbers["area"] <= rule.max_area_frac * pixels
     if rule.min_iou is not None:
-        passing &= predicted_iou >= rule.min_iou
+        passing &= numbers["predicted_iou"] >= rule.min_iou
     if rule.min_stability is not None:
-        passing &= stability_score >= rule.min_stability
+        passing &= numbers["stability_score"] >= rule.min_stability
+    assert isinstance(passing, np.ndarray), "there is a threshold"
     return passing
 
 
 def select_masks(
-    rule: MaskRule,
-    area: np.ndarray,
-    predicted_iou: np.ndarray,
-    stability_score: np.ndarray,
-    pixels: int,
-    image_id: int,
+    rule: MaskRule, numbers: Mapping[str, np.ndarray], pixels: int, image_id: int
 ) -> np.ndarray:
     """The indices of the masks that a rule keeps.
 
     Args:
         rule: thresholds and cap.
-        area: (n,), source pixels.
-        predicted_iou: (n,).
-        stability_score: (n,).
+        numbers: "area" → (n,), source pixels, and what the rule compares and ranks.
         pixels: height x width of the source image.
         image_id: 0 or more; "random" depends on it.
 
     Returns:
         int64 (k,), in the original order.
     """
-    passing = np.flatnonzero(passes(rule, area, predicted_iou, stability_score, pixels))
+    passing = np.arange(len(numbers["area"]))
+    if not rule.keeps_all:
+        passing = np.flatnonzero(passes(rule, numbers, pixels))
     if rule.max_masks is None or len(passing) <= rule.max_masks:
         return passing
     if rule.mask_select == "random":
-        words = stream_words((rule.seed, image_id), len(area))
+        words = stream_words((rule.seed, image_id), len(numbers["area"]))
         order = np.argsort(words[passing], kind="stable")
     else:
-        scores = {"largest": area, "iou": predicted_iou, "stability": stability_score}
-        order = ranked(scores[rule.mask_select][passing])
+        order = ranked(numbers[_RANKED[rule.mask_select]][passing])
     return np.sort(passing[order[: rule.max_masks]])
 
 

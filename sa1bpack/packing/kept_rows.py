@@ -149,7 +149,7 @@ def _misfit(
     """The error for a value that is not of the type of its key."""
     place = key.parent or "record"
     if key.axis == "mask":
-        place = f"annotation {position} (id {record.numbers['annotation_id'][position]})"
+        place = record.name_of(position)
     remedy = "correct the record"
     if key.type != "json":
         remedy += f", or pack into a new folder with --keep {key.key}:json"

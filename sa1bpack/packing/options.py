@@ -14,11 +14,12 @@ import msgspec
 
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
-from sa1bpack.format.layout import FITS, PIXELS, Layout
+from sa1bpack.format.layout import FITS, PIXELS, Layout, absent_numbers
 from sa1bpack.format.manifest import folder_to_write
 from sa1bpack.format.side.kept import KeptKey
 from sa1bpack.keywords import checks_options
-from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule
+from sa1bpack.mask_numbers import ABSENT_NUMBERS
+from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, check_numbers
 from sa1bpack.options import Options, declarations, option
 from sa1bpack.packing.keep import ALL_KEYS, KeepRequest, check_names, checked_keys
 from sa1bpack.paths import patterns_of
@@ -199,17 +200,25 @@ class PackOptions(MaskRule):
         metavar="KEY",
         accepts=str | Iterable[str] | Mapping[str, str | None] | None,
     )
+    absent: Sequence[str] | None = option(
+        None,
+        "numbers of masks for which the records have no values, which the pack then lacks: some of "
+        f"{', '.join(ABSENT_NUMBERS)}; give it again for each",
+        metavar="NUMBER",
+        accepts=str | Iterable[str] | None,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "keep", checked_keys(self.keep))
+        object.__setattr__(self, "absent", checked_absent(self.absent))
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "preset", "plain")  # which changes nothing any more
         if self.samples_per_shard is None:
             object.__setattr__(self, "samples_per_shard", _default_shard_size(self.fit))
-        _ = self.layout  # checks what goes with what
+        check_numbers(self, self.layout.mask_numbers)  # and what goes with what
 
     @cached_property
     def layout(self) -> Layout:
@@ -222,6 +231,7 @@ class PackOptions(MaskRule):
             pixels=cast(Any, self.pixels),
             bits="bits" in kinds,
             runs="runs" in kinds,
+            absent=tuple(self.absent or ()),
         )
 
     @cached_property
@@ -239,16 +249,31 @@ class PackOptions(MaskRule):
         chosen = asdict(self)
         del chosen["preset"]
         chosen["select"] = chosen.pop("mask_select")
-        if chosen["keep"] is None:  # as in packs of releases that did not know it
-            del chosen["keep"]
-        else:
-            chosen["keep"] = list(chosen["keep"])
+        for name in ("keep", "absent"):
+            if chosen[name] is None:  # as in packs of releases that did not know it
+                del chosen[name]
+            else:
+                chosen[name] = list(chosen[name])
         return chosen
 
     @classmethod
     def from_json(cls, recorded: dict[str, Any]) -> "PackOptions":
         """The options that a manifest records. Raises OptionError if one cannot be used."""
         return cls(**{_OPTION_OF.get(name, name): value for name, value in recorded.items()})
+
+
+def checked_absent(value: Any) -> tuple[str, ...] | None:
+    """The names of an option `absent`, in the order of the table; None for none of them.
+
+    Raises OptionError for another value, or for names that cannot be absent.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, Iterable):
+        raise OptionError(f"absent is {brief(value)}: choose from {', '.join(ABSENT_NUMBERS)}")
+    return absent_numbers(list(value)) or None
 
 
 def _default_shard_size(fit: str | None) -> int:
@@ -272,6 +297,9 @@ def options_text(options: PackOptions) -> str:
         default = getattr(defaults, name)
         if name == "keep" and value is not None:
             words += [f"--keep {quote(text)}" for text in value or (ALL_KEYS,)]
+            continue
+        if name == "absent":
+            words += [f"--absent {number}" for number in value or ()]
             continue
         if name == "samples_per_shard":
             default = _default_shard_size(options.fit)
@@ -302,6 +330,8 @@ class RequestedOptions:
             value = declarations(PackOptions)[name].checked(name, value)
             if name == "keep" and value is not None:
                 value = KeepRequest.of(value)
+            if name == "absent":
+                value = checked_absent(value)
             if value is not None or name not in _DECIDED_BY_OTHERS:
                 named[name] = value
         if "preset" in named:
@@ -342,6 +372,8 @@ class RequestedOptions:
                 if self._keeps_as(options):
                     continue
                 value = None if value is None else value.texts
+            if name == "absent" and value is not None:
+                value = list(value)
             asked[_RECORDED_AS.get(name, name)] = value
         lines = [f"{root} holds a pack made with other options:"]
         for name, theirs, ours in differences(recorded, asked):

@@ -132,14 +132,7 @@ def make_sample(
             f"{brief(file_name)}; it belongs to another image, or a file was renamed",
             code="name-mismatch",
         )
-    masks = select_masks(
-        options,
-        record.numbers["area"],
-        record.numbers["predicted_iou"],
-        record.numbers["stability_score"],
-        record.height * record.width,
-        record.image_id,
-    )
+    masks = select_masks(options, record.numbers, record.height * record.width, record.image_id)
     _check_bits(record, len(masks), options)
     run_ends, run_offset, noncanonical = _runs_of(record)
     kept_rows = kept_of_record(record, options.kept_keys, masks)
@@ -191,7 +184,9 @@ def _runs_of(record: Annotations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         mask = getattr(error, "mask", None)
         if mask is None:
             raise
-        text = f"annotation id {record.numbers['annotation_id'][mask]}: {error}"
+        text = f"annotation {mask}: {error}"
+        if "annotation_id" in record.numbers:
+            text = f"annotation id {record.numbers['annotation_id'][mask]}: {error}"
         raise MaskError(text, error.code) from error
 
 

@@ -133,14 +133,8 @@ class PairDecoder:
         selected = None
         if self.rule is not None:
             height, width = sample["size"][:2].tolist()
-            selected = select_masks(
-                self.rule,
-                sample["areas"],
-                sample["predicted_ious"],
-                sample["stability_scores"],
-                height * width,
-                image_id=0,  # its choice is not random
-            )
+            # Its choice is not random.
+            selected = select_masks(self.rule, rows, height * width, image_id=0)
             if len(selected) == len(sample["areas"]):
                 selected = None
         convert(sample, self.layout, selected, self.spec)
@@ -157,30 +151,14 @@ class PairDecoder:
     ) -> PairInfo:
         """The facts in the record of a pair. Raises ReadError if it cannot be used."""
         try:
-            record = parse_annotations(json)
+            record = parse_annotations(json, self.layout.mask_numbers)
         except SampleError as error:
             raise unusable(source, Path(file_name).stem + ".json", str(error)) from error
-        area = record.numbers["area"]
-        iou = record.numbers["predicted_iou"]
-        stability = record.numbers["stability_score"]
         pixels = record.height * record.width
-        masks = select_masks(
-            self.pack_options,
-            area,
-            iou,
-            stability,
-            pixels,
-            record.image_id,
-        )
+        masks = select_masks(self.pack_options, record.numbers, pixels, record.image_id)
         if self.rule is not None:
-            masks = select_masks(
-                self.rule,
-                area[masks],
-                iou[masks],
-                stability[masks],
-                pixels,
-                image_id=0,  # its choice is not random
-            )
+            of_sample = {name: values[masks] for name, values in record.numbers.items()}
+            masks = select_masks(self.rule, of_sample, pixels, image_id=0)
         stored_height, stored_width = stored_size(
             record.height, record.width, self.layout.image_size, self.layout.fit
         )

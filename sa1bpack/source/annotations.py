@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from sa1bpack.errors import AnnotationError
-from sa1bpack.mask_numbers import MaskNumber, annotation_keys, stored_numbers
+from sa1bpack.mask_numbers import MASK_NUMBERS, MaskNumber, annotation_keys, stored_numbers
 from sa1bpack.signatures import HEAD_BYTES, JSON, format_of
 from sa1bpack.wording import brief
 
@@ -199,6 +199,13 @@ class Annotations:
     def __len__(self) -> int:
         return len(self.number_types)
 
+    def name_of(self, mask: int) -> str:
+        """A mask in a message: "annotation 3 (id 27)", without the id if the pack has none."""
+        ids = self.numbers.get("annotation_id")
+        if ids is None:
+            return f"annotation {mask}"
+        return f"annotation {mask} (id {ids[mask]})"
+
 
 def parse_annotations(
     data: bytes | bytearray | memoryview,
@@ -256,7 +263,7 @@ def parse_annotations(
             problem = not_whole[index]
         else:
             continue
-        raise AnnotationError(f"annotation {index} (id {mask.id}): {problem}; {_REMEDY}")
+        raise AnnotationError(f"{_named(index, mask)}: {problem}; {_REMEDY}")
     return Annotations(
         image_id=image.image_id,
         width=image.width,
@@ -269,6 +276,13 @@ def parse_annotations(
         unknown_keys=unknown,
         kept_texts=_kept_texts(record, kept_keys),
     )
+
+
+def _named(index: int, mask: Any) -> str:
+    """An annotation in a message, by its index and its id, if its schema has one."""
+    if "id" in mask.__struct_fields__:
+        return f"annotation {index} (id {mask.id})"
+    return f"annotation {index}"
 
 
 def _kept_texts(
@@ -434,7 +448,7 @@ def _float_table(
     if inexact:
         index, column = divmod(inexact[0], len(names))
         raise AnnotationError(
-            f"annotation {index} (id {masks[index].id}): {names[column]} is the integer "
+            f"{_named(index, masks[index])}: {names[column]} is the integer "
             f"{brief(flat[inexact[0]])}, beyond 2^53 - 1, where float64 is no longer exact; "
             f"{_REMEDY}"
         )
@@ -478,6 +492,9 @@ def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
     text = reason
     if value is not _NOTHING:
         text += f", found {brief(value)}"
+    for number in MASK_NUMBERS:
+        if number.may_be_absent and reason.endswith(f"missing required field `{number.json}`"):
+            text += f" (if no record has it: --absent {number.array}, into a new folder)"
     if isinstance(value, list) and path.endswith("segmentation.counts"):
         text += "; this is an uncompressed run-length mask: compress it with pycocotools"
     if isinstance(value, list) and path.endswith("segmentation"):

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import zarr
+from absent_numbers import ALL, COCO, without
 from edited_packs import edit
 from format_files import (
     DOCS,
@@ -34,6 +35,9 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 import sa1bpack
 from sa1bpack import FormatError
 
+# Bits of `number_types` that a number has.
+BITS = {"predicted_iou": [5], "point_coords": [6, 7], "crop_box": range(8, 12),
+        "stability_score": [12]}  # fmt: skip
 NUMBERS = ("bbox", "area", "predicted_iou", "point_coords", "crop_box", "stability_score")
 
 
@@ -77,6 +81,34 @@ def test_so_are_arrays_of_many_chunks_and_ids_that_occur_again(tmp_path, fit):
     check_documented(tmp_path / "pack", tmp_path)
     [path] = (tmp_path / "pack").glob("shards/sa_000001-000/mask_bits/zarr.json")
     assert json.loads(path.read_text())["codecs"][0]["configuration"]["chunk_shape"][0] == 128
+
+
+@pytest.mark.parametrize(
+    "absent, options",
+    [
+        (ALL, {}),
+        (COCO, {"fit": "native", "pixels": "yuv420", "masks": "runs"}),
+        (("point_coords",), {"fit": "squash", "masks": "bits"}),
+        (("annotation_id", "stability_score"), {}),
+    ],
+)
+def test_so_are_those_of_a_pack_that_lacks_numbers(tmp_path, absent, options):
+    """Bits of absent numbers are zero, and those of others are as without the option."""
+    found = members(range(6), lambda number: number)
+    full = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None)
+    pack_small(full, tmp_path / "full", **options)
+    write_tar(full, without(found, absent), shuffle=None)
+    pack_small(full, tmp_path / "pack", absent=absent, **options)
+    check_documented(tmp_path / "pack", tmp_path)
+    assert manifest_of(tmp_path / "pack")["layout"]["absent"] == [n for n in ALL if n in absent]
+    cleared = sum(1 << bit for name in absent for bit in BITS.get(name, ()))
+    for folder in (tmp_path / "full/shards").glob("sa_*"):
+        stored = arrays_of(tmp_path / "pack/shards" / folder.name)
+        for name, values in arrays_of(folder).items():
+            if name == "number_types":
+                values = values & ~np.uint16(cleared)
+            if name not in ("checksum", *absent):
+                np.testing.assert_array_equal(stored[name], values, name)
 
 
 def numbers_as(value, kind: type):

@@ -27,6 +27,11 @@ from sa1bpack.errors import NotAPack
     (lambda d: d.update(index="../index-00000000"), r"\$.index"),
     (lambda d: d["layout"].update(mask_size=9), "multiple of 8 - at `..mask_size`"),
     (lambda d: d.update(layout=None), "layout has the keys"),
+    (lambda d: d["layout"].update(absent=["area"]), "'area', which the masks of every pack have"),
+    (lambda d: d["layout"].update(absent=["depth"]), "absent has 'depth': choose from predicted_"),
+    (lambda d: d["layout"].update(absent=["crop_box"] * 2), "absent has 'crop_box' twice"),
+    (lambda d: d["layout"].update(absent="crop_box"), "Expected `array`, got `str`"),
+    (lambda d: d["layout"].update(absent=[["crop_box"]]), "Expected `str`, got `array`"),
     (lambda d: d.update(options=[]), "options"),
 ])  # fmt: skip
 def test_an_impossible_manifest_is_refused_as_a_whole(pack, change, message):

@@ -63,21 +63,22 @@ def layout_of(image_size: int = 24, mask_size: int = 16, **other) -> dict[str, A
 
 def array_table(layout: dict[str, Any]) -> dict[str, Array]:
     """The arrays of a shard by name, in the order of the table."""
-    return _arrays(**{**layout, "numbers": tuple(layout.get("numbers", ()))})
+    lists = {name: tuple(layout.get(name, ())) for name in ("numbers", "absent")}
+    return _arrays(**{**layout, **lists})
 
 
 @functools.cache
-def _arrays(image_size, mask_size, fit, pixels, bits, runs, numbers) -> dict[str, Array]:
+def _arrays(image_size, mask_size, fit, pixels, bits, runs, numbers, absent) -> dict[str, Array]:
     images = {
         (each, row[1]): row[2:] for row in documented("Pixels") for each in row[0].split("`, `")
     }
-    absent = {"image_offset"} if fit != "native" else set()
-    absent |= (set() if bits else {"mask_bits"}) | (set() if runs else {"run_offset", "run_ends"})
+    lacking = {*absent, *(["image_offset"] if fit != "native" else [])}
+    lacking |= (set() if bits else {"mask_bits"}) | (set() if runs else {"run_offset", "run_ends"})
     found = {}
     for name, dtype, *described, content in documented("Arrays of a shard"):
         if content.startswith("optional") and name not in numbers:
             continue
-        if name not in absent:
+        if name not in lacking:
             shape, dims = images[fit, pixels] if name == "image" else described
             found[name] = as_array(dtype, shape, dims, S=image_size, Sm=mask_size)
     return found

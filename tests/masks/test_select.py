@@ -13,14 +13,12 @@ PIXELS = 1000
 
 def select(rule, area, iou=None, stability=None, image_id=7):
     ones = np.ones(len(area))
-    return select_masks(
-        rule,
-        np.array(area, np.int64),
-        ones if iou is None else np.array(iou),
-        ones if stability is None else np.array(stability),
-        PIXELS,
-        image_id,
-    ).tolist()
+    numbers = {
+        "area": np.array(area, np.int64),
+        "predicted_iou": ones if iou is None else np.array(iou),
+        "stability_score": ones if stability is None else np.array(stability),
+    }
+    return select_masks(rule, numbers, PIXELS, image_id).tolist()
 
 
 # Few different values, so that ties are common.
