@@ -4,7 +4,9 @@
 
     counts text --parse_counts--> run ends --rasterize----> packed bits --unpack_bits--> bool
                 <--encode_counts-     |   --draw_window-->              <--pack_bits---
-                                      +-----draw_points--> prompts
+    polygons    --polygon_runs->      +-----draw_points--> prompts
+    counts      --counts_runs-->
+    image       --drawn_runs--->
 
 `relate` computes how the masks of an image relate, from their runs or from bits.
 

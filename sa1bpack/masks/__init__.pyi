@@ -2,6 +2,9 @@
 
 from sa1bpack.masks.cells import pack_bits as pack_bits
 from sa1bpack.masks.cells import unpack_bits as unpack_bits
+from sa1bpack.masks.forms import counts_runs as counts_runs
+from sa1bpack.masks.forms import drawn_runs as drawn_runs
+from sa1bpack.masks.polygons import polygon_runs as polygon_runs
 from sa1bpack.masks.prompts import draw_points as draw_points
 from sa1bpack.masks.prompts import jitter_boxes as jitter_boxes
 from sa1bpack.masks.raster import rasterize as rasterize

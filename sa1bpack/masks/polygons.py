@@ -1,0 +1,272 @@
+"""Polygons to run ends, as pycocotools draws them.
+
+A polygon is drawn by the rule of pycocotools (maskApi.c, rleFrPoly): its corners are rounded to
+fifths of a pixel, its outline is walked in steps of a fifth along the longer side of each segment,
+and wherever the walk passes the centre line of a column of pixels, the mask changes from the pixel
+there on, down the column. So two neighbours that share an outline share no pixel, and what lies
+outside the image is cut off. Several polygons of one mask are joined.
+
+In fifths of a pixel, the centre line of column c is between 5 c + 2 and 5 c + 3. A step from u to
+u' with min(u, u') = 5 c + 2 crosses it, at the height min(v, v'), and the first pixel below has
+the row ceil((min(v, v') - 2) / 5).
+"""
+
+import numpy as np
+
+from sa1bpack.errors import MaskError
+from sa1bpack.kernels import njit
+from sa1bpack.keywords import checks_options
+from sa1bpack.masks.arrays import checked_pieces, mask_error
+from sa1bpack.masks.raster import check_image
+
+# Pixels from the image's corner; pycocotools overflows far beyond it.
+MAX_COORDINATE = 2**24
+# Steps of a fifth of a pixel, of all polygons of an image: some seconds.
+MAX_STEPS = 2**31
+_PARTS = 5  # of a pixel
+
+
+@njit
+def _fifths(value: float) -> np.int64:
+    """A coordinate in fifths of a pixel, rounded as C does it: towards zero, after adding 1/2."""
+    return np.int64(_PARTS * value + 0.5)
+
+
+@njit
+def _count_crossings(
+    coordinates: np.ndarray, polygon_offset: np.ndarray, width: int
+) -> tuple[np.int64, np.int64]:
+    """The most crossings that the outlines of all polygons can have, and their steps."""
+    crossings = np.int64(0)
+    steps = np.int64(0)
+    for polygon in range(len(polygon_offset) - 1):
+        first = polygon_offset[polygon]
+        corners = (polygon_offset[polygon + 1] - first) // 2
+        for corner in range(corners):
+            here = first + 2 * corner
+            there = first + 2 * ((corner + 1) % corners)
+            dx = abs(_fifths(coordinates[here]) - _fifths(coordinates[there]))
+            dy = abs(_fifths(coordinates[here + 1]) - _fifths(coordinates[there + 1]))
+            steps += max(dx, dy) + 1
+            crossings += min(np.int64(width), dx // _PARTS + 1) + 1
+    return crossings, steps
+
+
+@njit
+def _crossings_of(
+    coordinates: np.ndarray, height: int, width: int, crossings: np.ndarray
+) -> np.int64:
+    """Write where the outline of a polygon crosses centre lines; returns how often it does.
+
+    A crossing is the column-major position of the first pixel below it.
+    """
+    count = np.int64(0)
+    corners = len(coordinates) // 2
+    u_before = v_before = np.int64(0)
+    for corner in range(corners):
+        following = (corner + 1) % corners
+        x0 = _fifths(coordinates[2 * corner])
+        y0 = _fifths(coordinates[2 * corner + 1])
+        x1 = _fifths(coordinates[2 * following])
+        y1 = _fifths(coordinates[2 * following + 1])
+        dx = abs(x1 - x0)
+        dy = abs(y1 - y0)
+        along_x = dx >= dy
+        # A segment and its reverse pass through the same points, those from its lower end.
+        backwards = (along_x and x0 > x1) or (not along_x and y0 > y1)
+        if backwards:
+            x0, x1 = x1, x0
+            y0, y1 = y1, y0
+        steps = max(dx, dy)
+        slope = 0.0
+        if steps > 0:
+            slope = (y1 - y0) / dx if along_x else (x1 - x0) / dy
+        for step in range(steps + 1):
+            t = steps - step if backwards else step
+            if along_x:
+                u = x0 + t
+                v = np.int64(y0 + slope * t + 0.5)
+            else:
+                u = np.int64(x0 + slope * t + 0.5)
+                v = y0 + t
+            if u != u_before and (corner > 0 or step > 0):
+                # As maskApi.c has it: not the lower one of both where a walk jumps.
+                line = u if u < u_before else u - 1
+                column = line // _PARTS
+                if line >= 0 and line % _PARTS == 2 and column < width:
+                    row = -((2 - min(v, v_before)) // _PARTS)
+                    row = min(max(row, np.int64(0)), np.int64(height))
+                    crossings[count] = column * height + row
+                    count += 1
+            u_before = u
+            v_before = v
+    return count
+
+
+@njit
+def _runs_between(crossings: np.ndarray, pixels: int, run_ends: np.ndarray) -> np.int64:
+    """Write the run ends of a mask that changes at sorted crossings; returns their number.
+
+    Two crossings at one pixel cancel each other.
+    """
+    runs = np.int64(0)
+    k = 0
+    while k < len(crossings):
+        if k + 1 < len(crossings) and crossings[k] == crossings[k + 1]:
+            k += 2
+            continue
+        if crossings[k] == pixels:
+            break
+        run_ends[runs] = crossings[k]
+        runs += 1
+        k += 1
+    run_ends[runs] = pixels
+    return runs + 1
+
+
+@njit
+def _join(begins: np.ndarray, ends: np.ndarray, pixels: int, run_ends: np.ndarray) -> np.int64:
+    """Write the run ends of the union of foreground runs; returns their number.
+
+    `begins` and `ends` of all runs are sorted, each for itself.
+    """
+    runs = np.int64(0)
+    depth = 0
+    b = 0
+    e = 0
+    while e < len(ends):
+        if b < len(begins) and begins[b] <= ends[e]:
+            if depth == 0:
+                run_ends[runs] = begins[b]
+                runs += 1
+            depth += 1
+            b += 1
+        else:
+            depth -= 1
+            if depth == 0:
+                run_ends[runs] = ends[e]
+                runs += 1
+            e += 1
+    if runs == 0 or run_ends[runs - 1] != pixels:
+        run_ends[runs] = pixels
+        runs += 1
+    return runs
+
+
+@njit
+def _draw_polygons(
+    coordinates: np.ndarray,
+    polygon_offset: np.ndarray,
+    mask_offset: np.ndarray,
+    height: int,
+    width: int,
+    crossings: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+) -> None:
+    """Write the run ends of all masks; `crossings`, `begins` and `ends` are working memory."""
+    pixels = height * width
+    run_offset[0] = 0
+    for m in range(len(mask_offset) - 1):
+        of_mask = run_ends[run_offset[m] :]
+        runs = np.int64(0)
+        foreground = np.int64(0)
+        polygons = mask_offset[m + 1] - mask_offset[m]
+        for polygon in range(mask_offset[m], mask_offset[m + 1]):
+            corners = coordinates[polygon_offset[polygon] : polygon_offset[polygon + 1]]
+            count = _crossings_of(corners, height, width, crossings)
+            crossings[:count].sort()
+            runs = _runs_between(crossings[:count], pixels, of_mask)
+            if polygons > 1:
+                for k in range(1, runs, 2):
+                    begins[foreground] = of_mask[k - 1]
+                    ends[foreground] = of_mask[k]
+                    foreground += 1
+        if polygons != 1:
+            begins[:foreground].sort()
+            ends[:foreground].sort()
+            runs = _join(begins[:foreground], ends[:foreground], pixels, of_mask)
+        run_offset[m + 1] = run_offset[m] + runs
+
+
+@checks_options
+def polygon_runs(
+    coordinates: np.ndarray,
+    polygon_offset: np.ndarray,
+    mask_offset: np.ndarray,
+    height: int,
+    width: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the polygons of n masks, bit for bit as pycocotools does (frPyObjects, then merge).
+
+    Args:
+        coordinates: float64 (c,), x and y of the corners in source pixels, polygon after polygon.
+            The pixel in the top left corner covers 0 to 1. Of an odd number of coordinates, the
+            last one is not used. A polygon of fewer than three corners covers no pixel.
+        polygon_offset: int64 (q + 1,), polygon p is
+            ``coordinates[polygon_offset[p]:polygon_offset[p + 1]]``.
+        mask_offset: int64 (n + 1,), mask m is the union of the polygons ``mask_offset[m]`` to
+            ``mask_offset[m + 1] - 1``; of none, it has no pixel.
+        height, width: size of the source image in pixels.
+
+    Returns:
+        run_ends: int32 (r,), see `parse_counts`.
+        run_offset: int64 (n + 1,).
+
+    Raises:
+        MaskError: a coordinate is not finite or beyond `MAX_COORDINATE`, or the outlines are longer
+            than `MAX_STEPS` fifths of a pixel; the error's `mask` is the index of the mask.
+        OptionError: an array has the wrong dtype, or offsets do not fit.
+
+    Examples:
+        >>> square = np.array([1.0, 1, 3, 1, 3, 3, 1, 3])
+        >>> one = np.array([0, 1])
+        >>> sa1bpack.masks.polygon_runs(square, np.array([0, 8]), one, height=4, width=4)
+        (array([ 5,  7,  9, 11, 16], dtype=int32), array([0, 5]))
+    """
+    height, width = check_image(height, width)
+    coordinates, polygon_offset = checked_pieces(
+        ("coordinates", "polygon_offset"), coordinates, np.float64, polygon_offset
+    )
+    _, mask_offset = checked_pieces(
+        ("polygon_offset", "mask_offset"), polygon_offset[1:], np.int64, mask_offset
+    )
+    masks = len(mask_offset) - 1
+    # Written so that NaN is outside, too.
+    outside = np.flatnonzero(~(np.abs(coordinates) <= MAX_COORDINATE))
+    if outside.size:
+        polygon = np.searchsorted(polygon_offset, outside[0], side="right") - 1
+        mask = int(np.searchsorted(mask_offset, polygon, side="right")) - 1
+        raise mask_error(
+            mask,
+            masks,
+            f"a polygon has the coordinate {coordinates[outside[0]]}, and the limit is "
+            f"{MAX_COORDINATE} pixels on either side; correct or remove the annotation",
+        )
+    most_crossings, steps = _count_crossings(coordinates, polygon_offset, width)
+    if steps > MAX_STEPS:
+        raise MaskError(
+            f"the outlines of the polygons of {masks} masks have {steps} steps of a fifth of a "
+            f"pixel, and the limit is {MAX_STEPS}; remove polygons"
+        )
+    most_runs = int(most_crossings) + len(polygon_offset) + masks
+    run_ends = np.empty(most_runs, np.int32)
+    run_offset = np.empty(masks + 1, np.int64)
+    crossings = np.empty(most_crossings, np.int32)
+    begins = np.empty(most_runs, np.int32)
+    ends = np.empty(most_runs, np.int32)
+    _draw_polygons(
+        coordinates,
+        polygon_offset,
+        mask_offset,
+        height,
+        width,
+        crossings,
+        begins,
+        ends,
+        run_ends,
+        run_offset,
+    )
+    return run_ends[: run_offset[-1]].copy(), run_offset
