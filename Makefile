@@ -157,7 +157,7 @@ frameworks:
 	@test -x $(FRAMEWORKS) || $(PYTHON) -m venv $(VENV)-frameworks
 	@$(FRAMEWORKS) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
 	  --editable '.[test,frameworks]'
-	@$(FRAMEWORKS) -m pytest tests/adapters tests/raw/test_streaming.py \
+	@$(FRAMEWORKS) -m pytest tests/adapters tests/raw/test_streaming.py tests/pixels/test_other_formats.py \
 	  'tests/test_docs.py::test_python_of_the_documents_runs[docs/recipes.md]' $(TEST_FLAGS)
 
 # ray is large, and needed only where a cluster works, so it has an environment of its own, too.

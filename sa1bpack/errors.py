@@ -11,7 +11,7 @@
     ├── SampleError        one image, its annotations or a mask cannot be used; it is rejected
     │   ├── AnnotationError    the JSON record
     │   ├── MaskError          one run-length mask
-    │   └── ImageError         the JPEG
+    │   └── ImageError         the image
     ├── FormatError        a pack breaks a rule of docs/format.md: it is damaged
     │   ├── NotAPack           the path does not name a pack; often it is mistyped
     │   ├── EmptyPack          the pack is sound, but has no image, or none yet
@@ -112,7 +112,7 @@ class MaskError(SampleError):
 
 
 class ImageError(SampleError):
-    """A JPEG cannot be used."""
+    """An image cannot be used."""
 
     code = "bad-image"
 

@@ -65,6 +65,11 @@ def _image(name: str) -> Format:
 
 
 JPEG = _image("a JPEG image")
+PNG = _image("a PNG image")
+WEBP = _image("a WebP image")
+TIFF = _image("a TIFF image")
+BMP = _image("a BMP image")
+GIF = _image("a GIF image")
 JSON = Format("a JSON text", "pack the folder that has it and its image, as sa_<id>.json and .jpg")
 TEXT = Format("a text", "look into it, `head {file}`; give the tars")
 UTF_16 = Format("UTF-16 text", "convert it, `iconv -f UTF-16 -t UTF-8 {file}`")
@@ -100,10 +105,12 @@ _PREFIXES: dict[bytes, Format] = {
     b"\x80\x04": _table("a pickle"),
     b"\x80\x05": _table("a pickle"),
     b"\xff\xd8\xff": JPEG,
-    b"\x89PNG\r\n\x1a\n": _image("a PNG image"),
-    b"GIF8": _image("a GIF image"),
-    b"II*\0": _image("a TIFF image"),
-    b"MM\0*": _image("a TIFF image"),
+    b"\x89PNG\r\n\x1a\n": PNG,
+    b"GIF8": GIF,
+    b"II*\0": TIFF,
+    b"MM\0*": TIFF,
+    b"II+\0": TIFF,  # of more than 4 GiB: BigTIFF
+    b"MM\0+": TIFF,
     b"\xff\x0a": _image("a JPEG XL image"),
     b"\0\0\0\x0cJXL ": _image("a JPEG XL image"),
     b"\0\0\0\x0cjP  ": _image("a JPEG 2000 image"),
@@ -123,8 +130,6 @@ _BRANDS: dict[bytes, Format] = {
     b"avis": _image("an AVIF image"),
 }
 _VIDEO = Format("a video", "give the tars")
-_WEBP = _image("a WebP image")
-_BMP = _image("a BMP image")
 
 _PAGE = "it was sent in place of the file: open its link in a browser, log in, and download again"
 # A pattern at the beginning of a text, white space left out, and what such a text is.
@@ -170,11 +175,11 @@ def format_of(head: bytes) -> Format | None:
         if head.startswith(prefix):
             return kind
     if head.startswith(b"BM") and head[6:10] == bytes(4):
-        return _BMP
+        return BMP
     if head[4:8] == b"ftyp":
         return _BRANDS.get(head[8:12], _VIDEO)
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-        return _WEBP
+        return WEBP
     return _text_format(head)
 
 

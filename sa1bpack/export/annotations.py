@@ -301,7 +301,7 @@ def export_sa1b(
 def _image(shard: Shard, row: int) -> dict[str, Any]:
     """The `image` object of a record.
 
-    Raises FormatError unless the name of its JPEG is a plain file name: files are named after it.
+    Raises FormatError unless the name of its image is a plain file name: files are named after it.
     """
     raw = shard["file_name"][row].tobytes().rstrip(b"\0")
     name = raw.decode(errors="replace")

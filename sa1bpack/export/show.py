@@ -41,13 +41,13 @@ from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.raw.decoding import PairDecoder, RawOptions, no_pairs
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
+from sa1bpack.source.tar import is_image
 from sa1bpack.wording import brief, counted
 
 if TYPE_CHECKING:
     from sa1bpack.option_keywords import LookKeywords
 
 DEFAULT_SAMPLES = 12
-_IMAGES = (".jpg", ".jpeg")
 _TARS = (".tar", ".tar.gz", ".tgz")
 _MOST_SAMPLES = 400  # a sheet of more than a hundred rows is of no use
 
@@ -430,7 +430,7 @@ def raw_source(path: Any) -> Source | None:
     if not source.is_dir() or (source / MANIFEST_NAME).exists():
         return None
     for _, _, names in os.walk(source):
-        if any(name.lower().endswith(_IMAGES) for name in names):
+        if any(map(is_image, names)):
             return open_source(source)
     return None
 

@@ -4,7 +4,7 @@
 replaces damaged shards by the same path.
 
 Modules:
-    source.pairs: tar → pairs of a JPEG and a JSON record, digests: `PairReader`.
+    source.pairs: tar → pairs of an image and a JSON record, digests: `PairReader`.
     source_packer: which pairs need work, and which shard each belongs to.
     sample: pair → the rows of one sample: `make_sample`.
     keep, keep_probe: which other keys of records are kept; kept_rows: their values → features.

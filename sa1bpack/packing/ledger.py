@@ -230,6 +230,6 @@ class Ledger:
             if len(names) > _SOURCES_NAMED:
                 named += " and others"
             lines.append(
-                f"no pair of a .jpg and a .json file of the same name is in {named}: {reason}"
+                f"no pair of an image and a .json file of the same name is in {named}: {reason}"
             )
         return lines

@@ -13,7 +13,7 @@ import simplejpeg
 from sa1bpack import __version__, pixels
 from sa1bpack.disk.direct import HUGE_PAGE, aligned
 from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import AnnotationError, MaskError, SampleError
+from sa1bpack.errors import AnnotationError, MaskError, MissingPackage, SampleError
 from sa1bpack.format.layout import (
     FILE_NAME_BYTES,
     NONCANONICAL_BIT,
@@ -113,8 +113,8 @@ def make_sample(
     not determine which images are valid.
 
     Args:
-        file_name: name of the JPEG without its folders, such as "sa_5.jpg".
-        jpeg, json: bytes of the image and of its record.
+        file_name: name of the image without its folders, such as "sa_5.jpg".
+        jpeg, json: bytes of the image, in any format that `pixels` reads, and of its record.
         options: options of the pack.
         buffers: memory for the large rows.
 
@@ -123,6 +123,7 @@ def make_sample(
 
     Raises:
         SampleError: AnnotationError, MaskError or ImageError: the sample must be rejected.
+        MissingPackage: PIL was built without what reads such an image.
     """
     paths = tuple((key.parent, key.last) for key in options.kept_keys)
     record = parse_annotations(json, options.layout.mask_numbers, paths)
@@ -278,8 +279,9 @@ def attempt(
     """Make a sample; what goes wrong with it becomes a Reject.
 
     An exception that no code of ours raises on purpose is filed as "unexpected" with its type: one
-    image must not end a run of days. A lack of memory and errors of the operating system (which,
-    unlike PIL's own OSErrors, have a number) are not the sample's fault, and are raised.
+    image must not end a run of days. A lack of memory, a PIL that cannot read the format, and
+    errors of the operating system (which, unlike PIL's own OSErrors, have a number) are not the
+    sample's fault, and are raised.
     """
     try:
         return make_sample(file_name, jpeg, json, options, buffers)
@@ -290,6 +292,6 @@ def attempt(
         return Reject(file_name, error.code, str(error))
     except Exception as error:
         of_system = isinstance(error, OSError) and error.errno is not None
-        if of_system or isinstance(error, MemoryError):
+        if of_system or isinstance(error, MemoryError | MissingPackage):
             raise
         return Reject(file_name, "unexpected", f"{type(error).__name__}: {error}")

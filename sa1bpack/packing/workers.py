@@ -35,7 +35,7 @@ from threading import Lock
 import numpy as np
 
 from sa1bpack.disk.direct import BLOCK
-from sa1bpack.errors import PackError
+from sa1bpack.errors import MissingPackage, PackError
 from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.interrupts import SIGNALS
 from sa1bpack.packing.decoder import Decoded, Promises
@@ -107,7 +107,7 @@ class SharedSlots:
         json_area[:] = json
 
     def pair(self, slot: int, jpeg_bytes: int, json_bytes: int) -> tuple[memoryview, memoryview]:
-        """The JPEG and the JSON in a slot, without a copy."""
+        """The image and the JSON in a slot, without a copy."""
         start = slot * self._slot_bytes
         pair = self._bytes[start : start + jpeg_bytes + json_bytes].data
         return pair[:jpeg_bytes], pair[jpeg_bytes:]
@@ -198,7 +198,7 @@ class _Job:
         bytes_read: bytes of its source that were read so far.
         slot: number of its slot.
         jpeg_bytes, json_bytes: sizes of its halves.
-        file_name: name of its JPEG.
+        file_name: name of its image.
         future: of what becomes of it.
     """
 
@@ -430,7 +430,7 @@ def main(descriptor: int, slots_descriptor: int, count: int) -> None:
                     outcome = replace(outcome, rows={})
             except MemoryError as error:  # not the sample's fault, as an OSError: the run ends
                 outcome = MemoryError(f"{file_name}: {error}")
-            except OSError as error:
+            except (OSError, MissingPackage) as error:
                 outcome = error
             parent.send(outcome)
     os._exit(0)  # the parent has ended or closed the socket: nothing here needs an orderly end

@@ -1,4 +1,4 @@
-"""JPEG to pixels at the target geometry."""
+"""Images, most of them JPEGs, to pixels at the target geometry."""
 
 from sa1bpack.lazy import names_of
 

@@ -1,4 +1,4 @@
-"""One JPEG to RGB or YCbCr 4:2:0 at the stored size.
+"""One image to RGB or YCbCr 4:2:0 at the stored size: of a JPEG here, of others by `other_formats`.
 
 There are two resampling modes:
 
@@ -10,6 +10,8 @@ There are two resampling modes:
   in "exact", if none of them is large enough, and for CMYK and rare chroma samplings, which would
   blur. A scale is passed over if pixels at the edge would be mixed with others that lie beyond it
   (`_decode_reduced`).
+
+Images in other formats are decoded at full size in both.
 
 YCbCr 4:2:0 is computed from the same resized RGB pixels, by `yuv420`. Resizing the JPEG's own
 planes instead was neither faster nor better (docs/decisions/0006-compact-pixels.md).
@@ -34,7 +36,8 @@ from sa1bpack.environment import missing_pil
 from sa1bpack.errors import ImageError, MissingPackage
 from sa1bpack.kernels import intrinsic, njit, types
 from sa1bpack.pixels.entropy import entropy_fault
-from sa1bpack.pixels.header import JpegHeader, read_header
+from sa1bpack.pixels.header import SOI, JpegHeader, check_size, read_header
+from sa1bpack.pixels.other_formats import other_format, read_rgb
 from sa1bpack.pixels.yuv420 import (
     BYTE,
     PIXELS,
@@ -74,19 +77,19 @@ HUGE_FROM = 4 * 2**20  # numpy asks the system for huge pages for arrays of this
 
 
 def decode_into(
-    jpeg: bytes | memoryview,
+    data: bytes | memoryview,
     source: tuple[int, int],
     size: tuple[int, int],
     planes: tuple[np.ndarray, ...],
     resample: str = "fast",
 ) -> None:
-    """Decode `jpeg` into the top left of `planes`, and zero the rest.
+    """Decode `data` into the top left of `planes`, and zero the rest.
 
     Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
 
     Args:
-        jpeg: a complete JPEG file, with any colour space, chroma subsampling and order of scans
-            that libjpeg reads. Gray and CMYK become RGB.
+        data: a complete file: a JPEG with any colour space, chroma subsampling and order of scans
+            that libjpeg reads, or a PNG, WebP, TIFF, BMP or GIF. What is not RGB becomes RGB.
         source: height and width in pixels according to the annotations.
         size: the stored height h and width w, see `sa1bpack.pixels.header.stored_size`.
         planes: C-contiguous uint8. One, at least (h, w, 3), axes (row, column, RGB), or three, Y,
@@ -95,18 +98,22 @@ def decode_into(
             `sa1bpack.pixels.yuv420`.
 
     Raises:
-        ImageError: with code `not-jpeg`, `size-mismatch` (the JPEG does not have the source's
-            size), `too-large`, `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage).
-            `planes` are then undefined.
+        ImageError: with code `not-image`, `size-mismatch` (the image does not have the source's
+            size), `too-large`, `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage), and
+            of other formats `truncated-image` or `bad-image`. `planes` are then undefined.
+        MissingPackage: PIL was built without what reads this format.
     """
-    header = read_header(jpeg)
-    if (header.height, header.width) != source:
-        raise ImageError(
-            f"JPEG is {header.width} x {header.height} pixels but its annotations say "
-            f"{source[1]} x {source[0]}; the masks would not fit it",
-            "size-mismatch",
-        )
-    words = pixel_words(_stored_image(jpeg, header, *size, resample))
+    form = None
+    if bytes(data[:2]) != SOI:
+        form = other_format(data)
+    if form is None:
+        header = read_header(data)  # raises for what is no image
+        check_size("JPEG", (header.height, header.width), source)
+        image = _stored_image(data, header, *size, resample)
+    else:
+        image = read_rgb(bytes(data), form, source)
+        image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    words = pixel_words(image)
     sides = [size]
     if len(planes) == 3:
         rgbx_to_yuv420(words, *planes)

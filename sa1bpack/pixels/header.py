@@ -25,6 +25,7 @@ MAX_PIXELS = 2**26
 # Decoding a scan takes a pass over the image, however few bytes it has; usual files have about 10.
 MAX_SCANS = 100
 
+SOI = b"\xff\xd8"  # the first bytes of a JPEG
 _SOI = 0xD8
 _EOI = 0xD9
 _SOS = 0xDA
@@ -76,16 +77,16 @@ class JpegHeader:
 def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     """Read the markers of `jpeg` up to its first scan, and those of its other scans if it has any.
 
-    Raises ImageError with code `not-jpeg` (wrong first bytes), `truncated-jpeg` (ends before the
+    Raises ImageError with code `not-image` (wrong first bytes), `truncated-jpeg` (ends before the
     first scan, or lacks scans), `bad-jpeg` (invalid markers) or `too-large` (over MAX_PIXELS or
     MAX_SCANS).
     """
-    if bytes(jpeg[:2]) != b"\xff\xd8":
+    if bytes(jpeg[:2]) != SOI:
         known = format_of(bytes(jpeg[:HEAD_BYTES]))
-        reason = f"it starts with {bytes(jpeg[:8]).hex(' ')}, not with ff d8"
+        reason = f"it starts with {bytes(jpeg[:8]).hex(' ')}"
         if known is not None:
-            reason = f"it is {known.name}; save it as a JPEG, or fetch it again"
-        raise ImageError(f"not a JPEG: {reason}", "not-jpeg")
+            reason = f"it is {known.name}; save it as a JPEG or PNG, or fetch it again"
+        raise ImageError(f"not an image of a format that is read: {reason}", "not-image")
     frame = None
     jfif = False
     adobe = None
@@ -116,16 +117,38 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     components = frame[6::3]
     sampling = tuple((factors >> 4, factors & 15) for factors in frame[7::3])
     sequential = frame_marker in _SEQUENTIAL
-    if height * width > MAX_PIXELS:
-        raise ImageError(
-            f"JPEG of {width} x {height} = {height * width} pixels, over the limit of "
-            f"{MAX_PIXELS}; resize or remove it",
-            "too-large",
-        )
+    check_pixels("JPEG", height, width)
     # A sequential file whose first scan has all components is decoded in that one pass.
     if not sequential or scan[:1] != bytes([len(sampling)]):
         _check_scans(bytes(jpeg), scan, data_at, components, frame_marker in _PROGRESSIVE)
     return JpegHeader(height, width, sequential, sampling, jfif, adobe, size_at)
+
+
+def check_pixels(kind: str, height: int, width: int) -> None:
+    """Raise ImageError, `too-large`, for an image of this kind with more pixels than MAX_PIXELS."""
+    if height * width > MAX_PIXELS:
+        raise ImageError(
+            f"{kind} of {width} x {height} = {height * width} pixels, over the limit of "
+            f"{MAX_PIXELS}; resize or remove it",
+            "too-large",
+        )
+
+
+def check_size(kind: str, size: tuple[int, int], source: tuple[int, int]) -> None:
+    """Raise ImageError if an image is too large, or has another size than its annotations say.
+
+    Args:
+        kind: its format, for messages.
+        size: height and width in pixels of the image.
+        source: those of its annotations.
+    """
+    check_pixels(kind, *size)
+    if size != source:
+        raise ImageError(
+            f"{kind} is {size[1]} x {size[0]} pixels but its annotations say "
+            f"{source[1]} x {source[0]}; the masks would not fit it",
+            "size-mismatch",
+        )
 
 
 def _segments(jpeg: bytes | memoryview) -> Iterator[tuple[int, bytes, int]]:

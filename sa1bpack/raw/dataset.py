@@ -37,6 +37,7 @@ from sa1bpack.raw.decoding import (
 from sa1bpack.raw.tar_index import open_index
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
+from sa1bpack.source.tar import IMAGE_ENDINGS
 from sa1bpack.wording import counted
 
 if TYPE_CHECKING:
@@ -306,19 +307,24 @@ class TarDataset(MapStyle):
     def index_of(self, image_id: int) -> int:
         """The index in this dataset of the (first) sample with an image id.
 
-        It is found by its name, which in SA-1B has the id: `sa_5.jpg`; its record is read, and no
-        other. Raises UnknownName if there is no image of that name or its record has another id,
-        and as `info` does.
+        It is found by its name, which in SA-1B has the id: `sa_5.jpg`, or `sa_5.png` and so on if
+        there is no such JPEG; its record is read, and no other. Raises UnknownName if there is no
+        image of that name or its record has another id, and as `info` does.
         """
         image_id = whole_number("image_id", image_id, -(2**63), 2**63 - 1)
-        name = f"sa_{image_id}.jpg"
-        rows = [
-            first_row + np.flatnonzero(tar.pairs["file_name"] == name.encode())
-            for first_row, tar in zip(self._first_row[:-1], self._indices, strict=True)
-        ]
-        positions = np.flatnonzero(np.isin(self._rows, np.concatenate(rows)))
-        if not len(positions):
-            raise UnknownName(f"no image {name} in {self!r}; see `ds.metadata(i).image_id`")
+        for ending in IMAGE_ENDINGS:
+            name = f"sa_{image_id}.{ending}"
+            rows = [
+                first_row + np.flatnonzero(tar.pairs["file_name"] == name.encode())
+                for first_row, tar in zip(self._first_row[:-1], self._indices, strict=True)
+            ]
+            positions = np.flatnonzero(np.isin(self._rows, np.concatenate(rows)))
+            if len(positions):
+                break
+        else:
+            raise UnknownName(
+                f"no image sa_{image_id}.jpg in {self!r}; see `ds.metadata(i).image_id`"
+            )
         index = int(positions[0])
         pair = self.metadata(index)
         if pair.image_id != image_id:

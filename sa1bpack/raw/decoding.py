@@ -121,7 +121,7 @@ class PairDecoder:
         if outcome is None:
             return None
         if not isinstance(outcome, Packed):
-            raise unusable(source, outcome.member, outcome.detail)
+            raise unusable(source, outcome.member, outcome.detail, file_name)
         rows = dict(outcome.rows)
         if "run_offset" in rows:
             rows["run_offset"] = offsets_of(rows["run_offset"])
@@ -153,7 +153,8 @@ class PairDecoder:
         try:
             record = parse_annotations(json, self.layout.mask_numbers)
         except SampleError as error:
-            raise unusable(source, Path(file_name).stem + ".json", str(error)) from error
+            member = Path(file_name).stem + ".json"
+            raise unusable(source, member, str(error), file_name) from error
         pixels = record.height * record.width
         masks = select_masks(self.pack_options, record.numbers, pixels, record.image_id)
         if self.rule is not None:
@@ -180,10 +181,9 @@ class PairDecoder:
         )
 
 
-def unusable(source: Source, member: str, reason: str) -> ReadError:
-    """The error for a pair of a source, one of whose members cannot be used."""
-    name = Path(member).with_suffix(".jpg").name
-    return ReadError(f"{source.path}: {member}: {reason}", source.name, file_name=name)
+def unusable(source: Source, member: str, reason: str, file_name: str) -> ReadError:
+    """The error for a pair of a source, one of whose members cannot be used; or for its image."""
+    return ReadError(f"{source.path}: {member}: {reason}", source.name, file_name=file_name)
 
 
 def sources_of(tars: Tars) -> list[Source]:

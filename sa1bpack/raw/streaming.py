@@ -4,6 +4,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -20,6 +21,7 @@ from sa1bpack.packing.options import PackOptions
 from sa1bpack.paths import local_path
 from sa1bpack.raw.decoding import PairDecoder, RawOptions, Tars, no_pairs, sources_of, unusable
 from sa1bpack.source.pairs import Pair, PairReader
+from sa1bpack.source.tar import is_image
 from sa1bpack.wording import brief, counted
 
 if TYPE_CHECKING:
@@ -229,7 +231,10 @@ class IterableTarDataset(IterableDataset[Any]):
                 raise no_pairs(source, reader.rejects)
             if first == 0 and reader.rejects:
                 reject = reader.rejects[0]
-                error = unusable(source, reject.member, f"{reject.code}: {reject.detail}")
+                name = PurePath(reject.member).name
+                if not is_image(name):  # a record; that of SA-1B's images
+                    name = str(PurePath(name).with_suffix(".jpg"))
+                error = unusable(source, reject.member, f"{reject.code}: {reject.detail}", name)
                 self._reject(error, len(reader.rejects))
 
     def _next_sample(

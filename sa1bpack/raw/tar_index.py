@@ -45,7 +45,7 @@ from sa1bpack.source.pairs import (
     PairReader,
     Reject,
 )
-from sa1bpack.source.tar import MAX_NAME_BYTES, TarStream
+from sa1bpack.source.tar import MAX_NAME_BYTES, TarStream, is_image
 from sa1bpack.wording import counted
 
 # Where the halves of a pair are: of a tar, offset in the (inflated) tar and bytes; of a folder,
@@ -122,7 +122,7 @@ class TarIndex:
         return "-".join(parts)
 
     def read(self, row: int, half: Literal["jpeg", "json"]) -> bytes:
-        """The JPEG or the JSON of a pair.
+        """The image or the JSON of a pair.
 
         Raises SourceError if it cannot be read or has changed since the index was opened,
         SourceTruncated or SourceCorrupt if it is not what it was when it was indexed.
@@ -308,7 +308,7 @@ def _wrong_pairs(pairs: np.ndarray) -> str | None:
     is_plain = names.replace("\n", "").isprintable() and "/" not in names
     if not is_plain or len(lines) != len(pairs):
         return "a name could not be that of a file"
-    if not all(line.endswith((".jpg", ".jpeg")) for line in lines):
+    if not all(map(is_image, lines)):
         return "a name is not that of an image"
     return None
 

@@ -1,1 +1,1 @@
-"""Tars and folders of SA-1B → pairs of (JPEG bytes, JSON bytes) → typed annotations."""
+"""Tars and folders of SA-1B → pairs of (image bytes, JSON bytes) → typed annotations."""

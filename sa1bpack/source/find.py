@@ -5,7 +5,8 @@ URLs are asked for size, version and kind with one short request each. Lists nam
 the md5 sums of tars.
 
 An extracted tar is a folder of `sa_<id>.jpg` and `sa_<id>.json` files, sorted by their number, so
-that the two halves of a pair are adjacent and packing the folder twice produces the same bytes.
+that the two halves of a pair are adjacent and packing the folder twice produces the same bytes. Its
+images may be in other formats.
 Subfolders are searched. Links to files are followed, because Hugging Face caches, DVC and git-annex
 consist of them; links to folders are not.
 """
@@ -34,7 +35,15 @@ from sa1bpack.signatures import (
     tar_to_be_made_of,
 )
 from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
-from sa1bpack.source.tar import BLOCK, Member, MemberKind, decode_name, parse_header, split_name
+from sa1bpack.source.tar import (
+    BLOCK,
+    Member,
+    MemberKind,
+    decode_name,
+    is_other_image,
+    parse_header,
+    split_name,
+)
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Address, Patience, Stream, is_url, parse_address, scheme_of
 from sa1bpack.wording import brief, counted
@@ -63,7 +72,7 @@ class Source:
 
     `name` is the stem that shards are called after: `sa_000000` for `sa_000000.tar`, the last
     part of the path for a folder. `nbytes` is the size of the file, for a folder the sum of the
-    sizes of its JPEG and JSON files. `kind` is "remote", and `nbytes` 0, for a tar at a URL that
+    sizes of its images and JSON files. `kind` is "remote", and `nbytes` 0, for a tar at a URL that
     has not been asked for yet; `look_at` finds both. `expected_md5` is the md5 that a list says it
     has; None if there is no list.
     """
@@ -91,8 +100,8 @@ def find_sources(
     """Find the sources that paths and globs stand for, sorted by name.
 
     A pattern is a path, or a glob such as `/data/sa_*.tar`; `~` is expanded. A folder is one
-    source and must hold `.jpg`, `.jpeg` or `.json` files at some depth; one that holds none, but
-    tars, stands for these. A path matched by several patterns counts once.
+    source and must hold images or `.json` files at some depth; one that holds none, but tars,
+    stands for these. A path matched by several patterns counts once.
 
     URLs are not requested, except for the names that match a pattern.
 
@@ -161,8 +170,9 @@ def open_source(path: str | Path) -> Source:
     files = list_folder(path)
     if not files:
         raise SourceError(
-            f"{path}: the folder holds no .jpg, .jpeg or .json file, and no .tar, .tar.gz or .tgz "
-            f"file in their place; {_in_place_of_images(path)}"
+            f"{path}: the folder holds no image (.jpg, .png, .webp, .tif, .bmp or .gif) and no "
+            f".json file, and no .tar, .tar.gz or .tgz file in their place; "
+            f"{_in_place_of_images(path)}"
         )
     # Path.name is empty for '.', and '/' has no better name than its own.
     name = path.resolve().name or "root"
@@ -231,7 +241,9 @@ def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
         with suppress(OSError):  # said when it is opened
             if path.is_dir():
                 tars = _tars_in(path)
-        files = list_folder(path) if tars else []
+        files = []
+        if tars:  # pictures may lie beside them
+            files = [file for file in list_folder(path) if not is_other_image(file[1].name)]
         if files:
             raise SourceError(
                 f"{path}: has {counted(len(tars), 'tar')}, such as {tars[0].name}, and "
@@ -352,9 +364,11 @@ def _ask(file: Stream) -> bytes:
 
 
 def list_folder(folder: Path) -> list[tuple[str, Member]]:
-    """Every entry below the folder that is named like a JPEG or JSON file, in pack order.
+    """Every entry below the folder that is named like an image or JSON file, in pack order.
 
-    Each with its path; the size is 0 unless it is a regular file.
+    Each with its path; the size is 0 unless it is a regular file. In a folder with JPEGs, images in
+    other formats are left out if they have no record, or their stem is that of a JPEG: they may be
+    maps of depth.
 
     Raises SourceError if a folder cannot be listed.
     """
@@ -377,7 +391,29 @@ def list_folder(folder: Path) -> list[tuple[str, Member]]:
                     size = status.st_size
                     kind = "file"
             files.append((path, Member(member, size, kind, problem)))
+    if any(is_other_image(member.name) for _, member in files):
+        files = _without_other_files(files)
     return sorted(files, key=lambda file: _pack_order(file[1].name))
+
+
+def _without_other_files(files: list[tuple[str, Member]]) -> list[tuple[str, Member]]:
+    """Files of a folder, without the images in other formats that `list_folder` leaves out."""
+    jpegs = set()
+    records = set()
+    for _, member in files:
+        stem, half = split_name(member.name)
+        if half == "json":
+            records.add(stem)
+        elif not is_other_image(member.name):
+            jpegs.add(stem)
+    if not jpegs:
+        return files
+    records -= jpegs
+    kept = []
+    for path, member in files:
+        if not is_other_image(member.name) or split_name(member.name)[0] in records:
+            kept.append((path, member))
+    return kept
 
 
 def _pack_order(name: str) -> tuple[int, str, int, str]:

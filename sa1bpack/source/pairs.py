@@ -1,4 +1,4 @@
-"""The JPEGs and JSON records of a source, in pairs.
+"""The images and JSON records of a source, in pairs.
 
 The members of an SA-1B tar are in random order: the two halves of a pair may be 11 GB apart, and
 at the peak about a quarter of the tar waits for its other half. Waiting halves are spooled.
@@ -18,7 +18,14 @@ from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.paths import naming
 from sa1bpack.source.find import Source, list_folder
 from sa1bpack.source.inflate import OnWait, open_stream, remedy
-from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, split_name
+from sa1bpack.source.tar import (
+    MAX_NAME_BYTES,
+    Half,
+    Member,
+    TarStream,
+    is_other_image,
+    split_name,
+)
 from sa1bpack.wording import brief
 
 # The largest members that are read; larger ones are rejected unread.
@@ -42,7 +49,8 @@ class Pair:
     """An image and its annotations.
 
     `index` counts pairs in the order in which they were completed. `name` is the stem that both
-    share (`sa_5`), `file_name` the last part of the JPEG's path (`sa_5.jpg`).
+    share (`sa_5`), `file_name` the last part of the image's path (`sa_5.jpg`), and `jpeg` the bytes
+    of the image, in any format.
     """
 
     index: int
@@ -72,7 +80,7 @@ class Reject:
 
 # Endings of names of what may lie in a tar in place of pairs.
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip", ".7z", ".rar", ".tar.xz", ".tar.bz2", ".tar.zst")
-_OTHER_IMAGES = (".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".jxl")
+_UNREAD_IMAGES = (".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl")
 
 
 def why_no_pairs(names: Sequence[str], codes: Collection[str]) -> str:
@@ -83,14 +91,14 @@ def why_no_pairs(names: Sequence[str], codes: Collection[str]) -> str:
         codes: why other members were rejected.
     """
     archive = next((name for name in names if name.lower().endswith(_ARCHIVES)), None)
-    image = next((name for name in names if name.lower().endswith(_OTHER_IMAGES)), None)
+    image = next((name for name in names if name.lower().endswith(_UNREAD_IMAGES)), None)
     if archive is not None:
         return (
             f"it holds archives, such as {archive}: unpack it, `tar -xf TAR -C FOLDER`, and pack "
             "FOLDER or the tars in it"
         )
     if image is not None:
-        return f"its images are not JPEG, such as {image}: convert them to sa_<id>.jpg"
+        return f"its images are of a format that is not read, such as {image}: convert them to JPEG"
     if set(codes) == {"missing-json"}:
         return (
             "it has images alone, without records: put sa_<id>.json beside each sa_<id>.jpg "
@@ -289,7 +297,9 @@ class PairReader:
     memory.
 
     A pair is rejected once, not twice: the other half of a rejected member is dropped silently. Of
-    two members with the same stem and kind, in whatever folders, the first counts.
+    two members with the same stem and kind, in whatever folders, the first counts. An image in
+    another format than JPEG (`sa_5.png`) is passed over where it follows an image of its stem, and
+    without a record in a source whose pairs all have JPEGs: it may be a map of depth.
 
     Iterating raises SourceTruncated, SourceCorrupt or SourceError, or OSError if the disk of
     `spool_dir` fails; pairs yielded before SourceTruncated are valid. Leaving the `with` block at
@@ -336,7 +346,8 @@ class PairReader:
         self._waiting: dict[str, _Waiting] = {}
         self._settled: dict[str, bool] = {}  # stem → whether it became a pair
         self._found = 0  # pairs
-        self._other_images: dict[str, str] = {}  # stem → ending of images that are no JPEGs
+        self._unread_images: dict[str, str] = {}  # stem → ending of images that are not read
+        self._all_jpeg = True  # so far, the images of pairs, by their names
         if members is None:
             members = _open_members(source, md5=md5, on_wait=on_wait)
         self._members = members
@@ -374,33 +385,45 @@ class PairReader:
                 kind = "foreign"
                 if member.kind != "file":
                     kind = member.kind
-                self.ignored[kind] += 1
-                if len(self.ignored_names) < _NAMES_KEPT:
-                    self.ignored_names.append(member.name)
+                self._pass_over(member.name, kind)
                 ending = PurePath(member.name).suffix
-                if ending.lower() in _OTHER_IMAGES:
-                    self._other_images[PurePath(member.name).stem] = ending
+                if ending.lower() in _UNREAD_IMAGES:
+                    self._unread_images[PurePath(member.name).stem] = ending
             elif self._admit(member, stem, half) and (pair := self._match(member, stem, half)):
                 yield pair
+        all_jpeg = self._found > 0 and self._all_jpeg
         for stem, waiting in self._waiting.items():
+            if all_jpeg and is_other_image(waiting.member):
+                self._pass_over(waiting.member)
+                continue
             missing = _OTHER_HALF[waiting.half]
             detail = f"the source has no {missing} for {stem!r}"
-            if missing == "jpeg" and stem in self._other_images:
-                detail += f", but {stem}{self._other_images[stem]}: convert that to JPEG"
+            if missing == "jpeg" and stem in self._unread_images:
+                detail += f", but {stem}{self._unread_images[stem]}: convert that to JPEG"
             self.rejects.append(Reject(waiting.member, f"missing-{missing}", detail))
         self.xxh128, self.md5 = self._stream.digests()
 
+    def _pass_over(self, name: str, kind: str = "foreign") -> None:
+        """Count a member that is no part of a pair."""
+        self.ignored[kind] += 1
+        if len(self.ignored_names) < _NAMES_KEPT:
+            self.ignored_names.append(name)
+
     def _admit(self, member: Member, stem: str, half: Half) -> bool:
         """True if the member may be read; if not, the reason is recorded."""
+        waiting = self._waiting.get(stem)
+        known = stem in self._settled or (waiting is not None and waiting.half == half)
+        if known and is_other_image(member.name):
+            self._pass_over(member.name)
+            return False
         if stem in self._settled:
             if self._settled[stem]:
                 self._reject(member, "duplicate", f"it follows a pair named {stem!r}")
             return False
-        waiting = self._waiting.get(stem)
         if waiting is not None and waiting.half == half:
             self._reject(member, "duplicate", f"it follows {waiting.member!r}")
             return False
-        # .jpg is the shortest extension that the JPEG of a JSON record may have.
+        # No extension that the image of a JSON record may have is shorter than .jpg.
         file_name = stem + ".jpg"
         limit = MAX_JSON_BYTES
         if half == "jpeg":
@@ -448,8 +471,12 @@ class PairReader:
         self._found += 1
         other = self._spool.take(waiting.ticket)
         if half == "jpeg":
-            return Pair(self._found - 1, stem, member.name.rpartition("/")[2], data, other)
-        return Pair(self._found - 1, stem, waiting.member.rpartition("/")[2], other, data)
+            pair = Pair(self._found - 1, stem, member.name.rpartition("/")[2], data, other)
+        else:
+            pair = Pair(self._found - 1, stem, waiting.member.rpartition("/")[2], other, data)
+        if is_other_image(pair.file_name):
+            self._all_jpeg = False
+        return pair
 
     def _reject(self, member: Member, code: str, detail: str) -> None:
         self.rejects.append(Reject(member.name, code, detail))

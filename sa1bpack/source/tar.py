@@ -35,7 +35,11 @@ MAX_PATH_BYTES = 512  # of a member with its folders; longer paths are shortened
 
 MemberKind = Literal["file", "directory", "link", "special", "sparse"]
 Half = Literal["jpeg", "json"]
-_HALVES: dict[str, Half] = {"jpg": "jpeg", "jpeg": "jpeg", "json": "json"}
+# Endings of names, in lower case. Those of images say which members are read as one; what a member
+# is, its bytes say.
+_JPEGS = ("jpg", "jpeg")
+IMAGE_ENDINGS = (*_JPEGS, "png", "webp", "tif", "tiff", "bmp", "gif")
+_HALVES: dict[str, Half] = {**dict.fromkeys(IMAGE_ENDINGS, "jpeg"), "json": "json"}
 _CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")
 
 
@@ -81,13 +85,24 @@ class Member:
 def split_name(name: str) -> tuple[str, Half | None]:
     """The parts of a name: `./sa_5.jpg` → ('sa_5', 'jpeg'); the half is None for a foreign member.
 
-    The extension may be in any case. Hidden files (`._sa_5.jpg` of macOS) are foreign.
+    The half is "jpeg" for images of all formats. The extension may be in any case. Hidden files
+    (`._sa_5.jpg` of macOS) are foreign.
     """
     base = name.rsplit("/", 1)[-1]
     stem, _, extension = base.rpartition(".")
     if not stem or base.startswith("."):
         return base, None
     return stem, _HALVES.get(extension.lower())
+
+
+def is_image(name: str) -> bool:
+    """True for a name of an image."""
+    return split_name(name)[1] == "jpeg"
+
+
+def is_other_image(name: str) -> bool:
+    """True for a name of an image in another format than JPEG."""
+    return is_image(name) and not name.lower().endswith(_JPEGS)
 
 
 def decode_name(raw: bytes) -> tuple[str, str]:

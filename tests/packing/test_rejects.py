@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Spoil, str, str, str]] = {
     "JPEG of another size": (
         data_with("jpg", lambda _: photo(2, HEIGHT, WIDTH + 2)), "jpg", "size-mismatch", "98",
     ),
-    "a PNG": (data_with("jpg", lambda _: b"\x89PNG" + bytes(99)), "jpg", "not-jpeg", "89"),
+    "no PNG": (data_with("jpg", lambda _: b"\x89PNG" + bytes(99)), "jpg", "not-image", "89"),
     "a JPEG cut at its half": (
         data_with("jpg", lambda data: data[: len(data) // 2]), "jpg", "truncated-jpeg", "too early",
     ),

@@ -189,11 +189,10 @@ def test_the_pixel_limit_does_not_depend_on_pil(resample, monkeypatch):
 
 
 def test_other_sizes_and_formats_are_refused_with_a_code():
-    """`size-mismatch` and `not-jpeg`."""
+    """`size-mismatch` and `not-image`."""
     assert refused(jpeg(), height=H, width=W + 1).code == "size-mismatch"
-    png = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(png, "PNG")
-    assert refused(png.getvalue()).code == "not-jpeg"
+    error = refused(b"\xff\x0a" + bytes(99))
+    assert error.code == "not-image" and "JPEG XL image; save it as a JPEG or PNG" in str(error)
 
 
 def test_threads_do_not_share_their_buffers():

@@ -51,9 +51,9 @@ def test_what_a_header_may_have_besides_its_frame_is_skipped(more):
 @pytest.mark.parametrize(
     "data, code, message",
     [
-        (b"", "not-jpeg", "it is an empty file"),
-        (b"\x89PNG\r\n\x1a\n", "not-jpeg", "it is a PNG image; save it as a JPEG"),
-        (b"\x01\x02\x03", "not-jpeg", "it starts with 01 02 03"),
+        (b"", "not-image", "it is an empty file"),
+        (b"\xff\x0a", "not-image", "it is a JPEG XL image; save it as a JPEG or PNG"),
+        (b"\x01\x02\x03", "not-image", "it starts with 01 02 03"),
         (SOI, "truncated-jpeg", "after 2 bytes"),
         (SOI + b"\xff", "truncated-jpeg", "ends within its header"),
         (SOI + b"\xff\xe0\x00", "truncated-jpeg", "ends within its header"),

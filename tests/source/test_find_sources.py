@@ -79,7 +79,7 @@ def test_a_tar_in_another_form_beside_tars_is_not_passed_over(tmp_path, read, na
 
 def test_a_folder_without_images_is_refused_with_a_remedy(tmp_path, read):
     (tmp_path / "sa_1.txt").write_bytes(b"")
-    with pytest.raises(SourceError, match=r"no \.jpg, .* name tars, or the folder"):
+    with pytest.raises(SourceError, match=r"no image \(\.jpg, .* name tars, or the folder"):
         read(tmp_path)
 
 
@@ -90,6 +90,8 @@ def test_a_folder_of_tars_stands_for_its_tars(write, tmp_path, read):
         write(data, f"tars/{name}")
     found = kinds(read(tmp_path / "tars", tmp_path / "tars/sa_2.tar"))
     assert found == [(name, "tar", len(data)) for name in ("sa_1", "sa_2", "sa_3")]
+    (tmp_path / "tars/plot.png").touch()  # a picture beside them
+    assert kinds(read(tmp_path / "tars")) == found
     (tmp_path / "tars/sa_5.jpg").touch()
     said = r"has 3 tars, such as sa_1.TAR, and 1 file of images, such as sa_5.jpg: .*/tars/\*"
     with pytest.raises(SourceError, match=said):

@@ -136,8 +136,21 @@ LONGEST, LONGER = "é" * 30, "é" * 30 + "x"
             [("sa_1.JPG", b"a"), ("x/sa_1.Json", b"b"), ("sa_2.json", b"c"), ("sa_2.jpeg", b"d")],
             [("sa_1.JPG", b"a", b"b"), ("sa_2.jpeg", b"d", b"c")], {}, "",
         ),
+        (  # images in other formats
+            [("sa_1.png", b"a"), ("sa_1.json", b"b"), ("sa_2.json", b"c"), ("sa_2.TIFF", b"d"),
+             ("sa_3.webp", b"e"), ("sa_4.json", b"f")],
+            [("sa_1.png", b"a", b"b"), ("sa_2.TIFF", b"d", b"c")],
+            {"sa_3.webp": "missing-json", "sa_4.json": "missing-jpeg"}, "no json for 'sa_3'",
+        ),
+        (  # an image that follows one in another format
+            [("sa_1.png", b"a"), ("sa_1.jpg", b"b"), ("sa_1.json", b"c"), ("x/sa_1.jpg", b"d")],
+            [("sa_1.png", b"a", b"c")], dict.fromkeys(["sa_1.jpg", "x/sa_1.jpg"], "duplicate"),
+            "it follows 'sa_1.png'",
+        ),
     ],
-    ids=["orphans", "duplicates", "large", "long names", "extensions"],
+    ids=[
+        "orphans", "duplicates", "large", "long names", "extensions", "other formats", "two formats"
+    ],
 )  # fmt: skip
 def test_a_member_that_cannot_be_half_of_a_pair_is_rejected_with_its_reason(
     write, monkeypatch, members, pairs, rejects, detail
@@ -148,6 +161,32 @@ def test_a_member_that_cannot_be_half_of_a_pair_is_rejected_with_its_reason(
     assert [(p.file_name, p.jpeg, p.json) for p in found] == pairs
     assert {reject.member: reject.code for reject in reader.rejects} == rejects
     assert not rejects or detail in reader.rejects[0].detail
+
+
+MAPS = [("sa_1.jpg", b"a"), ("sa_1.png", b"b"), ("sa_1.json", b"c"), ("sa_1.webp", b"d"),
+        ("depth/sa_2.png", b"e"), ("sa_2.json", b"f"), ("sa_2.jpg", b"g"), ("sa_3.mask.png", b"h"),
+        ("sa_4.jpg", b"i"), ("sa_4.json", b"j")]  # fmt: skip
+
+
+def test_maps_beside_jpegs_are_passed_over(write, tmp_path):
+    """Images in other formats of the stem of a JPEG before them, and those without a record."""
+    without_2 = [(name, data) for name, data in MAPS if "sa_2" not in name]
+    found, reader = read_pairs(write(tar_bytes(without_2)))
+    assert [(p.file_name, p.jpeg, p.json) for p in found] == [
+        ("sa_1.jpg", b"a", b"c"), ("sa_4.jpg", b"i", b"j")
+    ]  # fmt: skip
+    assert (reader.rejects, reader.ignored) == ([], Counter(foreign=3))
+    assert reader.ignored_names == ["sa_1.png", "sa_1.webp", "sa_3.mask.png"]
+    folder = tmp_path / "folder"
+    for name, data in MAPS:  # a JPEG counts wherever it lies
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    found, reader = read_pairs(folder)
+    assert [(p.file_name, p.jpeg, p.json) for p in found] == [
+        ("sa_1.jpg", b"a", b"c"), ("sa_2.jpg", b"g", b"f"), ("sa_4.jpg", b"i", b"j")
+    ]  # fmt: skip
+    assert (reader.rejects, reader.ignored) == ([], Counter())
+    assert reader.bytes_read == open_source(folder).nbytes == 6
 
 
 def test_foreign_members_are_counted_and_the_first_names_kept(write, read):
