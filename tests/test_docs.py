@@ -49,7 +49,10 @@ def folder(tmp_path, sample_tar, monkeypatch):
 
 
 # What recipes may import that is not installed for the tests; see docs/recipes.md.
-OPTIONAL = {"albumentations", "kornia", "monai", "torchdata", "torchvision", "transformers"}
+OPTIONAL = {
+    "albumentations", "faster_coco_eval", "kornia", "monai", "torchdata", "torchvision",
+    "transformers",
+}  # fmt: skip
 
 
 def missing_of(block: str) -> set[str]:
