@@ -23,8 +23,9 @@ def record(
 
     It has `file_name`, `image_id`, `height`, `width` and `annotations`: `bbox` with `bbox_mode`
     XYXY_ABS, `segmentation` as compressed runs, for `INPUT.MASK_FORMAT = "bitmask"`, `category_id`,
-    `iscrowd` and `id`. All are in pixels of the image in the pack without padding, h x w, which the
-    record has under `image`, uint8 (h, w, 3), RGB: a mapper takes it in place of `read_image`.
+    `iscrowd`, and `id` if the pack has ids of masks. All are in pixels of the image in the pack
+    without padding, h x w, which the record has under `image`, uint8 (h, w, 3), RGB: a mapper takes
+    it in place of `read_image`.
 
     Args:
         sample: of a dataset with runs and RGB: `sa1bpack.open(pack, mask_format="runs",
@@ -46,16 +47,16 @@ def record(
     height, width = instances.size
     annotations = []
     for number, category in enumerate(categories):
-        annotations.append(
-            {
-                "id": int(sample["annotation_ids"][number]),
-                "bbox": instances.boxes[number].tolist(),
-                "bbox_mode": _XYXY_ABS,
-                "segmentation": instances.encoded(number),
-                "category_id": category,
-                "iscrowd": 0,
-            }
-        )
+        annotation = {
+            "bbox": instances.boxes[number].tolist(),
+            "bbox_mode": _XYXY_ABS,
+            "segmentation": instances.encoded(number),
+            "category_id": category,
+            "iscrowd": 0,
+        }
+        if "annotation_ids" in sample:
+            annotation["id"] = int(sample["annotation_ids"][number])
+        annotations.append(annotation)
     return {
         "file_name": sample["file_name"],
         "image_id": sample["image_id"],

@@ -13,6 +13,14 @@ from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.keywords import checks_options
 from sa1bpack.wording import brief
 
+# Field of a detection → key of a sample.
+_NUMBERS = {
+    "confidence": "predicted_ious",
+    "annotation_id": "annotation_ids",
+    "stability_score": "stability_scores",
+    "area": "areas",
+}
+
 
 @checks_options
 def sample(
@@ -26,7 +34,8 @@ def sample(
 
     FiftyOne shows files, and a pack has none: the image is written to `filepath`, without padding,
     unless that exists; then it must have the same size. A detection has the predicted IoU as its
-    `confidence`, and `annotation_id`, `stability_score` and `area` in source pixels.
+    `confidence`, and `annotation_id`, `stability_score` and `area` in source pixels; of a pack that
+    lacks one of these numbers, it has none.
 
     Args:
         item: sample of a dataset with runs and RGB: `sa1bpack.open(pack, mask_format="runs",
@@ -53,10 +62,9 @@ def sample(
     detections = []
     for number, label in enumerate(labels):
         detection = _detection(instances, number, str(label))
-        detection["confidence"] = float(item["predicted_ious"][number])
-        detection["annotation_id"] = int(item["annotation_ids"][number])
-        detection["stability_score"] = float(item["stability_scores"][number])
-        detection["area"] = int(item["areas"][number])
+        for name, key in _NUMBERS.items():
+            if key in item:
+                detection[name] = item[key][number].item()
         detections.append(detection)
     shown = fiftyone.Sample(filepath=str(path))
     shown["image_id"] = item["image_id"]

@@ -21,6 +21,7 @@ from sa1bpack.adapters import opened
 from sa1bpack.arguments import number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
+from sa1bpack.mask_numbers import lacks_text
 from sa1bpack.masks.rle import take_masks
 
 # `tensor_2_PIL` of their vos_dataset.py multiplies by 255 and drops the fraction: all 256 return.
@@ -175,8 +176,8 @@ class RawDataset:
                 key of this name, which no file of SA-1B has, and so leaves out none.
 
         Raises:
-            OptionError: a value that cannot be used, a dataset with a transform, or a pack without
-                the exact runs.
+            OptionError: a value that cannot be used, a dataset with a transform, a pack without the
+                exact runs, or an `uncertain_iou` for masks without stability scores.
         """
         ds = opened(pack)
         if ds.options.transform is not None:
@@ -185,6 +186,11 @@ class RawDataset:
         self._num_frames = whole_number("num_frames", num_frames, 1)
         self._most = number("mask_area_frac_thresh", mask_area_frac_thresh)
         self._least = number("uncertain_iou", uncertain_iou)
+        if self._least >= 0 and "stability_score" in ds.layout.absent:
+            raise OptionError(
+                f"uncertain_iou is {uncertain_iou}, but "
+                f"{lacks_text('stability_score', ds.layout.mask_numbers)}; leave it out"
+            )
 
     def __len__(self) -> int:
         """Images of the dataset."""
@@ -198,8 +204,9 @@ class RawDataset:
         sample = self._ds[idx]
         height, width, *stored = sample["size"].tolist()
         areas = sample["areas"]
-        scores = sample["stability_scores"]
-        passing = (areas > 0) & ~(scores < self._least)
+        passing = areas > 0
+        if "stability_scores" in sample:
+            passing &= ~(sample["stability_scores"] < self._least)
         if self._most <= 1:
             passing &= areas / (height * width) < self._most
         pixels = sample["image"][: stored[0], : stored[1]].transpose(2, 0, 1)

@@ -17,8 +17,9 @@ def detections(
     """The masks of a sample, at the size of the image in the pack without padding, h x w.
 
     `xyxy` is float32 (m, 4) and `mask` bool (m, h, w); `confidence` is the predicted IoU,
-    `class_id` the class, and `data` has `annotation_id` and `stability_score`. The image to draw on
-    is the sample's without padding, `sample["image"][:h, :w]`.
+    `class_id` the class, and `data` has `annotation_id` and `stability_score`; of a pack that lacks
+    one of these numbers, `confidence` is None and `data` lacks it. The image to draw on is the
+    sample's without padding, `sample["image"][:h, :w]`.
 
     Args:
         sample: of a dataset with runs and RGB: `sa1bpack.open(pack, mask_format="runs",
@@ -29,13 +30,17 @@ def detections(
         OptionError: it is no such sample, or `classes` does not fit its masks.
     """
     instances = instances_of(sample)
+    confidence = None
+    if "predicted_ious" in sample:
+        confidence = sample["predicted_ious"].astype(np.float32)
+    data: dict[str, Any] = {}
+    for name, key in (("annotation_id", "annotation_ids"), ("stability_score", "stability_scores")):
+        if key in sample:
+            data[name] = sample[key].copy()
     return supervision.Detections(
         xyxy=instances.boxes,
         mask=instances.masks(),
-        confidence=sample["predicted_ious"].astype(np.float32),
+        confidence=confidence,
         class_id=np.array(classes_of(classes, len(instances)), np.int64),
-        data={
-            "annotation_id": sample["annotation_ids"].copy(),
-            "stability_score": sample["stability_scores"].copy(),
-        },
+        data=data,
     )

@@ -133,6 +133,8 @@ def _check_known(names: Iterable[str], known: list[str]) -> None:
             "a feature must be opened with the pack, sa1bpack.open(pack, features=[...]), and "
             "brings its lengths or offsets and its presence along"
         )
+        if name in _NUMBER_KEYS:
+            opened = "the pack has no such number of its masks"
         if name in ("masks", "runs"):
             opened = "the mask_format of sa1bpack.open decides which of masks and runs there are"
         raise OptionError(

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sa1bpack.dataset.conditions import PRESENT, REDUCTIONS, Condition, Operand, parse_condition
-from sa1bpack.dataset.fields import NUMBER_FIELDS, SIZE_COLUMNS
+from sa1bpack.dataset.fields import SIZE_COLUMNS
 from sa1bpack.dataset.mask_relations import RELATION_NUMBERS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import OptionError
+from sa1bpack.format.layout import Layout
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.mask_numbers import ABSENT_NUMBERS
 from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
@@ -28,8 +30,11 @@ Table = Mapping[Operand, Getter]
 
 # Numbers of a sample: columns with one value each. Sizes are source pixels.
 NUMBERS = ("mask_count", "annotation_count", "image_id", *SIZE_COLUMNS)
-# Numbers of a mask, of which a sample has the sum, max or min.
-MASK_NUMBERS = tuple(field.array for field in NUMBER_FIELDS if field.columns == 1)
+
+
+def reduced_numbers(layout: Layout) -> list[str]:
+    """Numbers of a mask, of which a sample has the sum, max or min."""
+    return [number.array for number in layout.mask_numbers if number.columns == 1]
 
 
 def values_of_samples(pack: Pack) -> dict[Operand, Getter]:
@@ -37,7 +42,7 @@ def values_of_samples(pack: Pack) -> dict[Operand, Getter]:
     table: dict[Operand, Getter] = {}
     for name in (*NUMBERS, "file_name"):
         table[Operand(name)] = operator.itemgetter(name)
-    reduced = [number.array for number in pack.layout.mask_numbers if number.columns == 1]
+    reduced = reduced_numbers(pack.layout)
     for spec in _features(pack, "sample"):
         table[Operand(spec.name, PRESENT)] = partial(_present, name=spec.name)
         if _is_single(spec):
@@ -152,9 +157,12 @@ def _fault(operand: Operand, table: Table, axis: str) -> str:
     named = operand.name
     if operand.part not in ("", PRESENT):
         named = f"{named}.{operand.part}"
+    why = ""
+    if operand.name in ABSENT_NUMBERS and operand.name not in {other.name for other in table}:
+        why = ", since the pack has none"
     text = (
-        f": {brief(named)} is not a number of a {axis}: it has {_listed(table)}; features must be "
-        "opened with the pack, features=[...] (--features)"
+        f": {brief(named)} is not a number of a {axis}{why}: it has {_listed(table)}; features "
+        "must be opened with the pack, features=[...] (--features)"
     )
     if axis == "sample":
         text += "; where_masks() has conditions of masks"

@@ -47,6 +47,7 @@ from sa1bpack.format.selection import (
 from sa1bpack.format.shard_reader import Shard, read_array_rows
 from sa1bpack.format.side.rows import FeatureRows, joined
 from sa1bpack.format.side.shard import FeatureShard
+from sa1bpack.mask_numbers import lacks_text
 from sa1bpack.paths import listed
 from sa1bpack.random_words import words
 from sa1bpack.user_code import call_user
@@ -273,9 +274,12 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
         keys = FeatureKeys.of(feature.spec)
         columns[feature.spec.axis] += filter(None, (keys.rows, keys.present))
     if name not in columns[axis]:
+        lacks = ""
+        if name in pack.layout.absent:
+            lacks = f"{lacks_text(name, pack.layout.mask_numbers)}; "
         raise UnknownName(
-            f"no column {brief(name)} has one value per {axis}: those with one per sample, of "
-            f"column(), are {', '.join(columns['sample'])}; those with one per mask, of "
+            f"{lacks}no column {brief(name)} has one value per {axis}: those with one per sample, "
+            f"of column(), are {', '.join(columns['sample'])}; those with one per mask, of "
             f"mask_column(), or of column() with reduce={'|'.join(REDUCTIONS)}, are "
             f"{', '.join(columns['mask'])}"
         )

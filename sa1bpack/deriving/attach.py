@@ -10,7 +10,7 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.options import AttachOptions
 from sa1bpack.deriving.row_source import RowsById, RowSource, source_of
 from sa1bpack.deriving.sources.blocks import TableColumns
-from sa1bpack.deriving.sources.ids import RowIds
+from sa1bpack.deriving.sources.ids import RowIds, check_ids
 from sa1bpack.deriving.sources.open_rows import is_streamed, open_rows
 from sa1bpack.deriving.sources.read import spooled
 from sa1bpack.deriving.sources.row_type import RowType
@@ -106,6 +106,7 @@ def attach(
     check_progress(progress)
     ds = as_dataset(ds)
     attach_options = group_of(AttachOptions, options)
+    check_ids(ds, attach_options.axis)
     provenance = {"function": "sa1bpack:attach", "options": {}}
     may_be_missing = attach_options.missing == "allow"
     target = FeatureTarget(ds, name, provenance, attach_options, may_be_missing)

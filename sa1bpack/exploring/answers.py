@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack import __version__
-from sa1bpack.dataset.condition_values import MASK_NUMBERS, NUMBERS
+from sa1bpack.dataset.condition_values import NUMBERS, reduced_numbers
 from sa1bpack.dataset.conditions import REDUCTIONS
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.display import Sample
@@ -24,8 +24,7 @@ from sa1bpack.exploring.shard_parts import ShardParts
 from sa1bpack.exploring.survey import Survey, survey_of
 from sa1bpack.exploring.views import Views
 from sa1bpack.export.drawing import drawn, file_of, fitted, plain
-from sa1bpack.export.painting import id_colours
-from sa1bpack.export.subject import Subject, Unreadable, read_subject
+from sa1bpack.export.subject import Subject, Unreadable, mask_colours, read_subject
 from sa1bpack.format.problems import reason_of
 from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.masks.select import ranked
@@ -124,7 +123,7 @@ class Answers:
             "exact": dataset.layout.runs,
             "mask_size": dataset.layout.mask_size,
             "numbers": NUMBERS,
-            "mask_numbers": MASK_NUMBERS,
+            "mask_numbers": reduced_numbers(dataset.layout),
             "reductions": list(REDUCTIONS),
             "features": [f"{spec.name}: {spec.to_text()}" for spec in dataset.spec.features],
             "thumbnail_sides": THUMBNAIL_SIDES,
@@ -203,7 +202,7 @@ class Answers:
         height, width = sample["size"][:2].tolist()
         outlines, unit = self._outlines(sample, height, width)
         order = ranked(sample["areas"])
-        colours = id_colours(sample["annotation_ids"])
+        colours = mask_colours(sample, len(order))
         facts = {
             "image id": str(metadata.image_id),
             "file name": metadata.file_name,

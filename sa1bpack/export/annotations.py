@@ -375,8 +375,8 @@ def _numbers(shard: Shard, row: int, number: MaskNumber, first: int, stop: int) 
         index, *k = np.argwhere(broken)[0].tolist()
         expected = "an integer" if integer[index, *k] else "a finite number"
         raise ReadError(
-            f"{shard.folder}: sample {row}: annotation {index} "
-            f"(id {shard['annotation_id'][first + index]}): {name} is {values[index, *k]}, not "
+            f"{shard.folder}: sample {row}: annotation {index}{_id_text(shard, first + index)}: "
+            f"{name} is {values[index, *k]}, not "
             f"{expected}; pack its source again",
             shard.entry.name,
         )
@@ -387,6 +387,13 @@ def _numbers(shard: Shard, row: int, number: MaskNumber, first: int, stop: int) 
         numbers = numbers[:, None]
     as_written: list[Any] = numbers.tolist()
     return as_written
+
+
+def _id_text(shard: Shard, mask: int) -> str:
+    """The id of a mask of a shard, for messages; empty if the pack has none."""
+    if "annotation_id" in shard.layout.absent:
+        return ""
+    return f" (id {shard['annotation_id'][mask]})"
 
 
 # ---------------------------------------------------------------------------------- COCO
@@ -409,8 +416,9 @@ def export_coco(
     An annotation has COCO's keys: `id`, `image_id`, `category_id` (1, the only category, "object";
     or that of the record, if the pack keeps `annotations.category_id` as int64), `segmentation`
     (compressed RLE), `area`, `bbox` and `iscrowd` (0); and SA-1B's `predicted_iou`,
-    `stability_score`, `point_coords` and `crop_box`. `bbox` is x, y, w, h in COCO's convention,
-    tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
+    `stability_score`, `point_coords` and `crop_box`, as far as the pack has them. `bbox` is x, y,
+    w, h in COCO's convention, tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's
+    JSON.
 
     The file is written completely or not at all. An existing file is never overwritten; it is left
     as it is if it has the same bytes. It takes 8 bytes of memory per image and per annotation.
@@ -422,7 +430,7 @@ def export_coco(
             whole pack.
         renumber: number annotations from 1 in the order of the file, and keep SA-1B's id as
             `sa1b_id`. For collections in which ids occur twice: COCO's tools would silently lose
-            all but one.
+            all but one. Those of a pack without ids are always numbered.
         boxes_only: leave out `segmentation`, for detectors that learn boxes.
         progress: show a bar on stderr; or a function that is called as function(images done, images
             in all). Each image is counted twice, as it is written in two places. Default: a bar if
@@ -444,7 +452,8 @@ def export_coco(
     categories: set[int] = set()
     for exported in _by_shard(ds):
         _check_files(exported.shard)
-        ids.append(exported.shard["annotation_id"][exported.kept])
+        if "annotation_id" not in ds.layout.absent:
+            ids.append(exported.shard["annotation_id"][exported.kept])
         of_masks = KeptTexts(exported.shard).categories()
         if of_masks is not None:
             categories.update(of_masks[exported.kept].tolist())
@@ -554,9 +563,11 @@ def _coco_annotations(
             annotation = annotations[mask]
             box = boxes[mask].tolist()
             count += 1
-            coco = {"id": annotation["id"]}
-            if renumber:
-                coco = {"id": count, "sa1b_id": annotation["id"]}
+            coco = {"id": count}
+            if "id" in annotation and renumber:
+                coco["sa1b_id"] = annotation["id"]
+            elif "id" in annotation:
+                coco["id"] = annotation["id"]
             coco["image_id"] = int(shard["image_id"][row])
             coco["category_id"] = 1
             if categories is not None:

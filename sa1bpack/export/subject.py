@@ -157,11 +157,16 @@ class Subject:
 
     @property
     def colours(self) -> np.ndarray:
-        """uint8 (m, 3): the colour of each mask, which its annotation id decides, if it has one."""
-        ids = self.sample.get("annotation_ids")
-        if ids is None:
-            ids = np.arange(self.masks)
-        return id_colours(ids)
+        """uint8 (m, 3): the colour of each mask."""
+        return mask_colours(self.sample, self.masks)
+
+
+def mask_colours(sample: Mapping[str, Any], masks: int) -> np.ndarray:
+    """uint8 (m, 3): colours of the masks of a sample, by their annotation ids; else by place."""
+    ids = sample.get("annotation_ids")
+    if ids is None:
+        ids = np.arange(masks)
+    return id_colours(ids)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ Modules:
     masks/: masks under these maps, from runs or a grid; relations; prompts from runs; crops around
         masks.
     prompts: a prompt for each mask of what a pipeline made, and clicks that correct a prediction.
+    ids: what tells the masks of a batch apart where something is drawn for them.
     triton/: images and masks on CUDA.
     backends: what makes images and masks on a device; threads for compiled kernels.
     batch: batches and samples as torch's trees, and as data that is safe to load.

@@ -12,6 +12,7 @@ from sa1bpack.transforms.geometric_steps import RandomResizedCrop as RandomResiz
 from sa1bpack.transforms.geometric_steps import RandomVerticalFlip as RandomVerticalFlip
 from sa1bpack.transforms.geometric_steps import ScaleJitter as ScaleJitter
 from sa1bpack.transforms.host import forget_sent as forget_sent
+from sa1bpack.transforms.ids import mask_ids as mask_ids
 from sa1bpack.transforms.images.mixing import CutMix as CutMix
 from sa1bpack.transforms.images.mixing import Mixup as Mixup
 from sa1bpack.transforms.images.pixel_steps import ColorJitter as ColorJitter

@@ -83,6 +83,7 @@ class StoredBatches:
         coordinates: coordinates of boxes and points, "source" or "stored".
         spec: spec of the samples as text; None if it is not known.
         features: specs of the features, by name.
+        has_annotation_ids: masks have ids of their own.
     """
 
     image_size: int
@@ -92,6 +93,7 @@ class StoredBatches:
     coordinates: str
     spec: str | None
     features: Items
+    has_annotation_ids: bool
 
     @classmethod
     def of(cls, ds: Any) -> "StoredBatches":
@@ -121,6 +123,7 @@ class StoredBatches:
             coordinates=ds.options.coordinates,
             spec=getattr(ds, "spec_text", None),
             features={feature.name: feature for feature in features},
+            has_annotation_ids="annotation_id" not in ds.layout.absent,
         )
 
     @property

@@ -13,7 +13,6 @@ from torch import Tensor
 from sa1bpack.arguments import MAX_WORD, items_of, number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
-from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms import checks
 from sa1bpack.transforms.backends import describe_kernels, full_precision
@@ -28,6 +27,7 @@ from sa1bpack.transforms.frame import (
 )
 from sa1bpack.transforms.geometric_steps import GeometricStep, Step
 from sa1bpack.transforms.host import all_on_host, numbers_of, sent, unseen
+from sa1bpack.transforms.ids import MASK_KEYS, mask_ids
 from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.mixing import MixStep
 from sa1bpack.transforms.images.pixel_steps import (
@@ -54,8 +54,6 @@ from sa1bpack.wording import brief
 # Keys of a batch with a few numbers per mask, or image as well, that a pipeline reads.
 _PLACED = ("bboxes", "point_coords")
 _SMALL = ("image_ids", "repetitions", "sizes", "mask_counts", *_PLACED)
-# Keys of a batch with one row per mask; a dataset's transform may have removed some.
-MASK_KEYS = (*(number.key for number in MASK_NUMBERS if number.batched), "masks")
 
 # The order of steps.
 _PLACES: tuple[tuple[type[Step], ...], ...] = (
@@ -156,7 +154,7 @@ class Pipeline:
     No mask is dropped, so that all arrays keep their shapes: ignore masks that are not `valid`.
 
     What a step draws depends on (seed, epoch, image_id) and on the position of the step among the
-    steps, and what `max_valid` draws on (seed, epoch, annotation id); the epoch is
+    steps, and what `max_valid` draws on (seed, epoch, id of `mask_ids`); the epoch is
     `batch["epoch"]`. So an image is treated the same in every batch and on every rank, and there is
     no state to save. Where an image comes again in an epoch, `batch["repetitions"]`, which does not
     depend on batches or ranks either, makes it differ from its earlier occurrences.
@@ -218,7 +216,7 @@ class Pipeline:
             max_cover: fraction of a valid mask's cells, 0 to 1, that larger valid masks may cover
                 together; 0.8 is EdgeSAM's `mask_nms_thresh`. 1: any.
             max_valid: at most this many masks of each image are valid, drawn from the valid ones by
-                (seed, epoch, annotation id). None: all.
+                (seed, epoch, id of `mask_ids`). None: all.
             relations: names of relations of the resulting masks, or a `Relate`. Batches must have
                 masks or runs.
             feature_sizes: name of a spatial feature → its grid over the canvas of the result: its
@@ -285,11 +283,16 @@ class Pipeline:
         needed = ["images"]
         if any(isinstance(step, CropAroundMask) for step in self.steps):
             needed.append("bboxes")
-        if self.max_valid is not None:
+        if self._draws_by_ids:
             needed.append("annotation_ids")
         if self._relate is not None:
             needed.append("masks")
         return tuple(needed)
+
+    @property
+    def _draws_by_ids(self) -> bool:
+        """True if something is drawn by annotation ids, which the pack has."""
+        return self.max_valid is not None and self.stored.has_annotation_ids
 
     def __call__(self, batch: Items, epoch: int | None = None) -> Batch:
         """Make training input from a batch.
@@ -354,8 +357,10 @@ class Pipeline:
         needed = ["images", "sizes"]
         if self.steps:
             needed.append("image_ids")
-        if self.max_valid is not None:
+        if self._draws_by_ids:
             needed.append("annotation_ids")
+        elif self.max_valid is not None:
+            needed.append("image_ids")
         checks.check_tensors(batch, needed, MASK_KEYS)
         checks.check_arrays(batch, self.stored)
         small = {key: batch[key] for key in _SMALL if key in batch}
@@ -447,7 +452,7 @@ class Pipeline:
         if usable is not None:
             result["valid"] &= usable.view(result["valid"].shape)
         if rows is not None and self.max_valid is not None:
-            rank = self._random_ranks(result, small, rows, epoch)
+            rank = self._random_ranks(result, rows, epoch)
             result["valid"] &= rank < self.max_valid
         for name, feature in self.stored.spatial.items():
             if name in batch:
@@ -531,7 +536,6 @@ class Pipeline:
     def _random_ranks(
         self,
         result: Batch,
-        small: Tensors,
         rows: MaskRows,
         epoch: int | None,
     ) -> Tensor:
@@ -539,10 +543,7 @@ class Pipeline:
         assert epoch is not None, "a batch without an epoch is refused where numbers are drawn"
         valid = result["valid"].flatten()
         [owner] = sent([rows.owner], valid.device)
-        ids = result["annotation_ids"].flatten()
-        if "repetitions" in small:
-            [repetitions] = sent([small["repetitions"]], valid.device)
-            ids = repeated_ids(ids, repetitions[owner])
+        ids = mask_ids(result).flatten()
         drawn = uniform(self.seed, epoch, ids, prompt_draw("valid", 0), 1)[:, 0]
         return ranks(drawn.where(valid, 1.0), owner, len(result["images"])).view(rows.shape)
 

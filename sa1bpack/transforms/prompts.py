@@ -26,6 +26,7 @@ from sa1bpack.transforms.backends import launch, uses_compiled
 from sa1bpack.transforms.batch import Batch, Items
 from sa1bpack.transforms.checks import LEAST, Sides, check_made
 from sa1bpack.transforms.host import unseen
+from sa1bpack.transforms.ids import mask_ids, of_masks
 from sa1bpack.transforms.maps import pair
 from sa1bpack.transforms.masks.cells import count_along
 from sa1bpack.transforms.masks.prompts import jitter_boxes
@@ -34,7 +35,7 @@ from sa1bpack.wording import brief
 
 KINDS = ("point", "box", "mask")
 WHERE = ("random", "interior", "stored")
-NEEDED = ("images", "masks", "valid", "boxes_xyxy", "annotation_ids", "image_ids", "epoch")
+NEEDED = ("images", "masks", "valid", "boxes_xyxy", "image_ids", "epoch")
 MASK_LOGIT = 10.0  # SAM 2 takes a mask as a prompt in logits of -10 and 10
 PADDING = -1  # SAM's label of padding, in place of a point
 
@@ -68,7 +69,8 @@ class Prompts:
     corners of a box as two points.
 
     Everything is made on the batch's device, without waiting for it, and is a function of (seed,
-    epoch, id of the mask, or of the image, repetition of the image in the epoch).
+    epoch, id of the mask, or of the image, repetition of the image in the epoch); ids of masks are
+    those of `mask_ids`.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -137,7 +139,12 @@ class Prompts:
         stored = self.where == "stored"
         numbers = getattr(batch, "numbers", None)
         batch = unseen(batch)
-        check_made(batch, (*NEEDED, "point_coords") if stored else NEEDED)
+        check_made(batch, NEEDED)
+        if stored and "point_coords" not in batch:
+            raise OptionError(
+                "where is 'stored', but the batch has no point_coords: its pack has none, or "
+                f"fields leaves them out; choose {WHERE[0]!r} or {WHERE[1]!r}"
+            )
         valid = batch["valid"]
         boxes = batch["boxes_xyxy"]
         kinds = torch.where(valid, self._chosen(batch, draw), -1)
@@ -152,7 +159,7 @@ class Prompts:
             height, width = batch["images"].shape[-2:]
             extent = pair(width, height, boxes.device).to(boxes.dtype)
             key = {"seed": self.seed, "epoch": batch["epoch"], "draw": draw}
-            boxes = jitter_boxes(boxes, extent, _mask_ids(batch), **key)
+            boxes = jitter_boxes(boxes, extent, mask_ids(batch), **key)
         prompted = Batch(batch)
         prompted.numbers = numbers
         prompted |= {
@@ -168,16 +175,17 @@ class Prompts:
 
     def _chosen(self, batch: Items, draw: int) -> Tensor:
         """int64 (...): a kind for each mask."""
-        ids = _mask_ids(batch)
         if self.per == "image":
             ids = repeated_ids(batch["image_ids"], batch.get("repetitions"))
+        else:
+            ids = mask_ids(batch)
         key = prompt_draw("kinds", draw)
         drawn = uniform(self.seed, batch["epoch"], ids.reshape(-1), key, 1).view(ids.shape)
         point = self.kinds["point"]
         box = self.kinds["point"] + self.kinds["box"]
         kinds = (drawn >= point).long() + (drawn >= box).long()
         if self.per == "image":
-            kinds = _of_masks(batch, kinds)
+            kinds = of_masks(batch, kinds)
         return kinds
 
     def _points(self, batch: Items, draw: int) -> tuple[Tensor, Tensor]:
@@ -193,7 +201,7 @@ class Prompts:
             cells = cells[:, None].expand(-1, self.points, -1)
             has_cells = depth > 0
         else:
-            ids = _mask_ids(batch).reshape(-1)
+            ids = mask_ids(batch).reshape(-1)
             key = prompt_draw("points", draw)
             drawn = uniform(self.seed, batch["epoch"], ids, key, self.points)
             cells, has_cells = uniform_cells(masks, drawn)
@@ -219,22 +227,6 @@ def _lie_inside(points: Tensor, masks: Tensor, size: Sides) -> Tensor:
     on_grid = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     cell = torch.where(on_grid, y * width + x, 0)
     return masks.flatten(1).gather(1, cell[:, None]) & on_grid[:, None]
-
-
-def _of_masks(batch: Items, of_images: Tensor) -> Tensor:
-    """(...): for each mask of a batch the value of its image, of (B,)."""
-    leading = batch["annotation_ids"].shape
-    if "mask_offsets" in batch:
-        return of_images.repeat_interleave(batch["mask_counts"], output_size=leading[0])
-    return of_images[:, None].expand(leading)
-
-
-def _mask_ids(batch: Items) -> Tensor:
-    """int64 (...): what the random numbers of each mask depend on: its id, and the repetition."""
-    ids: Tensor = batch["annotation_ids"]
-    if "repetitions" not in batch:
-        return ids
-    return repeated_ids(ids, _of_masks(batch, batch["repetitions"]))
 
 
 @checks_options

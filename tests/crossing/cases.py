@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absent_numbers import ALL, COCO, SAMPLE_KEYS
 from packs import ANY_LENGTH, FEATURES, SCALES, Packs
 
 import sa1bpack
@@ -15,6 +16,11 @@ RELATIONS = ("intersections", "ious", "containments", "touching", "distances", "
 RELATIONS += ("centroids", "mask_boxes", "parents", "depths", "levels")
 SELECTIONS = ("all", "all", "slice", "shuffled", "repeated", "where", "fraction", "saved")
 WHERE_MASKS = "stability_score > 0.96 & bbox.w < 60 | ~(area < 700)"
+WITHOUT_SCORES = "bbox.x > 12 & bbox.w < 60 | ~(area < 700)"
+ABSENT = (COCO, ALL, ("annotation_id",), ("predicted_iou", "point_coords"), ("stability_score",))
+# Option of opening, and of mask_select → the number that it needs.
+NEEDS = {"min_iou": "predicted_iou", "min_stability": "stability_score",
+         "iou": "predicted_iou", "stability": "stability_score"}  # fmt: skip
 LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 # Every so many cases has masks from runs and features, read past the page cache from the disk:
 # what shares a thread's scratch memory.
@@ -26,7 +32,8 @@ class Case:
     """A dataset, and how it is read.
 
     Attributes:
-        layout: fit, pixels and masks of the packs, and the number of their scale.
+        layout: fit, pixels and masks of the packs, the number of their scale, and the numbers of
+            masks that they lack.
         several: both packs are opened as one.
         copied: "first", "all": a copy of the first of them as well, and duplicates= is this.
         cache: "": they are local; "new" or "kept": they are read through a cache.
@@ -45,7 +52,7 @@ class Case:
     """
 
     seed: int
-    layout: tuple[str, str, str, int]
+    layout: tuple[str, str, str, int, tuple[str, ...]]
     several: bool
     copied: str
     cache: str
@@ -62,6 +69,16 @@ class Case:
     stop: tuple[int, int] | None = None
     keep: bool = False
     transform: bool = False
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The numbers that masks lack."""
+        return self.layout[4]
+
+    @property
+    def weighed(self) -> str:
+        """The column that weights of masks are computed from, so that they are a function of it."""
+        return "area" if "annotation_id" in self.absent else "annotation_id"
 
     @property
     def yields_runs(self) -> bool:
@@ -105,16 +122,33 @@ def drawn_opening(seed: int) -> Case:
         else:
             opened.pop("mask_size", None)
         opened.setdefault("features", rng.sample([*FEATURES, *ANY_LENGTH], 2))
+    absent = drawn_absent(seed, opened)
+    where_masks = WITHOUT_SCORES if "stability_score" in absent else WHERE_MASKS
     return Case(
         seed,
-        (fit, pixels, stored, scale),
+        (fit, pixels, stored, scale, absent),
         several=rng.random() < 0.4,
         copied=rng.choice(("", "", "", "", "first", "all")),
         cache=rng.choice(("", "", "", "new", "kept")),
         opened=opened,
         selection=rng.choice(SELECTIONS),
-        where_masks=rng.choice(("", "", "", WHERE_MASKS)),
+        where_masks=rng.choice(("", "", "", where_masks)),
     )
+
+
+def drawn_absent(seed: int, opened: dict[str, Any]) -> tuple[str, ...]:
+    """The numbers that masks lack; what needs them is taken out of the options of opening."""
+    rng = random.Random(f"{seed} absent")
+    absent = rng.choice(ABSENT) if rng.random() < 0.4 else ()
+    for name, number in NEEDS.items():
+        if number in absent:
+            opened.pop(name, None)
+    if "annotation_id" in absent and "features" in opened:  # rows of masks are attached by id
+        axes = {name: spec[0] for name, spec in (FEATURES | ANY_LENGTH).items()}
+        opened["features"] = [name for name in opened["features"] if axes[name] == "sample"]
+        if not opened["features"]:
+            del opened["features"]
+    return absent
 
 
 def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
@@ -189,7 +223,7 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
     changing = [one, two], [one, None], sa1bpack.LinearSchedule(one, two, steps=5)
     most = rng.choice((None, None, one, one, *changing))
     if most is not None:
-        reading["max_masks"], reading["mask_select"] = most, _drawn_choice(rng, ds)
+        reading["max_masks"], reading["mask_select"] = most, _drawn_choice(rng, case, ds)
         limited = not (isinstance(most, list) and None in most)
         if limited and reading["mask_layout"].startswith("padded"):
             reading["pad_to_max"] = rng.random() < 0.4
@@ -232,7 +266,9 @@ def _drawn_fields(rng: random.Random, case: Case, ds: sa1bpack.Dataset) -> list[
     """Some keys of a batch, with those that the other options need."""
     masks = "runs" if case.yields_runs else "masks"
     features = [feature.name for feature in ds.spec.features]
-    known = ["images", masks, "mask_counts", "sizes", "bboxes", "areas", "stability_scores"]
+    known = ["images", masks, "mask_counts", "sizes", "bboxes", "areas"]
+    if "stability_score" not in case.absent:
+        known.append(SAMPLE_KEYS["stability_score"])
     if features and rng.random() < 0.6:
         known = features
     fields = rng.sample(known, rng.randint(1, min(len(known), 3)))
@@ -289,11 +325,17 @@ def _drawn_order(rng: random.Random, ds: sa1bpack.Dataset) -> tuple[str, dict[st
     return kind, seed
 
 
-def _drawn_choice(rng: random.Random, ds: sa1bpack.Dataset) -> Any:
-    ids = ds.mask_column("annotation_id")
+def _drawn_choice(rng: random.Random, case: Case, ds: sa1bpack.Dataset) -> Any:
+    ids = ds.mask_column(case.weighed)
     weights = ids % 5 if (ids % 5).any() else np.ones(len(ids))
     kinds = ["largest", "iou", "stability", "random", "balanced", by_box, weights.astype(float)]
+    kinds = [kind for kind in kinds if callable(kind) or _has(case, kind)]
     return rng.choice((*kinds, [rng.choice(kinds), rng.choice(kinds)]))
+
+
+def _has(case: Case, kind: Any) -> bool:
+    """Masks have the number that a choice needs."""
+    return not isinstance(kind, str) or NEEDS.get(kind) not in case.absent
 
 
 def by_box(columns: Any) -> np.ndarray:

@@ -201,8 +201,8 @@ class Crossing:
         most = value_at(case.reading.get("max_masks"), epoch, step)
         mask_select = value_at(case.reading.get("mask_select", "largest"), epoch, step)
         if isinstance(mask_select, np.ndarray):
-            weights = dict(zip(ds.mask_column("annotation_id").tolist(), mask_select, strict=True))
-            mask_select = weighing(weights)
+            keys = ds.mask_column(case.weighed).tolist()
+            mask_select = weighing(case.weighed, dict(zip(keys, mask_select, strict=True)))
         repetitions = repeated.astype(np.int64)
         if self._repeats:  # `_check_repetitions` compares them
             repetitions = batch["repetitions"].numpy()
@@ -313,20 +313,23 @@ class Crossing:
             [pack] = [each for each in packs if sample["image_id"] in each.column("image_id")]
             expected = pack.by_id(sample["image_id"])
             if case.where_masks:
-                expected = with_masks(expected, fulfilling(pack))
+                expected = with_masks(expected, fulfilling(pack, sample["image_id"]))
             assert same_samples(sample, expected)
 
 
-def fulfilling(pack: sa1bpack.Dataset) -> np.ndarray:
-    """The annotation ids of the masks that fulfil WHERE_MASKS, by numpy."""
-    area, score = pack.mask_column("area"), pack.mask_column("stability_score")
-    narrow = pack.mask_column("bbox")[:, 2] < 60
-    return pack.mask_column("annotation_id")[(score > 0.96) & narrow | (area >= 700)]
+def fulfilling(pack: sa1bpack.Dataset, image_id: int) -> np.ndarray:
+    """bool (m,): the masks of an image that fulfil WHERE_MASKS, or WITHOUT_SCORES, by numpy."""
+    [index] = pack.index_of([image_id]).tolist()
+    area, box = pack.mask_column("area"), pack.mask_column("bbox")
+    first = box[:, 0] > 12
+    if "stability_score" not in pack.layout.absent:
+        first = pack.mask_column("stability_score") > 0.96
+    edges = pack.mask_offsets[index : index + 2]
+    return (first & (box[:, 2] < 60) | (area >= 700))[slice(*edges.tolist())]
 
 
-def with_masks(sample: dict, annotation_ids: np.ndarray) -> dict:
-    """The sample with those of its masks that have one of these ids."""
-    kept = np.isin(sample["annotation_ids"], annotation_ids)
+def with_masks(sample: dict, kept: np.ndarray) -> dict:
+    """The sample with these of its masks."""
     count = len(kept)
     of_masks = {*NUMBERS, "crop_boxes", "masks"}
     of_masks |= {name for name, (axis, *_) in FEATURES.items() if axis == "mask"}
@@ -370,9 +373,9 @@ def value_at(option: Any, epoch: int, step: int) -> Any:
     return option
 
 
-def weighing(weights: dict[int, float]) -> Any:
-    """Weights by annotation id as a function of columns."""
-    return lambda columns: np.array([weights[i] for i in columns["annotation_id"].tolist()])
+def weighing(name: str, weights: dict[int, float]) -> Any:
+    """Weights by the values of a column as a function of columns."""
+    return lambda columns: np.array([weights[i] for i in columns[name].tolist()])
 
 
 def same_arrays(batch: dict, expected: dict, others: Any) -> None:

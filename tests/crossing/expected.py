@@ -56,13 +56,12 @@ def kept_masks(
         select = lambda columns: mask_select({**columns, "image_id": image_id})  # noqa: E731
     collate = sa1bpack.Collate("concat", max_masks=most, mask_select=select, seed=seed)
     collate.set_epoch(epoch)
-    numbers = {key: sample[key] for key in (*NUMBERS, "crop_boxes", "size")}
+    numbers = {key: sample[key] for key in (*NUMBERS, "crop_boxes", "size") if key in sample}
     numbers["image_id"] = repeated_id(image_id, repetition)
-    drawn = collate([numbers | {"row": 0}])["annotation_ids"].numpy()
-    kept = np.flatnonzero(np.isin(sample["annotation_ids"], drawn))
-    assert len(kept) == len(drawn) <= most
+    numbers["predicted_ious"] = np.arange(count, dtype=np.float64)  # which nothing is drawn by
+    kept = collate([numbers | {"row": 0}])["predicted_ious"].numpy().astype(int)
+    assert (np.diff(kept) > 0).all() and len(kept) <= most
     assert len(kept) == min(most, count) or callable(mask_select)
-    np.testing.assert_array_equal(sample["annotation_ids"][kept], drawn)
     if isinstance(mask_select, str) and mask_select == "balanced":
         thirds = np.empty(count, np.int64)
         ranking = np.lexsort((np.arange(count), -sample["areas"]))
@@ -71,8 +70,9 @@ def kept_masks(
         found, available = np.bincount(thirds[kept], minlength=3), np.bincount(thirds, minlength=3)
         assert all(found[k] in (available[k], found.max(), found.max() - 1) for k in range(3))
     elif callable(mask_select):
-        columns = {"annotation_id": sample["annotation_ids"], "bbox": sample["bboxes"]}
-        weights = np.asarray(mask_select(columns | {"image_id": sample["image_id"]}))
+        columns = {"area": sample["areas"], "bbox": sample["bboxes"]}
+        columns |= {"annotation_id": sample.get("annotation_ids"), "image_id": sample["image_id"]}
+        weights = np.asarray(mask_select(columns))
         assert (weights[kept] > 0).all()
         assert len(kept) == min(most, np.count_nonzero(weights > 0))
     return kept
@@ -122,7 +122,8 @@ def expected_batch(
     offsets = np.concatenate([[0], np.cumsum(counts)])
     if not padded:
         found["mask_offsets"] = offsets
-    for key, kind in NUMBERS.items():
+    for key in NUMBERS.keys() & samples[0].keys():
+        kind = NUMBERS[key]
         found[key] = of_masks(key, lambda rows, kind=kind: rows.astype(kind))
     for feature in ds.spec.features:
         present = f"{feature.name}_present"
@@ -295,12 +296,15 @@ def expected_input(
         box, scale = sample["bboxes"][masks], to_stored / unit
         edges = np.stack([box[:, :2], box[:, :2] + box[:, 2:] + unit], 1)
         boxes.append(np.clip(edges * scale, 0, stored).reshape(-1, 4))
-        points.append(sample["point_coords"][masks] * scale)
-        inside.append(((points[-1] >= 0) & (points[-1] < stored)).all(1))
+        if "point_coords" in sample:
+            points.append(sample["point_coords"][masks] * scale)
+            inside.append(((points[-1] >= 0) & (points[-1] < stored)).all(1))
     found = {"images": images.transpose(0, 3, 1, 2), "boxes_xyxy": np.concatenate(boxes)}
     pairs = zip(plain, kept, strict=True)
     found["masks"] = np.concatenate([sample["masks"][masks] for sample, masks in pairs])
-    found["point_coords"], found["point_inside"] = np.concatenate(points), np.concatenate(inside)
+    if points:
+        found["point_coords"] = np.concatenate(points)
+        found["point_inside"] = np.concatenate(inside)
     shown = (found["boxes_xyxy"][:, 2:] > found["boxes_xyxy"][:, :2]).all(1)
     found["valid"] = shown & found["masks"].any((1, 2))
     return found

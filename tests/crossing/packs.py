@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from absent_numbers import without
 from small_tars import members, write_tar
 
 import sa1bpack
@@ -67,23 +68,32 @@ class Packs:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def of(self, fit: str, pixels: str, masks: str, scale: int) -> list[Path]:
+    def of(
+        self, fit: str, pixels: str, masks: str, scale: int, absent: tuple[str, ...]
+    ) -> list[Path]:
         """The packs of both tars in a layout; no test may change them."""
-        return [self._pack(tar, fit, pixels, masks, scale) for tar in range(len(TARS))]
+        return [self._pack(tar, fit, pixels, masks, scale, absent) for tar in range(len(TARS))]
 
-    def _pack(self, tar: int, fit: str, pixels: str, masks: str, scale: int) -> Path:
+    def _pack(
+        self, tar: int, fit: str, pixels: str, masks: str, scale: int, absent: tuple[str, ...]
+    ) -> Path:
         image_size, mask_size = SCALES[scale]
-        out = self.folder / f"{fit}-{pixels}-{masks}-{image_size}-{tar}"
+        lacking = "".join(f"-{name}" for name in absent)
+        out = self.folder / f"{fit}-{pixels}-{masks}-{image_size}{lacking}-{tar}"
         options = {"fit": fit, "pixels": pixels, "masks": masks, "image_size": image_size,
-                   "mask_size": mask_size, "samples_per_shard": 3, "workers": 1}  # fmt: skip
-        self._once(out, lambda: sa1bpack.pack(self._tar(tar), out, max_masks=None, **options))
+                   "mask_size": mask_size, "samples_per_shard": 3, "workers": 1,
+                   "absent": absent}  # fmt: skip
+        source = self._tar(tar, absent)
+        self._once(out, lambda: sa1bpack.pack(source, out, max_masks=None, **options))
         return out
 
-    def _tar(self, number: int) -> Path:
-        path = self.folder / f"sa_{number:06}.tar"
-
+    def _tar(self, number: int, absent: tuple[str, ...]) -> Path:
+        folder = self.folder / "-".join(["tars", *absent])
+        folder.mkdir(exist_ok=True)
+        path = folder / f"sa_{number:06}.tar"
         masks = TARS[number]
-        self._once(path, lambda: write_tar(path, members(masks, masks.__getitem__, size_of)))
+        found = without(members(masks, masks.__getitem__, size_of), absent)
+        self._once(path, lambda: write_tar(path, found))
         return path
 
     def copy_of(self, pack: Path) -> Path:

@@ -23,6 +23,7 @@ class Layout(NamedTuple):
     mask_size: int = 96
     fit: str = "pad"
     pixels: str = "rgb"
+    absent: tuple[str, ...] = ()
 
 
 LAYOUT = Layout()

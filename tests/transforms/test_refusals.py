@@ -133,7 +133,7 @@ REFUSED = [
     (lambda: points(draw=1.5), "draw is 1.5: choose a whole number"),
     (lambda: T.Pipeline(DS, [TURN, FLIP, TURN])(BATCH, 0), "two steps rotate or shear: only one"),
     (lambda: T.Pipeline(DS, relations=["ious"])(NO_MASKS), "needs masks or runs"),
-    (lambda: T.Prompts(where="stored")({}), "has no .*, point_coords, .*: give what a Pipeline"),
+    (lambda: T.Prompts(where="stored")({}), "has no boxes_xyxy, .*: give what a Pipeline"),
     (lambda: T.image_region(BATCH), "no input_sizes, input_to_source: give what a Pipeline"),
     (lambda: T.Relate(["iou"]), "relation is 'iou': choose one of intersections, ious"),
     (lambda: T.Relate(5), "relations is 5"),

@@ -10,6 +10,7 @@ import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
+from sa1bpack.mask_numbers import lacks_text
 from sa1bpack.wording import brief
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -29,6 +30,15 @@ class UnusableId(Exception):
     def __init__(self, position: int):
         super().__init__(position)
         self.position = position
+
+
+def check_ids(ds: Dataset, axis: str) -> None:
+    """Raise OptionError for rows of masks, if the pack lacks the ids by which they are found."""
+    if axis == "mask" and "annotation_id" in ds.layout.absent:
+        raise OptionError(
+            f"axis is 'mask', but {lacks_text('annotation_id', ds.layout.mask_numbers)}, so rows "
+            "cannot be told apart; sa1bpack.derive computes rows of masks, in their order"
+        )
 
 
 class RowIds:

@@ -709,7 +709,7 @@ const detail = {
     marks.append(above);
     const [x, y, w, h] = this.values("bbox")[mask];
     if ([x, y, w, h].every(Number.isFinite)) marks.append(drawing("rect", { x, y, width: Math.max(0, w + 1), height: Math.max(0, h + 1) }));
-    const [px, py] = this.values("point_coords")[mask];
+    const [px, py] = this.values("point_coords")?.[mask] ?? [];
     if (Number.isFinite(px) && Number.isFinite(py)) marks.append(drawing("circle", { cx: px, cy: py, r: Math.max(sample.width, sample.height) / 220 }));
     $("masks").append(marks);
     $("panel").scrollTo({ top: 0 });
@@ -852,8 +852,8 @@ stage.addEventListener("mousemove", (event) => {
   if ($("tip").hidden) return;
   const corner = stage.getBoundingClientRect();
   const area = detail.values("area")[mask];
-  const iou = detail.values("predicted_iou")[mask];
-  $("tip").textContent = `${mask}: ${number(area)} px, IoU ${number(iou, 3)}`;
+  const iou = detail.values("predicted_iou")?.[mask];
+  $("tip").textContent = `${mask}: ${number(area)} px${iou === undefined ? "" : `, IoU ${number(iou, 3)}`}`;
   $("tip").style.transform = `translate(${event.clientX - corner.left + 14}px, ${event.clientY - corner.top + 14}px)`;
 });
 stage.addEventListener("pointerleave", () => { $("tip").hidden = true; detail.light(null); });
@@ -1014,7 +1014,9 @@ async function start() {
     ["of its masks", `${pack.reductions.join(", ")} of ${pack.mask_numbers.join(", ")}, as in max(area)`],
     ["example", "max(area) > 1e6 and mask_count <= 50"],
   ]));
-  $("where-examples").replaceChildren(...["mask_count >= 100", "max(area) > 1000000", "min(predicted_iou) < 0.9", "height > 2000"]
+  const examples = ["mask_count >= 100", "max(area) > 1000000", "height > 2000"];
+  if (pack.mask_numbers.includes("predicted_iou")) examples.splice(2, 0, "min(predicted_iou) < 0.9");
+  $("where-examples").replaceChildren(...examples
     .map((value) => element("option", { value })));
   grid.layout();
   filterChanged();

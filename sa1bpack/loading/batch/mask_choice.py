@@ -11,6 +11,8 @@ from sa1bpack.arguments import MAX_WORD, choice, numbers_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.errors import LoaderError, OptionError, UnknownName
+from sa1bpack.format.layout import Layout
+from sa1bpack.mask_numbers import MASK_NUMBERS, lacks_text
 from sa1bpack.masks.relations import thirds_of
 from sa1bpack.masks.select import ranked
 from sa1bpack.random_words import repeated_ids, stream_words
@@ -42,8 +44,7 @@ class MaskColumns(dict[str, Any]):
     """
 
     def __missing__(self, name: str) -> None:
-        known = ", ".join(field.array for field in NUMBER_FIELDS)
-        raise UnknownName(f"no column {brief(name)}; the columns are image_id, epoch, {known}")
+        raise UnknownName(f"no column {brief(name)}; the columns are {', '.join(self)}")
 
 
 class MaskWeights:
@@ -153,7 +154,13 @@ class MaskChoice:
         if self.keeps_all(masks):
             return None
         if isinstance(self.mask_select, str) and self.mask_select not in _DRAWN:
-            score = np.asarray(sample[CHOICES[self.mask_select]])
+            key = CHOICES[self.mask_select]
+            if key not in sample:
+                raise OptionError(
+                    f"mask_select is {brief(self.mask_select)}, but the samples have no {key}: "
+                    "their pack has none, or a transform removed them; choose another"
+                )
+            score = np.asarray(sample[key])
             return np.sort(ranked(score)[: self.max_masks])
         image_id = int(sample["image_id"])
         if self.mask_select == IN_TURN:
@@ -268,6 +275,16 @@ def _by_weight(weights: np.ndarray, words: np.ndarray) -> np.ndarray:
     return weighted[np.lexsort((words, -key))]
 
 
+def _check_ranked(mask_select: str, layout: Layout) -> None:
+    """Raise OptionError if masks of this layout lack the number that decides a choice."""
+    for number in MASK_NUMBERS:
+        if number.key == CHOICES[mask_select] and number.array in layout.absent:
+            raise OptionError(
+                f"mask_select is {brief(mask_select)}, but "
+                f"{lacks_text(number.array, layout.mask_numbers)}; choose another"
+            )
+
+
 _log = logging.getLogger(__name__)
 
 ScheduledSelect = MaskSelect | np.ndarray | Schedule | list[Any]
@@ -306,13 +323,18 @@ class MaskSchedule:
     def over(self, ds: Dataset, seed: int) -> "MaskSchedule":
         """This schedule for a dataset, to whose masks arrays of weights belong, and with a seed.
 
-        Raises OptionError for an array that does not have one weight per mask of the dataset.
+        Raises OptionError for an array that does not have one weight per mask of the dataset, and
+        for a choice by a number that its masks lack.
         """
         if self.unlimited and self.mask_select != as_schedule("mask_select", "largest"):
             _log.warning("mask_select has no effect: max_masks is None, so all masks are kept")
 
         def weigh(value: Any) -> Any:
-            return MaskWeights(ds, value) if isinstance(value, np.ndarray) else value
+            if isinstance(value, np.ndarray):
+                return MaskWeights(ds, value)
+            if isinstance(value, str):
+                _check_ranked(value, ds.layout)
+            return value
 
         return MaskSchedule(self.max_masks, self.mask_select.map(weigh), seed, self.pads)
 

@@ -24,6 +24,7 @@ from sa1bpack.masks.relations import NEIGHBORS, RELATIONS, SHARE, Derived, Relat
 from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
 from sa1bpack.transforms.batch import Items
 from sa1bpack.transforms.host import numbers_of, unseen
+from sa1bpack.transforms.ids import MASK_KEYS
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
 from sa1bpack.transforms.masks.run_batch import padded_rows
 from sa1bpack.transforms.memory import allocated_bytes
@@ -162,8 +163,9 @@ class Relate:
         counts: Tensor = batch["mask_counts"]
         padded = "mask_offsets" not in batch
         if "runs" in batch:
-            if padded and "annotation_ids" in batch:
-                most = batch["annotation_ids"].shape[1]
+            keys = [key for key in MASK_KEYS if key in batch]
+            if padded and keys:
+                most = batch[keys[0]].shape[1]
             runs = batch["runs"]
             if runs.run_ends.device.type != "cpu":
                 raise OptionError(

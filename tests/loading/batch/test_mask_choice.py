@@ -159,7 +159,7 @@ def test_a_function_that_returns_no_weights_is_refused(weights, text):
 
 
 def test_an_error_of_the_function_names_the_image_and_an_unknown_column_the_others():
-    with pytest.raises(KeyError, match="the columns are image_id, epoch, bbox, area") as caught:
+    with pytest.raises(KeyError, match="the columns are image_id, epoch, area") as caught:
         chosen([sample(3, 9)], 1, lambda columns: columns["areas"])
     assert "image_id 9" in caught.value.__notes__[0]
     with pytest.raises(UserCodeError, match=r"mask_select raised ZeroDivisionError.*image_id 9"):
