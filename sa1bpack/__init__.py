@@ -14,6 +14,7 @@ What to call; `help(sa1bpack.NAME)` has the options and the rest:
 - one tar, no pack: TarDataset, IterableTarDataset
 - train: Loader; make_dataloader, or torch's DataLoader with Collate (options of the first two:
   ReadingOptions)
+- several data sets: Mix of Loaders
 - augment: transforms.Pipeline, called with each batch; transforms.Prompts; Seeded, for other
   libraries' transforms
 - order: shuffle=, or an Order: LocalShuffleOrder, NodeShuffleOrder, WeightedOrder, MaskPassOrder;

@@ -25,6 +25,8 @@ from sa1bpack.export.report import report as report
 from sa1bpack.export.show import show as show
 from sa1bpack.format.verify import verify as verify
 from sa1bpack.loading.loader import Loader as Loader
+from sa1bpack.loading.mix import Mix as Mix
+from sa1bpack.loading.mix_stats import MixStats as MixStats
 from sa1bpack.loading.options import ReadingOptions as ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches as OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets as Buckets

@@ -19,6 +19,9 @@ from sa1bpack.errors import ThreadRefused
 # Limit on the processes and threads of the control group, as it is seen in a container.
 _LIMIT_OF_GROUP = Path("/sys/fs/cgroup/pids.max")
 
+# How long a thread waits at a time; it is woken when there is something to do.
+_IDLE_SECONDS = 10.0
+
 
 class ThreadPool(ThreadPoolExecutor):
     """A pool of threads. `submit` and `map` raise ThreadRefused if one cannot be started."""
@@ -60,6 +63,44 @@ def _cancel_with(future: Future[Any], queued: Future[None]) -> None:
     """Cancel a future if its place in the queue was, by `shutdown(cancel_futures=True)`."""
     if queued.cancelled():
         future.cancel()
+
+
+class Slots:
+    """Places for threads that do something at the same time: others wait until one is free.
+
+    Attributes:
+        count: number of places.
+    """
+
+    def __init__(self, count: int):
+        self.count = count
+        self._free = count
+        self._changed = threading.Condition()
+
+    def take(self, is_over: Callable[[], bool]) -> bool:
+        """Wait for a place and take it. False if nothing is to be done any more.
+
+        Args:
+            is_over: whether that is so; `wake` has threads that wait ask again.
+        """
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._free > 0 or is_over(), _IDLE_SECONDS):
+                pass
+            if is_over():
+                return False
+            self._free -= 1
+            return True
+
+    def give_back(self) -> None:
+        """Leave a place to another thread."""
+        with self._changed:
+            self._free += 1
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """Have the threads that wait ask whether there is still something to do."""
+        with self._changed:
+            self._changed.notify_all()
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread:

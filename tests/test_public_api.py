@@ -28,7 +28,7 @@ SHOWN = {
     if not (inspect.isclass(value) and issubclass(value, BaseException))
 }
 # What calls return: nobody but sa1bpack makes it.
-MADE_HERE = re.compile("LoadingStats|Relations|.*Result")
+MADE_HERE = re.compile("LoadingStats|MixStats|Relations|.*Result")
 # Their examples take seconds; tests/measuring runs them with tiny packs.
 NOT_EXECUTED = {"sa1bpack.bench"}
 

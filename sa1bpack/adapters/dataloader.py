@@ -39,6 +39,7 @@ from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.class_batches import batches_from
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
+from sa1bpack.loading.reader_crew import ReaderCrew
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.options import group_of
 from sa1bpack.schedules import Schedule, WholeNumbers
@@ -221,7 +222,9 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
         self.__dict__["drop_last"] = rules.drop_last
         self.__dict__["sampler"] = self.batch_sampler.sampler
 
-    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> "_TorchEpoch":
+    def _begin(
+        self, batches: EpochBatches, counts: EpochCounts, crew: ReaderCrew | None
+    ) -> "_TorchEpoch":
         return _TorchEpoch(self, batches)
 
     def iterate(self, batches: EpochBatches) -> Iterator[_SentBatch]:

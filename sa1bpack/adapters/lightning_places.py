@@ -15,6 +15,9 @@ from sa1bpack.errors import LoaderError
 # The key of a checkpoint.
 KEY = "sa1bpack"
 
+# Modules and classes of what has a place.
+_KINDS = (("sa1bpack.loading.iteration", "BaseLoader"), ("sa1bpack.loading.mix", "Mix"))
+
 
 def unused_batches(trainer: Any) -> int:
     """How many batches a trainer has taken but not processed: 1 if a step has failed, else 0."""
@@ -114,11 +117,13 @@ class _Places:
 
     def _loaders(self, trainer: Any) -> list[Any]:
         """The training loaders of sa1bpack that a trainer has, but for those of a DataModule."""
-        module = sys.modules.get("sa1bpack.loading.iteration")
-        if module is None or trainer.train_dataloader is None:
+        kinds = tuple(
+            getattr(sys.modules[module], name) for module, name in _KINDS if module in sys.modules
+        )
+        if not kinds or trainer.train_dataloader is None:
             return []
         loaders = self.combined(trainer.train_dataloader).flattened
-        ours = [loader for loader in loaders if isinstance(loader, module.BaseLoader)]
+        ours = [loader for loader in loaders if isinstance(loader, kinds)]
         return [loader for loader in ours if not hasattr(loader, "driver")]
 
 

@@ -28,9 +28,6 @@ from sa1bpack.finalizers import Living, when_gone
 from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.wording import size_text
 
-# How long a thread waits at a time; it is woken when there is something to do.
-_IDLE_SECONDS = 10.0
-
 SampleRange = tuple[int, int]  # of a batch: its first sample, and one past the last
 
 _log = logging.getLogger("sa1bpack")
@@ -90,7 +87,6 @@ class BufferPool:
         changed: the lock and condition for a free buffer. The queues of epochs wait on it as well,
             so that a thread that waits for a buffer is also woken when its epoch ends.
         count: number of buffers that were planned.
-        threads: number of threads of each epoch.
         all: buffers that exist.
         free: buffers that can be taken.
         lent: what holds the buffers that the consumer has; each is released soon after it is gone.
@@ -98,7 +94,13 @@ class BufferPool:
             closed.
     """
 
-    def __init__(self, allocate: Callable[..., Buffer], count: int, threads: int = 1):
+    def __init__(
+        self,
+        allocate: Callable[..., Buffer],
+        count: int,
+        threads: int = 1,
+        changed: threading.Condition | None = None,
+    ):
         """Allocate the buffers.
 
         Args:
@@ -106,15 +108,16 @@ class BufferPool:
                 least that size.
             count: number of buffers.
             threads: number of threads of an epoch.
+            changed: the lock and condition, which pools may share whose buffers the same threads
+                fill; None: of its own.
 
         Raises:
             Whatever `allocate` raises.
         """
-        self.changed = threading.Condition()
+        self.changed = changed or threading.Condition()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
         self.allocate = allocate
         self.count = count
-        self.threads = threads
         self.free: deque[Buffer] = deque()
         # Weak: an interrupt may lose one that changes hands; `refill` replaces it.
         self.all = Living[Buffer]()
@@ -261,7 +264,6 @@ class BatchQueue:
         self._ranges: deque[tuple[QueuedBatch, SampleRange]] = deque()  # to be copied
         self._locating: QueuedBatch | None = None
         self._all_begun = False
-        self._failed: BaseException | None = None
 
     def close(self) -> None:
         """End the epoch: every wait ends, no batch is begun, and complete batches are discarded."""
@@ -289,33 +291,37 @@ class BatchQueue:
 
     # ----------------------------------------------------------------------- threads that fill
 
-    def next(self) -> tuple[QueuedBatch, SampleRange | None] | None:
+    def task(self) -> tuple[QueuedBatch, SampleRange | None] | None:
         """The next task of a thread: samples of a batch to copy; or, with None, a batch to locate.
 
-        One thread locates at a time. None after the last task.
+        One thread locates at a time. None: there is none now. Whoever calls this holds the lock of
+        the pool.
 
         A thread that gets a batch to locate must `share` or `complete` it.
         """
-        with self._changed:
-            while not self._changed.wait_for(self.has_work, _IDLE_SECONDS):
-                pass
-            if self._ranges:
-                return self._ranges.popleft()
-            if self.closed or self._all_begun:
-                return None
-            batch = QueuedBatch(self._pool.free.popleft())
-            self._batches.append(batch)
-            self._locating = batch
-            return batch, None
+        if self._ranges:
+            return self._ranges.popleft()
+        if not self._may_begin():
+            return None
+        batch = QueuedBatch(self._pool.free.popleft())
+        self._batches.append(batch)
+        self._locating = batch
+        return batch, None
 
-    def has_work(self) -> bool:
-        """True if `next` need not wait."""
-        if self._ranges or self.closed:
-            return True
-        if self._locating is not None:
+    def has_task(self) -> bool:
+        """True if a thread finds something to do."""
+        return bool(self._ranges) or self._may_begin()
+
+    @property
+    def is_done(self) -> bool:
+        """True if there will be no further task, not even for who locates the last batch."""
+        if self._ranges or self._locating is not None:
             return False
-        if self._all_begun:
-            return True
+        return self.closed or self._all_begun
+
+    def _may_begin(self) -> bool:
+        if self.closed or self._all_begun or self._locating is not None:
+            return False
         return len(self._batches) <= self.prefetch and len(self._pool.free) > 0
 
     def share(self, batch: QueuedBatch, ranges: list[SampleRange]) -> None:
@@ -361,12 +367,6 @@ class BatchQueue:
                 self.ready += 1
             self._changed.notify_all()
 
-    def fail(self, error: BaseException) -> None:
-        """Let the consumer have the error of a thread that cannot work, whatever it waits for."""
-        with self._changed:
-            self._failed = error
-            self._changed.notify_all()
-
     # -------------------------------------------------------------------------------- consumer
 
     def take(self, timeout: float, late_text: Callable[[], str]) -> QueuedBatch | None:
@@ -380,15 +380,12 @@ class BatchQueue:
 
         Raises:
             LoaderTimeout: the batch does not arrive in time.
-            Whatever the pool raises if there is no memory for another buffer, and the error of a
-                thread that cannot work.
+            Whatever the pool raises if there is no memory for another buffer.
         """
         limit = time.monotonic() + timeout
         while True:
             with self._changed:
                 self._changed.wait_for(self.has_news, max(0.0, limit - time.monotonic()))
-                if self._failed is not None:
-                    raise self._failed
                 if self.closed:
                     return None
                 batches = self._batches
@@ -407,7 +404,7 @@ class BatchQueue:
 
     def has_news(self) -> bool:
         """True if `take` need not wait."""
-        if self.closed or self._failed is not None:
+        if self.closed:
             return True
         if self._batches:
             return self._batches[0].is_complete

@@ -4,10 +4,11 @@ import os
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import floor
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import torch
 from torch.utils.data import Sampler, SequentialSampler
@@ -25,6 +26,7 @@ from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.order.orders import SequentialOrder
 from sa1bpack.loading.order.rules import BatchRules
 from sa1bpack.loading.progress_line import ProgressLine
+from sa1bpack.loading.reader_crew import ReaderCrew
 from sa1bpack.loading.shard_prefetcher import check_order
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
@@ -169,10 +171,15 @@ class BaseLoader(ABC):
         self._warned: set[str] = set()  # shards with dropped samples
 
     @abstractmethod
-    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Producer:
-        """The producer of these batches, which has not begun yet."""
+    def _begin(
+        self, batches: EpochBatches, counts: EpochCounts, crew: ReaderCrew | None
+    ) -> Producer:
+        """The producer of these batches, which has not begun yet.
 
-    def _end_epoch(self) -> None:
+        The threads of a crew are those of a mix; None: the producer has its own.
+        """
+
+    def end_epoch(self) -> None:
         """End the current iteration, if any."""
         if self._ending is not None:
             self._ending.run()
@@ -190,6 +197,11 @@ class BaseLoader(ABC):
         by the next iteration.
         """
         return Iteration(self)
+
+    @property
+    def has_begun(self) -> bool:
+        """True if an epoch has begun in this process."""
+        return self._counts is not None and self._counts.pid == os.getpid()
 
     def stats(self) -> LoadingStats:
         """The figures of the latest epoch, up to now; `print` them for one line with a verdict.
@@ -220,7 +232,7 @@ class BaseLoader(ABC):
         If it is already the next one, the position in it that `load_state_dict` set is kept.
         """
         self.batches.set_epoch(epoch)
-        self._end_epoch()
+        self.end_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch that was taken last: a few numbers and strings.
@@ -235,7 +247,7 @@ class BaseLoader(ABC):
         Raises OptionError if it is not a state of the same order of the same dataset.
         """
         self.batches.load_state_dict(state)
-        self._end_epoch()
+        self.end_epoch()
 
     def _described(self, workers: str) -> str:
         """The text for `repr`: dataset, batches, position in the order, and threads or workers."""
@@ -269,28 +281,19 @@ class _RunningEpoch(NamedTuple):
     line: ProgressLine
 
 
-class Iteration:
-    """One epoch of a loader, begun by the first `next`. Threads may share it."""
+class BaseIteration(ABC):
+    """A loop over batches that can be ended. Threads may share it."""
 
-    def __init__(self, loader: BaseLoader):
-        self._loader = loader
+    def __init__(self) -> None:
         self._lock = threading.RLock()  # one thread at a time begins, takes, or ends
-        self._running: _RunningEpoch | None = None
-        self._ending: Ending | None = None
         self._pid: int | None = None  # process in which it began
-        self._dropped = 0  # samples
-        self._has_yielded = False  # any batch
         self._over: str | None = None  # why any further `next` is an error; "": complete
 
-    def __iter__(self) -> "Iteration":
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        if self._pid not in (None, os.getpid()):
-            raise LoaderError(
-                "this iteration belongs to the process that forked this one; begin a new one here"
-            )
-        with self._lock:
+        with self.turn():
             if self._over is None:
                 batch = self._next_or_end()
                 if batch is not None:
@@ -299,26 +302,96 @@ class Iteration:
                 raise LoaderError(self._over)
             raise StopIteration
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The turn of one thread. Raises LoaderError in a forked child."""
+        if self._pid not in (None, os.getpid()):
+            raise LoaderError(
+                "this iteration belongs to the process that forked this one; begin a new one here"
+            )
+        with self._lock:
+            yield
+
+    @abstractmethod
     def _next_or_end(self) -> Batch | None:
         """The next batch; None if all have been taken, or this iteration ends with an error."""
+
+    @abstractmethod
+    def end(self, why: str) -> None:
+        """End what is running, and keep only the reason; a later iteration is not affected."""
+
+    def _failed(self, error: BaseException) -> NoReturn:
+        """End this with an error, and raise it."""
+        text = f"this iteration was ended by {type(error).__name__}: {error}. Begin a new one"
+        if isinstance(error, ReadError):
+            text += "; with on_error='drop' samples that cannot be read do not end it"
+        self.end(text)
+        _clear_frames(error)
+        if isinstance(error, StopIteration):  # it would end the caller's loop
+            raise LoaderError(text) from error
+        raise error
+
+
+class TakenBatch(NamedTuple):
+    """A batch that the consumer has taken.
+
+    Attributes:
+        ordered: which batch it is.
+        batch: what the consumer gets; None if none of its samples could be read.
+    """
+
+    ordered: OrderedBatch
+    batch: Any
+
+
+class Iteration(BaseIteration):
+    """One epoch of a loader, begun by the first `next`."""
+
+    def __init__(self, loader: BaseLoader, crew: ReaderCrew | None = None):
+        """
+        Args:
+            loader: the loader.
+            crew: the threads of a mix; None: the epoch has its own.
+        """
+        super().__init__()
+        self._loader = loader
+        self._crew = crew
+        self._running: _RunningEpoch | None = None
+        self._ending: Ending | None = None
+        self._dropped = 0  # samples
+        self._has_yielded = False  # any batch
+
+    def _next_or_end(self) -> Batch | None:
+        while (taken := self.step()) is not None:
+            if taken.batch is not None:
+                batch: Batch = taken.batch
+                return batch
+        return None
+
+    def begin(self) -> None:
+        """Begin to read, before the first batch is asked for."""
+        begin = perf_counter()
+        try:
+            self._begin(begin)
+        except BaseException as error:
+            self._failed(error)
+
+    def step(self) -> TakenBatch | None:
+        """The next batch of the order; None if all have been taken.
+
+        An error ends the iteration.
+        """
         try:
             begin = perf_counter()
             running = self._running
             if running is None:
                 running = self._begin(begin)
-            batch = self._next(running, begin)
+            taken = self._next(running, begin)
         except BaseException as error:
-            text = f"this iteration was ended by {type(error).__name__}: {error}. Begin a new one"
-            if isinstance(error, ReadError):
-                text += "; with on_error='drop' samples that cannot be read do not end it"
-            self._end(text)
-            _clear_frames(error)
-            if isinstance(error, StopIteration):  # it would end the caller's loop
-                raise LoaderError(text) from error
-            raise
-        if batch is not None:
-            return batch
-        self._end("")
+            self._failed(error)
+        if taken is not None:
+            return taken
+        self.end("")
         on_epoch_end = self._loader._options.on_epoch_end
         if on_epoch_end is not None:
             subject = f"epoch {running.state.batches.epoch}"
@@ -330,11 +403,11 @@ class Iteration:
         """Begin the epoch, whose first batch was asked for at `begin`."""
         loader = self._loader
         state = loader.batches.begin()
-        loader._end_epoch()  # the loop over the one before was left
+        loader.end_epoch()  # the loop over the one before was left
         self._pid = os.getpid()
         counts = EpochCounts(state.batches.epoch, begin)
         loader._counts = counts
-        producer = loader._begin(state.batches, counts)
+        producer = loader._begin(state.batches, counts, self._crew)
         line = ProgressLine(loader._options.progress, state.batches, counts)
         running = _RunningEpoch(state, producer, counts, line)
         self._running = running
@@ -346,11 +419,11 @@ class Iteration:
         producer.start()
         return running
 
-    def _next(self, running: _RunningEpoch, begin: float) -> Batch | None:
+    def _next(self, running: _RunningEpoch, begin: float) -> TakenBatch | None:
         """The next batch, which was asked for at `begin`; None if all have been taken."""
         cursor = self._loader.batches
         state = running.state
-        while state.latest is None or not state.latest.is_last:
+        if state.latest is None or not state.latest.is_last:
             cursor.check(state)
             loaded = running.producer.take()
             if loaded is None:
@@ -358,7 +431,6 @@ class Iteration:
                 raise LoaderError("the loader was closed while waiting for a batch")
             samples = len(loaded.ordered.indices)
             running.counts.took(begin, samples, loaded.nbytes, len(loaded.errors), loaded.ready)
-            begin = perf_counter()
             if loaded.errors:
                 self._note_dropped(loaded, state.batches.rules)
             batch: Batch | None = loaded.tensors
@@ -366,9 +438,8 @@ class Iteration:
                 batch = self._completed(loaded, running.counts)
             running.line.took(loaded.ordered.number)
             cursor.took(state, loaded.ordered)
-            if batch is not None:
-                self._has_yielded = True
-                return batch
+            self._has_yielded |= batch is not None
+            return TakenBatch(loaded.ordered, batch)
         # A loop over steps, `while step < n: for batch in loader`, would never end.
         if self._dropped and not self._has_yielded and not state.batches.start:
             raise LoaderError(
@@ -414,7 +485,7 @@ class Iteration:
                 f"{errors[0]}. Repair the pack, or use a larger batch_size"
             )
 
-    def _end(self, why: str) -> None:
+    def end(self, why: str) -> None:
         """End this epoch, and keep only the reason; a later iteration is not affected."""
         running = self._running
         if running is not None:

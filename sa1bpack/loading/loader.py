@@ -42,6 +42,7 @@ from sa1bpack.loading.plans import (
     largest_batch,
     regions_of,
 )
+from sa1bpack.loading.reader_crew import ReaderCrew
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.loading.tensors import arranging_bytes, float_bytes, sent_bytes
@@ -195,6 +196,16 @@ class Loader(BaseLoader):
         """The dataset that is read."""
         return self._dataset
 
+    @property
+    def threads(self) -> int:
+        """Number of threads that read, without a Mix."""
+        return self._threads
+
+    @property
+    def pipeline_threads(self) -> int:
+        """Number of threads that call the pipeline; 0: the consumer calls it, or there is none."""
+        return self._pipeline_threads
+
     # As a DataLoader without workers has it: Accelerate's skip_first_batches makes one of what it
     # finds here, and the sampler then says what to do instead.
     prefetch_factor = None
@@ -263,24 +274,40 @@ class Loader(BaseLoader):
 
     # ------------------------------------------------------------------------------------ epochs
 
-    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> ReaderThreads | PipelineThreads:
+    def _begin(
+        self, batches: EpochBatches, counts: EpochCounts, crew: ReaderCrew | None
+    ) -> ReaderThreads | PipelineThreads:
         if self._closed:
             raise LoaderError("this loader is closed; make a new one")
         device = self._device.here()
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._pool = None
+        if crew is not None and self._pool is not None and self._pool.changed is not crew.changed:
+            self._pool = None
         if self._pool is None:
             plan = self.plan()
-            self._pool = BufferPool(partial(_allocated, device, plan), plan.batches, self._threads)
+            changed = None if crew is None else crew.changed
+            self._pool = BufferPool(
+                partial(_allocated, device, plan), plan.batches, self._threads, changed
+            )
         self._pool.refill()
+        if crew is None:
+            crew = ReaderCrew(self._threads, self._pool.changed, self._pool.scratch)
         locator = Locator(self._narrowed, self._spec, self._masks)
         counts.reads_known = not self._dataset.options.verify_checksums
         counts.count_store(self._narrowed.pack.fetched)
         locator.prepare()  # here: threads that did it would seem to wait for the disk
         _log.info("epoch %d begins: %r", batches.epoch, self)
         readers = ReaderThreads(
-            self._pool, device, locator, batches, self._options, counts, direct=self._mode.direct
+            self._pool,
+            device,
+            locator,
+            batches,
+            self._options,
+            counts,
+            direct=self._mode.direct,
+            crew=crew,
         )
         if self._called_ahead is None:
             return readers
@@ -291,14 +318,19 @@ class Loader(BaseLoader):
             says_dropped=self._options.on_error == "drop",
         )
         return PipelineThreads(
-            readers, transform, self._pipeline_threads, self._options.timeout, counts
+            readers,
+            transform,
+            self._pipeline_threads,
+            self._options.timeout,
+            counts,
+            crew.pipeline_slots,
         )
 
     def close(self) -> None:
         """End the threads and release the buffers. Batches already yielded stay valid."""
         self._closed = True
         self.batches.end()
-        self._end_epoch()
+        self.end_epoch()
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
             if self._spec.to_device:

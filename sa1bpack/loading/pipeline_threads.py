@@ -12,7 +12,7 @@ from sa1bpack.errors import LoaderTimeout
 from sa1bpack.loading.iteration import LoadedBatch
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
-from sa1bpack.threads import start_thread
+from sa1bpack.threads import Slots, start_thread
 from sa1bpack.transforms.backends import sharing_cores
 
 # How long a thread waits at a time; it is woken when there is something to do.
@@ -61,6 +61,7 @@ class PipelineThreads:
         threads: int,
         timeout: float,
         counts: EpochCounts,
+        slots: Slots | None = None,
     ):
         """
         Args:
@@ -69,7 +70,9 @@ class PipelineThreads:
             threads: number of threads.
             timeout: seconds after which a batch that has not arrived is an error.
             counts: statistics of the epoch.
+            slots: places for the calls of all loaders of a mix; None: each thread may call it.
         """
+        self._slots = slots or Slots(threads)
         self._readers = readers
         self._transform = transform
         self._count = threads
@@ -99,7 +102,7 @@ class PipelineThreads:
     # ------------------------------------------------------------------------------- in the threads
 
     def _run(self) -> None:
-        with sharing_cores(self._count):
+        with sharing_cores(self._slots.count):
             while (placed := self._next()) is not None:
                 self._work_at(placed)
                 del placed  # while this thread waits, it holds no buffer
@@ -142,6 +145,9 @@ class PipelineThreads:
         """Call the pipeline with a batch, and let the consumer have the result or the error."""
         loaded = placed.loaded
         assert loaded is not None, "only a batch that was taken is worked at"
+        if not self._slots.take(lambda: self._closed):
+            placed.loaded = None
+            return
         name = threading.current_thread().name
         self._doing[name] = (f"batch {loaded.ordered.number}", time.monotonic())
         begin = self._counts.clock()
@@ -150,6 +156,7 @@ class PipelineThreads:
             loaded = self._transform(loaded)
         except BaseException as raised:
             error = raised
+        self._slots.give_back()
         self._counts.worked("pipeline", begin)
         self._doing.pop(name, None)
         with self._changed:
@@ -216,6 +223,7 @@ class PipelineThreads:
             # Not cleared: the consumer may be about to take the first of them.
             self._placed = deque()
             self._changed.notify_all()
+        self._slots.wake()
         self._readers.end(wait)
         for thread in self._threads:
             if thread is not threading.current_thread():

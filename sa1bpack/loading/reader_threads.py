@@ -1,11 +1,9 @@
-"""The threads of one epoch of a Loader: they locate batches, copy samples, and pass batches on."""
+"""One epoch of a Loader: threads locate batches, copy samples, and pass batches on."""
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice, pairwise
 
@@ -20,10 +18,9 @@ from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.sample_reader import SampleReader
+from sa1bpack.loading.reader_crew import ReaderCrew, ThreadTools
 from sa1bpack.loading.shard_prefetcher import ShardPrefetcher
 from sa1bpack.loading.stats import EpochCounts, Read
-from sa1bpack.threads import start_thread
 
 # The most samples that are located together, or batches of more samples: most of the cost does not
 # depend on their number. The first batch of an epoch is located alone, so that it does not wait for
@@ -33,7 +30,9 @@ _LOCATED_BATCHES = 4
 
 
 class ReaderThreads:
-    """The threads of one epoch, and its queue.
+    """The work of the threads of one epoch, and its queue.
+
+    The threads are those of a `ReaderCrew`, of this epoch alone or of all loaders of a mix.
 
     A thread that finds no samples left to copy, and no other thread that locates, takes a buffer of
     the pool, locates the next batch, and shares it out in ranges of samples if there are more
@@ -65,6 +64,7 @@ class ReaderThreads:
         options: ReadingOptions,
         counts: EpochCounts,
         direct: bool,
+        crew: ReaderCrew,
     ):
         ds = locator.ds
         self._pool = pool
@@ -74,14 +74,14 @@ class ReaderThreads:
         self._drops = options.on_error == "drop"
         self._timeout = options.timeout
         self._counts = counts
-        counts.threads = pool.threads
+        self._crew = crew
+        counts.threads = crew.budget
         prefetch = pool.count - 2  # besides the batch that is taken next, and the consumer's
-        self._queue = BatchQueue(pool, prefetch)
+        self.queue = BatchQueue(pool, prefetch)
         self._pid = os.getpid()
         # Complete batches if there are enough for all threads: that needs the least locking.
-        self._ranges_per_batch = -(-pool.threads // (prefetch + 1))
+        self._ranges_per_batch = -(-crew.budget // (prefetch + 1))
         self._direct = direct
-        self._threads: list[threading.Thread] = []
         self._keeping: Ending | None = None
         # Used only by the thread that locates.
         self._remaining = iter(batches)
@@ -101,40 +101,28 @@ class ReaderThreads:
             self._keeping = before_release(iteration, keep_if_failed)
 
     def start(self) -> None:
-        """Start the threads. If that fails, or is interrupted, `end` ends those that began."""
+        """Have the threads begin. If that fails, or is interrupted, `end` ends those that began."""
         if self._prefetcher is not None:
             self._prefetcher.start()
-        for n in range(self._pool.threads):
-            name = f"sa1bpack-reader-{n}"
-            self._threads.append(start_thread(self._run, name))
+        self._crew.serve(self)
+        if not self._crew.is_shared:
+            self._crew.start()
 
     # ------------------------------------------------------------------------------- in the threads
 
-    def _run(self) -> None:
-        name = threading.current_thread().name
-        try:
-            if isinstance(self._device, CudaDevice):
-                self._device.enter_thread()
-            scratch = None
-            with suppress(IndexError):  # there is no memory of a thread that has ended
-                scratch = self._pool.scratch.pop()
-            reader = SampleReader(self._direct, scratch)
-        except BaseException as error:
-            self._queue.fail(error)
-            return
-        while (task := self._queue.next()) is not None:
-            batch, samples = task
-            if samples is None:
-                self._doing[name] = ("locating a batch", time.monotonic())
-                self._begin_batch(batch, name)
-            else:
-                self._copy(batch, samples, reader, name)
-            self._doing.pop(name, None)
-            del task, batch  # while this thread waits, nothing keeps their shards open
-        self._pool.scratch.append(reader.close())
+    def work_at(
+        self, batch: QueuedBatch, samples: SampleRange | None, tools: ThreadTools, name: str
+    ) -> None:
+        """Locate a batch, or copy samples of one; `name` is the thread's."""
+        if samples is None:
+            self._doing[name] = ("locating a batch", time.monotonic())
+            self._begin_batch(batch, tools, name)
+        else:
+            self._copy(batch, samples, tools, name)
+        self._doing.pop(name, None)
 
     def _copy(
-        self, batch: QueuedBatch, samples: SampleRange, reader: SampleReader, name: str
+        self, batch: QueuedBatch, samples: SampleRange, tools: ThreadTools, name: str
     ) -> None:
         """Copy samples of a batch; if they are the last, pass the batch on."""
         located = batch.located_samples()
@@ -142,17 +130,19 @@ class ReaderThreads:
         begin = self._counts.clock()
         reads: Sequence[Read] = ()
         try:
-            if not self._queue.closed:
-                reads = located.copy(*samples, reader)
+            if not self.queue.closed:
+                tools.enter(self._device)
+                reads = located.copy(*samples, tools.reader(self._direct))
         except BaseException as error:
             batch.error = error
         self._counts.worked("copy", begin, reads)
-        if self._queue.copied(batch):
-            self._complete(batch, located, reader)
+        if self.queue.copied(batch):
+            self._complete(batch, located, tools)
 
-    def _begin_batch(self, batch: QueuedBatch, name: str) -> None:
+    def _begin_batch(self, batch: QueuedBatch, tools: ThreadTools, name: str) -> None:
         """Locate the next batch, and let the threads copy its samples."""
         try:
+            tools.enter(self._device)
             begin = self._counts.clock()
             if not self._located:
                 self._locate()
@@ -162,17 +152,17 @@ class ReaderThreads:
             self._counts.worked("locate", begin)
             if dropped and not self._drops:
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
-                self._queue.complete(batch, dropped[0])
+                self.queue.complete(batch, dropped[0])
                 return
             if len(located) == 0:
-                self._queue.complete(batch, free=True)
+                self.queue.complete(batch, free=True)
                 return
             self._fill(batch, located, name)
             count = min(self._ranges_per_batch, len(located))
             edges = (np.arange(count + 1) * len(located) // count).tolist()
-            self._queue.share(batch, list(pairwise(edges)))
+            self.queue.share(batch, list(pairwise(edges)))
         except BaseException as error:
-            self._queue.complete(batch, error)
+            self.queue.complete(batch, error)
 
     def _fill(self, batch: QueuedBatch, located: LocatedBatch, name: str) -> None:
         """Begin to fill the buffer of a batch, once no device copies out of it any more."""
@@ -199,17 +189,17 @@ class ReaderThreads:
         self._locate_next = min(2 * self._locate_next, most)
         self._located.extend(self._locator.locate(batches))
 
-    def _complete(self, batch: QueuedBatch, located: LocatedBatch, reader: SampleReader) -> None:
+    def _complete(self, batch: QueuedBatch, located: LocatedBatch, tools: ThreadTools) -> None:
         """Pass on a batch all of whose samples are copied, or an error in its place."""
         error = batch.error
         batch.error = None  # its traceback references the batch
         try:
-            if error is None and not self._queue.closed:
+            if error is None and not self.queue.closed:
                 errors = located.errors()
                 if errors and not self._drops:
                     error = errors[0][1]  # not raised, see `_begin_batch`
-                while errors and error is None and not self._queue.closed:
-                    located = self._make_again(batch, located, errors, reader)
+                while errors and error is None and not self.queue.closed:
+                    located = self._make_again(batch, located, errors, tools)
                     errors = located.errors()
             if error is None and len(located) and isinstance(self._device, CudaDevice):
                 begin = self._counts.clock()
@@ -218,14 +208,14 @@ class ReaderThreads:
         except BaseException as raised:
             error = raised
         is_free = batch.sent is not None or len(located) == 0
-        self._queue.complete(batch, error, free=is_free)
+        self.queue.complete(batch, error, free=is_free)
 
     def _make_again(
         self,
         batch: QueuedBatch,
         located: LocatedBatch,
         errors: list[tuple[int, ReadError]],
-        reader: SampleReader,
+        tools: ThreadTools,
     ) -> LocatedBatch:
         """Make a batch again, alone, without the samples that could not be copied."""
         begin = self._counts.clock()
@@ -235,7 +225,7 @@ class ReaderThreads:
         batch.located = remaining
         batch.dropped = [*batch.dropped, *(error for _, error in errors), *missing]
         remaining.begin(batch.filled_buffer().bytes)
-        reads = remaining.copy(0, len(remaining), reader)
+        reads = remaining.copy(0, len(remaining), tools.reader(self._direct))
         self._counts.worked("copy", begin, reads)
         return remaining
 
@@ -252,8 +242,8 @@ class ReaderThreads:
         """
         if timeout is None:
             timeout = self._timeout
-        ready = self._queue.ready
-        batch = self._queue.take(timeout, partial(self.late_text, timeout))
+        ready = self.queue.ready
+        batch = self.queue.take(timeout, partial(self.late_text, timeout))
         if batch is None:
             return None
         error = batch.error
@@ -278,7 +268,7 @@ class ReaderThreads:
             if isinstance(doing, LocatedBatch):
                 text = f"copying {doing.name()}"
             texts.append(f"{name} has been {text} for {now - since:.1f} s")
-        for thread in self._threads:
+        for thread in self._crew.threads:
             if not thread.is_alive():
                 texts.append(f"{thread.name} has ended")
         threads = "; ".join(texts) or "all threads are waiting for a free buffer"
@@ -301,8 +291,5 @@ class ReaderThreads:
         keep_if_failed()
         if self._keeping is not None:
             self._keeping.cancel()
-        self._queue.close()
-        limit = time.monotonic() + wait
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, limit - time.monotonic()))
+        self.queue.close()
+        self._crew.leave(self, time.monotonic() + wait)

@@ -21,6 +21,7 @@ TOP = {
     ]),
     "loading": ("Loading", [
         "Loader", "make_dataloader", "ReadingOptions", "Collate", "Seeded", "LoadingStats", "bench",
+        "Mix", "MixStats",
     ]),
     "deriving": ("Features", ["derive", "attach", "DeriveResult"]),
 }  # fmt: skip
@@ -33,6 +34,7 @@ RESULTS = {
     "reading": ["dataset.dataset.SampleInfo"],
     "loading": [
         "adapters.dataloader.PackDataLoader", "loading.plans.LoadingPlan",
+        "loading.mix_stats.MixPlan", "loading.mix_stats.SourceStats",
         "measuring.bench.BenchResult",
     ],
     "transforms": ["transforms.masks.crops.MaskCrops"],

@@ -17,6 +17,7 @@ from sa1bpack.loading import (
     devices,
     iteration,
     loader,
+    reader_crew,
     reader_threads,
 )
 from sa1bpack.loading import cuda as runtime
@@ -89,7 +90,7 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
     finalizers.when_gone(schedule, int)
     with made.on(0):
         torch.zeros(1)  # for the first one torch imports modules, whose frames would keep buffers
-    modules = (devices, batch_queue, iteration, reader_threads, threads)
+    modules = (devices, batch_queue, iteration, reader_crew, reader_threads, threads)
     schedule.patch(monkeypatch, *modules)
     for module in (batch_queue, iteration, runtime):
         monkeypatch.setattr(module, "when_gone", partial(_when_gone, schedule))

@@ -23,11 +23,11 @@ def queue(pool) -> BatchQueue:
 
 def begin(queue: BatchQueue, *, is_last: bool = False):
     """A batch that a thread has located, and is copying."""
-    batch, samples = queue.next()
+    batch, samples = queue.task()
     assert samples is None
     batch.located = SimpleNamespace(ordered=SimpleNamespace(is_last=is_last))
     queue.share(batch, [(0, 1)])
-    assert queue.next() == (batch, (0, 1))
+    assert queue.task() == (batch, (0, 1))
     return batch
 
 
@@ -49,14 +49,14 @@ def test_batches_come_out_as_they_were_begun_whichever_is_complete_first(queue):
     finish(queue, first)
     assert [take(queue), take(queue)] == [first, second]
     assert queue.ready == 0
-    assert queue.next() is None  # after the last batch no other is begun
+    assert queue.task() is None  # after the last batch no other is begun
 
 
 def test_nothing_is_begun_after_a_batch_that_cannot_be_located(queue, pool):
-    batch, _ = queue.next()
+    batch, _ = queue.task()
     queue.complete(batch, OSError("no shard"))
     assert take(queue).error.args == ("no shard",)
-    assert queue.next() is None
+    assert queue.task() is None
     assert len(pool.free) == BUFFERS
 
 
@@ -67,7 +67,7 @@ def test_a_late_thread_of_a_closed_queue_gives_its_buffer_back(queue, pool):
     assert len(pool.free) == BUFFERS - 1
     finish(queue, late)
     assert len(pool.free) == BUFFERS
-    assert queue.next() is None and take(queue) is None
+    assert queue.task() is None and take(queue) is None
 
 
 @pytest.mark.parametrize("moment", ["it waits", "it has the batch"])

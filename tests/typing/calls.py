@@ -97,6 +97,13 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
         assert_type(loader.stats(), sa1bpack.LoadingStats)
         assert_type(loader.stats().cached_share, float | None)
         assert_type(loader.plan().device_bytes, int)
+        with sa1bpack.Mix({"a": loader}, {"a": caps}, at_end="restart", steps=9) as mix:
+            for batch in mix:
+                assert_type(batch, Batch)
+            mix.load_state_dict(mix.state_dict())
+            assert_type(mix.stats(), sa1bpack.MixStats)
+            assert_type(mix.stats().sources["a"].waited_seconds, float)
+            assert_type(mix.plan().batches["a"], int)
     rising = sa1bpack.CosineSchedule(20, 40, epochs=2)
     for batch in sa1bpack.make_dataloader(ds, 8, max_masks=rising, relations=["ious"]):
         assert_type(batch, Batch)

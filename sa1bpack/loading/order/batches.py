@@ -394,13 +394,23 @@ class OrderedBatches:
             OptionError: the state is damaged, has another version, or belongs to another order.
                 Nothing has changed then.
         """
-        batches = self._state.batches
-        identity = batches.rules.identity()
-        position = _checked_state(state, identity, len(self.order))
-        rest = batches_from(batches.rules, position.epoch, position.samples)
+        rest = self._rest(self.position_in(state))
+        self._state = IterationState(rest, loaded=rest)
+
+    def position_in(self, state: dict[str, Any]) -> Position:
+        """The place in the order that a state has. Raises as `load_state_dict`."""
+        return _checked_state(state, self._state.batches.rules.identity(), len(self.order))
+
+    def go_to(self, position: Position) -> None:
+        """Make the next iteration begin at a place between two batches; end the running one."""
+        self._state = IterationState(self._rest(position))
+
+    def _rest(self, position: Position) -> EpochBatches:
+        """The batches from a place on: those of the next epoch if none are left."""
+        rest = batches_from(self._state.batches.rules, position.epoch, position.samples)
         if len(rest) == 0:  # with drop_last and a larger batch_size than before, or at its end
             rest = rest.after(0)
-        self._state = IterationState(rest, loaded=rest)
+        return rest
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_state": replace(self._state, ended=False)}

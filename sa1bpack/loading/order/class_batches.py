@@ -49,7 +49,7 @@ class ClassBatches(EpochBatches):
     def _class_of(self, number: int) -> SampleClass:
         return self._cut.classes.of(int(self._of_epoch.classes[number]))
 
-    def _position_after(self, k: int) -> Position:
+    def position_after(self, k: int) -> Position:
         if k == len(self):
             return Position(self.epoch + 1, 0)
         return Position(self.epoch, int(self._of_epoch.before[self.first + k]))

@@ -155,7 +155,7 @@ class EpochBatches:
             number=number,
             step=self.rules.cut.first_step(self.epoch) + number,
             indices=indices,
-            after=self._position_after(k + 1),
+            after=self.position_after(k + 1),
             repetitions=self._repetitions(number, indices, positions),
             repeated=repeated,
             sample_class=self._class_of(number),
@@ -195,7 +195,7 @@ class EpochBatches:
             OptionError: there are fewer than k batches, or none fit the next epoch.
         """
         whole_number("the number of batches done", k, 0, len(self))
-        epoch, start = self._position_after(k)
+        epoch, start = self.position_after(k)
         return type(self)(self.rules, epoch, start)
 
     def state_after(self, k: int) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class EpochBatches:
             OptionError: there are fewer than k batches.
         """
         whole_number("the number of batches done", k, 0, len(self))
-        return self.state_at(self._position_after(k))
+        return self.state_at(self.position_after(k))
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """The state to save at a position of the run, such as `OrderedBatch.after`."""
@@ -216,7 +216,7 @@ class EpochBatches:
             "samples": position.samples,
         }
 
-    def _position_after(self, k: int) -> Position:
+    def position_after(self, k: int) -> Position:
         """Where the run is once the first k batches are done."""
         if k == len(self):
             return Position(self.epoch + 1, 0)

@@ -29,7 +29,7 @@ from sa1bpack.user_code import call_user, is_of_user
 from sa1bpack.wording import brief, counted
 
 # What random words are used for. Each use has its own stream, so that no draw repeats another.
-_SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, BUCKETS, LEFT_OVER, _KEYS, _NODES = range(8)
+_SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, BUCKETS, LEFT_OVER, _KEYS, _NODES, MIXTURE = range(9)
 
 _CHUNK = 1 << 20
 
