@@ -40,6 +40,16 @@ def test_a_run_of_two_processes_is_where_it_would_be_wherever_it_was_stopped(see
     )
 
 
+def test_a_mix_that_others_drive_is_where_it_would_be_wherever_it_was_stopped(seeds, folder):
+    cases = map(driving.mix_case_of, seeds)
+    driving.check_all([case for case in cases if case.ranks == 1], folder)
+
+
+def test_so_is_a_mix_in_two_processes(seeds):
+    numbers = [seed for seed in seeds if driving.mix_case_of(seed).ranks == 2]
+    python(driving.__file__, "--mix", *numbers, quiet=False)
+
+
 @pytest.mark.parametrize("driver", OTHERS)
 def test_so_is_a_run_of_libraries_that_only_make_frameworks_installs(seeds, driver, folder):
     if importlib.util.find_spec(OTHERS[driver]) is None:

@@ -70,6 +70,7 @@ class Case:
         sanity: batches that are validated before the run.
         validate: "": never; "epoch": after each epoch; "steps": after every two batches.
         by_steps: the run ends by its number of steps, not by epochs.
+        mix: at_end of a Mix of three Loaders in place of one; "": no Mix.
     """
 
     seed: int
@@ -87,6 +88,7 @@ class Case:
     sanity: int = 0
     validate: str = ""
     by_steps: bool = False
+    mix: str = ""
 
 
 MODES = {
@@ -96,6 +98,8 @@ MODES = {
     "trainer": ("make_dataloader",),
     "torchdata": ("StatefulDataLoader",),
 }
+# Modes of Lightning in which a program has a Mix.
+MIX_MODES = ("Loader", "Loader of fit")
 
 
 def case_of(seed: int, driver: str | None = None) -> Case:
@@ -149,6 +153,26 @@ def case_of(seed: int, driver: str | None = None) -> Case:
     return dataclasses.replace(case, stops=_stops_of(case, rng))
 
 
+def mix_case_of(seed: int) -> Case:
+    """The case of a seed in which a Mix is driven."""
+    rng = random.Random(f"driving a mix {seed}")
+    driver = rng.choice(("plain", "lightning", "lightning", "accelerate"))
+    case = dataclasses.replace(
+        case_of(seed, driver),
+        mode={"plain": "Mix", "accelerate": "registered"}.get(driver) or rng.choice(MIX_MODES),
+        workers=rng.choice((0, 1)),
+        # With "stop", epochs differ in length. Lightning asks for the first one's alone.
+        mix=rng.choice(
+            ("restart", "skip") if driver == "lightning" else ("restart", "stop", "skip")
+        ),
+    )
+    options = {"seed": case.options["seed"], "max_masks": 2, "mask_select": "random"}
+    options |= {"shuffle": True, "pad_last": "ranks"}
+    by_steps = case.by_steps and case.mix == "restart"
+    case = dataclasses.replace(case, options=options, by_steps=by_steps)
+    return dataclasses.replace(case, stops=_stops_of(case, rng))
+
+
 def _stops_of(case: Case, rng: random.Random) -> tuple[Stop, ...]:
     kinds = ["step", "step", "epoch"]
     if case.by_steps and case.validate != "epoch":
@@ -192,13 +216,13 @@ def parts_of(root: Path) -> tuple[sa1bpack.Dataset, sa1bpack.Dataset]:
 
 def content(batch: dict, epoch: int) -> Step:
     """What a driver in an epoch saw in a step."""
-    of_batch = batch.get("epoch", epoch)
+    of_batch = batch.get("mix_epoch", batch.get("epoch", epoch))
     if isinstance(of_batch, torch.Tensor):
         of_batch = int(of_batch.max())
     counts = batch["mask_counts"].tolist()
     rows = batch["annotation_ids"].tolist()
     masks = [row[:count] for row, count in zip(rows, counts, strict=True)]
-    return [epoch, of_batch, batch["image_ids"].tolist(), masks]
+    return [epoch, of_batch, batch["image_ids"].tolist(), masks, batch.get("source")]
 
 
 def expected(case: Case, root: Path, rank: int) -> list[Step]:
@@ -207,7 +231,8 @@ def expected(case: Case, root: Path, rank: int) -> list[Step]:
     seen = []
     for epoch in range(EPOCHS):
         ranks = {"rank": rank, "world_size": case.ranks}
-        with sa1bpack.Loader(train, case.size, threads=1, **case.options, **ranks) as loader:
+        alone = dataclasses.replace(case, workers=0, options=case.options | ranks)
+        with loader_of(alone, train, "Loader") as loader:
             loader.set_epoch(epoch)
             steps = [content(batch, epoch) for batch in loader]
         seen += steps[: case.limit]
@@ -232,10 +257,24 @@ class Recorder:
 
 def loader_of(case: Case, ds: Any, kind: str) -> Any:
     """A loader of the program's own."""
+    if case.mix:
+        return mix_of(case, ds)
     if kind == "Loader":
         return sa1bpack.Loader(ds, case.size, threads=case.workers + 1, **case.options)
     workers = {"num_workers": case.workers, "pin_memory": False}
     return sa1bpack.make_dataloader(ds, case.size, **workers, **case.options)
+
+
+def mix_of(case: Case, ds: sa1bpack.Dataset) -> sa1bpack.Mix:
+    """A Mix of three parts of a dataset."""
+    parts = {"a": ds[: len(ds) // 2], "b": ds[len(ds) // 2 : -3], "c": ds[-3:]}
+    loaders = {}
+    for name, part in parts.items():
+        loaders[name] = sa1bpack.Loader(part, case.size, threads=case.workers + 1, **case.options)
+    weights = {"a": 3, "b": [1, 3], "c": 1}
+    steps = 5 if case.mix == "restart" else None
+    seed = case.options["seed"]
+    return sa1bpack.Mix(loaders, weights, seed=seed, at_end=case.mix, steps=steps)
 
 
 def own_loader(kind: type, case: Case, ds: sa1bpack.Dataset) -> Any:
@@ -256,30 +295,31 @@ def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) ->
     else:
         loader = loader_of(case, train, case.mode)
     state = sampler or loader
-    state_batches = sampler or loader.batches
+    first = 0
+    done = 0  # batches of the first epoch
     if saved is not None:
-        state.load_state_dict(saved)
-    first = 0 if saved is None else saved["epoch"]
+        saved_state, first, done = saved
+        state.load_state_dict(saved_state)
     steps_taken = 0
     for epoch in range(first, EPOCHS):
         if case.seed % 2 or case.limit:
-            state.set_epoch(epoch)
+            state.set_epoch(epoch)  # which a program need not call
         if sampler is not None:
             loader.collate_fn.set_epoch(epoch)
         for batch_count, batch in enumerate(loader, 1):
             record.seen.append(content(batch, epoch))
             steps_taken += 1
-            at_limit = state_batches.current.first + batch_count == case.limit
+            number = batch_count + (done if epoch == first else 0)
             if record.reached("step", steps_taken):
                 saved = state.state_dict() if sampler is None else sampler.state_after(batch_count)
-                if at_limit:  # the program knows that the epoch has ended
-                    saved = saved | {"epoch": epoch + 1, "samples": 0}
-                return saved
-            if at_limit:
+                if number in (case.limit, len(state)):  # the program knows that the epoch has ended
+                    return saved, epoch + 1, 0
+                return saved, epoch, number
+            if number == case.limit:
                 break
         if record.reached("epoch", epoch - first + 1):
             saved = state.state_dict() if sampler is None else sampler.state_after(batch_count)
-            return saved | {"epoch": epoch + 1, "samples": 0}
+            return saved, epoch + 1, 0
     return None
 
 
@@ -305,7 +345,9 @@ def lightning(case: Case, root: Path, folder: Path, record: Recorder, saved: Any
                 raise Stopped
             self.steps += 1
             # With max_steps Lightning's own number of the epoch is not right after a resume.
-            epoch = batch["epoch"] if case.by_steps else self.current_epoch
+            epoch = self.current_epoch
+            if case.by_steps:
+                epoch = batch.get("mix_epoch", batch["epoch"])
             record.seen.append(content(batch, epoch))
             return self.layer(batch["images"].float().mean((1, 2)) / 255).mean()
 
@@ -328,9 +370,8 @@ def lightning(case: Case, root: Path, folder: Path, record: Recorder, saved: Any
             record.validated[-1].append(content(batch, 0))
 
     def val_dataloader(self):
-        return loader_of(
-            dataclasses.replace(case, options={"max_masks": 2, "pad_last": "ranks"}), val, "Loader"
-        )
+        options = {"max_masks": 2, "pad_last": "ranks"}
+        return loader_of(dataclasses.replace(case, options=options, mix=""), val, "Loader")
 
     kind = Own if case.mode in ("Loader", "make_dataloader") else Model
     if case.validate:
@@ -429,6 +470,7 @@ def accelerate(case: Case, root: Path, folder: Path, record: Recorder, saved: An
         accelerator.register_for_checkpointing(loader)
         if saved is not None:
             accelerator.load_state(folder / "state")
+            accelerator.wait_for_everyone()  # before anybody writes there again
     else:
         of_mode = case
         if case.mode == "split":  # batches are cut for the processes by Accelerate
@@ -643,10 +685,13 @@ def main() -> None:
     """Run the cases of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("seeds", nargs="+", type=int, metavar="SEED")
+    parser.add_argument("--mix", action="store_true", help="of a Mix")
     parser.add_argument("--driver", choices=DRIVERS, help="default: drawn of those that are usual")
     arguments = parser.parse_args()
     has_torchvision()  # before Lightning imports it
     cases = [case_of(seed, arguments.driver) for seed in arguments.seeds]
+    if arguments.mix:
+        cases = [mix_case_of(seed) for seed in arguments.seeds]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_pack(folder)
