@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"arguments", "display", "environment", "errors", "finalizers", "interrupts", "lazy"}
 BASE |= {"indices", "progress", "schedules", "signatures", "threads", "urls"}
 BASE |= {"keywords", "mask_numbers", "option_keywords", "options"}
-BASE |= {"paths", "random_words", "user_code", "wording"}
+BASE |= {"parquet_files", "paths", "random_words", "user_code", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
@@ -26,6 +26,7 @@ ALLOWED = {
     "kernels": {"interrupts"},
     "progress": {"errors", "user_code", "wording"},
     "arguments": {"errors", "wording"},
+    "parquet_files": {"errors", "paths"},
     "paths": {"errors", "wording"},
     "random_words": {"arguments"},
     "options": {"arguments", "errors", "paths"},

@@ -320,7 +320,10 @@ def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
     For example "XXH3-128 of 3 tars, md5 of 2 (2 compared with a list)".
     """
     xxh128 = md5 = compared = 0
+    noun = "tar"
     for record in records:
+        if record.get("kind") == "parquet":
+            noun = "file"
         if record.get("kind") != "folder":
             xxh128 += bool(record.get("xxh128"))
             md5 += bool(record.get("md5"))
@@ -329,13 +332,13 @@ def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
         return "none: no tar"
     digests = []
     if xxh128:
-        digests.append(f"XXH3-128 of {counted(xxh128, 'tar')}")
+        digests.append(f"XXH3-128 of {counted(xxh128, noun)}")
     if not md5:
         digests.append("no md5")
     elif xxh128:
         digests.append(f"md5 of {md5}")
     else:
-        digests.append(f"md5 of {counted(md5, 'tar')}")
+        digests.append(f"md5 of {counted(md5, noun)}")
     if compared:
         digests[-1] += f" ({compared} compared with a list)"
     return ", ".join(digests)

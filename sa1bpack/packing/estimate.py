@@ -339,7 +339,8 @@ def _forecast(
 
 def _spool_bytes(sources: Sequence[Source], readers: int) -> int:
     """The most that halves of pairs take on the disk, in tars whose members are in any order."""
-    waiting = sorted(source.nbytes // 4 for source in sources if source.kind != "folder")
+    tars = [source for source in sources if source.kind not in ("folder", "parquet")]
+    waiting = sorted(source.nbytes // 4 for source in tars)
     return sum(max(0, nbytes - SPOOL_MEMORY) for nbytes in waiting[-readers:])
 
 

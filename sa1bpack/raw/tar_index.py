@@ -173,6 +173,11 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
         OptionError: the file of the index cannot be written.
         MissingPackage: a gzip stream must be indexed, and zlib's library is not installed.
     """
+    if source.kind == "parquet":
+        raise SourceError(
+            f"{source.path}: a Parquet file, whose rows have no places of their own: pack it, or "
+            "read it in order with sa1bpack.IterableTarDataset"
+        )
     if source.kind == "folder":
         members = _FolderPlaces(source.local_path)
         pairs, rejects = _locate_pairs(source, members)

@@ -25,6 +25,7 @@ from typing import Literal
 
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
+from sa1bpack.parquet_files import import_arrow
 from sa1bpack.paths import looks_like_url, refuse_url, refuse_windows_path
 from sa1bpack.signatures import (
     EMPTY,
@@ -49,6 +50,8 @@ from sa1bpack.urls import Address, Patience, Stream, is_url, parse_address, sche
 from sa1bpack.wording import brief, counted
 
 _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
+_PARQUET_SUFFIX = ".parquet"
+_PARQUET_MAGIC = b"PAR1"
 
 # What the folder of a pack has, and no folder of extracted images.
 _PACK_ENTRIES = ("manifest.json", "zarr.json", "shards")
@@ -63,12 +66,12 @@ _NUMBERED = re.compile(r"(.*?)(\d+)$", re.ASCII)
 # "<32 hex digits> <space or *><name>"; md5sum marks escaped names with a leading backslash.
 _MD5_LINE = re.compile(r"([0-9a-fA-F]{32}) [ *](.+)")
 
-Kind = Literal["gzip-tar", "tar", "folder", "remote"]
+Kind = Literal["gzip-tar", "tar", "folder", "parquet", "remote"]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One tar or one extracted folder.
+    """One tar, one extracted folder or one Parquet file.
 
     `name` is the stem that shards are called after: `sa_000000` for `sa_000000.tar`, the last
     part of the path for a folder. `nbytes` is the size of the file, for a folder the sum of the
@@ -100,8 +103,8 @@ def find_sources(
     """Find the sources that paths and globs stand for, sorted by name.
 
     A pattern is a path, or a glob such as `/data/sa_*.tar`; `~` is expanded. A folder is one
-    source and must hold images or `.json` files at some depth; one that holds none, but tars,
-    stands for these. A path matched by several patterns counts once.
+    source and must hold images or `.json` files at some depth; one that holds none, but tars, or
+    Parquet files, stands for these. A path matched by several patterns counts once.
 
     URLs are not requested, except for the names that match a pattern.
 
@@ -113,7 +116,7 @@ def find_sources(
 
     Raises:
         OptionError: a URL that cannot be used, or a bucket without credentials.
-        MissingPackage: a bucket without the extra `cloud`.
+        MissingPackage: a bucket without the extra `cloud`, a Parquet file without pyarrow.
         SourceError: a pattern matches nothing, a file or folder is of no known kind or cannot be
             read, or two sources share a name (their shards would, too).
     """
@@ -158,6 +161,8 @@ def open_source(path: str | Path) -> Source:
                 raise SourceError(f"{path}: neither a file nor a folder")
             with path.open("rb") as file:
                 kind = kind_of(file.read(BLOCK), path)
+            if kind == "parquet":
+                import_arrow(path)
             _refuse_first_part(path)
             return Source(_stem(path), path, kind, path.stat().st_size)
     except OSError as error:
@@ -171,7 +176,7 @@ def open_source(path: str | Path) -> Source:
     if not files:
         raise SourceError(
             f"{path}: the folder holds no image (.jpg, .png, .webp, .tif, .bmp or .gif) and no "
-            f".json file, and no .tar, .tar.gz or .tgz file in their place; "
+            f".json file, and no .tar, .tar.gz, .tgz or .parquet file in their place; "
             f"{_in_place_of_images(path)}"
         )
     # Path.name is empty for '.', and '/' has no better name than its own.
@@ -200,6 +205,8 @@ def _in_place_of_images(folder: Path) -> str:
     """What a folder has in place of tars and images, and the remedy."""
     paths = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
     for path in paths[:_LOOKED_AT]:
+        if path.name.lower().endswith(_PARQUET_SUFFIX):
+            return f"its Parquet files are in {path.parent}: give that folder"
         if path.name.lower().endswith(_TAR_SUFFIXES):
             return f"its tars are in {path.parent}: give that folder"
         with suppress(OSError), path.open("rb") as file:
@@ -240,7 +247,7 @@ def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
         tars: list[Path] = []
         with suppress(OSError):  # said when it is opened
             if path.is_dir():
-                tars = _tars_in(path)
+                tars = _tars_in(path) or _parquet_files_in(path)
         files = []
         if tars:  # pictures may lie beside them
             files = [file for file in list_folder(path) if not is_other_image(file[1].name)]
@@ -271,8 +278,19 @@ def _tars_in(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(tars + others)]
 
 
+def _parquet_files_in(folder: Path) -> list[Path]:
+    """The Parquet files in a folder without images, beside which they may describe these."""
+    names = []
+    for name in sorted(os.listdir(folder)):  # noqa: PTH208
+        if name.lower().endswith(_PARQUET_SUFFIX) and not name.startswith("."):
+            names.append(name)
+    if names and list_folder(folder):
+        return []
+    return [folder / name for name in names]
+
+
 def _stem(path: Path | Address) -> str:
-    for suffix in _TAR_SUFFIXES:
+    for suffix in (*_TAR_SUFFIXES, _PARQUET_SUFFIX):
         if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
             return path.name[: -len(suffix)]
     return path.name
@@ -281,7 +299,8 @@ def _stem(path: Path | Address) -> str:
 def kind_of(head: bytes, path: Path | Address) -> Kind:
     """The kind of a file, by its first 512 bytes (`BLOCK`); `path` is for messages.
 
-    Raises SourceError for neither a gzip stream nor a tar, and says what it is, if that is known.
+    Raises SourceError for what is none of a gzip stream, a tar and a local Parquet file, and says
+    what it is, if that is known.
     """
     if head.startswith(GZIP_MAGIC):
         return "gzip-tar"
@@ -289,6 +308,13 @@ def kind_of(head: bytes, path: Path | Address) -> Kind:
         with suppress(ValueError):  # ustar and GNU have a magic, older ones a checksum
             if head[257:262] == b"ustar" or parse_header(head):
                 return "tar"
+    if head.startswith(_PARQUET_MAGIC):
+        if isinstance(path, Address):
+            raise SourceError(
+                f"{path}: it is a Parquet file, whose end must be read first, and only tars are "
+                "read from URLs: download it, and pack the file"
+            )
+        return "parquet"
     known = format_of(head)
     if known is not None:
         # Of a part of a split file, these bytes come from its middle.

@@ -18,6 +18,7 @@ from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.paths import naming
 from sa1bpack.source.find import Source, list_folder
 from sa1bpack.source.inflate import OnWait, open_stream, remedy
+from sa1bpack.source.parquet import ParquetStream
 from sa1bpack.source.tar import (
     MAX_NAME_BYTES,
     Half,
@@ -264,10 +265,12 @@ class FolderStream:
 
 def _open_members(
     source: Source, *, md5: bool = False, on_wait: OnWait = None
-) -> TarStream | FolderStream:
+) -> TarStream | FolderStream | ParquetStream:
     """The members of a source; options as for a ByteStream. The caller closes their stream."""
     if isinstance(source.path, Path) and source.kind == "folder":
         return FolderStream(source.path)
+    if isinstance(source.path, Path) and source.kind == "parquet":
+        return ParquetStream(source.path, md5=md5)
     gzip = source.kind == "gzip-tar"
     return TarStream(open_stream(source.path, gzip=gzip, md5=md5, on_wait=on_wait))
 
@@ -324,7 +327,7 @@ class PairReader:
         *,
         spool_dir: Path,
         spool_memory: int = SPOOL_MEMORY,
-        members: TarStream | FolderStream | None = None,
+        members: TarStream | FolderStream | ParquetStream | None = None,
         md5: bool = False,
         on_wait: OnWait = None,
     ):

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from format_files import manifest_of
 from image_files import HAS_WEBP, as_rgb, file_of
 from PIL import Image
-from small_tars import SMALL, pack_small, pixels_of, record, rejects_of, write_tar
+from small_tars import SMALL, members, pack_small, pixels_of, record, rejects_of, write_tar
 
 import sa1bpack
 from sa1bpack.errors import MissingPackage
@@ -106,3 +107,18 @@ def test_a_run_that_needs_a_pil_with_webp_ends(workers, tmp_path):
     tar = write_tar(tmp_path / "sa_1.tar", members)
     with pytest.raises(MissingPackage, match="reads no WebP"):
         pack_small(tar, tmp_path / "pack", workers=workers)
+
+
+def test_shards_of_webdataset_are_packed_as_they_are(tmp_path):
+    """Keys with more members than the image and the record, one after the other."""
+    listed = []
+    for name, data in members(range(1, 5)).items():
+        listed.append((f"train/{name[2:]}", data))
+        if name.endswith(".json"):
+            stem = name[2:].removesuffix(".json")
+            listed += [(f"train/{stem}.txt", b"a street"), (f"train/{stem}.depth.png", b"depth")]
+    tar = write_tar(tmp_path / "train-000000.tar", listed, shuffle=None, compress=False)
+    assert pack_small(tar, tmp_path / "pack").images == 4
+    assert rejects_of(tmp_path / "pack") == []
+    (source,) = manifest_of(tmp_path / "pack")["sources"]
+    assert source["ignored"] == {"foreign": 8}

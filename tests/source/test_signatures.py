@@ -90,7 +90,6 @@ FILES: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "lz4": (lambda: b"\x04\x22\x4d\x18" + bytes(range(256)) * 3, "an lz4 stream", "lz4 -dc "),
     "7z": (lambda: b"7z\xbc\xaf\x27\x1c" + bytes(range(256)) * 3, "a 7z archive", "7z x "),
     "rar": (lambda: b"Rar!\x1a\x07\1\0" + bytes(range(256)) * 3, "a rar archive", "unrar x "),
-    "parquet": (lambda: b"PAR1" + bytes(range(256)) * 3, "a parquet file", "from-your-dataset"),
     "Arrow": (lambda: b"ARROW1\0\0" + bytes(range(256)) * 3, "an Arrow file", "from-your-dataset"),
     "SQLite": (database, "an SQLite database", "from-your-dataset"),
     "numpy": (array, "a numpy array", "from-your-dataset"),

@@ -1,7 +1,6 @@
-"""Rows of Parquet files, which pyarrow reads: `pip install "sa1bpack[parquet]"`."""
+"""Rows of Parquet files."""
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from sa1bpack.deriving.sources.blocks import (
     listed_names,
     rows_of_record,
 )
-from sa1bpack.errors import MissingPackage, OptionError, SourceError
-from sa1bpack.paths import naming
+from sa1bpack.errors import OptionError, SourceError
+from sa1bpack.parquet_files import open_parquet
 
 PARQUET_SUFFIX = ".parquet"
 
@@ -33,19 +32,7 @@ class ParquetFile:
         self.path = path
         self.other_files = OtherFiles()
         self.finished = 0
-        try:
-            self._arrow = import_module("pyarrow")
-            parquet = import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise MissingPackage(
-                f'{path}: reading Parquet needs pyarrow ({error}): pip install "sa1bpack[parquet]"'
-            ) from None
-        with naming(path), path.open("rb"):  # says what is wrong, as pyarrow does not
-            pass
-        try:
-            self._file = parquet.ParquetFile(path)
-        except (self._arrow.ArrowException, OSError) as error:
-            raise SourceError(f"{path}: not a whole Parquet file: {error}; copy it again") from None
+        self._arrow, self._file = open_parquet(path)
         self.total = self._file.metadata.num_rows
         names = list(self._file.schema_arrow.names)
         self.names: Sequence[str] = names
