@@ -23,9 +23,12 @@ _madvise = external("madvise", types.intc(_word, _word, types.intc))
 _mincore = external("mincore", types.intc(_word, _word, _word))
 _lseek = external("lseek", types.int64(types.intc, types.int64, types.intc))
 _preadv2 = external("preadv2", types.intp(types.intc, _word, types.intc, types.int64, types.intc))
+_getrusage = external("getrusage", types.intc(types.intc, _word))
 _libc = ctypes.CDLL(None, use_errno=True)
 _SEEK_END = 2
 _RWF_NOWAIT = 8
+_RUSAGE_THREAD = 1
+_MAJOR_FAULTS = 9  # the word of `ru_majflt` in a `struct rusage`, which has 18
 _WILL_NEED = 3  # of both kinds of advice
 # Of a longer span the system reads only the beginning: as much as its read-ahead, 128 kB unless
 # someone raised it.
@@ -47,29 +50,54 @@ def read_ahead_map(address: int, count: int) -> None:
 
 
 @njit
-def in_memory(file: int, position: int) -> bool:
+def in_memory(file: int, position: int, words: np.ndarray) -> bool:
     """True if the byte at this position of an open file can be had without waiting.
 
     A file that was cut short before it does not have it.
+
+    Args:
+        file: descriptor of the file.
+        position: position in it.
+        words: uint64 (3,), memory for the answer, whatever it holds.
     """
-    byte = np.empty(1, np.uint8)
-    vector = np.empty(2, np.uint64)
-    vector[0] = byte.ctypes.data
-    vector[1] = 1
-    return _preadv2(file, vector.ctypes.data, 1, position, _RWF_NOWAIT) == 1
+    words[0] = words.ctypes.data + 16
+    words[1] = 1
+    return _preadv2(file, words.ctypes.data, 1, position, _RWF_NOWAIT) == 1
 
 
 @njit
-def map_in_memory(address: int, file: int, position: int) -> bool:
+def map_in_memory(address: int, file: int, position: int, words: np.ndarray) -> bool:
     """True if a byte of a memory map, at `position` of its file, is in memory; reads nothing.
 
     Of a file that was cut short, the rest of the last page is in memory, but zero.
+
+    Args:
+        address: address of the byte.
+        file, position, words: as for `in_memory`.
     """
-    page = np.zeros(1, np.uint8)
-    failed = _mincore(address // BLOCK * BLOCK, 1, page.ctypes.data)
-    if failed or page[0] & 1 == 0:
+    words[0] = 0
+    failed = _mincore(address // BLOCK * BLOCK, 1, words.ctypes.data)
+    if failed or words[0] & 1 == 0:
         return False
-    return _lseek(file, 0, _SEEK_END) > position
+    return file_bytes(file) > position
+
+
+@njit
+def file_bytes(file: int) -> int:
+    """The bytes of an open file; -1 if that is unknown."""
+    return _lseek(file, 0, _SEEK_END)
+
+
+@njit
+def major_faults(words: np.ndarray) -> int:
+    """Page faults of this thread so far that waited for a disk.
+
+    Args:
+        words: uint64 (18,), memory for a `struct rusage`.
+    """
+    if _getrusage(_RUSAGE_THREAD, words.ctypes.data):
+        return 0
+    return int(words[_MAJOR_FAULTS])
 
 
 def drop_pages(files: Iterable[Path]) -> None:

@@ -214,19 +214,23 @@ class QueuedBatch:
     Attributes:
         buffer: its buffer in host memory; None once that is free for another batch.
         located: its samples, and where they are stored; None until a thread has located it.
-        dropped: errors of samples that the batch lacks.
+        dropped: errors of samples that the batch lacks, each with the number of their batch, of
+            those that are joined.
         ranges_left: ranges of samples that threads are still copying.
         is_complete: the consumer may have it.
         error: why the batch could not be made.
+        late_error: the same of one of several that are joined, with its number: those before it are
+            complete.
         sent: the batch on a device; None: it is not sent, or not yet.
     """
 
     buffer: Buffer | None
     located: LocatedBatch | None = None
-    dropped: list[ReadError] = field(default_factory=list)
+    dropped: list[tuple[int, ReadError]] = field(default_factory=list)
     ranges_left: int = 0
     is_complete: bool = False
     error: BaseException | None = None
+    late_error: tuple[int, BaseException] | None = None
     sent: SentBatch | None = None
 
     def filled_buffer(self) -> Buffer:
@@ -280,6 +284,7 @@ class BatchQueue:
     def _discard(self, batch: QueuedBatch) -> None:
         """Release what a batch has; the traceback of its error may reference the threads."""
         batch.error = None
+        batch.late_error = None
         batch.sent = None
         self._release(batch)
 

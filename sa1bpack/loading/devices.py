@@ -4,9 +4,10 @@
 thread that begins an iteration.
 
 The Loader has one code path for both. Each has two methods: `allocate` makes memory for a buffer,
-`deliver` the batch that the consumer gets. And a CUDA device has four more: `enter_thread`, at the
-beginning of a reader thread; `wait`, until the last copy out of a buffer is done; `stage`, to start
-sending a filled buffer, without waiting for it; and `send`, which does that for one batch.
+`deliver` the batch that the consumer gets, or those that were joined to it. And a CUDA device has
+four more: `enter_thread`, at the beginning of a reader thread; `wait`, until the last copy out of a
+buffer is done; `stage`, to start sending a filled buffer, without waiting for it; and `send`, which
+does that for one batch.
 """
 
 import atexit
@@ -25,12 +26,12 @@ from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.display import Batch
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import Living
-from sa1bpack.loading.batch.regions import split_regions, split_span
+from sa1bpack.loading.batch.regions import split_span
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch, SentBatch
 from sa1bpack.loading.cuda import CUDA, keep_maps, pinned_memory
 from sa1bpack.loading.located_batch import LocatedBatch
-from sa1bpack.loading.tensors import arrange, batch_views, host_views
+from sa1bpack.loading.tensors import ALL_ROWS, arrange, batch_views, host_views, parts_of
 from sa1bpack.transforms.host import SentNumbers
 from sa1bpack.wording import counted, size_text
 
@@ -57,17 +58,26 @@ class Host:
 
     def deliver(
         self, batch: QueuedBatch, located: LocatedBatch, spec: BatchSpec, pool: BufferPool
-    ) -> Batch:
+    ) -> list[Batch]:
         """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
 
         The small ones are copies, so keeping the ids of a batch does not keep its pixels.
+
+        Returns:
+            The batch, or those that were joined to it, without those that have no samples.
         """
         buffer = batch.filled_buffer()
+        places = located.places
         lent = np.asarray(LentBuffer(buffer, located.nbytes, pool))
-        large, small, span = split_regions(located.regions)
-        copied = buffer.bytes[span].copy()
-        views = host_views(lent, large) | host_views(copied, small)
-        return Batch(arrange(views, spec, located))
+        copied = buffer.bytes[places.small_bytes].copy()
+        batches = []
+        for begin, end in located.spans():
+            rows = slice(begin, end)
+            if located.is_one:
+                rows = ALL_ROWS
+            views = host_views(lent, places.large, rows) | host_views(copied, places.small, rows)
+            batches.append(Batch(arrange(views, spec, located, rows)))
+        return batches
 
 
 class CudaDevice:
@@ -139,7 +149,7 @@ class CudaDevice:
 
         Raises torch.cuda.OutOfMemoryError.
         """
-        large, small, of_small, of_large = split_span(located.regions)
+        large, small, of_small, of_large = split_span(located.places.regions)
         pinned = buffer.pinned
         assert pinned is not None, "buffers of a CUDA device are pinned"
         with self._lock, CUDA.queuing_on(self.stream):
@@ -174,8 +184,8 @@ class CudaDevice:
 
     def deliver(
         self, batch: QueuedBatch, located: LocatedBatch, spec: BatchSpec, pool: BufferPool
-    ) -> Batch:
-        """Tensors on the device, for use on the consumer's current stream.
+    ) -> list[Batch]:
+        """Tensors on the device, for use on the consumer's current stream; see `Host.deliver`.
 
         The small ones have memory of their own, and the host knows what they are. In inference
         mode, too, they are tensors that can take part in training.
@@ -199,7 +209,7 @@ class CudaDevice:
 
     def _delivered(
         self, batch: QueuedBatch, located: LocatedBatch, spec: BatchSpec, pool: BufferPool
-    ) -> Batch:
+    ) -> list[Batch]:
         """`deliver`; raises torch.OutOfMemoryError."""
         sent = batch.sent
         if sent is None:  # there was no memory for it
@@ -213,10 +223,21 @@ class CudaDevice:
         for memory in sent.memory:
             # Allocated on the side stream: it must not be used again before this one is done.
             CUDA.keep(memory, stream)
-        _, small, _ = split_regions(located.regions)
-        delivered = Batch(arrange(sent.tensors, spec, located))
-        delivered.numbers = SentNumbers(delivered, partial(host_views, sent.small, small))
-        return delivered
+        small = located.places.small
+        spans = located.spans()
+        parts = [sent.tensors]
+        if not located.is_one:
+            parts = parts_of(sent.tensors, spans)
+        batches = []
+        for views, (begin, end) in zip(parts, spans, strict=True):
+            rows = slice(begin, end)
+            if located.is_one:
+                rows = ALL_ROWS
+            delivered = Batch(arrange(views, spec, located, rows))
+            copies = partial(host_views, sent.small, small, rows)
+            delivered.numbers = SentNumbers(delivered, copies)
+            batches.append(delivered)
+        return batches
 
 
 def no_memory(device: torch.device, nbytes: int, reason: str) -> LoaderError:

@@ -39,6 +39,7 @@ from sa1bpack.loading.plans import (
     cores,
     dataset_bytes,
     io_obstacle,
+    joined_batches,
     largest_batch,
     regions_of,
 )
@@ -179,6 +180,8 @@ class Loader(BaseLoader):
             # A pipeline uses several cores by itself: more threads were not faster.
             self._pipeline_threads = chosen.pipeline_threads or 1
         self._pool: BufferPool | None = None
+        self._is_compiled = False  # here: threads that did it would seem to wait for the disk
+        self._together = 1  # batches of a buffer of the pool
         self._pid = os.getpid()
         self._closed = False
 
@@ -230,10 +233,12 @@ class Loader(BaseLoader):
         buffers = self._prefetch + 2
         if self._pipeline_threads:  # results may share memory with the batch that they are made of
             buffers += self._pipeline_threads + 1
+        together = joined_batches(spec, plan.batch_bytes)
         plan = replace(
             plan,
-            batches=buffers,
-            host_bytes=buffers * plan.batch_bytes,
+            batches=buffers * together,
+            together=together,
+            host_bytes=buffers * together * plan.batch_bytes,
             threads=self._threads,
             io=str(self._mode),
         )
@@ -248,19 +253,19 @@ class Loader(BaseLoader):
             device_bytes = related + self._device_bytes(plan, total)
             return replace(plan, pinned_bytes=plan.host_bytes, device_bytes=device_bytes)
         floats = [nbytes for nbytes, _ in float_bytes(spec, plan.samples, plan.capacity, total)]
-        arranged = related + 2 * sum(floats) + 2 * max(floats, default=0)
+        arranged = related + 2 * together * sum(floats) + 2 * max(floats, default=0)
         return replace(plan, host_bytes=plan.host_bytes + arranged)
 
     def _device_bytes(self, plan: LoadingPlan, total: int) -> int:
         """The memory of the device, but for relations, for batches of `total` masks."""
         spec = self._spec
-        samples = plan.samples
+        samples = plan.samples * plan.together
         capacity = plan.capacity
         added, temporary = arranging_bytes(spec, samples, capacity, total)
         regions, _ = regions_of(self._narrowed, spec, samples, plan.most_masks, capacity)
         sent = sent_bytes(regions)
         # In the queue, being delivered, and the one that the consumer still has meanwhile.
-        nbytes = (plan.batches + 1) * sent + 2 * added + temporary
+        nbytes = (plan.batches // plan.together + 1) * sent + 2 * added + temporary
         if spec.relate is not None:
             nbytes += CUBLAS_BYTES + spec.relate.scratch_bytes(
                 samples,
@@ -288,8 +293,10 @@ class Loader(BaseLoader):
         if self._pool is None:
             plan = self.plan()
             changed = None if crew is None else crew.changed
+            buffers = plan.batches // plan.together
+            self._together = plan.together
             self._pool = BufferPool(
-                partial(_allocated, device, plan), plan.batches, self._threads, changed
+                partial(_allocated, device, plan), buffers, self._threads, changed
             )
         self._pool.refill()
         if crew is None:
@@ -297,7 +304,8 @@ class Loader(BaseLoader):
         locator = Locator(self._narrowed, self._spec, self._masks)
         counts.reads_known = not self._dataset.options.verify_checksums
         counts.count_store(self._narrowed.pack.fetched)
-        locator.prepare()  # here: threads that did it would seem to wait for the disk
+        locator.prepare(compiles=not self._is_compiled)
+        self._is_compiled = True
         _log.info("epoch %d begins: %r", batches.epoch, self)
         readers = ReaderThreads(
             self._pool,
@@ -308,6 +316,7 @@ class Loader(BaseLoader):
             counts,
             direct=self._mode.direct,
             crew=crew,
+            together=self._together,
         )
         if self._called_ahead is None:
             return readers
@@ -338,7 +347,7 @@ class Loader(BaseLoader):
         self._pool = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_pool": None}
+        return super().__getstate__() | {"_pool": None, "_is_compiled": False}
 
     def __enter__(self) -> "Loader":
         return self
@@ -369,7 +378,7 @@ def usual_threads(mode: ReadingMode) -> int:
 def _allocated(device: Host | CudaDevice, plan: LoadingPlan, nbytes: int = 0) -> Buffer:
     """A buffer, larger than planned if `nbytes` is. Raises LoaderError if there is no memory."""
     try:
-        return device.allocate(max(plan.batch_bytes, nbytes))
+        return device.allocate(max(plan.together * plan.batch_bytes, nbytes))
     except (MemoryError, RuntimeError) as error:
         # CUDA has no class for pinned memory that is not there; any other error is not of memory.
         if not isinstance(error, MemoryError) and "out of memory" not in str(error):

@@ -1,5 +1,8 @@
 """The copy of one batch: where its samples are, and copying any part of them into a buffer.
 
+Small batches are joined: several, one after another, are located and copied as one, and handed over
+together.
+
 With verify_checksums=True, a sample is first read out of its files, its pixels straight into place
 in the buffer, and compared with its checksum there, so a file cannot change between the check and
 the use: the batch is loaded from those copies, once they agree with what was found by the maps.
@@ -8,7 +11,6 @@ the use: the batch is loaded from those copies, once they agree with what was fo
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +29,7 @@ from sa1bpack.format.side.spec import REMAKE
 from sa1bpack.loading.batch.feature_arrays import BatchFeature
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import unpack_into
-from sa1bpack.loading.batch.spec import BatchSpec
+from sa1bpack.loading.batch.spec import BatchCounts, BatchSpec
 from sa1bpack.loading.batch.tables import (
     BAD_SPANS,
     FILE,
@@ -50,7 +52,7 @@ _IMAGE_AND_BITS = ("image", "mask_bits")
 # Samples that a thread loads together: this many, and more of small ones, up to so many bytes.
 OPEN_SAMPLES = 8
 _BYTES_TOGETHER = 8 << 20
-_MOST_TOGETHER = 256
+_MOST_TOGETHER = 4096
 
 # Files that a thread holds open at once, if that is enough for OPEN_SAMPLES of as many shards.
 _OPEN_FILES = 32
@@ -104,7 +106,7 @@ class LocatedBatch:
         most: masks of the fullest sample.
         capacity: masks per sample in padded arrays.
         run_offset: int64 (T + 1,), where the runs of each mask begin in those of all masks, joined.
-        regions, nbytes: where the arrays go in the buffer, and bytes of that.
+        places: where the arrays go in the buffer.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class LocatedBatch:
         ordered: OrderedBatch,
         look_up: LookUp,
         shards: list[OpenShard],
+        shard_at: np.ndarray,
         tables: SampleTables,
         choice: MaskChoice,
     ):
@@ -124,7 +127,8 @@ class LocatedBatch:
             spec: layout of batches in their buffers.
             ordered: which batch it is, with the samples that could be located.
             look_up: finds samples in the copies that are checked.
-            shards: shard of each sample.
+            shards: distinct shards, which batches that are located together share.
+            shard_at: int64 (n,), which of them each sample is in.
             tables: where the arrays of the samples are; their files are entered while they are
                 open.
             choice: which masks are kept.
@@ -134,6 +138,7 @@ class LocatedBatch:
         self.ordered = ordered
         self._look_up = look_up
         self._shards = shards
+        self._shard_at = shard_at
         self._tables = tables
         self._choice = choice
         samples = tables.samples
@@ -147,27 +152,46 @@ class LocatedBatch:
         if spec.reads_runs:
             np.cumsum(_lengths(tables.masks), out=self.run_offset[1:])
         ragged = [feature for feature in spec.batch_features if feature.spec.ragged]
-        items = {feature.spec.name: feature.items(tables) for feature in ragged}
+        items = tuple(feature.items(tables) for feature in ragged)
         self._image = spec.image_of(ordered.sample_class)
-        self.regions, self.nbytes = spec.regions(
-            len(shards),
-            self.capacity,
-            self.total,
-            int(self.run_offset[-1]),
-            image=self._image,
-            items=items,
+        self.places = spec.places(
+            BatchCounts(
+                samples=len(shard_at),
+                capacity=self.capacity,
+                total=self.total,
+                runs=int(self.run_offset[-1]),
+                image=self._image,
+                items=items,
+            )
         )
-        for feature in ragged:
-            feature.place(tables, self._positions(feature), items[feature.spec.name])
-        self._texts = {
-            feature.spec.name: [""] * len(self._positions(feature))
-            for feature in ragged
-            if feature.spec.text
-        }
+        self._texts: dict[str, list[str]] = {}
+        for feature, count in zip(ragged, items, strict=True):
+            positions = self._positions(feature)
+            feature.place(tables, positions, count)
+            if feature.spec.text:
+                self._texts[feature.spec.name] = [""] * len(positions)
         self._failed: dict[int, Exception] = {}
 
     def __len__(self) -> int:
-        return len(self._shards)
+        return len(self._shard_at)
+
+    @property
+    def is_one(self) -> bool:
+        """True unless several batches were joined to this one."""
+        return not self.ordered.parts
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First sample and one past the last of the batches that this is, if they have samples."""
+        return [(begin, end) for _, begin, end in self.ordered.spans() if begin < end]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer that the batch takes."""
+        return self.places.nbytes
+
+    def _shard(self, k: int) -> OpenShard:
+        """The shard of sample k."""
+        return self._shards[int(self._shard_at[k])]
 
     def _positions(self, feature: BatchFeature) -> np.ndarray:
         """int64 (rows,): where the rows of a feature are among those of the batch's array."""
@@ -211,31 +235,11 @@ class LocatedBatch:
         """
         assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
         spec = self._spec
-        samples = self._tables.samples
-        regions = self.regions
-        mask_offsets = np.append(samples["kept_begin"], self.total)
-        arrays = {
-            "mask_counts": self._counts,
-            "image_ids": samples["image_id"],
-            "sizes": samples["size"],
-            "indices": samples["row"],
-            "repetitions": samples["repetition"],
-            "repeated": self.ordered.repeated,
-            "mask_offsets": mask_offsets,
-            "run_offset": self.run_offset,
-        }
-        if "mask_positions" in regions:
-            arrays["mask_positions"] = self._mask_positions(padded=True)
-        layout = spec.row_layout(len(self), self.capacity, self.total)
-        for feature in spec.batch_features:
-            positions = self._positions(feature)
-            arrays |= feature.small_arrays(self._tables, layout, positions)
-        for key in arrays.keys() & regions.keys():
-            regions[key].view(buffer)[...] = arrays[key]
+        places = self.places
+        self._begin_small_arrays(buffer)
         run_ends = np.empty(0, np.int32)
         if spec.mask_source == "runs":
-            run_ends = regions["run_ends"].view(buffer)
-        targets = spec.targets(regions, self.capacity, self._image)
+            run_ends = places.regions["run_ends"].view(buffer)
         stored = spec.pack_layout
         canvas_height, canvas_width = self._image.canvas
         self._dest = Destination(
@@ -244,13 +248,38 @@ class LocatedBatch:
             canvas_height=canvas_height,
             canvas_width=canvas_width,
             stored_side=0 if stored.flat else stored.image_size,
-            arrays=targets,
-            numbers=spec.number_targets(regions),
+            arrays=places.targets,
+            numbers=places.numbers,
             capacity=self.capacity if spec.mask_layout.padded else -1,
             run_ends=run_ends,
             run_offset=np.zeros(1, np.int64),
-            status=np.zeros((len(self), len(targets)), np.int64),
+            status=np.zeros((len(self), len(places.targets)), np.int64),
         )
+
+    def _begin_small_arrays(self, buffer: np.ndarray) -> None:
+        """Write the arrays with one row per sample, and the offsets."""
+        samples = self._tables.samples
+        regions = self.places.regions
+        arrays = {
+            "image_ids": samples["image_id"],
+            "sizes": samples["size"],
+            "indices": samples["row"],
+            "repetitions": samples["repetition"],
+            "repeated": self.ordered.repeated,
+            "mask_counts": self._counts,
+            "run_offset": self.run_offset,
+        }
+        if "mask_offsets" in regions:
+            arrays["mask_offsets"] = np.append(samples["kept_begin"], self.total)
+        if "mask_positions" in regions:
+            arrays["mask_positions"] = self._mask_positions(padded=True)
+        for feature in self._spec.batch_features:
+            if feature.has_small_arrays:
+                positions = self._positions(feature)
+                arrays |= feature.small_arrays(self._tables, self.places.layout, positions)
+        for key, array in arrays.items():
+            if key in regions:
+                regions[key].view(buffer)[...] = array
 
     # ------------------------------------------------------------------------------------ the copy
 
@@ -304,28 +333,45 @@ class LocatedBatch:
         Raises:
             ResourceShortage: no more files can be opened.
         """
-        tables = self._tables
         together = max(OPEN_SAMPLES, _BYTES_TOGETHER * len(self) // max(self.nbytes, 1))
         end = min(start + together, start + _MOST_TOGETHER, stop)
         most_shards = max(_OPEN_FILES // max(len(self._spec.refs), 1), OPEN_SAMPLES)
-        numbers = tables.samples["shard"][start:end]
-        _, firsts, inverse = np.unique(numbers, return_index=True, return_inverse=True)
-        if len(firsts) > most_shards:
-            end = start + int(np.sort(firsts)[most_shards])
-            numbers = numbers[: end - start]
-            _, firsts, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         opened = []
-        rows = np.zeros((len(firsts), len(self._spec.refs)), FILE)
+        rows = np.zeros((len(self._shards), len(self._spec.refs)), FILE)
         rows["descriptor"] = NO_FILE
-        for shard_files, first, number in zip(rows, firsts.tolist(), count(), strict=False):
-            shard = self._shards[start + first]
-            open_shard = partial(open_files, shard, self._spec.refs, direct)
-            files = self._opened(partial(_at, inverse, number, start), open_shard)
+        numbers = dict.fromkeys(self._shard_at[start:end].tolist())
+        if len(numbers) > most_shards:
+            numbers, end = self._first_shards(start, end, most_shards)
+        for number in numbers:
+            shard = self._shards[number]
+            files = self._opened(
+                partial(self._positions_in, number, start, end),
+                partial(open_files, shard, self._spec.refs, direct),
+            )
             if files is not None:
                 opened.append(files)
-                shard_files[:] = files.table
-        tables.files[start:end] = rows[inverse]
+                rows[number] = files.table
+        self._tables.files[start:end] = rows[self._shard_at[start:end]]
         return end, opened
+
+    def _first_shards(self, start: int, end: int, most: int) -> tuple[dict[int, None], int]:
+        """The shards of samples from `start` on, as long as these are in `most` of them.
+
+        Returns their numbers, and one past the last of these samples.
+        """
+        numbers: dict[int, None] = {}
+        for position, number in enumerate(self._shard_at[start:end].tolist(), start):
+            if number not in numbers and len(numbers) == most:
+                return numbers, position
+            numbers[number] = None
+        return numbers, end
+
+    def _positions_in(self, number: int, start: int, end: int) -> list[int]:
+        """The positions of samples `start` to `end` that are in a shard, by its number here."""
+        positions: list[int] = (
+            start + np.flatnonzero(self._shard_at[start:end] == number)
+        ).tolist()
+        return positions
 
     def _opened(
         self, positions: Callable[[], Sequence[int]], work: Callable[[], _Source]
@@ -382,7 +428,7 @@ class LocatedBatch:
             begin = int(samples["kept_begin"][first]) if first < stop else 0
             end = int(samples["kept_end"][stop - 1]) if first < stop else 0
             owner = np.repeat(owner, self._counts)
-        region = self.regions[feature.spec.name]
+        region = self.places.regions[feature.spec.name]
         stored: Any = region.view(self._dest.buffer)
         data = memoryview(stored)
         texts = self._texts[feature.spec.name]
@@ -395,7 +441,7 @@ class LocatedBatch:
             except UnicodeDecodeError as error:
                 k = int(owner[row])
                 if not self._dest.status[k].any():  # else it was not read
-                    path = self._shards[k].features[feature.number].path
+                    path = self._shard(k).features[feature.number].path
                     self._failed[k] = FormatError(f"{path}: text is not UTF-8 ({error})")
             row += 1
 
@@ -437,7 +483,7 @@ class LocatedBatch:
     def _draw(self, k: int, ends: np.ndarray, offset: np.ndarray, size: np.ndarray) -> None:
         """Draw these runs of the masks of sample k into the buffer; see MaskSpec.draw."""
         spec = self._spec
-        masks = self.regions["masks"].view(self._dest.buffer)
+        masks = self.places.regions["masks"].view(self._dest.buffer)
         count = len(offset) - 1
         if spec.pads_masks:
             masks[k, count:] = 0
@@ -464,7 +510,7 @@ class LocatedBatch:
         """
         if not self._spec.chosen.of_shards:
             return
-        shard = self._shards[k].shard
+        shard = self._shard(k).shard
         location = location_of(self._tables.samples[k])
         spans = {
             "sample": (location.shard_row, location.shard_row + 1),
@@ -491,8 +537,8 @@ class LocatedBatch:
         located = tables.samples[k]
         out = {}
         if spec.chosen.images and self._image.how == AS_STORED:  # pixels are read to their place
-            out["image"] = self.regions["images"].view(self._dest.buffer)[k : k + 1]
-        copy = self._shards[k].copy_sample(location_of(located), out, direct)
+            out["image"] = self.places.regions["images"].view(self._dest.buffer)[k : k + 1]
+        copy = self._shard(k).copy_sample(location_of(located), out, direct)
         samples = tables.samples[k : k + 1].copy()
         samples["array_row"] = 0
         samples["first_mask"] = 0
@@ -501,7 +547,12 @@ class LocatedBatch:
         if spec.chosen.images:
             canvases = canvases_of([self.ordered], count=1)
         fits, copied = self._look_up.find(
-            samples, [copy], self.ordered.epoch, self._choice, canvases
+            samples,
+            [copy],
+            shard_at=np.zeros(1, np.int64),
+            epoch=self.ordered.epoch,
+            choice=self._choice,
+            canvases=canvases,
         )
         kept_begin = int(located["kept_begin"])
         masks = tables.masks[kept_begin : int(located["kept_end"])]
@@ -547,7 +598,7 @@ class LocatedBatch:
 
     def _cause(self, k: int, status: np.ndarray) -> Exception:
         """The reason why sample k was not copied, by its status."""
-        shard = self._shards[k]
+        shard = self._shard(k)
         array = int(np.flatnonzero(status)[0])
         code = int(status[array])
         feature = self._spec.refs[array].feature
@@ -574,12 +625,6 @@ class LocatedBatch:
             f"{path}: ends before this sample, but was complete when it was opened. Restore the "
             "file from a copy, or run `sa1bpack repair` on the pack"
         )
-
-
-def _at(inverse: np.ndarray, number: int, start: int) -> list[int]:
-    """The positions from `start` on whose shard is the one with this number in `inverse`."""
-    positions: list[int] = (start + np.flatnonzero(inverse == number)).tolist()
-    return positions
 
 
 def _feature_rows(

@@ -10,7 +10,7 @@ Several batches are located together, since most of the cost does not depend on 
 """
 
 from collections.abc import Sequence
-from itertools import compress, groupby
+from itertools import groupby
 
 import numpy as np
 
@@ -23,7 +23,10 @@ from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import SAMPLE, SampleTables
 from sa1bpack.loading.located_batch import LocatedBatch, canvases_of, sample_error
 from sa1bpack.loading.look_up import LookUp
-from sa1bpack.loading.order.epoch import OrderedBatch, Position
+from sa1bpack.loading.order.epoch import OrderedBatch, Position, number_at
+
+# Errors of samples that a batch lacks, each with the number of the batch, of those that are joined.
+Dropped = list[tuple[int, ReadError]]
 
 
 class Locator:
@@ -42,7 +45,7 @@ class Locator:
         self.masks = masks
         self._look_up = LookUp(ds, spec)
 
-    def locate(self, batches: Sequence[OrderedBatch]) -> list[tuple[LocatedBatch, list[ReadError]]]:
+    def locate(self, batches: Sequence[OrderedBatch]) -> list[tuple[LocatedBatch, Dropped]]:
         """The located batches, and the errors of the samples that they lack.
 
         A batch has the remaining samples, which may be none. Here alone it is asked which masks are
@@ -54,7 +57,7 @@ class Locator:
         Raises:
             ResourceShortage: the system refuses mappings or files for the shards.
         """
-        located: list[tuple[LocatedBatch, list[ReadError]]] = []
+        located: list[tuple[LocatedBatch, Dropped]] = []
         for choice, together in groupby(
             batches, lambda batch: self.masks.at(batch.epoch, batch.step)
         ):
@@ -63,47 +66,61 @@ class Locator:
 
     def _locate_together(
         self, batches: list[OrderedBatch], choice: MaskChoice
-    ) -> list[tuple[LocatedBatch, list[ReadError]]]:
+    ) -> list[tuple[LocatedBatch, Dropped]]:
         """`locate` for batches of one epoch, with the masks that are kept in all of them."""
         pack = self.ds.pack
         samples = self._samples(batches)
-        numbers = samples["shard"].tolist()
-        opened, failed = pack.open_many(numbers)
-        errors: dict[int, ReadError] = {}  # by position in all batches together
+        numbers, shard_at = np.unique(samples["shard"], return_inverse=True)
+        opened, failed = pack.open_many(numbers.tolist())
+        positions = np.arange(len(samples))  # in all batches together, of the samples that remain
+        errors: dict[int, ReadError] = {}  # by position
         if failed:
-            for position, number in enumerate(numbers):
+            for position, number in enumerate(samples["shard"].tolist()):
                 if number in failed:
                     errors[position] = sample_error(pack, samples[position], failed[number])
-        positions = np.delete(np.arange(len(samples)), list(errors))  # of the others
-        samples = samples[positions]
-        shards = [opened[number] for number in samples["shard"].tolist()]
+            positions = np.delete(positions, list(errors))
+            samples = samples[positions]
+            numbers, shard_at = np.unique(samples["shard"], return_inverse=True)
+        shards = [opened[number] for number in numbers.tolist()]
         canvases = None
         if self.spec.chosen.images:
             canvases = canvases_of(batches)
         if canvases is not None:
             canvases = canvases[positions]
-        fits, tables = self._look_up.find(samples, shards, batches[0].epoch, choice, canvases)
+        fits, tables = self._look_up.find(
+            samples, shards, shard_at, batches[0].epoch, choice, canvases
+        )
         if not fits.all():
             for k in np.flatnonzero(~fits).tolist():
-                misfit = self._look_up.misfit(samples[k], shards[k])
+                misfit = self._look_up.misfit(samples[k], shards[shard_at[k]])
                 errors[int(positions[k])] = sample_error(pack, samples[k], misfit)
             positions = positions[fits]
-            shards = list(compress(shards, fits))
+            shard_at = shard_at[fits]
         located_batches = []
         start = 0
         for batch in batches:
             end = start + len(batch.indices)
-            first, stop = np.searchsorted(positions, (start, end)).tolist()
+            ordered = batch
+            batch_errors: Dropped = []
+            first = start
+            stop = end
+            if errors:
+                first, stop = np.searchsorted(positions, (start, end)).tolist()
+                ordered = batch.take(positions[first:stop] - start)
+                for position in range(start, end):
+                    if position in errors:
+                        number = number_at(batch, position - start)
+                        batch_errors.append((number, errors[position]))
             located = LocatedBatch(
                 ds=self.ds,
                 spec=self.spec,
-                ordered=batch.take(positions[first:stop] - start),
+                ordered=ordered,
                 look_up=self._look_up,
-                shards=shards[first:stop],
+                shards=shards,
+                shard_at=shard_at[first:stop],
                 tables=_cut(tables, first, stop),
                 choice=choice,
             )
-            batch_errors = [errors[k] for k in range(start, end) if k in errors]
             located_batches.append((located, batch_errors))
             start = end
         return located_batches
@@ -124,15 +141,20 @@ class Locator:
             start = end
         return samples
 
-    def prepare(self) -> None:
-        """Compile the kernels that copy what is located or load them, and begin to read the index.
+    def prepare(self, compiles: bool) -> None:
+        """Begin to read the index; compile the kernels that copy what is located, or load them.
 
         The first time ever, compiling takes many seconds, which are not those of a slow disk. Image
         ids and mask offsets take 16 bytes per sample; a shuffled epoch needs some of every page.
+
+        Args:
+            compiles: the kernels have not been compiled for such batches in this process.
         """
         for folder in self.ds.pack.folders:
             for array in (folder.index.image_id, folder.index.mask_offset):
                 read_ahead_map(address_of(array), array.nbytes)
+        if not compiles:
+            return
         nothing = OrderedBatch(0, 0, 0, np.empty(0, np.int64), after=Position(0, 0))
         [(located, _)] = self.locate([nothing])
         located.compile()

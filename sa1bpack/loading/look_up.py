@@ -6,7 +6,6 @@ no address outside an array results.
 """
 
 from collections.abc import Sequence
-from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -232,7 +231,7 @@ class FeatureLookUp:
     def find(
         self,
         shards: Sequence[ShardArrays],
-        inverse: np.ndarray,
+        shard_at: np.ndarray,
         samples: np.ndarray,
         masks: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -240,7 +239,7 @@ class FeatureLookUp:
 
         Args:
             shards: distinct shards.
-            inverse: int64 (n,), which of them each sample is in.
+            shard_at: int64 (n,), which of them each sample is in.
             samples: SAMPLE (n,), with their kept masks.
             masks: MASK (T,).
         """
@@ -255,7 +254,7 @@ class FeatureLookUp:
             )
         sides = np.zeros((len(samples), self._count), SIDE)
         if len(shards):
-            sides = np.stack([shard.sides for shard in shards])[inverse]
+            sides = np.stack([shard.sides for shard in shards])[shard_at]
         owner = np.arange(len(samples))
         mask_owner = np.repeat(owner, samples["kept_end"] - samples["kept_begin"])
         _announce_offsets(sides, samples, self._ragged["mask"])
@@ -331,6 +330,7 @@ class LookUp:
         self,
         samples: np.ndarray,
         shards: Sequence[ShardArrays],
+        shard_at: np.ndarray,
         epoch: int,
         choice: MaskChoice,
         canvases: np.ndarray | None,
@@ -340,7 +340,8 @@ class LookUp:
         Args:
             samples: SAMPLE (n,), with the rows of samples and masks in their arrays; the rest of
                 them is filled in.
-            shards: the shard of each sample.
+            shards: distinct shards.
+            shard_at: int64 (n,), which of them each sample is in.
             epoch: epoch of the batches.
             choice: which masks are kept.
             canvases: int32 (n, 2), height and width of the canvas of each sample's class; None:
@@ -350,9 +351,7 @@ class LookUp:
             bool (n,), which of the samples fit their arrays; and the tables of these.
         """
         # Few shards have many of the samples, or each has one: what is taken per shard is repeated.
-        _, firsts, inverse = np.unique(samples["shard"], return_index=True, return_inverse=True)
-        distinct = [shards[k] for k in firsts.tolist()]
-        records = np.array([shard.record for shard in distinct], SHARD)[inverse]
+        records = np.array([shard.record for shard in shards], SHARD)[shard_at]
         fits = np.empty(len(samples), np.bool_)
         look_up(records, samples, self._stored, fits)
         if canvases is not None:
@@ -360,16 +359,16 @@ class LookUp:
         if not fits.all():
             samples = samples[fits]
             records = records[fits]
-            inverse = inverse[fits]
-            shards = list(compress(shards, fits))
+            shard_at = shard_at[fits]
         if self._scaled:
             size = samples["size"]
             samples["scale"] = size[:, [3, 2]] / size[:, [1, 0]]
         else:
             samples["scale"] = 1
-        mask_rows, counts = self._passing(samples, shards)
+        mask_rows, counts = self._passing(samples, shards, shard_at)
         if not choice.keeps_all(counts):
-            mask_rows, counts = _chosen(samples, shards, mask_rows, counts, epoch, choice)
+            in_shards = [shards[k] for k in shard_at.tolist()]
+            mask_rows, counts = _chosen(samples, in_shards, mask_rows, counts, epoch, choice)
         offsets = offsets_of(counts)
         samples["kept_begin"] = offsets[:-1]
         samples["kept_end"] = offsets[1:]
@@ -382,8 +381,8 @@ class LookUp:
             masks["end"] = mask_rows + 1
         files = np.zeros((len(samples), self._large_arrays), FILE)
         files["descriptor"] = NO_FILE
-        numbers = _addresses(distinct, self._numbers, inverse)
-        found = self._features.find(distinct, inverse, samples, masks)
+        numbers = _addresses(shards, self._numbers, shard_at)
+        found = self._features.find(shards, shard_at, samples, masks)
         return fits, SampleTables(samples, masks, numbers, files, *found)
 
     def _cut_to_canvases(self, samples: np.ndarray, canvases: np.ndarray, fits: np.ndarray) -> None:
@@ -398,7 +397,7 @@ class LookUp:
             samples["image_bytes"][cut] = stored[cut, 0].astype(np.int64) * self._row_bytes
 
     def _passing(
-        self, samples: np.ndarray, shards: Sequence[ShardArrays]
+        self, samples: np.ndarray, shards: Sequence[ShardArrays], shard_at: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """The masks that the samples have: int64 (C,) rows in the arrays, int64 (n,) counts.
 
@@ -416,8 +415,7 @@ class LookUp:
 
         def compared() -> dict[str, np.ndarray]:
             scores = np.empty((len(names), len(mask_rows)), np.int64)
-            each = np.arange(len(shards))
-            gather_scores(_addresses(shards, names, each), samples, scores)
+            gather_scores(_addresses(shards, names, shard_at), samples, scores)
             size = samples["size"].astype(np.int64)
             numbers = {"pixels": (size[:, 0] * size[:, 1])[owner]}
             for name, values in zip(names, scores, strict=True):
@@ -426,7 +424,7 @@ class LookUp:
 
         in_shards = samples[["shard", "first_mask", "stop_mask"]].copy()
         # 0, but for copies of samples.
-        first_masks = np.array([shard.first_mask for shard in shards], np.int64)
+        first_masks = np.array([shard.first_mask for shard in shards], np.int64)[shard_at]
         in_shards["first_mask"] += first_masks
         in_shards["stop_mask"] += first_masks
         passing = self._filter.flags(in_shards, compared)
@@ -447,17 +445,17 @@ class LookUp:
 
 
 def _addresses(
-    shards: Sequence[ShardArrays], names: Sequence[str], inverse: np.ndarray
+    shards: Sequence[ShardArrays], names: Sequence[str], shard_at: np.ndarray
 ) -> np.ndarray:
     """int64 (n, a): the addresses of arrays of the shards that samples are in, 0 for none.
 
     Args:
         shards: distinct shards.
         names: names of the arrays.
-        inverse: int64 (n,), which of them each sample is in.
+        shard_at: int64 (n,), which of them each sample is in.
     """
     rows = [[shard.addresses.get(name, 0) for name in names] for shard in shards]
-    addresses: np.ndarray = np.array(rows, np.int64).reshape(len(shards), len(names))[inverse]
+    addresses: np.ndarray = np.array(rows, np.int64).reshape(len(shards), len(names))[shard_at]
     return addresses
 
 

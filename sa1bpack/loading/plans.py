@@ -18,6 +18,11 @@ from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.wording import counted, size_text
 
+# Small batches are joined up to so many bytes, and to so many batches: what a batch costs besides
+# its bytes is divided by their number.
+_JOINED_BYTES = 16 << 20
+_MOST_JOINED = 32
+
 # What a plan without a cap compares with. SA-1B has about 100 masks per image, and some images have
 # more than 400, which a small part of it may not show.
 USUAL_CAP = 64
@@ -37,6 +42,8 @@ class LoadingPlan:
         batches: batches that exist at once: the buffers of a Loader; for a DataLoader, those in
             progress or ready in workers, one that is being pinned, and the consumer's. Each further
             batch that the consumer keeps takes `batch_bytes` more.
+        together: small batches without masks share a buffer, so many of them at most, and are read
+            and handed over as one: one of them that is kept keeps the memory of all. 1 for others.
         host_bytes: bytes of all of them. Memory that is not pinned is committed only as it is used.
         pinned_bytes: the part of host_bytes that is pinned: all buffers of a Loader for a device;
             of a DataLoader, two batches, whose tensors torch rounds up to powers of two.
@@ -63,6 +70,7 @@ class LoadingPlan:
     capacity: int
     batch_bytes: int
     batches: int = 0
+    together: int = 1
     host_bytes: int = 0
     pinned_bytes: int = 0
     shared_bytes: int = 0
@@ -93,6 +101,8 @@ class LoadingPlan:
             *(f"{size_text(nbytes)} {share}" for nbytes, share in shares if nbytes),
             f"and {size_text(self.batch_bytes)} for each further batch that you keep",
         )
+        if self.together > 1:
+            notes.append(f"up to {self.together} batches share their memory")
         return "; ".join([", ".join(memory), *filter(None, notes)])
 
 
@@ -154,6 +164,13 @@ def largest_batch(
         uncapped=uncapped,
         schedules=", ".join(f"{name}={schedule}" for name, schedule in schedules),
     )
+
+
+def joined_batches(spec: BatchSpec, batch_bytes: int) -> int:
+    """The batches of so many bytes that share a buffer; 1: they do not."""
+    if not spec.joins:
+        return 1
+    return max(1, min(_JOINED_BYTES // max(batch_bytes, 1), _MOST_JOINED))
 
 
 def cores() -> int:

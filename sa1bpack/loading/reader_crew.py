@@ -110,6 +110,7 @@ class ReaderCrew:
         self._scratch = scratch
         self._epochs: list[EpochWork] = []  # that are not done
         self._busy: Counter[EpochWork] = Counter()  # epoch → threads that work at it now
+        self._serves = False  # threads may begin, or end if no epoch is left
         self._over = False
         self._left = threading.Condition()  # a thread has finished work of an epoch that is done
         self._pid = os.getpid()
@@ -123,6 +124,7 @@ class ReaderCrew:
         """Work at the batches of an epoch."""
         with self.changed:
             self._epochs = [*self._epochs, epoch]
+            self._serves = True
             self.changed.notify_all()
 
     # ------------------------------------------------------------------------------- in the threads
@@ -156,7 +158,7 @@ class ReaderCrew:
         self._epochs = [epoch for epoch in self._epochs if not epoch.queue.is_done]
         if self._over or self._chosen() is not None:
             return True
-        return not self.is_shared and not self._epochs
+        return self._serves and not self.is_shared and not self._epochs
 
     def _chosen(self) -> EpochWork | None:
         """The epoch that a free thread works at next; None: none, for now."""
@@ -191,6 +193,9 @@ class ReaderCrew:
             limit: when to stop waiting, by `time.monotonic`.
         """
         if not self.is_shared:
+            self._over = True
+            with self.changed:
+                self.changed.notify_all()
             self._join(limit)
             return
 

@@ -4,20 +4,22 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice, pairwise
 
 import numpy as np
 
+from sa1bpack.display import Batch
 from sa1bpack.errors import ReadError
 from sa1bpack.finalizers import Ending, before_release
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch, SampleRange
 from sa1bpack.loading.devices import CudaDevice, Host, keep_if_failed
 from sa1bpack.loading.iteration import LoadedBatch
 from sa1bpack.loading.located_batch import LocatedBatch
-from sa1bpack.loading.locator import Locator
+from sa1bpack.loading.locator import Dropped, Locator
 from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch, joined, number_at
 from sa1bpack.loading.reader_crew import ReaderCrew, ThreadTools
 from sa1bpack.loading.shard_prefetcher import ShardPrefetcher
 from sa1bpack.loading.stats import EpochCounts, Read
@@ -65,7 +67,20 @@ class ReaderThreads:
         counts: EpochCounts,
         direct: bool,
         crew: ReaderCrew,
+        together: int,
     ):
+        """
+        Args:
+            pool: buffers of the loader.
+            device: where the batches go.
+            locator: finds their samples.
+            batches: the epoch, or the rest of it.
+            options: what becomes of errors, and how long the consumer waits.
+            counts: statistics of the epoch.
+            direct: read past the page cache.
+            crew: the threads.
+            together: batches that are joined at most: their buffers have room for so many.
+        """
         ds = locator.ds
         self._pool = pool
         self._device = device
@@ -82,16 +97,19 @@ class ReaderThreads:
         # Complete batches if there are enough for all threads: that needs the least locking.
         self._ranges_per_batch = -(-crew.budget // (prefetch + 1))
         self._direct = direct
+        self._together = together
         self._keeping: Ending | None = None
         # Used only by the thread that locates.
         self._remaining = iter(batches)
         self._prefetcher: ShardPrefetcher | None = None
         if ds.pack.sources:
             self._prefetcher = ShardPrefetcher(ds, self._remaining)
-        self._located: deque[tuple[LocatedBatch, list[ReadError]]] = deque()
+        self._located: deque[tuple[LocatedBatch, Dropped]] = deque()
         self._locate_next = 1  # batches
-        # Used only by the consumer: the number of the batch that it waits for.
+        # Used only by the consumer: the number of the batch that it waits for; batches that came
+        # joined with the one before, and an error in the place of the last.
         self._awaited = batches.first
+        self._delivered: deque[LoadedBatch | BaseException] = deque()
         # By thread: the batch that it copies, or what else it does; and since when.
         self._doing: dict[str, tuple[LocatedBatch | str, float]] = {}
 
@@ -101,12 +119,16 @@ class ReaderThreads:
             self._keeping = before_release(iteration, keep_if_failed)
 
     def start(self) -> None:
-        """Have the threads begin. If that fails, or is interrupted, `end` ends those that began."""
+        """Have the threads begin. If that fails, or is interrupted, `end` ends those that began.
+
+        None begins before all have started: one that works would keep this thread from starting the
+        next, since they share the GIL.
+        """
         if self._prefetcher is not None:
             self._prefetcher.start()
-        self._crew.serve(self)
         if not self._crew.is_shared:
             self._crew.start()
+        self._crew.serve(self)
 
     # ------------------------------------------------------------------------------- in the threads
 
@@ -152,7 +174,7 @@ class ReaderThreads:
             self._counts.worked("locate", begin)
             if dropped and not self._drops:
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
-                self.queue.complete(batch, dropped[0])
+                self.queue.complete(batch, dropped[0][1])
                 return
             if len(located) == 0:
                 self.queue.complete(batch, free=True)
@@ -185,9 +207,29 @@ class ReaderThreads:
             begin = time.monotonic()
             batches = self._prefetcher.next_batches(self._locate_next)
             self._counts.fetch_seconds += time.monotonic() - begin
-        most = max(_LOCATED_BATCHES, _LOCATED_SAMPLES // max(1, len(batches[0].indices)))
+        samples = max(1, len(batches[0].indices))
+        most = max(_LOCATED_BATCHES, _LOCATED_SAMPLES // samples)
+        most = -(-most // self._together) * self._together
         self._locate_next = min(2 * self._locate_next, most)
-        self._located.extend(self._locator.locate(batches))
+        joined_batches = self._joined(batches)
+        results = self._locator.locate(joined_batches)
+        for ordered, (located, dropped) in zip(joined_batches, results, strict=True):
+            if dropped and ordered.parts and not self._drops:
+                # One by one: the batches before the one with the error are complete.
+                self._located.extend(self._locator.locate(ordered.parts))
+            else:
+                self._located.append((located, dropped))
+
+    def _joined(self, batches: Sequence[OrderedBatch]) -> list[OrderedBatch]:
+        """The batches, small ones joined to as many as fit a buffer."""
+        groups: list[list[OrderedBatch]] = []
+        for batch in batches:
+            fits = len(groups) > 0 and len(groups[-1]) < self._together
+            if fits and groups[-1][0].sample_class == batch.sample_class:
+                groups[-1].append(batch)
+            else:
+                groups.append([batch])
+        return [joined(group) for group in groups]
 
     def _complete(self, batch: QueuedBatch, located: LocatedBatch, tools: ThreadTools) -> None:
         """Pass on a batch all of whose samples are copied, or an error in its place."""
@@ -197,7 +239,8 @@ class ReaderThreads:
             if error is None and not self.queue.closed:
                 errors = located.errors()
                 if errors and not self._drops:
-                    error = errors[0][1]  # not raised, see `_begin_batch`
+                    error = self._first_error(batch, located, errors)
+                    errors = []
                 while errors and error is None and not self.queue.closed:
                     located = self._make_again(batch, located, errors, tools)
                     errors = located.errors()
@@ -210,6 +253,17 @@ class ReaderThreads:
         is_free = batch.sent is not None or len(located) == 0
         self.queue.complete(batch, error, free=is_free)
 
+    def _first_error(
+        self, batch: QueuedBatch, located: LocatedBatch, errors: list[tuple[int, ReadError]]
+    ) -> ReadError | None:
+        """The first of some errors; None if batches before it are complete, which then have it."""
+        position, error = errors[0]
+        number = number_at(located.ordered, position)
+        if number == located.ordered.number:
+            return error  # not raised, see `_begin_batch`
+        batch.late_error = number, error
+        return None
+
     def _make_again(
         self,
         batch: QueuedBatch,
@@ -220,10 +274,11 @@ class ReaderThreads:
         """Make a batch again, alone, without the samples that could not be copied."""
         begin = self._counts.clock()
         failed = [position for position, _ in errors]
+        failures = [(number_at(located.ordered, k), error) for k, error in errors]
         rest = np.delete(np.arange(len(located)), failed)
         [(remaining, missing)] = self._locator.locate([located.ordered.take(rest)])
         batch.located = remaining
-        batch.dropped = [*batch.dropped, *(error for _, error in errors), *missing]
+        batch.dropped = [*batch.dropped, *failures, *missing]
         remaining.begin(batch.filled_buffer().bytes)
         reads = remaining.copy(0, len(remaining), tools.reader(self._direct))
         self._counts.worked("copy", begin, reads)
@@ -240,6 +295,8 @@ class ReaderThreads:
         Args:
             timeout: seconds to wait at most; None: those of the options.
         """
+        with suppress(IndexError):
+            return self._next_delivered()
         if timeout is None:
             timeout = self._timeout
         ready = self.queue.ready
@@ -250,14 +307,43 @@ class ReaderThreads:
         batch.error = None  # its traceback may reference what has it
         if error is not None:
             raise error
+        self._delivered.extend(self._loaded(batch, ready))
+        with suppress(IndexError):
+            return self._next_delivered()
+        return None  # ended meanwhile
+
+    def _next_delivered(self) -> LoadedBatch:
+        """The next of the batches that came together. Raises IndexError if none is left."""
+        loaded = self._delivered.popleft()
+        if isinstance(loaded, BaseException):
+            raise loaded
+        self._awaited = loaded.ordered.number + 1
+        return loaded
+
+    def _loaded(self, batch: QueuedBatch, ready: int) -> list[LoadedBatch | BaseException]:
+        """A batch, or those that were joined to it, and perhaps an error in the place of one."""
         located = batch.located_samples()
-        self._awaited = located.ordered.number + 1
-        if len(located) == 0:
-            return LoadedBatch(located.ordered, None, batch.dropped, 0, ready)
-        begin = self._counts.clock()
-        tensors = self._device.deliver(batch, located, self._locator.spec, self._pool)
-        self._counts.worked("deliver", begin)
-        return LoadedBatch(located.ordered, tensors, batch.dropped, located.nbytes, ready)
+        tensors: list[Batch] = []
+        if len(located):
+            begin = self._counts.clock()
+            tensors = self._device.deliver(batch, located, self._locator.spec, self._pool)
+            self._counts.worked("deliver", begin)
+        delivered = iter(tensors)
+        failed = -1
+        if batch.late_error is not None:
+            failed, error = batch.late_error
+        parts = located.ordered.spans()
+        loaded: list[LoadedBatch | BaseException] = []
+        for ordered, first, stop in parts:
+            if ordered.number == failed:
+                loaded.append(error)
+                break
+            errors = [error for number, error in batch.dropped if number == ordered.number]
+            nbytes = located.nbytes * (stop - first) // max(len(located), 1)
+            of_part = next(delivered) if first < stop else None
+            waiting = ready + len(parts) - 1 - len(loaded)
+            loaded.append(LoadedBatch(ordered, of_part, errors, nbytes, waiting))
+        return loaded
 
     def late_text(self, timeout: float) -> str:
         """The message for a batch that does not arrive within `timeout`: what every thread does."""
@@ -292,4 +378,5 @@ class ReaderThreads:
         if self._keeping is not None:
             self._keeping.cancel()
         self.queue.close()
+        self._delivered.clear()
         self._crew.leave(self, time.monotonic() + wait)

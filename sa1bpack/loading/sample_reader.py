@@ -101,7 +101,7 @@ def _forget_files(key: _FileKey) -> None:
 def open_files(shard: OpenShard, refs: tuple[ArrayRef, ...], direct: bool) -> ShardFiles:
     """The files of arrays of a shard and of its features, open as long as the caller keeps them.
 
-    Two threads that ask for the same files at once may open them twice.
+    Of two threads that ask for the same files at once, both may open them; one set is kept.
 
     Args:
         shard: the shard.
@@ -119,7 +119,13 @@ def open_files(shard: OpenShard, refs: tuple[ArrayRef, ...], direct: bool) -> Sh
             _files.move_to_end(key)  # it was used last
             return files
     files = CACHE.with_resources(partial(ShardFiles, shard, refs, direct))
-    _files[key] = when_gone(shard, _forget_files, key), files
+    ending = when_gone(shard, _forget_files, key)
+    kept_ending, kept = _files.setdefault(key, (ending, files))
+    if kept is not files:
+        if kept_ending.owner() is shard:
+            ending.cancel()
+            return kept
+        _files[key] = ending, files
     with suppress(KeyError):  # a shard is collected meanwhile
         while len(_files) > max(2 * most_open_shards() // max(len(files.table), 1), 1):
             # Who copies out of them keeps them open until then.
@@ -127,6 +133,10 @@ def open_files(shard: OpenShard, refs: tuple[ArrayRef, ...], direct: bool) -> Sh
             ending.cancel()
     return files
 
+
+# Calls of a thread that ask for each row whether it is in memory, after one that took rows for that
+# and had to wait for the disk.
+_ASKING_CALLS = 64
 
 # Scratch memory that a thread begins with; it grows to what its samples need.
 _FIRST_SCRATCH = 1 << 20
@@ -154,7 +164,10 @@ class SampleReader:
             self._context = CONTEXTS.take()
         if scratch is None:
             scratch = aligned(_FIRST_SCRATCH)
-        self._state = ReadState(context=0, scratch=scratch, counts=np.zeros(1, COUNTS))
+        self._state = ReadState(
+            context=0, asks_all=False, scratch=scratch, counts=np.zeros(1, COUNTS)
+        )
+        self._asking = 0  # calls that ask for each row
 
     def load(self, tables: SampleTables, dest: Destination, first: int, stop: int) -> Read:
         """Load samples `first` to `stop` of a batch by `load_samples`.
@@ -167,6 +180,7 @@ class SampleReader:
         context = self._context
         if context is not None:
             self._state = self._state._replace(context=context.value)
+        self._state = self._state._replace(asks_all=self._asking > 0)
         while outcome := load_samples(self._state, tables, dest, first, stop):
             if outcome < 0:
                 assert context is not None  # which only reads past the page cache use
@@ -175,7 +189,11 @@ class SampleReader:
                 self._context = CONTEXTS.take()
                 raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
             self._state = self._state._replace(scratch=aligned(outcome * 5 // 4))
-        cached, past, through, requests, nanoseconds = self._state.counts[0].tolist()
+        counts = self._state.counts[0].tolist()
+        cached, past, through, requests, nanoseconds, assumed, waits = counts
+        self._asking = max(self._asking - 1, 0)
+        if assumed and waits:
+            self._asking = _ASKING_CALLS
         return Read(begin, begin + nanoseconds / 1e9, cached, past, through, requests)
 
     def close(self) -> np.ndarray:

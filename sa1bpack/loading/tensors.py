@@ -4,6 +4,7 @@
 device, into the layout that the consumer gets. What that takes is known beforehand.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -38,15 +39,18 @@ def kind_of(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def host_views(data: np.ndarray, regions: Regions) -> Views:
-    """`batch_views` of a uint8 (n,) array.
+ALL_ROWS = slice(None)
+
+
+def host_views(data: np.ndarray, regions: Regions, rows: slice = ALL_ROWS) -> Views:
+    """`batch_views` of a uint8 (n,) array, or some rows of each.
 
     Without operations of torch: each releases the GIL, and waits for it while reader threads use
     it. For a batch of a few small samples that was a third of the time.
     """
     views = {}
     for key, region in regions.items():
-        views[key] = torch.from_numpy(region.view(data))
+        views[key] = torch.from_numpy(region.view(data)[rows])
         if region.dtype == np.uint16:  # bfloat16, see kind_of
             views[key] = views[key].view(torch.bfloat16)
     return views
@@ -81,6 +85,24 @@ def batch_views(data: torch.Tensor, regions: Regions, first: int = 0) -> Views:
                 piece = piece.view(shape)
             views[key] = piece
     return {key: views[key] for key in regions}
+
+
+def parts_of(views: Views, spans: Sequence[tuple[int, int]]) -> list[Views]:
+    """The rows of each of some batches that were joined, which follow one another in all tensors.
+
+    As in `batch_views`, they are not views of one another.
+
+    Args:
+        views: the tensors of all of them.
+        spans: first row of each, and one past its last.
+    """
+    sizes = [end - begin for begin, end in spans]
+    parts: list[Views] = [{} for _ in spans]
+    for key, tensor in views.items():
+        pieces = torch.unsafe_split_with_sizes(tensor, sizes)
+        for part, piece in zip(parts, pieces, strict=True):
+            part[key] = piece
+    return parts
 
 
 def _cuts(
@@ -172,15 +194,23 @@ def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> lis
     return of_features
 
 
-def arrange(views: Views, spec: BatchSpec, located: LocatedBatch) -> dict[str, Any]:
+def arrange(
+    views: Views, spec: BatchSpec, located: LocatedBatch, samples: slice = ALL_ROWS
+) -> dict[str, Any]:
     """Bring a sent batch into the layout that the consumer requested, on the batch's device.
 
     Texts are strings, on the host.
+
+    Args:
+        views: the tensors of the batch.
+        spec: layout of the batches.
+        located: the batch, or several that were joined to one.
+        samples: those of this one among them.
     """
     batch: dict[str, Any] = dict(views)
     for in_batch in spec.batch_features:
         if in_batch.spec.text:
-            batch[in_batch.spec.name] = located.texts(in_batch)
+            batch[in_batch.spec.name] = located.texts(in_batch)[samples]
     if spec.to_rgb:
         batch["images"] = yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
     if spec.mask_source == "runs":

@@ -20,6 +20,9 @@ from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.loading.batch.regions import Entry, LargeArray
 from sa1bpack.loading.batch.tables import AS_IT_IS, LISTED_SPANS, ROW_SPANS, SampleTables
 
+# Bytes of a row from which on an array is not copied out of the buffer on a CPU.
+_LARGE_ROW = 1024
+
 _INT64 = np.dtype("i8")
 _BOOL = np.dtype("?")
 
@@ -77,6 +80,18 @@ class BatchFeature:
         return self.spec.ragged and self.padded and not self.spec.text
 
     @property
+    def has_small_arrays(self) -> bool:
+        """True if the batch has offsets or lengths of its rows, or says which are present."""
+        return self.spec.ragged or self.spec.missing
+
+    @property
+    def joins(self) -> bool:
+        """True if its array has one row per sample, of one size, or leaves the host as strings."""
+        if self.per_mask:
+            return False
+        return self.spec.text or not self.spec.ragged
+
+    @property
     def keys(self) -> FeatureKeys:
         """Its keys in a batch."""
         return FeatureKeys.of(self.spec)
@@ -109,7 +124,7 @@ class BatchFeature:
         if spec.text:
             yield Entry(keys.rows, (items,), spec.stored, stays=True)
         elif not spec.ragged:
-            large = spec.row_bytes >= BLOCK
+            large = spec.row_bytes >= _LARGE_ROW
             yield Entry(keys.rows, rows + spec.stored_shape, spec.stored, large)
         else:
             shape = (*rows, items) if self.padded else (items,)

@@ -7,7 +7,9 @@ that goes to one place, and three readers:
 1. The memory map, for what is in memory. The system is asked once for each array of a sample,
    whether the last of its bytes is; the answer decides the reader of all its pieces, and nothing
    asks again: it may change at any moment. If other pages are not in memory, the copy brings them
-   in.
+   in. Of short rows, asking takes as long as copying: once some of a file were all in memory, one
+   of several is asked for, and the others are taken for what these are, until one is not. A thread
+   whose copy then waited for the disk asks for each row for a while.
 2. Linux AIO, for files that are opened past the page cache: all pieces at once, straight to their
    place where the alignment allows, else into scratch memory.
 3. `pread`, for other files, once all pieces have been announced to the system: one large request
@@ -31,10 +33,18 @@ import numpy as np
 
 from sa1bpack.disk.aio import CUT_SHORT, EBADF, EINTR, REQUEST, errno, read_all
 from sa1bpack.disk.direct import BLOCK
-from sa1bpack.disk.page_cache import in_memory, map_in_memory, read_ahead, read_ahead_map
+from sa1bpack.disk.page_cache import (
+    file_bytes,
+    in_memory,
+    major_faults,
+    map_in_memory,
+    read_ahead,
+    read_ahead_map,
+)
 from sa1bpack.kernels import external, memcpy, memset, njit, types
 from sa1bpack.loading.batch.put import address_of, put_image, stream_copy, unpack_rows
 from sa1bpack.loading.batch.tables import (
+    ANSWER,
     AS_IT_IS,
     BAD_SPANS,
     IMAGE_SPAN,
@@ -52,6 +62,14 @@ from sa1bpack.loading.batch.tables import (
 
 # Pieces of one array that are closer than this are read together: a request costs more.
 _GAP = 1 << 16
+
+# Rows of at most so many bytes are judged by others of the same file in the same call: the first of
+# them are asked for, then one of several.
+_SHORT = 1 << 16
+_FIRST_ASKED = 4
+_ASKED_OF = 8
+_ANSWERS = 64  # files that are remembered in a call; of two with the same place, the later one
+_NEVER = -(1 << 62)  # rows of a file of which one was not in memory
 
 # pread transfers at most 2 GiB - 4 KiB per call.
 _MOST = 1 << 30
@@ -84,6 +102,8 @@ def load_samples(
     read; or -errno if the context is unusable, and nothing was put in dest.
     """
     begin = _nanoseconds()
+    usage = np.zeros(18, np.uint64)
+    faults = major_faults(usage)
     if len(dest.arrays) == 0:
         for k in range(first, stop):
             _announce_numbers(tables, dest, k)
@@ -110,9 +130,13 @@ def load_samples(
             dest.status[piece.sample, piece.array] = failed
         if failed == 0 and piece.length and piece.source != piece.target:
             _put(piece, tables.samples, dest)
-    for k in range(first, stop):
-        _copy_numbers(tables, dest, k)
-        _clear_padding(tables, dest, k)
+    if len(dest.numbers):
+        for k in range(first, stop):
+            _copy_numbers(tables, dest, k)
+    if _pads(dest):
+        for k in range(first, stop):
+            _clear_padding(tables, dest, k)
+    state.counts[0].waits = major_faults(usage) - faults
     return 0
 
 
@@ -262,6 +286,11 @@ def _choose_readers(
     counts.cached = 0
     counts.past = 0
     counts.through = 0
+    counts.assumed = 0
+    answers = np.zeros(_ANSWERS, ANSWER)
+    words = np.zeros(3, np.uint64)
+    for n in range(_ANSWERS):
+        answers[n].descriptor = NO_FILE
     scratch = address_of(state.scratch)
     free = scratch
     requests = 0
@@ -282,7 +311,7 @@ def _choose_readers(
             dest.status[k, c] = EBADF
         elif file.descriptor == IN_MEMORY:
             _take_from_memory(pieces[start:stop], file)
-        elif _cached(file, file_end):
+        elif _cached(state, file, length, file_end, answers, words):
             counts.cached += length
             _take_from_memory(pieces[start:stop], file)
         else:
@@ -302,11 +331,54 @@ def _choose_readers(
 
 
 @njit
-def _cached(file: np.record, end: int) -> bool:
-    """True if the last byte of a piece that ends here is in memory. The only place that asks."""
+def _cached(
+    state: ReadState,
+    file: np.record,
+    length: int,
+    end: int,
+    answers: np.ndarray,
+    words: np.ndarray,
+) -> bool:
+    """True if pieces of a file are in memory, by the last byte of them or of other short ones.
+
+    The only place that asks.
+
+    Args:
+        state: with the counts.
+        file: FILE.
+        length: bytes of the pieces.
+        end: where the last of them ends.
+        answers: ANSWER (n,), what is known of files.
+        words: uint64 (3,), memory for an answer.
+    """
+    if file.past_cache and file.tells == 0:
+        return False
+    if length > _SHORT or state.asks_all:
+        return _asked(file, end, words)
+    answer = answers[file.descriptor % _ANSWERS]
+    if answer.descriptor != file.descriptor:
+        answer.descriptor = file.descriptor
+        answer.bytes = file_bytes(file.descriptor)
+        answer.rows = 0
+    if answer.rows >= _FIRST_ASKED and answer.rows % _ASKED_OF and end <= answer.bytes:
+        answer.rows += 1
+        state.counts[0].assumed += 1
+        return True
+    cached = _asked(file, end, words)
+    if cached:
+        answer.rows += 1
+    else:
+        answer.rows = _NEVER
+    return cached
+
+
+@njit
+def _asked(file: np.record, end: int, words: np.ndarray) -> bool:
+    """True if the system says that the byte of a file before `end` is in memory."""
+    position = end - 1
     if file.past_cache:  # not by trying to read, which begins to read ahead
-        return file.tells != 0 and map_in_memory(file.address + end - 1, file.descriptor, end - 1)
-    return in_memory(file.descriptor, end - 1)
+        return map_in_memory(file.address + position, file.descriptor, position, words)
+    return in_memory(file.descriptor, position, words)
 
 
 @njit
@@ -524,6 +596,15 @@ def _copy_numbers(tables: SampleTables, dest: Destination, k: int) -> None:
         if dest.capacity > len(masks):
             address = address_of(buffer) + end
             memset(address, 0, (dest.capacity - len(masks)) * width)
+
+
+@njit
+def _pads(dest: Destination) -> bool:
+    """True if an array of the batch has rows, or items of rows, of which zeros are a part."""
+    for c in range(len(dest.arrays)):
+        if dest.arrays[c].capacity >= 0 or dest.arrays[c].row_items >= 0:
+            return True
+    return False
 
 
 @njit

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,14 @@ from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.indices import SampleClass
 from sa1bpack.loading.batch.feature_arrays import RowLayout, batch_features
-from sa1bpack.loading.batch.regions import ALIGNMENT, Entry, LargeArray, Region, Regions
+from sa1bpack.loading.batch.regions import (
+    ALIGNMENT,
+    Entry,
+    LargeArray,
+    Region,
+    Regions,
+    split_regions,
+)
 from sa1bpack.loading.batch.tables import (
     AS_IT_IS,
     IMAGE_SPAN,
@@ -73,6 +81,50 @@ _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", 
 _RUN_BYTES = 4  # of the end of a run
 
 Sides = tuple[int, int]  # height and width
+
+
+class BatchCounts(NamedTuple):
+    """What the places of a batch's arrays depend on.
+
+    Attributes:
+        samples: number of samples.
+        capacity: masks per sample in padded arrays.
+        total: number of masks.
+        runs: number of ends of runs, if the batch has runs.
+        image: spec of its canvases.
+        items: of each feature with ragged rows, in their order, see `BatchFeature.entries`.
+    """
+
+    samples: int
+    capacity: int
+    total: int
+    runs: int
+    image: ImageSpec
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlaces:
+    """The places of a batch's arrays in its buffer; batches with the same counts share them.
+
+    Attributes:
+        regions: key → region.
+        nbytes: bytes of all of them.
+        layout: how the batch has its rows.
+        targets: TARGET (p,), where the arrays go that are read piece by piece.
+        numbers: NUMBER (f,), where the numbers of masks go.
+        large, small: the regions of large and of small arrays, without what stays on the host.
+        small_bytes: the bytes of the buffer that hold the small ones.
+    """
+
+    regions: Regions
+    nbytes: int
+    layout: RowLayout
+    targets: np.ndarray
+    numbers: np.ndarray
+    large: Regions
+    small: Regions
+    small_bytes: slice
 
 
 def _image_array(image: ImageSpec) -> LargeArray:
@@ -189,11 +241,20 @@ class BatchSpec:
         self.masks_at = -1
         if chosen.masks:
             self.masks_at = names.index("run_ends" if self.reads_runs else "mask_bits")
+        # Those of the latest batch: most batches without masks have the same.
+        self._latest: tuple[BatchCounts, BatchPlaces] | None = None
 
     @property
     def reads_runs(self) -> bool:
         """True if runs are read: the batch has them, or masks are drawn from them."""
         return self.mask_source in ("runs", "drawn")
+
+    @property
+    def joins(self) -> bool:
+        """True if batches can be joined: every array has rows of one size, one per sample."""
+        if self.chosen.of_masks:
+            return False
+        return all(feature.joins for feature in self.batch_features)
 
     def _large_arrays(self) -> list[LargeArray]:
         """What is read piece by piece."""
@@ -278,6 +339,34 @@ class BatchSpec:
             start += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return regions, start
 
+    def places(self, counts: BatchCounts) -> BatchPlaces:
+        """The places of a batch with these counts."""
+        latest = self._latest
+        if latest is not None and latest[0] == counts:
+            return latest[1]
+        ragged = [feature.spec.name for feature in self.batch_features if feature.spec.ragged]
+        regions, nbytes = self.regions(
+            counts.samples,
+            counts.capacity,
+            counts.total,
+            counts.runs,
+            image=counts.image,
+            items=dict(zip(ragged, counts.items, strict=True)),
+        )
+        large, small, small_bytes = split_regions(regions)
+        places = BatchPlaces(
+            regions=regions,
+            nbytes=nbytes,
+            layout=self.row_layout(counts.samples, counts.capacity, counts.total),
+            targets=self._targets(regions, counts.capacity, counts.image),
+            numbers=self._number_targets(regions),
+            large=large,
+            small=small,
+            small_bytes=small_bytes,
+        )
+        self._latest = counts, places
+        return places
+
     def row_layout(self, samples: int, capacity: int, total: int) -> RowLayout:
         """How a batch with so many samples and masks has its rows."""
         return RowLayout(samples, capacity, total, self.mask_layout.padded)
@@ -323,14 +412,8 @@ class BatchSpec:
                 entries.append(Entry("masks", (*mask_rows, grid, grid // 8), _UINT8, True))
         return entries
 
-    def targets(self, regions: Regions, capacity: int, image: ImageSpec) -> np.ndarray:
-        """TARGET (p,): where the arrays go in a batch.
-
-        Args:
-            regions: regions of the batch.
-            capacity: masks per sample in padded arrays.
-            image: spec of its canvases.
-        """
+    def _targets(self, regions: Regions, capacity: int, image: ImageSpec) -> np.ndarray:
+        """TARGET (p,): where the arrays go in a batch."""
         targets = []
         for array in self.arrays:
             if array.key == "images":
@@ -338,7 +421,7 @@ class BatchSpec:
             targets.append(array.target(regions, capacity))
         return np.array(targets, TARGET)
 
-    def number_targets(self, regions: Regions) -> np.ndarray:
+    def _number_targets(self, regions: Regions) -> np.ndarray:
         """NUMBER (f,): where the numbers of masks go."""
         targets = [
             (regions[field.batch].start, field.columns, field.dtype == _FLOAT32, field.scaled)

@@ -124,8 +124,14 @@ COUNTS = np.dtype(
         "through",  # bytes that were read through it
         "requests",  # requests past it
         "nanoseconds",  # until everything was read that is read past it
+        "assumed",  # rows that were taken for cached without being asked for
+        "waits",  # page faults that waited for a disk
     )
 )
+
+# What is known of a file in a call: its descriptor, its bytes, and the rows that were in memory one
+# after another, or a negative number once one was not.
+ANSWER = np.dtype(_integers("descriptor", "bytes", "rows"))
 
 
 class SampleTables(NamedTuple):
@@ -190,10 +196,12 @@ class ReadState(NamedTuple):
 
     Attributes:
         context: context of `disk.aio`; not used if no file is opened past the page cache.
+        asks_all: nothing is assumed to be in memory: the system is asked for each row.
         scratch: uint8 (s,), whose address is a multiple of BLOCK.
         counts: COUNTS (1,), out.
     """
 
     context: int
+    asks_all: bool
     scratch: np.ndarray
     counts: np.ndarray

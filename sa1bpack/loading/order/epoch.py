@@ -1,6 +1,6 @@
 """The batches of one epoch for one rank, and the states to resume from; `rules.py` cuts them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ class OrderedBatch:
             times, on which of these it is. None: all are 0.
         repeated: bool (n,), which samples only fill up the last batch; None without `pad_last`.
         sample_class: the class of all its samples, with exact `Buckets`; None without.
+        parts: the batches that were `joined` to this one, in order; none of one alone.
     """
 
     epoch: int
@@ -61,6 +62,7 @@ class OrderedBatch:
     repetitions: np.ndarray | None = None
     repeated: np.ndarray | None = None
     sample_class: SampleClass | None = None
+    parts: tuple["OrderedBatch", ...] = ()
 
     @property
     def is_last(self) -> bool:
@@ -74,7 +76,67 @@ class OrderedBatch:
             indices=self.indices[samples],
             repetitions=_rows(self.repetitions, samples),
             repeated=_rows(self.repeated, samples),
+            parts=self._parts_with(samples),
         )
+
+    def _parts_with(self, samples: np.ndarray | slice) -> tuple["OrderedBatch", ...]:
+        """The parts with some of their samples, which are in order."""
+        if not self.parts:
+            return ()
+        positions = np.arange(len(self.indices))[samples]
+        parts = []
+        for part, begin, end in self.spans():
+            inside = positions[(positions >= begin) & (positions < end)]
+            parts.append(part.take(inside - begin))
+        return tuple(parts)
+
+    def spans(self) -> list[tuple["OrderedBatch", int, int]]:
+        """The batches that this consists of, itself if it is one alone.
+
+        With each, the position of its first sample in this one, and one past that of the last.
+        """
+        spans = []
+        begin = 0
+        for part in self.parts or (self,):
+            end = begin + len(part.indices)
+            spans.append((part, begin, end))
+            begin = end
+        return spans
+
+
+def number_at(ordered: OrderedBatch, position: int) -> int:
+    """The number of the batch that has the sample at a position of this one, or of joined ones."""
+    for part, _, end in ordered.spans():
+        if position < end:
+            return part.number
+    raise IndexError(f"sample {position} of {len(ordered.indices)}")
+
+
+def joined(batches: Sequence[OrderedBatch]) -> OrderedBatch:
+    """Successive batches of an epoch, of one class or of none, as one with all of their samples."""
+    if len(batches) == 1:
+        return batches[0]
+    return replace(
+        batches[0],
+        indices=np.concatenate([batch.indices for batch in batches]),
+        after=batches[-1].after,
+        repetitions=_joined_rows([batch.repetitions for batch in batches], batches),
+        repeated=_joined_rows([batch.repeated for batch in batches], batches),
+        parts=tuple(batches),
+    )
+
+
+def _joined_rows(
+    of_batches: Sequence[np.ndarray | None], batches: Sequence[OrderedBatch]
+) -> np.ndarray | None:
+    """The values that the samples of batches may have, one batch after another; None: all are 0."""
+    dtype = next((values.dtype for values in of_batches if values is not None), None)
+    if dtype is None:
+        return None
+    rows = []
+    for values, batch in zip(of_batches, batches, strict=True):
+        rows.append(np.zeros(len(batch.indices), dtype) if values is None else values)
+    return np.concatenate(rows)
 
 
 def _rows(values: np.ndarray | None, samples: np.ndarray | slice) -> np.ndarray | None:

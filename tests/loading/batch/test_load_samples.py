@@ -91,7 +91,14 @@ class Batch:
         self.buffer[:] = UNTOUCHED
         self.run_ends, self.counts = np.zeros(0, np.int32), np.zeros(1, tables.COUNTS)
 
-    def load(self, context=0, first=0, stop=None, scratch=IMAGE_FILE + 20 * MASK_FILE) -> int:
+    def load(
+        self,
+        context=0,
+        first=0,
+        stop=None,
+        scratch=IMAGE_FILE + 20 * MASK_FILE,
+        asks_all=False,
+    ) -> int:
         arrays = np.zeros(2, tables.TARGET)
         arrays["start"] = [0, self.masks_at]
         arrays["row_bytes"] = [self.image_bytes, self.mask_bytes]
@@ -125,7 +132,7 @@ class Batch:
             sample_present=np.zeros((self.count, 0), np.uint8),
             mask_present=np.zeros((len(self.chosen), 0), np.uint8),
         )
-        state = tables.ReadState(context, aligned(scratch), self.counts)
+        state = tables.ReadState(context, asks_all, aligned(scratch), self.counts)
         stop = self.count if stop is None else stop
         return load_samples(state, samples, dest, first, stop)
 
@@ -265,7 +272,7 @@ def test_what_is_read_through_the_page_cache_is_there_afterwards(paths, opened):
     batch = Batch([(10 * BLOCK, BLOCK)], [[64, 65]], opened["through"])
     assert batch.load() == 0  # and needs no context
     # Asking for a byte begins to read it, and a fast disk may have it by then.
-    cached, past, through, requests, _ = batch.counts[0].tolist()
+    cached, past, through, requests = batch.counts[0].tolist()[:4]
     assert (cached + through, past, requests) == (BLOCK + 2 * 64, 0, 0)
     assert resident(paths[0])[10] and resident(paths[1])[1]
     batch.check(paths)
@@ -287,6 +294,35 @@ def test_a_span_beyond_the_end_of_a_file_is_not_taken_for_memory(context, direct
         assert batch.load(context) == 0
         os.close(file)
         assert batch.status[:, 0].tolist() == [0, CUT_SHORT]
+
+
+@pytest.mark.parametrize("how", ["past", "through"])
+def test_short_rows_are_judged_by_others_of_their_file_until_one_is_not_in_memory(
+    context, paths, opened, how
+):
+    images = [(BLOCK * k, BLOCK) for k in range(40)]
+    rows = [[] for _ in images]
+    for path in paths:
+        path.read_bytes()
+    mapped = np.memmap(paths[0], np.uint8, "r")
+
+    def loaded(asks_all: bool = False) -> np.void:
+        batch = Batch(images, rows, opened[how], BLOCK)
+        batch.files["address"][:, 0] = mapped.ctypes.data
+        batch.files["tells"] = 1
+        assert batch.load(context, asks_all=asks_all) == 0
+        batch.check(paths)
+        return batch.counts[0]
+
+    assert loaded()["assumed"] == 40 - 4 - 4  # the first ones are asked for, then one of eight
+    assert loaded(asks_all=True)["assumed"] == 0
+    del mapped
+    drop(*paths)
+    mapped = np.memmap(paths[0], np.uint8, "r")
+    counts = loaded()
+    assert counts["assumed"] == 0
+    if how == "past":  # asking for a byte begins to read it where the page cache is not bypassed
+        assert (counts["cached"], counts["past"]) == (0, 40 * BLOCK)
 
 
 def test_only_the_samples_that_were_asked_for_are_read(context, paths, opened):
