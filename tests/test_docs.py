@@ -50,8 +50,8 @@ def folder(tmp_path, sample_tar, monkeypatch):
 
 # What recipes may import that is not installed for the tests; see docs/recipes.md.
 OPTIONAL = {
-    "albumentations", "faster_coco_eval", "kornia", "monai", "torchdata", "torchvision",
-    "transformers",
+    "albumentations", "datasets", "faster_coco_eval", "kornia", "monai", "torchdata",
+    "torchvision", "transformers",
 }  # fmt: skip
 
 

@@ -146,13 +146,15 @@ def test_torch_is_imported_by_what_makes_or_moves_tensors_alone():
 IMPORTED_BY = {
     "numba": {"kernels.py"},
     "ray": {"cluster/tasks.py"},
+    "datasets": {"adapters/huggingface.py"},
+    "pyarrow": {"adapters/huggingface.py"},  # elsewhere it is loaded by name
     "torchvision": {"adapters/torchvision.py"},
     "lightning": {"adapters/lightning.py"},
     "pytorch_lightning": {"adapters/lightning.py"},
 }
 BY_NOBODY = ("training", "sam2", "transformers", "accelerate", "kornia", "albumentations")
 BY_NOBODY += ("obstore", "botocore", "boto3", "s3fs", "fsspec")
-BY_NOBODY += ("pandas", "polars", "pyarrow")  # tables of rows, recognized, or loaded by name
+BY_NOBODY += ("pandas", "polars")  # tables of rows, recognized, or loaded by name
 
 
 def test_a_library_is_imported_by_one_module_alone_and_an_adapter_by_nobody():
