@@ -17,8 +17,9 @@ from sa1bpack.dataset import select
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.features import find_features
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter
+from sa1bpack.dataset.layouts import pack_sampling
 from sa1bpack.dataset.map_style import MapStyle
-from sa1bpack.dataset.pack import Pack, open_folders, pack_sampling
+from sa1bpack.dataset.pack import Pack, open_folders
 from sa1bpack.dataset.rows import IdLookup, Rows, row_array, rows_at, shard_bounds, take
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.select import Columns

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from sa1bpack.arguments import bytes_of, choice
 from sa1bpack.dataset.dataset import OTHER_NAMES, Dataset
-from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
+from sa1bpack.dataset.layouts import LAYOUTS, check_layouts
+from sa1bpack.dataset.pack import DUPLICATES, Pack, open_folders
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.errors import EmptyPack, OptionError
 from sa1bpack.format.manifest import completeness_of, folder_to_write
@@ -32,6 +33,7 @@ def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     duplicates: str = "error",
+    layouts: str = "equal",
     cache_dir: str | os.PathLike[str] | None = None,
     cache_size: int | str | None = None,
     **options: Unpack["SampleKeywords"],
@@ -61,6 +63,13 @@ def open(
             "error" raises OptionError. "first" keeps one sample per id, that of the pack that is
             first in the list; of several in one pack, the first. The log and `Dataset.left_out` say
             how many are left out. "all" keeps every sample.
+        layouts: what becomes of packs whose layouts differ. "equal" raises OptionError, which says
+            what differs, and how to pack alike. "shared" opens them as one dataset of what all of
+            them have: their images must be of one size, fit and form of pixels, and there must be
+            a form of masks that all have. Numbers of masks that one pack lacks are no keys of
+            samples and batches. Masks are the stored bits where all packs have bits of one grid;
+            else they are drawn from the exact runs, on the grid of the first pack by the sampling
+            "area", unless `mask_size` and `mask_sampling` say otherwise.
         cache_dir: a folder on a local disk for packs and features that are named by URL. What is
             read of them is fetched into it once, and shared by all processes of the machine.
         cache_size: bytes that the cache may take, or a text such as "500 GB"; what was used least
@@ -74,9 +83,9 @@ def open(
             warning.
         VersionError: a newer major version of the format.
         OptionError: a value that is not one of the choices, a URL without `cache_dir`, a pattern
-            that matches nothing, packs that differ in their layout, image ids that occur more than
-            once (see `duplicates`), or a feature that lacks the rows of a shard, or has them
-            for other bytes.
+            that matches nothing, packs that differ in their layout (see `layouts`), image ids that
+            occur more than once (see `duplicates`), or a feature that lacks the rows of a shard, or
+            has them for other bytes.
         ResourceShortage: the system refuses memory or an open file.
         StoreError: an object store cannot be reached, or refuses.
         MissingPackage: the packages for object stores are not installed: obstore, botocore.
@@ -88,6 +97,7 @@ def open(
     """
     sample_options = group_of(SampleOptions, options)
     choice("duplicates", duplicates, DUPLICATES)
+    choice("layouts", layouts, LAYOUTS)
     limit = None if cache_size is None else bytes_of("cache_size", cache_size)
     cache = None if cache_dir is None else folder_to_write("cache_dir", cache_dir)
     origins, empty = _origins(path, cache, limit)
@@ -107,7 +117,7 @@ def open(
             "file:///mnt/nfs/pack"
         )
     folders = open_folders(origins, empty)
-    check_same_layout(folders)
+    check_layouts({folder.root: folder.manifest for folder in folders}, layouts)
     pack = Pack(folders, duplicates)
     for folder in folders:
         if not folder.manifest.complete:

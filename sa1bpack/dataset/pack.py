@@ -21,11 +21,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter, batches_of_rows, bits_by_sample
+from sa1bpack.dataset.layouts import shared_layout
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, digest_of, row_array
 from sa1bpack.dataset.shards import (
     CACHE,
@@ -53,7 +53,7 @@ from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard
 from sa1bpack.format.side.spec import ShardIdentity, shard_identities
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import FOLDER_BYTES, Counts, Lease, ShardSource
-from sa1bpack.wording import brief, counted
+from sa1bpack.wording import counted
 
 DUPLICATES = ("error", "first", "all")
 
@@ -183,7 +183,7 @@ class PackFolder:
 
 
 class Pack:
-    """One pack, or several of one layout as one: a sequence of shards, which datasets share.
+    """One pack, or several as one: a sequence of shards, which datasets share.
 
     `pack[k]` is shard k, a checked format Shard: `pack[k]["image"]` is a memory map. A shard is
     opened on first use, by one thread; others that ask for it wait for that one, and those that ask
@@ -198,7 +198,8 @@ class Pack:
         folders: the packs, in the order given.
         manifest: the Manifest; of several packs, one that lists the shards of all. Its `options`
             are those that the packs agree on, and it names no index.
-        layout: the arrays, and the widths of their rows.
+        layout: the arrays, and the widths of their rows; of several packs, what all of them have,
+            so that their shards may have other arrays as well.
         places: where each shard is: the folder of its pack, and its number there.
         first_row: first row of each shard, and the number of all rows.
         duplicates: what becomes of image ids that several samples have, see `sa1bpack.open`.
@@ -601,7 +602,7 @@ def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, in
     # A number of a shard says nothing here: two packs may have sources of one name.
     agreed.pop("samples_per_shard", None)
     return make_manifest(
-        manifests[0].layout,
+        shared_layout(manifests),
         [folder.manifest.shards[number] for folder, number in places],
         says_complete=all(manifest.complete for manifest in manifests),
         options=agreed,
@@ -645,31 +646,3 @@ def _opened_folder(origin: Path | ShardSource) -> PackFolder | EmptyPack:
         return PackFolder(origin)
     except EmptyPack as error:
         return error
-
-
-def check_same_layout(folders: Sequence[PackFolder]) -> None:
-    """Raise OptionError, naming what differs, unless all packs have the layout of the first.
-
-    Mask sampling counts as well: it decides what the bits of a mask mean. Other options of packing
-    may differ, such as the limit of masks.
-    """
-    first: dict[str, Any] = {}
-    for folder in folders:
-        layout = folder.layout.to_json() | {"mask_sampling": pack_sampling(folder.manifest)}
-        first = first or layout
-        differ = [
-            f"{name} is {brief(first.get(name))} in {folders[0].root}, "
-            f"{brief(layout.get(name))} in {folder.root}"
-            for name in first | layout
-            if first.get(name) != layout.get(name)
-        ]
-        if differ:
-            raise OptionError(
-                f"packs of different layouts cannot be opened together: {'; '.join(differ)}"
-            )
-
-
-def pack_sampling(manifest: Manifest) -> str:
-    """The sampling of a pack's own masks; see docs/format.md."""
-    sampling: str = manifest.options.get("mask_sampling", "area")
-    return sampling

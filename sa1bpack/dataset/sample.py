@@ -395,7 +395,7 @@ def read_sample(
         sample: dict[str, Any] = {}
         selected = None
         if chosen is None or chosen.of_shards:
-            stored = _views(arrays, row, first_mask, stop_mask, spec, chosen)
+            stored = _views(arrays, pack.layout, row, first_mask, stop_mask, spec, chosen)
             sample = sample_of_rows(stored, spec)
             if masks_of is not None:
                 selected = selected_masks(masks_of, location, sample)
@@ -483,16 +483,18 @@ def delivered(sample: dict[str, Any], image_id: int, row: int, options: SampleOp
 
 def _views(
     shard: ShardArrays,
+    layout: Layout,
     row: int,
     first_mask: int,
     stop_mask: int,
     spec: SampleSpec,
     chosen: ChosenFields | None,
 ) -> dict[str, np.ndarray]:
-    """The rows that a sample uses, by array name, as views."""
+    """The rows that a sample uses, by array name, as views: of the arrays of the pack's layout."""
     arrays = shard.arrays
+    stored = layout.array_names
     rows = {name: arrays[name][row : row + 1] for _, name in _ROWS}
-    rows |= {name: arrays[name][first_mask:stop_mask] for _, name in _MASK_ROWS if name in arrays}
+    rows |= {name: arrays[name][first_mask:stop_mask] for _, name in _MASK_ROWS if name in stored}
     if chosen is None or chosen.images:
         rows["image"] = arrays["image"][row : row + 1]
         if spec.image.flat:

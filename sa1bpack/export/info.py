@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
+from sa1bpack.dataset.layouts import check_layouts
+from sa1bpack.dataset.pack import Pack, open_folders
 from sa1bpack.errors import FormatError
 from sa1bpack.format.arrays import Count, group_bytes
 from sa1bpack.format.files import REMEDY
@@ -387,7 +388,7 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
         return packs[0]
     roots = [pack.roots[0] for pack in packs]
     folders = open_folders(roots)
-    check_same_layout(folders)
+    check_layouts({folder.root: folder.manifest for folder in folders})
     held = read_info(roots, Pack(folders))
     return replace(held, **vars(sum(packs, DiskUse())), packs=tuple(packs))
 

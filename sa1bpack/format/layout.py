@@ -260,6 +260,11 @@ class Layout:
             ]
         return (*image, *per_sample, *per_mask)
 
+    @functools.cached_property
+    def array_names(self) -> frozenset[str]:
+        """The names of the arrays."""
+        return frozenset(spec.name for spec in self.arrays)
+
     def array(self, name: str) -> ArraySpec:
         """The array of that name. Raises UnknownName naming the arrays."""
         for spec in self.arrays:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.fields import Field, number_fields
 from sa1bpack.dataset.shards import SHARD, SIDE, ShardArrays
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError
@@ -311,6 +312,7 @@ class LookUp:
         self._of_masks = spec.chosen.of_masks
         self._scaled = ds.options.coordinates == "stored" and spec.chosen.of_shards
         self._numbers = [field.array for field in spec.numbers]
+        self._fields = number_fields(layout)
         self._features = FeatureLookUp(spec.batch_features)
         self._large_arrays = len(spec.arrays)
         self._stored = Stored(
@@ -368,7 +370,9 @@ class LookUp:
         mask_rows, counts = self._passing(samples, shards, shard_at)
         if not choice.keeps_all(counts):
             in_shards = [shards[k] for k in shard_at.tolist()]
-            mask_rows, counts = _chosen(samples, in_shards, mask_rows, counts, epoch, choice)
+            mask_rows, counts = _chosen(
+                samples, in_shards, mask_rows, counts, epoch, choice, self._fields
+            )
         offsets = offsets_of(counts)
         samples["kept_begin"] = offsets[:-1]
         samples["kept_end"] = offsets[1:]
@@ -466,8 +470,9 @@ def _chosen(
     counts: np.ndarray,
     epoch: int,
     choice: MaskChoice,
+    numbers: Sequence[Field],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The masks that a choice keeps, as `LookUp._passing` returns them."""
+    """The masks that a choice keeps, by numbers that all have, as `LookUp._passing` has them."""
     edges = offsets_of(counts).tolist()
     image_ids = samples["image_id"].tolist()
     repetitions = samples["repetition"].tolist()
@@ -481,6 +486,7 @@ def _chosen(
             scales[k],
             repetitions[k],
             epoch=epoch,
+            numbers=numbers,
         )
         rows_kept.append(rows)
     return np.concatenate(rows_kept), np.array([len(rows) for rows in rows_kept], np.int64)

@@ -32,8 +32,8 @@ class Case:
     """A dataset, and how it is read.
 
     Attributes:
-        layout: fit, pixels and masks of the packs, the number of their scale, and the numbers of
-            masks that they lack.
+        layout: fit, pixels and masks of the packs, the number of their scale, the numbers of masks
+            that they lack, and whether each of several packs lacks some of these alone.
         several: both packs are opened as one.
         copied: "first", "all": a copy of the first of them as well, and duplicates= is this.
         cache: "": they are local; "new" or "kept": they are read through a cache.
@@ -52,7 +52,7 @@ class Case:
     """
 
     seed: int
-    layout: tuple[str, str, str, int, tuple[str, ...]]
+    layout: tuple[str, str, str, int, tuple[str, ...], bool]
     several: bool
     copied: str
     cache: str
@@ -122,12 +122,16 @@ def drawn_opening(seed: int) -> Case:
         else:
             opened.pop("mask_size", None)
         opened.setdefault("features", rng.sample([*FEATURES, *ANY_LENGTH], 2))
+    several = rng.random() < 0.4
     absent = drawn_absent(seed, opened)
+    differ = several and len(absent) > 1 and seed % 3 > 0
+    if differ:
+        opened["layouts"] = "shared"
     where_masks = WITHOUT_SCORES if "stability_score" in absent else WHERE_MASKS
     return Case(
         seed,
-        (fit, pixels, stored, scale, absent),
-        several=rng.random() < 0.4,
+        (fit, pixels, stored, scale, absent, differ),
+        several=several,
         copied=rng.choice(("", "", "", "", "first", "all")),
         cache=rng.choice(("", "", "", "new", "kept")),
         opened=opened,

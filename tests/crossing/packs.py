@@ -69,10 +69,18 @@ class Packs:
         folder.mkdir(parents=True, exist_ok=True)
 
     def of(
-        self, fit: str, pixels: str, masks: str, scale: int, absent: tuple[str, ...]
+        self, fit: str, pixels: str, masks: str, scale: int, absent: tuple[str, ...], differ: bool
     ) -> list[Path]:
-        """The packs of both tars in a layout; no test may change them."""
-        return [self._pack(tar, fit, pixels, masks, scale, absent) for tar in range(len(TARS))]
+        """The packs of both tars in a layout; no test may change them.
+
+        `differ`: together they lack these numbers, and each has some that the other one lacks.
+        """
+        lacking = [absent] * len(TARS)
+        if differ:
+            lacking = [absent[tar :: len(TARS)] for tar in range(len(TARS))]
+        return [
+            self._pack(tar, fit, pixels, masks, scale, names) for tar, names in enumerate(lacking)
+        ]
 
     def _pack(
         self, tar: int, fit: str, pixels: str, masks: str, scale: int, absent: tuple[str, ...]

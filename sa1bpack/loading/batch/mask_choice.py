@@ -1,7 +1,7 @@
 """The choice of masks for a batch that takes fewer than a sample has, at any time of a training."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, choice, numbers_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import NUMBER_FIELDS
+from sa1bpack.dataset.fields import NUMBER_FIELDS, Field
 from sa1bpack.errors import LoaderError, OptionError, UnknownName
 from sa1bpack.format.layout import Layout
 from sa1bpack.mask_numbers import MASK_NUMBERS, lacks_text
@@ -195,6 +195,7 @@ class MaskChoice:
         repetition: int,
         *,
         epoch: int,
+        numbers: Sequence[Field],
     ) -> np.ndarray:
         """The masks of a sample to keep, of those in some rows of arrays.
 
@@ -205,6 +206,7 @@ class MaskChoice:
             scale: float64 (2,), factors of x and y.
             repetition: as in `rows`.
             epoch: epoch that the batch belongs to.
+            numbers: those that all masks of the dataset have; arrays may have others.
 
         Returns:
             int64 (at most max_masks,), the rows to keep.
@@ -212,9 +214,7 @@ class MaskChoice:
         if self.keeps_all(len(rows)):
             return rows
         sample: dict[str, Any] = {"image_id": image_id}
-        for field in NUMBER_FIELDS:
-            if field.array not in arrays:
-                continue
+        for field in numbers:
             if callable(self.mask_select) or field.sample == CHOICES[self.mask_select]:
                 sample[field.sample] = arrays[field.array][rows]
                 if field.scaled and (scale != 1).any():
