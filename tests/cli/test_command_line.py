@@ -79,7 +79,7 @@ def test_a_run_that_packs_no_image_names_rejects_only_if_there_are_any(command, 
     code, _, error = command(*pack_command(nothing, tmp_path / "pack_a"))
     assert code == 1
     assert error == (
-        "sa1bpack: no pair of a .jpg and a .json file of the same name is in a: it has other "
+        "sa1bpack: no pair of an image and a .json file of the same name is in a: it has other "
         "files, such as ./readme.txt; if it should hold images of SA-1B, download it again\n"
         "sa1bpack: no image was packed\n"
     )

@@ -180,7 +180,9 @@ def test_a_source_without_pairs_and_image_ids_that_occur_twice_are_named(root, t
         assert (result.images, result.complete) == (6, True)
         ids, note = result.notes
         assert ids.startswith("3 image ids occur more than once: 1 in copy and sa_000000, also 2, ")
-        assert note.startswith("no pair of a .jpg and a .json file of the same name is in sa_00000")
+        assert note.startswith(
+            "no pair of an image and a .json file of the same name is in sa_00000"
+        )
         assert f"sa1bpack: {ids}\nsa1bpack: {note}\n" in capsys.readouterr().err
     for number in (1, 2):
         pack_part_small(sources, tmp_path / "parts", (number, 2))
