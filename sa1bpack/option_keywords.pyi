@@ -24,6 +24,8 @@ class RunKeywords(typing.TypedDict, total=False):
     empty: str
     samples_per_shard: int | None
     keep: str | collections.abc.Iterable[str] | collections.abc.Mapping[str, str | None] | None
+    records: str | None
+    keys: str | None
     absent: str | collections.abc.Iterable[str] | None
     max_masks: int | None
     mask_select: str
@@ -37,6 +39,7 @@ class RunKeywords(typing.TypedDict, total=False):
     downloads: int | None
     md5sums: str | os.PathLike[str] | None
     md5: bool
+    annotations: str | os.PathLike[str] | None
     max_rejects: int | None
     ignore_space: bool
 

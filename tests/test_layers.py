@@ -41,7 +41,7 @@ ALLOWED = {
     "threads": {"errors"},
     "urls": {"errors", "wording", "__init__"},
     **dict.fromkeys(CODECS, BASE),
-    **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),
+    **dict.fromkeys(("masks", "pixels", "source"), BASE | {"kernels"}),
     "format": BASE | {"disk"},
     "packing": BASE | CODECS | {"disk", "__init__"},
     "transforms": BASE | {"pixels", "masks"},

@@ -71,6 +71,10 @@ def pack(
     same command: it resumes after the last complete shard. Called later with more
     tars, it adds them, with the options of the pack, which need not be repeated.
 
+    Other data sets are packed by the same command: COCO's and those in its form
+    (one JSON beside a folder or tar of images), the output of SAM's automatic mask
+    generators, images alone. What the records are is found, or said by --records.
+
     A tar may be a URL: https://, s3://, gs://. It is read once, as a stream; no
     copy is kept. Streams that break off are continued where they broke off.
 
@@ -84,6 +88,9 @@ def pack(
     from a bucket (pip install obstore botocore), and into one:
       sa1bpack pack 's3://bucket/sa1b/sa_*.tar' -o packed
       sa1bpack pack '/data/sa_*.tar' -o s3://bucket/packed --staging staging
+    a folder of COCO, and one whose annotations lie elsewhere:
+      sa1bpack pack coco/train2017 -o packed
+      sa1bpack pack images --annotations labels.json -o packed
     a job array of 100, whose parts share the folder; in the end, once:
       sa1bpack pack '/data/sa_*.tar' --output /data/packed --part 7/100
       sa1bpack finalize /data/packed
@@ -444,6 +451,10 @@ def repair(
             "FILE",
         ),
     ] = None,
+    annotations: Annotated[
+        str | None,
+        Help("where the records of the images are, as for `sa1bpack pack --annotations`", "PATH"),
+    ] = None,
     shard: Annotated[
         Sequence[str],
         Help(
@@ -510,7 +521,12 @@ def repair(
         raise OptionError("--part has the shards of its tars: leave out --shard")
     on_ray = machines.on_ray(dry_run=dry_run, shard=shard)
     call: Callable[..., sa1bpack.RepairResult]
-    arguments: dict[str, Any] = {"quick": quick, "links": links, "workers": workers}
+    arguments: dict[str, Any] = {
+        "quick": quick,
+        "links": links,
+        "annotations": annotations,
+        "workers": workers,
+    }
     with interrupts_held():
         if on_ray:
             from sa1bpack.cluster.pack import repair_on_ray

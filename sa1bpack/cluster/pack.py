@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sa1bpack.arguments import choice, items_of, whole_number
 from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_parts, run_tasks
@@ -22,7 +22,6 @@ from sa1bpack.format.verify import verify
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
-from sa1bpack.packing.keep_probe import requested_options
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import (
     PackOptions,
@@ -44,6 +43,7 @@ from sa1bpack.packing.run import (
     pack_result,
     run_work,
 )
+from sa1bpack.packing.source_probe import requested_options
 from sa1bpack.packing.work import Work, find_work, list_sources
 from sa1bpack.paths import local_path
 from sa1bpack.progress import ProgressOption, check_progress, report
@@ -160,6 +160,8 @@ def _pack_sources(
     workers = request.run_options.worker_count
     # The limit of rejects is that of the job, and they are counted here.
     run_options = replace(request.run_options, max_rejects=None, ignore_space=True)
+    if run_options.annotations is not None:
+        run_options = replace(run_options, annotations=run_options.annotations.absolute())
     by_name = {}
     tasks = {}
     for source in sources:
@@ -273,6 +275,7 @@ def repair_on_ray(
     address: str | None = None,
     quick: bool = False,
     links: str | Path | None = None,
+    annotations: str | Path | None = None,
     workers: int | None = None,
     progress: ProgressOption = None,
 ) -> RepairResult:
@@ -285,7 +288,7 @@ def repair_on_ray(
     it was run is in the result's `left`.
 
     Args:
-        pack, sources, quick, links, progress: as in `repair`.
+        pack, sources, quick, links, annotations, progress: as in `repair`.
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
             alone.
         workers: worker processes, and cores, of each task. Default: 1.
@@ -304,15 +307,18 @@ def repair_on_ray(
     patterns = _absolute(sources)
     if links is not None:
         links = local_path("links", links).absolute()
+    if annotations is not None:
+        annotations = local_path("annotations", annotations).absolute()
+    where: dict[str, Any] = {"links": links, "annotations": annotations}
     names = sources_in_pack(root)
     if names is None:
         report(f"{root}: no part can repair it without its manifest: it is repaired here")
-        return repair(root, patterns, quick=quick, links=links, progress=progress)
+        return repair(root, patterns, quick=quick, progress=progress, **where)
     call = {
         "pack": root.absolute(),
         "sources": patterns,
         "quick": quick,
-        "links": links,
+        **where,
         "workers": workers_per_task,
         "progress": False,
     }
@@ -323,9 +329,7 @@ def repair_on_ray(
     if result.left:  # repaired here, or named again
         shards = [name for name in result.left if name != OWN_FILES]
         last = once_unlocked(
-            lambda: repair(
-                root, patterns, quick=True, shards=shards, links=links, progress=progress
-            )
+            lambda: repair(root, patterns, quick=True, shards=shards, progress=progress, **where)
         )
         result.repaired += last.repaired
         result.notes += last.notes

@@ -22,7 +22,6 @@ from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import PIXELS, AxisLengths, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.keywords import checks_options, takes_options
-from sa1bpack.packing.keep_probe import requested_options
 from sa1bpack.packing.kept_rows import bytes_of_rows
 from sa1bpack.packing.options import MASKS, PRESETS, PackOptions, RunOptions, check_request
 from sa1bpack.packing.pack_folder import existing_parent
@@ -37,10 +36,13 @@ from sa1bpack.packing.sample import (
     warm_up,
 )
 from sa1bpack.packing.source_packer import readers_of
+from sa1bpack.packing.source_probe import requested_options
 from sa1bpack.packing.work import find_work, list_sources
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source
-from sa1bpack.source.pairs import SPOOL_MEMORY, Pair, PairReader, Reject, why_no_pairs
+from sa1bpack.source.pairs import SPOOL_MEMORY, Pair, Reject, why_no_pairs
+from sa1bpack.source.records.images import PairOptions
+from sa1bpack.source.records.table import SA1B, open_pairs
 from sa1bpack.source.tar import BLOCK
 from sa1bpack.wording import counted, size_text, span_text
 
@@ -220,7 +222,7 @@ def estimate(
     if ledger.taken_options:
         report(ledger.taken_options)
     warm_up(ledger.options)
-    probe = _Probe(next(iter(work.new), None), ledger.options)
+    probe = _Probe(next(iter(work.new), None), ledger.options, run_options.annotations)
     forecast = _forecast(request.output, run_options, work.new, probe)
     return replace(forecast, packed=work.packed_before, unreadable=work.unreadable)
 
@@ -255,7 +257,7 @@ def check_room(
         return
     for source in sources:
         with suppress(SourceError):
-            probe = _Probe(source, pack_options)
+            probe = _Probe(source, pack_options, run_options.annotations)
             forecast = _forecast(output, run_options, sources, probe)
             _refuse_if_too_large(output, forecast, shards_at_once)
             return
@@ -392,8 +394,11 @@ class _Probe:
         kept_bytes: bytes of the values that are kept of their records.
     """
 
-    def __init__(self, source: Source | None, options: PackOptions):
-        """Decode the first pairs, if there is a source. Raises SourceError if it cannot be read."""
+    def __init__(self, source: Source | None, options: PackOptions, annotations: Path | None):
+        """Decode the first pairs, if there is a source, whose records are in `annotations`, if any.
+
+        Raises SourceError if it cannot be read.
+        """
         self.options = options
         self.pairs = 0
         self.rejected = 0
@@ -406,18 +411,23 @@ class _Probe:
         self.unknown_keys: Counter[str] = Counter()
         self.kept_bytes = 0
         if source is not None:
-            self._decode_first_pairs(source)
+            self._decode_first_pairs(source, annotations)
 
-    def _decode_first_pairs(self, source: Source) -> None:
+    def _decode_first_pairs(self, source: Source, annotations: Path | None) -> None:
         options = self.options
         if not options.layout.runs:  # which other layouts would store
             options = replace(options, masks="bits+runs")
         buffers = Buffers(options)
-        with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
+        reading = PairOptions(
+            spool_dir=Path(tempfile.gettempdir()),
+            annotations=annotations,
+            keys=options.keys,
+        )
+        with open_pairs(source, str(options.records), reading) as reader:
             for pair in islice(reader, PROBE_PAIRS):
                 interrupts.check()
                 self.pairs += 1
-                self.tar_bytes += _bytes_in_source(source, pair)
+                self.tar_bytes += _bytes_in_source(source, pair, str(options.records))
                 started = time.perf_counter()
                 outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
                 self.seconds += time.perf_counter() - started
@@ -476,8 +486,10 @@ class _Probe:
         return group_bytes(layout.array_rows(self.scaled(images, layout))) + kept_bytes, hole_bytes
 
 
-def _bytes_in_source(source: Source, pair: Pair) -> int:
+def _bytes_in_source(source: Source, pair: Pair, records: str) -> int:
     """The bytes that a pair takes in its source, with its headers in a tar."""
+    if records != SA1B:  # a source has the bytes of its images, nearly
+        return len(pair.jpeg)
     nbytes = len(pair.jpeg) + len(pair.json)
     if source.kind == "gzip-tar":
         nbytes = len(pair.jpeg) + len(zlib.compress(pair.json, 1))

@@ -1,7 +1,7 @@
 """The option `keep`: the keys of records that a call asks for, and the names of their features."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from sa1bpack.format.side.kept import (
     without_type,
 )
 from sa1bpack.mask_numbers import MASK_NUMBERS, annotation_keys
+from sa1bpack.source.records.masks_json import IMAGE_NAME
+from sa1bpack.source.records.table import READERS, SA1B
 from sa1bpack.wording import brief
 
 ALL_KEYS = "all"
@@ -78,11 +80,35 @@ TAKEN_NAMES = frozenset(
 # What a feature adds to its name for its other keys in samples and batches.
 _SUFFIXES = ("", "_present", "_offsets", "_lengths")
 # Keys that a pack stores, by their object.
-STORED_KEYS = {
+Stored = Mapping[str, tuple[str, ...]]
+STORED_KEYS: Stored = {
     "": ("image", "annotations"),
     "image": ("image_id", "width", "height", "file_name"),
     "annotations": annotation_keys(MASK_NUMBERS),
 }
+# Those that no reader of records keeps.
+_STORED_ALWAYS: Stored = {
+    "": ("image", "annotations", "positions"),
+    "image": ("id", "image_id", "width", "height"),
+    "annotations": ("segmentation", "bbox", "image_id"),
+}
+
+
+def stored_keys(records: str, absent: Collection[str]) -> Stored:
+    """The keys that a pack stores, by their object: with a reader of records, without numbers."""
+    if records == SA1B:
+        return STORED_KEYS
+    computed = READERS[records].computed_area
+    of_masks = [*_STORED_ALWAYS["annotations"]]
+    for number in MASK_NUMBERS:
+        if number.array not in absent and not (computed and number.array == "area"):
+            of_masks.append(number.json)
+    return {**_STORED_ALWAYS, "annotations": tuple(of_masks)}
+
+
+# The path of an image, which readers make where images have no ids of their own.
+IMAGE_NAME_KEY = KeptKey(".".join(IMAGE_NAME), "text", IMAGE_NAME[1])
+
 # Names that tell keys of several objects apart, if they would be equal: "image_prompt".
 _PREFIXES = {"": "record_", "image": "image_", "annotations": "annotation_"}
 
@@ -128,7 +154,7 @@ class KeepRequest:
     def of(cls, value: Any) -> "KeepRequest":
         """That of the value of the option: texts, one or several, or a dict of key and text.
 
-        Raises OptionError for other values, a key that is stored anyway, or one given twice.
+        Raises OptionError for other values, or a key that is given twice.
         """
         entries: Sequence[KeyRequest]
         if isinstance(value, KeepRequest):
@@ -192,10 +218,7 @@ def _request_of(key: Any, chosen: Any) -> KeyRequest:
 
 
 def _check_can_be_kept(key: str) -> None:
-    """Raise OptionError for a key whose values are stored anyway, or that cannot be kept."""
-    parent, last = split_key(key)
-    if last in STORED_KEYS[parent]:
-        raise OptionError(f"keep has {brief(key)}, which every pack stores: leave it out")
+    """Raise OptionError for a key that cannot be kept."""
     if is_of_segmentation(key):
         raise OptionError(
             f"keep has {brief(key)}: keys of `segmentation` cannot be kept; move it into the "
@@ -203,6 +226,14 @@ def _check_can_be_kept(key: str) -> None:
         )
     if not is_plain(key):
         raise OptionError(f"keep has {brief(key)}: keys of 1 to 200 printable characters are")
+
+
+def check_not_stored(keys: Iterable[str], stored: Stored) -> None:
+    """Raise OptionError for a key whose values are stored anyway, by their objects."""
+    for key in keys:
+        parent, last = split_key(key)
+        if last in stored[parent]:
+            raise OptionError(f"keep has {brief(key)}, which every pack stores: leave it out")
 
 
 def is_plain(key: str) -> bool:
@@ -222,8 +253,10 @@ def _refuse_repeated(names: Sequence[str], message: str) -> None:
             raise OptionError(message.format(brief(name)))
 
 
-def checked_keys(value: Any) -> tuple[str, ...] | None:
+def checked_keys(value: Any, stored: Stored = STORED_KEYS) -> tuple[str, ...] | None:
     """The texts of the keys of a pack, from those of an option. Raises OptionError.
+
+    `stored` are the keys that the pack stores anyway, by their objects.
 
     Names that samples or batches have by now are not refused: a pack may be older.
     """
@@ -237,6 +270,7 @@ def checked_keys(value: Any) -> tuple[str, ...] | None:
         if entry.type is None:
             raise without_type(entry.key)
         keys.append(KeptKey(entry.key, entry.type, entry.name or feature_name(entry.key)))
+    check_not_stored([key.key for key in keys], stored)
     check_names(keys, frozenset())
     return tuple(key.text for key in keys)
 

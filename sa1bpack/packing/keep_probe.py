@@ -1,22 +1,16 @@
-"""What a call leaves open of `keep`, keys and types: found in the first records of a new pack."""
+"""What some records have: keys that are not stored, types of their values, numbers of masks."""
 
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from functools import cache, partial
 from graphlib import CycleError, TopologicalSorter
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sa1bpack import interrupts
-from sa1bpack.errors import OptionError, SourceError
+from sa1bpack.errors import OptionError
 from sa1bpack.format.side.kept import KEPT_TYPES, PARENTS, KeptKey, feature_name, split_key
+from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.packing.keep import (
-    STORED_KEYS,
     TAKEN_NAMES,
     KeepRequest,
     check_names,
@@ -24,64 +18,55 @@ from sa1bpack.packing.keep import (
     is_plain,
     long_name,
     names_of,
+    stored_keys,
 )
 from sa1bpack.packing.kept_rows import INT64
-from sa1bpack.packing.options import PackRequest, RequestedOptions
-from sa1bpack.packing.work import list_sources
-from sa1bpack.progress import report
-from sa1bpack.source.find import look_at
-from sa1bpack.source.pairs import PairReader
+from sa1bpack.source.records.images import parts_of
+from sa1bpack.source.records.table import READERS, SA1B
 from sa1bpack.wording import brief
 
-# Records that tell keys and types. If a key that is asked for is in none of them, it is looked for
-# in more records of more sources, which takes seconds for each tar.
-PROBED = 64
-MOST_PROBED = 1000
-MOST_SOURCES = 8
+# Keys that data sets in COCO's form have, with the types that COCO's have; names where that of the
+# key would be another number, or hidden. Other keys are kept as JSON, which any value is.
+_USUAL: dict[str, tuple[str, str]] = {
+    "annotations.area": ("float64", "record_area"),
+    "annotations.caption": ("text", "caption"),
+    "annotations.category_id": ("int64", "category_id"),
+    "annotations.iscrowd": ("int64", "iscrowd"),
+    "annotations.keypoints": ("float64-list", "keypoints"),
+    "annotations.num_keypoints": ("int64", "num_keypoints"),
+    "annotations.score": ("float64", "score"),
+    "image.coco_url": ("text", "coco_url"),
+    "image.date_captured": ("text", "date_captured"),
+    "image.file_name": ("text", "image_file_name"),
+    "image.flickr_url": ("text", "flickr_url"),
+    "image.license": ("int64", "license"),
+}
+# Type of values that were met → types that they fit as well.
+_FITS_ALSO = {"int64": ("float64",), "int64-list": ("float64-list",)}
 
 _decode = msgspec.json.Decoder().decode
-
-
-def requested_options(request: PackRequest) -> RequestedOptions:
-    """The options of a pack that a request asks for, with what its sources tell of them.
-
-    They are read only for a pack that does not exist yet, and once.
-    """
-    return replace(request.pack_options, find_keys=cache(partial(find_keys, request)))
-
-
-def find_keys(request: PackRequest, keep: KeepRequest) -> tuple[KeptKey, ...]:
-    """The keys that a new pack keeps, by the first records of the sources of a request.
-
-    Raises:
-        OptionError: a key is in none of them, or names are taken.
-        Whatever `list_sources` raises.
-    """
-    probe = KeyProbe(keep)
-    for record in _records(request):
-        interrupts.check()
-        if probe.records >= PROBED and not probe.lacks:
-            break
-        probe.add(record)
-    return probe.keys()
-
-
-def _records(request: PackRequest) -> Iterator[bytes]:
-    """The first records of the first sources; those that cannot be read are passed over."""
-    spool_dir = Path(tempfile.gettempdir())
-    for named in list_sources(request)[:MOST_SOURCES]:
-        readable, _ = look_at([named], on_wait=report)
-        for source in readable:
-            with suppress(SourceError), PairReader(source, spool_dir=spool_dir) as reader:
-                for pair in islice(reader, MOST_PROBED):
-                    yield pair.json
 
 
 class KeyProbe:
     """What records have under keys that are not stored, to find keys and the types of values."""
 
-    def __init__(self, request: KeepRequest):
+    def __init__(self, request: KeepRequest, records: str = SA1B):
+        """
+        Args:
+            request: the keys that are asked for.
+            records: the reader of the records.
+        """
         self._request = request
+        self._records = records
+        reader = READERS[records]
+        # Key of a number that may be absent → its array.
+        self._numbers = {
+            number.json: number.array for number in MASK_NUMBERS if number.array in reader.absent
+        }
+        self._lacking: set[str] = set()  # keys of these that some mask lacks
+        self._masks = 0
+        # Of numbers that may be absent, it is known in the end whether they are stored.
+        self._stored = stored_keys(records, reader.absent)
         self._types: dict[str, set[str]] = {}
         # Key of an object → the keys that come right before it in some record.
         self._before: dict[str, dict[str, None]] = {}
@@ -96,12 +81,31 @@ class KeyProbe:
                 lacking.append(request.key)
         return lacking
 
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The numbers that some mask lacks."""
+        if not self._masks:
+            return READERS[self._records].without_masks
+        return tuple(self._numbers[key] for key in self._numbers if key in self._lacking)
+
+    def _decoded(self, half: bytes) -> Any:
+        """A record as an object with `image` and `annotations`."""
+        if self._records == SA1B:
+            return _decode(half)
+        value = _decode(parts_of(half)[1] or b"{}")
+        if isinstance(value, list):
+            value = {"annotations": value}
+        return {"image": {}, "annotations": []} | value
+
     def add(self, record: bytes) -> None:
-        """Look at a record; one that is not as SA-1B's are is passed over."""
+        """Look at the record of a pair; one that is not as others are is passed over."""
         try:
-            values = _decode(record)
+            values = self._decoded(record)
             objects = [("", values), ("image", values["image"])]
-            objects += [("annotations", mask) for mask in values["annotations"]]
+            for mask in values["annotations"]:
+                objects.append(("annotations", mask))
+                self._masks += 1
+                self._lacking |= self._numbers.keys() - mask.keys()
             for parent, fields in objects:
                 self._add_object(parent, fields)
         except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, KeyError):
@@ -115,7 +119,7 @@ class KeyProbe:
         for last, value in fields.items():
             key = f"{parent}.{last}" if parent else last
             # The key "image.x" of a record itself has the name of another one.
-            if last in STORED_KEYS[parent] or split_key(key) != (parent, last):
+            if last in self._stored[parent] or split_key(key) != (parent, last):
                 continue
             self._types.setdefault(key, set()).add(_type_of(value))
             preceding = self._before.setdefault(key, {})
@@ -152,24 +156,42 @@ class KeyProbe:
                 kind = _joint_type(self._types[request.key])
             keys.append(KeptKey(request.key, kind, request.name or feature_name(request.key)))
         if self._request.all:
-            self._add_others(keys)
+            self._add_others(keys, _joint_type)
         check_names(keys)
         return tuple(keys)
 
-    def _add_others(self, keys: list[KeptKey]) -> None:
+    def default_keys(self) -> tuple[KeptKey, ...]:
+        """The keys that are kept if none is asked for: all that were met."""
+        keys: list[KeptKey] = []
+        for key in self._unstored():
+            kind, name = _USUAL.get(key, ("", ""))
+            met = _joint_type(self._types[key])
+            if kind in (met, *_FITS_ALSO.get(met, ())):
+                keys.append(KeptKey(key, kind, name))
+        self._add_others(keys, lambda types: "json")
+        return tuple(keys)
+
+    def _unstored(self) -> list[str]:
+        """The keys that were met, without those of numbers that the pack has."""
+        has = {
+            f"annotations.{key}" for key, array in self._numbers.items() if array not in self.absent
+        }
+        return [key for key in self._in_order() if key not in has]
+
+    def _add_others(self, keys: list[KeptKey], type_of: Callable[[set[str]], str]) -> None:
         """Add all other keys that were met, under names that are free."""
         names = set(TAKEN_NAMES)
         for key in keys:
             names.update(names_of(key.name))
         named = {key.key for key in keys}
-        for path in self._in_order():
+        for path in self._unstored():
             if path in named:
                 continue
             if is_of_segmentation(path) or not is_plain(path):  # it is reported as not stored
                 continue
             for name in (feature_name(path), long_name(path)):
                 if names.isdisjoint(names_of(name)) and name[:1].isalpha() and len(name) <= 64:
-                    keys.append(KeptKey(path, _joint_type(self._types[path]), name))
+                    keys.append(KeptKey(path, type_of(self._types[path]), name))
                     names.update(names_of(name))
                     break
 

@@ -15,7 +15,8 @@ from sa1bpack.format.side.kept import KeptKey
 from sa1bpack.format.side.rows import FeatureRows, joined
 from sa1bpack.format.side.spec import ShardIdentity
 from sa1bpack.format.side.writer import FeatureShardWriter
-from sa1bpack.source.annotations import MAX_EXACT, Annotations
+from sa1bpack.source.annotations import Annotations
+from sa1bpack.source.schemas import MAX_EXACT
 from sa1bpack.wording import brief
 
 INT64 = range(-(2**63), 2**63)

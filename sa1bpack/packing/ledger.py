@@ -39,6 +39,7 @@ from sa1bpack.packing.records import (
     source_record,
 )
 from sa1bpack.source.pairs import why_no_pairs
+from sa1bpack.source.records.table import READERS, SA1B, notes_on_records
 
 _SOURCES_NAMED = 5  # in one line
 _AFTER_SHARDS = 1 << 62  # as a number: sorts the record of a source after those of its shards
@@ -221,9 +222,14 @@ class Ledger:
         lines = find_duplicates(*open_manifest_and_index(root))
         names_by_reason: dict[str, list[str]] = {}
         for name, record in sorted(self.sources.items()):
+            for note in notes_on_records(record.get("records", {}), record["ignored"]):
+                lines.append(f"{name}: {note}")
             if not record["pairs"]:
                 codes = {reject["reason"] for reject in record["rejects"]}
                 reason = why_no_pairs(record["ignored_names"], codes)
+                if self.options.records != SA1B:
+                    reads = READERS[str(self.options.records)].reads
+                    reason = f"the records of this pack are {self.options.records}, {reads}"
                 names_by_reason.setdefault(reason, []).append(name)
         for reason, names in names_by_reason.items():
             named = ", ".join(names[:_SOURCES_NAMED])
@@ -231,5 +237,7 @@ class Ledger:
                 named += " and others"
             lines.append(
                 f"no pair of an image and a .json file of the same name is in {named}: {reason}"
+                if self.options.records == SA1B
+                else f"no image with a record is in {named}: {reason}"
             )
         return lines

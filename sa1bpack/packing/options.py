@@ -21,8 +21,17 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import ABSENT_NUMBERS
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, check_numbers
 from sa1bpack.options import Options, declarations, option
-from sa1bpack.packing.keep import ALL_KEYS, KeepRequest, check_names, checked_keys
+from sa1bpack.packing.keep import (
+    ALL_KEYS,
+    IMAGE_NAME_KEY,
+    KeepRequest,
+    check_names,
+    checked_keys,
+    stored_keys,
+)
 from sa1bpack.paths import patterns_of
+from sa1bpack.source.records.table import READERS, SA1B
+from sa1bpack.source.records.webdataset import DEFAULT_KEYS, roles_of
 from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
@@ -42,7 +51,7 @@ _OPTION_OF = {"select": "mask_select"}
 _RECORDED_AS = {name: recorded for recorded, name in _OPTION_OF.items()}
 
 # Options of which None is not a value: it stands for what other options decide.
-_DECIDED_BY_OTHERS = ("fit", "pixels", "masks", "samples_per_shard")
+_DECIDED_BY_OTHERS = ("fit", "pixels", "masks", "samples_per_shard", "records")
 
 # A tar of 11,186 images makes two shards, or one with the fit "native", whose images are smaller
 # and have one more array. docs/format.md counts the files.
@@ -87,6 +96,12 @@ class RunOptions(Options):
         False,
         "record the md5 of each tar beside its XXH3-128, which costs nothing in comparison, "
         "without a list to compare it with",
+    )
+    annotations: Path | None = option(
+        None,
+        "where the records of the images are: the JSON file of coco, or the folder of amg",
+        none="found beside the images",
+        metavar="PATH",
     )
     max_rejects: int | None = option(
         None,
@@ -200,6 +215,21 @@ class PackOptions(MaskRule):
         metavar="KEY",
         accepts=str | Iterable[str] | Mapping[str, str | None] | None,
     )
+    records: str | None = option(
+        None,
+        "what the records of the images are: sa1b, a JSON of SA-1B's form beside each image; coco, "
+        "one JSON in COCO's form for all of them; amg, the output of SAM's automatic mask "
+        "generators; none, images alone; webdataset, members that --keys names",
+        choices=tuple(READERS),
+        none="what the first source has",
+    )
+    keys: str | None = option(
+        None,
+        "of webdataset: the endings of images and of records, such as image=jpg;png,record=json; "
+        "without a record, images alone",
+        none=DEFAULT_KEYS,
+        metavar="KEYS",
+    )
     absent: Sequence[str] | None = option(
         None,
         "numbers of masks for which the records have no values, which the pack then lacks: some of "
@@ -210,8 +240,17 @@ class PackOptions(MaskRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "keep", checked_keys(self.keep))
+        object.__setattr__(self, "records", self.records or SA1B)
+        if self.keys is not None:
+            roles_of(self.keys)  # raises for another text
+            if self.records != "webdataset":
+                raise OptionError(
+                    f"keys is {brief(self.keys)}, but the records are {self.records}: choose "
+                    "records='webdataset', or leave keys out"
+                )
         object.__setattr__(self, "absent", checked_absent(self.absent))
+        stored = stored_keys(self.records or SA1B, self.absent or ())
+        object.__setattr__(self, "keep", checked_keys(self.keep, stored))
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -249,10 +288,12 @@ class PackOptions(MaskRule):
         chosen = asdict(self)
         del chosen["preset"]
         chosen["select"] = chosen.pop("mask_select")
-        for name in ("keep", "absent"):
+        if chosen["records"] == SA1B:
+            chosen["records"] = None
+        for name in ("keep", "absent", "records", "keys"):
             if chosen[name] is None:  # as in packs of releases that did not know it
                 del chosen[name]
-            else:
+            elif not isinstance(chosen[name], str):
                 chosen[name] = list(chosen[name])
         return chosen
 
@@ -316,11 +357,12 @@ class RequestedOptions:
     Attributes:
         named: name of each option that the call has given → its value, checked by itself. A preset
             stands for its options. That of `keep` is a KeepRequest.
-        find_keys: finds the keys, and the types of their values, of a new pack in records.
+        find_open: the options of a new pack that its sources decide where a call leaves them open:
+            the reader of their records, and which numbers and keys these have.
     """
 
     named: Mapping[str, Any] = field(default_factory=dict)
-    find_keys: Callable[[KeepRequest], tuple[KeptKey, ...]] | None = None
+    find_open: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     @classmethod
     def of_call(cls, keywords: Mapping[str, Any]) -> "RequestedOptions":
@@ -350,11 +392,12 @@ class RequestedOptions:
         raises, if that tells which keys are kept.
         """
         named = dict(self.named)
-        request = named.get("keep")
-        if request is not None:
-            named["keep"] = request.texts
-            if not request.is_settled and self.find_keys is not None:
-                named["keep"] = [key.text for key in self.find_keys(request)]
+        if self.find_open is not None:
+            # What can be refused without a look at sources is.
+            PackOptions(**{name: named[name] for name in named.keys() - {"keep", "keys"}})
+            named |= self.find_open(named)
+        if isinstance(named.get("keep"), KeepRequest):
+            named["keep"] = named["keep"].texts
         options = PackOptions(**named)
         check_names(options.kept_keys)
         return options
@@ -374,6 +417,9 @@ class RequestedOptions:
                 value = None if value is None else value.texts
             if name == "absent" and value is not None:
                 value = list(value)
+            if name == "records" and value == SA1B:  # which is not recorded
+                asked.pop(name, None)
+                continue
             asked[_RECORDED_AS.get(name, name)] = value
         lines = [f"{root} holds a pack made with other options:"]
         for name, theirs, ours in differences(recorded, asked):
@@ -391,7 +437,12 @@ class RequestedOptions:
         request = self.named["keep"]
         if request is None or options.keep is None:
             return request is options.keep
-        met: bool = request.is_met_by(options.kept_keys)
+        kept = [
+            key
+            for key in options.kept_keys
+            if key != IMAGE_NAME_KEY or any(asked.key == key.key for asked in request.keys)
+        ]
+        met: bool = request.is_met_by(kept)
         return met
 
     def taken_text(self, options: PackOptions) -> str:

@@ -17,9 +17,9 @@ from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.packing.sample import Outcome, Packed
 from sa1bpack.progress import Advance, ProgressBar, ProgressOption, report, telling
-from sa1bpack.source.annotations import MORE_KEYS
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
+from sa1bpack.source.schemas import MORE_KEYS
 from sa1bpack.wording import counted
 
 # The bar is drawn at most this often.

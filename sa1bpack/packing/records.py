@@ -6,7 +6,7 @@ Each is replaced atomically. Readers of the format depend on none of them.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
@@ -73,6 +73,7 @@ class SourceRecord(msgspec.Struct):
     rejects: list[_Reject]
     xxh128: str | None = None  # packs made by earlier releases have md5 only
     left_out: Count = 0  # of a source that was copied in part: samples of shards that do not exist
+    records: dict[str, Any] = {}  # of a source whose records are not SA-1B's: what was read
 
 
 def is_copied_in_part(record: Mapping[str, Any]) -> bool:
@@ -91,6 +92,7 @@ class SourceRead:
         pairs: number of its pairs.
         ignored, ignored_names: as in its record.
         unpaired: the rejected members that never became half of a pair.
+        records: what was found of its records; empty for those of SA-1B.
     """
 
     name: str
@@ -103,6 +105,7 @@ class SourceRead:
     ignored: dict[str, int]
     ignored_names: list[str]
     unpaired: list[dict[str, str]]
+    records: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,8 @@ def source_record(
         record["rejects"] += account.rejects
         record["dropped"] += account.dropped
     record["rejects"] += unpaired
+    if not read.records:
+        del record["records"]
     return record
 
 

@@ -127,6 +127,7 @@ def repair(
     quick: bool = False,
     part: tuple[int, int] | None = None,
     links: str | Path | None = None,
+    annotations: str | Path | None = None,
     workers: int | None = None,
     dry_run: bool = False,
     progress: ProgressOption = None,
@@ -156,6 +157,7 @@ def repair(
             concerns the whole pack is in `left`, with the call that repairs it: its own files,
             which the first part checks, and shards that now come out with other bytes.
         links: a list of tars at URLs, as for `pack`, in addition to `sources`.
+        annotations: where the records of the images are, as for `pack`.
         workers: worker processes; 1 does all the work in this process. Default: the available
             processors.
         dry_run: check, and report what would be done; write nothing.
@@ -196,8 +198,12 @@ def repair(
     processes = available_cpus()
     if workers is not None:
         processes = whole_number("workers", workers, 1)
+    records_at = None
+    if annotations is not None:
+        records_at = local_path("annotations", annotations)
     call = _Call(
         root=root,
+        annotations=records_at,
         sources={source.name: source for source in source_list},
         full=frozenset(shards),
         quick=quick,
@@ -218,12 +224,14 @@ class _Call:
     """The arguments of a call of `repair`, checked.
 
     Attributes:
+        annotations: where the records of the images are; None: beside them.
         sources: name → source.
         full: names of the shards to read in full.
         Others: as in `repair`.
     """
 
     root: Path
+    annotations: Path | None
     sources: dict[str, Source]
     full: frozenset[str]
     quick: bool
@@ -526,7 +534,12 @@ class _Repair:
         records = [self._records[source.name] for source in sources if source.name in self._records]
         # Packs of earlier releases know their sources by the md5 alone.
         md5 = any(record.get("xxh128") is None for record in records)
-        return RunOptions(workers=self._call.workers, md5=md5, ignore_space=True)
+        return RunOptions(
+            workers=self._call.workers,
+            md5=md5,
+            ignore_space=True,
+            annotations=self._call.annotations,
+        )
 
     def _sound_ledger(self, sources: Container[str]) -> Ledger:
         """The ledger of the shards of these sources that the check has found sound.

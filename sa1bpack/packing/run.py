@@ -14,7 +14,6 @@ from sa1bpack.format.manifest import PARTS_NAME, Manifest, identity_text
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
-from sa1bpack.packing.keep_probe import requested_options
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, RequestedOptions, RunOptions, check_request
 from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
@@ -34,10 +33,12 @@ from sa1bpack.packing.records import (
 )
 from sa1bpack.packing.sample import require_decoder, versions_in_force, versions_text, warm_up
 from sa1bpack.packing.source_packer import pack_sources
+from sa1bpack.packing.source_probe import requested_options
 from sa1bpack.packing.work import Work, find_work, list_sources
 from sa1bpack.paths import local_path
 from sa1bpack.progress import ProgressOption, check_progress, report
 from sa1bpack.source.find import Source
+from sa1bpack.source.records.coco_file import forget_coco_file
 from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown
 from sa1bpack.wording import counted, span_text
 
@@ -334,6 +335,7 @@ def run_work(
         raise
     finally:
         counts.close()
+        forget_coco_file()
         log_run(publisher.root, counts, options.worker_count, outcome)
     interrupts.check()
     manifest = publisher.finish(failed)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from math import prod
 from pathlib import PurePath
@@ -25,13 +26,16 @@ from sa1bpack.format.layout import (
 from sa1bpack.format.shard_writer import finished_rows, sample_lengths
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.masks.raster import draw_grid, fit_axes
-from sa1bpack.masks.rle import parse_counts, take_masks
+from sa1bpack.masks.rle import take_masks
 from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.kept_rows import KeptRows, kept_of_record
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.runs import complete_numbers, runs_of_record
 from sa1bpack.pixels.header import stored_size
-from sa1bpack.source.annotations import Annotations, parse_annotations
+from sa1bpack.source.annotations import Annotations
 from sa1bpack.source.pairs import Reject
+from sa1bpack.source.records.images import joined
+from sa1bpack.source.records.table import SA1B, parse_record
 from sa1bpack.wording import brief, size_text
 
 # Images of up to this size are resized in memory that malloc keeps. glibc's limit is 32 MiB, with
@@ -126,18 +130,22 @@ def make_sample(
         MissingPackage: PIL was built without what reads such an image.
     """
     paths = tuple((key.parent, key.last) for key in options.kept_keys)
-    record = parse_annotations(json, options.layout.mask_numbers, paths)
+    numbers = options.layout.mask_numbers
+    record = parse_record(
+        str(options.records), json, file_name, partial(pixels.image_size, jpeg), numbers, paths
+    )
     if record.file_name != file_name:
         raise AnnotationError(
             f"image.file_name is {brief(record.file_name)}, but the record lies beside "
             f"{brief(file_name)}; it belongs to another image, or a file was renamed",
             code="name-mismatch",
         )
+    run_ends, run_offset, noncanonical = runs_of_record(record)
+    complete_numbers(record, run_ends, run_offset)
     masks = select_masks(options, record.numbers, record.height * record.width, record.image_id)
     _check_bits(record, len(masks), options)
-    run_ends, run_offset, noncanonical = _runs_of(record)
     kept_rows = kept_of_record(record, options.kept_keys, masks)
-    if len(masks) == 0 and options.empty == "drop":
+    if len(masks) == 0 and options.empty == "drop" and options.records != "none":
         return None
     if len(masks) < len(record):
         run_ends, run_offset = take_masks(run_ends, run_offset, masks)
@@ -168,27 +176,6 @@ def _check_bits(record: Annotations, masks: int, options: PackOptions) -> None:
             "--mask-size, a cap (--max-masks) or --masks runs",
             code="too-many-masks",
         )
-
-
-def _runs_of(record: Annotations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The runs of all masks of a record.
-
-    Returns `run_ends`, int32 (r,), `run_offset`, int64 (n + 1,), and bool (n,): the text of a mask
-    differs from what COCO's own encoder writes for its runs.
-
-    Raises MaskError, which names the mask by its annotation id.
-    """
-    pixel_count = record.height * record.width
-    try:
-        return parse_counts(record.counts_text, record.counts_offset, pixel_count)
-    except MaskError as error:  # kernels know the index of a mask only
-        mask = getattr(error, "mask", None)
-        if mask is None:
-            raise
-        text = f"annotation {mask}: {error}"
-        if "annotation_id" in record.numbers:
-            text = f"annotation id {record.numbers['annotation_id'][mask]}: {error}"
-        raise MaskError(text, error.code) from error
 
 
 def _image_rows(
@@ -248,6 +235,18 @@ def versions_text(packed_by: dict[str, str]) -> str:
     return ", ".join(f"{package} {number}" for package, number in packed_by.items())
 
 
+# A mask in each form that readers of records know.
+_SHAPES = (
+    {"size": [16, 16], "counts": "0P8"},
+    {"size": [16, 16], "counts": [0, 256]},
+    [[0, 0, 16, 0, 16, 16, 0, 16]],
+    {
+        "png": "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQAQAAAAA3iMLMAAAAD0lEQVR4nGP8z8DEQAICADIBAR9ZTeQQ"
+        "AAAAAElFTkSuQmCC"
+    },
+)
+
+
 @interrupts_held()
 def warm_up(options: PackOptions) -> None:
     """Make a tiny sample, so that every kernel is compiled, or loaded from its file (`kernels`).
@@ -270,7 +269,11 @@ def warm_up(options: PackOptions) -> None:
         "image": {"image_id": 1, "width": 16, "height": 16, "file_name": "sa_1.jpg"},
         "annotations": [annotation],
     }
-    make_sample("sa_1.jpg", jpeg, json.dumps(record).encode(), options, Buffers(options))
+    half = json.dumps(record).encode()
+    if options.records != SA1B:
+        record["annotations"] = [annotation | {"segmentation": shape} for shape in _SHAPES]
+        half = joined("sa_1.jpg", json.dumps(record).encode())
+    make_sample("sa_1.jpg", jpeg, half, options, Buffers(options))
 
 
 def attempt(

@@ -36,6 +36,8 @@ from sa1bpack.progress import report
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy
 from sa1bpack.source.pairs import PairReader, Reject
+from sa1bpack.source.records.images import PairOptions
+from sa1bpack.source.records.table import open_pairs, records_described
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Address
 from sa1bpack.wording import counted
@@ -281,9 +283,15 @@ class SourcePacker:
         """
         run = self._run
         try:
-            with PairReader(
-                self.source, spool_dir=run.sink.root, md5=run.options.records_md5, on_wait=report
-            ) as reader:
+            pack_options = self._ledger.options
+            options = PairOptions(
+                spool_dir=run.sink.root,
+                md5=run.options.records_md5,
+                on_wait=report,
+                annotations=run.options.annotations,
+                keys=pack_options.keys,
+            )
+            with open_pairs(self.source, str(pack_options.records), options) as reader:
                 self.reader = reader
                 pairs = self._read_pairs(reader)
                 if run.stopping.is_set():
@@ -392,6 +400,7 @@ class SourcePacker:
             ignored=dict(sorted(reader.ignored.items())),
             ignored_names=reader.ignored_names,
             unpaired=unpaired,
+            records=records_described(str(self._ledger.options.records), reader),
         )
 
     def _other_pairs(self, numbers: Sequence[int]) -> SourceError:

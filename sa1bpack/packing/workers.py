@@ -41,6 +41,7 @@ from sa1bpack.interrupts import SIGNALS
 from sa1bpack.packing.decoder import Decoded, Promises
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.runs import MAX_RUNS
 from sa1bpack.packing.sample import (
     MAX_BITS,
     Buffers,
@@ -54,6 +55,7 @@ from sa1bpack.paths import naming
 from sa1bpack.source.annotations import MAX_ANNOTATIONS
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, Pair, Reject
+from sa1bpack.source.records.table import SA1B
 from sa1bpack.threads import naming_refusal
 
 # Memory is allocated a page at a time, when it is first written. What a slot holds beyond this
@@ -141,6 +143,9 @@ class SharedSlots:
     def _most_row_bytes(self, json_bytes: int) -> int:
         """Bytes that the rows of a record of that size can take at most."""
         masks = min(json_bytes // LEAST_ANNOTATION_BYTES, MAX_ANNOTATIONS)
+        if self._options.records != SA1B:  # a polygon of few bytes has many runs
+            json_bytes = MAX_RUNS
+            masks = MAX_ANNOTATIONS
         if self._options.max_masks is not None:
             masks = min(masks, self._options.max_masks)
         if self._layout.bits:

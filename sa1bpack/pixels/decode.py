@@ -37,7 +37,7 @@ from sa1bpack.errors import ImageError, MissingPackage
 from sa1bpack.kernels import intrinsic, njit, types
 from sa1bpack.pixels.entropy import entropy_fault
 from sa1bpack.pixels.header import SOI, JpegHeader, check_size, read_header
-from sa1bpack.pixels.other_formats import other_format, read_rgb
+from sa1bpack.pixels.other_formats import other_format, read_rgb, read_size
 from sa1bpack.pixels.yuv420 import (
     BYTE,
     PIXELS,
@@ -123,6 +123,20 @@ def decode_into(
     for plane, (rows, columns) in zip(planes, sides, strict=True):
         plane[:rows, columns:] = 0
         plane[rows:] = 0
+
+
+def image_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Height and width in pixels of an image file, as its header says; no pixel is decoded.
+
+    Raises ImageError and MissingPackage as `decode_into` does.
+    """
+    form = None
+    if bytes(data[:2]) != SOI:
+        form = other_format(data)
+    if form is not None:
+        return read_size(bytes(data), form)
+    header = read_header(data)
+    return header.height, header.width
 
 
 def _stored_image(

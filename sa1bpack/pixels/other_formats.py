@@ -22,6 +22,8 @@ WebP that is shorter than its header says is refused; otherwise PIL must notice.
 import io
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -106,16 +108,41 @@ def read_rgb(data: bytes, form: OtherFormat, source: tuple[int, int]) -> Image.I
             read or that has no rule).
         MissingPackage: PIL was built without the library that is needed.
     """
-    if form.library and not features.check(form.library):
-        raise _missing_library(form.name, form.headers)
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise ImageError(
             f"{form.name} cannot be read while PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set in this "
             "process, because what is missing would be gray; set it to False",
             "bad-image",
         )
-    try:
+    with _naming_errors(data, form):
         return _read_rgb(data, form, source)
+
+
+def read_size(data: bytes, form: OtherFormat) -> tuple[int, int]:
+    """Height and width in pixels of a file, as its header says; raises as `read_rgb` does.
+
+    Args:
+        data: bytes of the file.
+        form: its format, from `other_format`.
+    """
+    with _naming_errors(data, form):
+        if form.name == "PNG":
+            return _big(data, 20, 4), _big(data, 16, 4)
+        if form.name == "WebP":
+            return _webp_size(data)
+        image = _opened(data, form)
+        if form.name == "TIFF":
+            return image.tag_v2[_TIFF_HEIGHT], image.tag_v2[_TIFF_WIDTH]
+        return image.height, image.width
+
+
+@contextmanager
+def _naming_errors(data: bytes, form: OtherFormat) -> Iterator[None]:
+    """Raise what `read_rgb` raises in place of errors of PIL."""
+    if form.library and not features.check(form.library):
+        raise _missing_library(form.name, form.headers)
+    try:
+        yield
     except (ImageError, MemoryError, MissingPackage):
         raise
     except Exception as error:  # of many types: a plugin that met what it did not expect
@@ -137,13 +164,18 @@ def _read_rgb(data: bytes, form: OtherFormat, source: tuple[int, int]) -> Image.
         check_size("PNG", (_big(data, 20, 4), _big(data, 16, 4)), source)
     if form.name == "WebP":  # opening it allocates two images of this size
         check_size("WebP", _webp_size(data), source)
-    module, plugin = form.plugin
-    image = getattr(import_module(module), plugin)(io.BytesIO(data))
+    image = _opened(data, form)
     if form.name == "TIFF":
         return _tiff_rgb(image, source)
     check_size(form.name, (image.height, image.width), source)
     image.load()
     return _as_rgb(image)
+
+
+def _opened(data: bytes, form: OtherFormat) -> Any:
+    """The image of a file, whose header is read."""
+    module, plugin = form.plugin
+    return getattr(import_module(module), plugin)(io.BytesIO(data))
 
 
 def _as_rgb(image: Image.Image, bits: int = 16, inverted: bool = False) -> Image.Image:

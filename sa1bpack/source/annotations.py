@@ -8,7 +8,6 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import Annotated, Any
 
 import msgspec
@@ -16,41 +15,44 @@ import numpy as np
 
 from sa1bpack.errors import AnnotationError
 from sa1bpack.mask_numbers import MASK_NUMBERS, MaskNumber, annotation_keys, stored_numbers
-from sa1bpack.signatures import HEAD_BYTES, JSON, format_of
+from sa1bpack.source.schemas import (
+    BYTE_ORDER_MARK,
+    JSON_TYPES,
+    MAX_RUN_END,
+    NOTHING,
+    REMEDY,
+    Int64,
+    Number,
+    Side,
+    decode_keys,
+    decode_list_keys,
+    decode_untyped,
+    kept_texts,
+    look_up,
+    named,
+    number_arrays,
+    some_of,
+    strange_keys,
+    why_no_json,
+    with_kept,
+)
+from sa1bpack.source.shapes import Shapes
 from sa1bpack.wording import brief
 
-MAX_RUN_END = 2**31 - 1  # pixels: a pack stores run ends as int32
-MAX_EXACT = 2**53 - 1  # float64 represents every integer up to here exactly
 MAX_FILE_NAME = 255  # characters; a pack stores fewer, see format.layout.FILE_NAME_BYTES
 # Masks of a record; those of SA-1B have some hundreds. Every array of a sample, and the memory that
 # packing and reading it take, grow with them.
 MAX_ANNOTATIONS = 10_000
-MAX_UNKNOWN_KEYS = 64  # reported per record
-MORE_KEYS = "..."  # stands for those beyond them
-_REMEDY = "correct or remove the record"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# What other programs write as numbers, and JSON does not have.
-_NOT_A_NUMBER = re.compile(rb"[+-]?(?:NaN|Infinity|inf)", re.IGNORECASE)
 _LAYOUT = (
     'one record per image is expected: {"image": {"image_id", "width", "height", "file_name"}, '
     '"annotations": [masks]} (docs/from-your-dataset.md)'
 )
 
-_Number = int | float
-_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_RUN_END)]
-# Columns of a number → its type in the JSON; a point is the only one of a list.
-_JSON_TYPES: dict[int, Any] = {
-    1: _Number,
-    2: tuple[tuple[_Number, _Number]],
-    4: tuple[_Number, _Number, _Number, _Number],
-}
-
 
 class _Image(msgspec.Struct):
-    image_id: _Int64
-    width: _Side
-    height: _Side
+    image_id: Int64
+    width: Side
+    height: Side
     file_name: Annotated[str, msgspec.Meta(max_length=MAX_FILE_NAME)]
 
 
@@ -108,27 +110,6 @@ def schema_of(
     )
 
 
-def _with_kept(
-    name: str, fields: list[Any], keys: tuple[str, ...], strict: bool, base: Any = None
-) -> type[msgspec.Struct]:
-    """A type with these fields, and after them kept keys, whose values are texts or None."""
-    renamed = {_field_of(number): key for number, key in enumerate(keys)}
-    raw = [(field, msgspec.Raw, None) for field in renamed]
-    return msgspec.defstruct(
-        name,
-        [*fields, *raw],
-        bases=None if base is None else (base,),
-        rename=renamed,
-        gc=name != "Annotation",
-        forbid_unknown_fields=strict,
-    )
-
-
-def _field_of(number: int) -> str:
-    """The field of a kept key, the one of this number of its object."""
-    return f"kept_{number}"
-
-
 def _record_type(
     numbers: tuple[MaskNumber, ...], kept_keys: _Kept, strict: bool
 ) -> type[msgspec.Struct]:
@@ -140,20 +121,15 @@ def _record_type(
         if number is None:
             fields.append((key, _StrictSegmentation if strict else _Segmentation))
         elif number.type_bit is None:
-            fields.append((key, _Int64))
+            fields.append((key, Int64))
         elif number.optional:
-            fields.append((key, _Number, float("nan")))
+            fields.append((key, Number, float("nan")))
         else:
-            fields.append((key, _JSON_TYPES[number.columns]))
-    mask = _with_kept("Annotation", fields, kept_keys["annotations"], strict)
-    image = _with_kept("Image", [], kept_keys["image"], strict, base=_Image)
+            fields.append((key, JSON_TYPES[number.columns]))
+    mask = with_kept("Annotation", fields, kept_keys["annotations"], strict)
+    image = with_kept("Image", [], kept_keys["image"], strict, base=_Image)
     record = [("image", image), ("annotations", list[mask])]  # type: ignore[valid-type]
-    return _with_kept("Record", record, kept_keys[""], strict)
-
-
-_decode_untyped = msgspec.json.Decoder().decode
-_decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_list_keys = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+    return with_kept("Record", record, kept_keys[""], strict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +153,9 @@ class Annotations:
     unknown_keys         frozenset    keys that SA-1B does not have, such as `annotations.score`;
                                       their values are dropped. If there are more than
                                       MAX_UNKNOWN_KEYS, the first in alphabetical order and "..."
+    shapes               Shapes       the shapes of masks of another data set; the array of counts
+                                      is then empty, `bbox` is NaN and `area` -1 where they are
+                                      those of the mask itself. None for records of SA-1B
     kept_texts           dict         kept key, such as "annotations.score" → list of the JSON text,
                                       bytes, of its value in the record, or in each mask; None for
                                       one that lacks it
@@ -195,6 +174,7 @@ class Annotations:
     counts_offset: np.ndarray
     unknown_keys: frozenset[str]
     kept_texts: dict[str, list[bytes | None]]
+    shapes: Shapes | None = None
 
     def __len__(self) -> int:
         return len(self.number_types)
@@ -228,7 +208,7 @@ def parse_annotations(
     point, or `counts` is not an ASCII string. The mask kernels check whether `counts` is a valid
     run-length string.
     """
-    if data[:3] == _BYTE_ORDER_MARK:
+    if data[:3] == BYTE_ORDER_MARK:
         data = data[3:]
     schema = schema_of(numbers, kept_keys)
     record, unknown = _decode(data, schema)
@@ -243,9 +223,9 @@ def parse_annotations(
     if image.width * image.height > MAX_RUN_END:
         raise AnnotationError(
             f"image: width {image.width} x height {image.height} is more than {MAX_RUN_END} "
-            f"pixels; {_REMEDY}"
+            f"pixels; {REMEDY}"
         )
-    arrays, number_types, not_whole = _number_arrays(masks, numbers)
+    arrays, number_types, not_whole = number_arrays(masks, numbers)
     image_size = (image.height, image.width)
     texts = []
     for index, mask in enumerate(masks):
@@ -263,7 +243,7 @@ def parse_annotations(
             problem = not_whole[index]
         else:
             continue
-        raise AnnotationError(f"{_named(index, mask)}: {problem}; {_REMEDY}")
+        raise AnnotationError(f"{named(index, mask)}: {problem}; {REMEDY}")
     return Annotations(
         image_id=image.image_id,
         width=image.width,
@@ -274,31 +254,8 @@ def parse_annotations(
         counts_text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
         counts_offset=np.cumsum([0, *map(len, texts)], dtype=np.int64),
         unknown_keys=unknown,
-        kept_texts=_kept_texts(record, kept_keys),
+        kept_texts=kept_texts(record, kept_keys),
     )
-
-
-def _named(index: int, mask: Any) -> str:
-    """An annotation in a message, by its index and its id, if its schema has one."""
-    if "id" in mask.__struct_fields__:
-        return f"annotation {index} (id {mask.id})"
-    return f"annotation {index}"
-
-
-def _kept_texts(
-    record: Any, kept_keys: tuple[tuple[str, str], ...]
-) -> dict[str, list[bytes | None]]:
-    """The texts of the values of kept keys, see `Annotations`."""
-    objects = {"": [record], "image": [record.image], "annotations": record.annotations}
-    numbers = dict.fromkeys(objects, 0)
-    texts = {}
-    for parent, key in kept_keys:
-        field = _field_of(numbers[parent])
-        numbers[parent] += 1
-        raw = [getattr(value, field) for value in objects[parent]]
-        path = f"{parent}.{key}" if parent else key
-        texts[path] = [None if text is None else bytes(text).strip() for text in raw]
-    return texts
 
 
 def _decode(data: bytes | bytearray | memoryview, schema: _Schema) -> tuple[Any, frozenset[str]]:
@@ -314,33 +271,8 @@ def _decode(data: bytes | bytearray | memoryview, schema: _Schema) -> tuple[Any,
     except RecursionError:
         reason = "the JSON is nested too deeply"
     except (msgspec.MsgspecError, ValueError) as error:
-        reason = _why_no_json(error, bytes(data))
-    raise AnnotationError(f"{reason}; {_REMEDY}")
-
-
-def _why_no_json(error: Exception, data: bytes) -> str:
-    """What is there in place of JSON."""
-    known = format_of(data[:HEAD_BYTES])
-    if known is not None and known is not JSON:
-        return f"the record is {known.name}, not JSON"
-    if isinstance(error, UnicodeDecodeError):
-        return f"the JSON is not UTF-8 ({error.reason})"
-    number_of_byte = re.search(r"\(byte (\d+)\)", str(error))
-    if number_of_byte is not None:
-        byte = int(number_of_byte[1])
-        # The place is that of the character which cannot begin, or continue, a number.
-        word = _NOT_A_NUMBER.match(data, max(0, byte - 1)) or _NOT_A_NUMBER.match(data, byte)
-        if word is not None:
-            return (
-                f"the number at byte {byte} is {word[0].decode()}, which JSON does not have: write "
-                "a number, or leave out the mask"
-            )
-    if "truncated" in str(error):
-        end = brief(data[-20:].decode("utf-8", "replace"))
-        return (
-            f"the JSON is cut short after {len(data)} bytes, which end with {end}; fetch it again"
-        )
-    return str(error)
+        reason = why_no_json(error, bytes(data))
+    raise AnnotationError(f"{reason}; {REMEDY}")
 
 
 def _unknown_keys(data: bytes | bytearray | memoryview, schema: _Schema) -> frozenset[str]:
@@ -349,117 +281,21 @@ def _unknown_keys(data: bytes | bytearray | memoryview, schema: _Schema) -> froz
     Their values are not decoded: they may be anything.
     """
     str(data, "utf-8")  # the decoder does not check the text of skipped values
-    record = _decode_keys(data)
-    paths = _strange(record, schema.record_keys, "")
-    paths |= _strange(_decode_keys(record["image"]), schema.image_keys, "image.")
-    for mask in _decode_list_keys(record["annotations"]):
-        paths |= _strange(mask, schema.mask_keys, "annotations.")
-        segmentation = _decode_keys(mask["segmentation"])
+    record = decode_keys(data)
+    paths = strange_keys(record, schema.record_keys, "")
+    paths |= strange_keys(decode_keys(record["image"]), schema.image_keys, "image.")
+    for mask in decode_list_keys(record["annotations"]):
+        paths |= strange_keys(mask, schema.mask_keys, "annotations.")
+        segmentation = decode_keys(mask["segmentation"])
         known = _Segmentation.__struct_fields__
-        paths |= _strange(segmentation, known, "annotations.segmentation.")
-    if len(paths) <= MAX_UNKNOWN_KEYS:
-        return frozenset(paths)
-    return frozenset([*sorted(paths)[:MAX_UNKNOWN_KEYS], MORE_KEYS])
-
-
-def _strange(fields: dict[str, Any], known: tuple[str, ...], prefix: str) -> set[str]:
-    """The keys that are not known, safe to print on a terminal."""
-    strange = set()
-    for key in fields.keys() - set(known):
-        if not key.isprintable() or len(key) >= 64:
-            key = brief(key)
-        strange.add(prefix + key)
-    return strange
-
-
-def _number_arrays(
-    masks: list[Any], numbers: tuple[MaskNumber, ...]
-) -> tuple[dict[str, np.ndarray], np.ndarray, dict[int, str]]:
-    """The numbers of all masks.
-
-    Returns:
-        Name of the array → (n,) or (n, columns); `number_types`, (n,) uint16; and index of a mask →
-        what is wrong with its first number that must be whole.
-    """
-    in_bit_order = sorted(
-        (number for number in numbers if number.type_bits), key=lambda number: number.type_bits[0]
-    )
-    columns: list[Any] = []
-    names: list[str] = []
-    bits: list[int] = []
-    for number in in_bit_order:
-        of_masks = [getattr(mask, number.json) for mask in masks]
-        if number.columns == 2:
-            of_masks = [points[0] for points in of_masks]
-        if number.columns == 1:
-            columns.append(of_masks)
-        else:
-            columns.extend(zip(*of_masks, strict=True))
-        names += _column_names(number)
-        bits += number.type_bits
-    table, integer = _float_table([*zip(*columns, strict=True)], names, masks)
-    number_types = (integer @ np.left_shift(1, np.array(bits))).astype(np.uint16)
-    arrays = {}
-    not_whole: dict[int, str] = {}
-    for number in numbers:
-        if number.type_bit is None:
-            ids = np.array([getattr(mask, number.json) for mask in masks], np.int64)
-            arrays[number.array] = ids
-            continue
-        first = bits.index(number.type_bit)
-        values = table[:, first : first + number.columns]
-        if number.columns == 1:
-            values = values[:, 0]
-        if number.dtype == "<i8":
-            whole = (values >= 0) & (values <= MAX_EXACT) & (values == np.floor(values))
-            for index in np.flatnonzero(~whole).tolist():
-                value = getattr(masks[index], number.json)
-                problem = f"{number.json} is {value!r}, not a whole number from 0 to 2^53 - 1"
-                not_whole.setdefault(index, problem)
-            values = np.where(whole, values, 0)
-        arrays[number.array] = values.astype(number.dtype)
-    return arrays, number_types, not_whole
-
-
-def _column_names(number: MaskNumber) -> list[str]:
-    """The columns of a number as messages name them, such as "bbox[0]"."""
-    if number.columns == 1:
-        return [number.json]
-    name = number.json
-    if number.columns != 4:
-        name += "[0]"
-    return [f"{name}[{column}]" for column in range(number.columns)]
-
-
-def _float_table(
-    rows: list[tuple[int | float, ...]], names: list[str], masks: list[Any]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of masks as float64 (n, columns), and whether each is an integer, bool.
-
-    Raises AnnotationError for an integer that float64 does not represent.
-    """
-    flat = list(chain.from_iterable(rows))
-    integer = np.fromiter(map(isinstance, flat, repeat(int)), bool, len(flat))
-    try:
-        numbers = np.fromiter(flat, np.float64, len(flat))
-        inexact = np.flatnonzero(integer & (np.abs(numbers) > MAX_EXACT)).tolist()
-    except OverflowError:  # an integer larger than any float
-        inexact = [k for k, value in enumerate(flat) if integer[k] and abs(value) > MAX_EXACT]
-    if inexact:
-        index, column = divmod(inexact[0], len(names))
-        raise AnnotationError(
-            f"{_named(index, masks[index])}: {names[column]} is the integer "
-            f"{brief(flat[inexact[0]])}, beyond 2^53 - 1, where float64 is no longer exact; "
-            f"{_REMEDY}"
-        )
-    shape = (len(rows), len(names))
-    return numbers.reshape(shape), integer.reshape(shape)
+        paths |= strange_keys(segmentation, known, "annotations.segmentation.")
+    return some_of(paths)
 
 
 def _other_layout(data: bytes | bytearray | memoryview) -> str | None:
     """What a JSON text of another layout is, and how SA-1B's differs; None if it is not known."""
     try:
-        value = _decode_untyped(data)
+        value = decode_untyped(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     if isinstance(value, list):
@@ -474,9 +310,6 @@ def _other_layout(data: bytes | bytearray | memoryview) -> str | None:
     return None
 
 
-_NOTHING = object()
-
-
 def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
     """msgspec's message, with the value that was there, and the annotation's id.
 
@@ -485,12 +318,12 @@ def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
     reason, _, path = message.partition(" - at `$.")
     path = path.rstrip("`")
     try:
-        record = _decode_untyped(data)
+        record = decode_untyped(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         record = None  # also broken further on
-    value = _look_up(record, path)
+    value = look_up(record, path)
     text = reason
-    if value is not _NOTHING:
+    if value is not NOTHING:
         text += f", found {brief(value)}"
     for number in MASK_NUMBERS:
         if number.may_be_absent and reason.endswith(f"missing required field `{number.json}`"):
@@ -501,21 +334,11 @@ def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
         text += "; these are polygons: make masks of them with pycocotools (frPyObjects, merge)"
     of_annotation = re.fullmatch(r"annotations\[(\d+)\]\.?(.*)", path)
     if of_annotation is not None:
-        mask_id = _look_up(record, f"annotations[{of_annotation[1]}].id")
+        mask_id = look_up(record, f"annotations[{of_annotation[1]}].id")
         annotation = f"annotation {of_annotation[1]}"
-        if mask_id is not _NOTHING:
+        if mask_id is not NOTHING:
             annotation += f" (id {brief(mask_id)})"
         path = f"{annotation}: {of_annotation[2]}".removesuffix(": ")
     if not path:
         return text
     return f"{path}: {text}"
-
-
-def _look_up(record: Any, path: str) -> Any:
-    """The value at `annotations[3].bbox[0]`, or _NOTHING."""
-    for step in re.findall(r"[^.\[\]]+", path):
-        try:
-            record = record[int(step)] if isinstance(record, list) else record[step]
-        except (KeyError, IndexError, TypeError, ValueError):
-            return _NOTHING
-    return record

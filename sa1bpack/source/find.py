@@ -389,12 +389,12 @@ def _ask(file: Stream) -> bytes:
 # ---------------------------------------------------------------------------------------- folders
 
 
-def list_folder(folder: Path) -> list[tuple[str, Member]]:
+def list_folder(folder: Path, all_images: bool = False) -> list[tuple[str, Member]]:
     """Every entry below the folder that is named like an image or JSON file, in pack order.
 
     Each with its path; the size is 0 unless it is a regular file. In a folder with JPEGs, images in
     other formats are left out if they have no record, or their stem is that of a JPEG: they may be
-    maps of depth.
+    maps of depth. With `all_images` none is: something else says which images there are.
 
     Raises SourceError if a folder cannot be listed.
     """
@@ -417,7 +417,7 @@ def list_folder(folder: Path) -> list[tuple[str, Member]]:
                     size = status.st_size
                     kind = "file"
             files.append((path, Member(member, size, kind, problem)))
-    if any(is_other_image(member.name) for _, member in files):
+    if not all_images and any(is_other_image(member.name) for _, member in files):
         files = _without_other_files(files)
     return sorted(files, key=lambda file: _pack_order(file[1].name))
 

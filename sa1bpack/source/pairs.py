@@ -102,7 +102,8 @@ def why_no_pairs(names: Sequence[str], codes: Collection[str]) -> str:
         return f"its images are of a format that is not read, such as {image}: convert them to JPEG"
     if set(codes) == {"missing-json"}:
         return (
-            "it has images alone, without records: put sa_<id>.json beside each sa_<id>.jpg "
+            "it has images alone, without records: pack them as they are, --records none, name the "
+            "annotation file, --annotations FILE, or put sa_<id>.json beside each sa_<id>.jpg "
             "(docs/from-your-dataset.md says what is in them)"
         )
     if set(codes) == {"missing-jpeg"}:
@@ -119,7 +120,7 @@ def first_other_names(source: Source) -> list[str]:
     Raises SourceError if it cannot be read.
     """
     names = []
-    members = _open_members(source)
+    members = open_members(source)
     with closing(members.stream):
         for member in members:
             if member.kind == "file" and split_name(member.name)[1] is None:
@@ -223,16 +224,26 @@ class FolderStream:
     `bytes_read` counts the bytes of files read. A folder has no digest.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, all_images: bool = False):
+        """`all_images` as for `list_folder`."""
         self.folder = folder
+        self._all_images = all_images
         self.bytes_read = 0
         self.stream = self  # has the methods of a ByteStream that a reader calls
 
     def __iter__(self) -> Iterator[Member]:
-        for path, member in list_folder(self.folder):
+        for path, member in list_folder(self.folder, self._all_images):
             self._path = path
             self._size = member.size
             yield member
+
+    def split(self, name: str) -> tuple[str, Half | None]:
+        """What the halves of a pair share of their names, and the half that a member is, if any."""
+        return split_name(name)
+
+    def stored(self, name: str) -> str:
+        """The name of an image, a member, as a pack stores it."""
+        return name.rpartition("/")[2]
 
     def read(self) -> bytes:
         """All bytes of the current file.
@@ -263,7 +274,7 @@ class FolderStream:
         """Do nothing: nothing is held open between files."""
 
 
-def _open_members(
+def open_members(
     source: Source, *, md5: bool = False, on_wait: OnWait = None
 ) -> TarStream | FolderStream | ParquetStream:
     """The members of a source; options as for a ByteStream. The caller closes their stream."""
@@ -352,7 +363,7 @@ class PairReader:
         self._unread_images: dict[str, str] = {}  # stem → ending of images that are not read
         self._all_jpeg = True  # so far, the images of pairs, by their names
         if members is None:
-            members = _open_members(source, md5=md5, on_wait=on_wait)
+            members = open_members(source, md5=md5, on_wait=on_wait)
         self._members = members
         self._stream = members.stream
 
@@ -373,7 +384,11 @@ class PairReader:
         """End a wait for the network in the thread that iterates, which then raises SourceError."""
         self._stream.cancel()
 
-    def __iter__(self) -> Iterator[Pair]:
+    def entries(self) -> Iterator[Member]:
+        """The members but folders, counted; the data of the current one can be read.
+
+        Raises SourceError if there are more than MAX_MEMBERS.
+        """
         for member in self._members:
             self.members += 1
             if self.members > MAX_MEMBERS and self.source.kind != "folder":
@@ -381,14 +396,39 @@ class PairReader:
                     f"{self.source.path}: more than {MAX_MEMBERS} members, the last one "
                     f"{brief(member.name)}; SA-1B's tars have 22,373: split the tar"
                 )
-            if member.kind == "directory":
-                continue
-            stem, half = split_name(member.name)
+            if member.kind != "directory":
+                yield member
+
+    def split(self, name: str) -> tuple[str, Half | None]:
+        """What the halves of a pair share of their names, and the half that a member is, if any."""
+        return split_name(name)
+
+    def stored(self, name: str) -> str:
+        """The name of an image, a member, as a pack stores it."""
+        return name.rpartition("/")[2]
+
+    def read(self) -> bytes:
+        """The data of the current member; once."""
+        return self._members.read()
+
+    def ignore(self, name: str, kind: str = "foreign") -> None:
+        """Count a member that is not part of a pair."""
+        self.ignored[kind] += 1
+        if len(self.ignored_names) < _NAMES_KEPT:
+            self.ignored_names.append(name)
+
+    def end(self) -> None:
+        """Note the digests of a source that was read to its end."""
+        self.xxh128, self.md5 = self._stream.digests()
+
+    def __iter__(self) -> Iterator[Pair]:
+        for member in self.entries():
+            stem, half = self.split(member.name)
             if half is None:
                 kind = "foreign"
                 if member.kind != "file":
                     kind = member.kind
-                self._pass_over(member.name, kind)
+                self.ignore(member.name, kind)
                 ending = PurePath(member.name).suffix
                 if ending.lower() in _UNREAD_IMAGES:
                     self._unread_images[PurePath(member.name).stem] = ending
@@ -397,53 +437,47 @@ class PairReader:
         all_jpeg = self._found > 0 and self._all_jpeg
         for stem, waiting in self._waiting.items():
             if all_jpeg and is_other_image(waiting.member):
-                self._pass_over(waiting.member)
+                self.ignore(waiting.member)
                 continue
             missing = _OTHER_HALF[waiting.half]
             detail = f"the source has no {missing} for {stem!r}"
             if missing == "jpeg" and stem in self._unread_images:
                 detail += f", but {stem}{self._unread_images[stem]}: convert that to JPEG"
             self.rejects.append(Reject(waiting.member, f"missing-{missing}", detail))
-        self.xxh128, self.md5 = self._stream.digests()
-
-    def _pass_over(self, name: str, kind: str = "foreign") -> None:
-        """Count a member that is no part of a pair."""
-        self.ignored[kind] += 1
-        if len(self.ignored_names) < _NAMES_KEPT:
-            self.ignored_names.append(name)
+        self.end()
 
     def _admit(self, member: Member, stem: str, half: Half) -> bool:
         """True if the member may be read; if not, the reason is recorded."""
         waiting = self._waiting.get(stem)
         known = stem in self._settled or (waiting is not None and waiting.half == half)
         if known and is_other_image(member.name):
-            self._pass_over(member.name)
+            self.ignore(member.name)
             return False
         if stem in self._settled:
             if self._settled[stem]:
-                self._reject(member, "duplicate", f"it follows a pair named {stem!r}")
+                self.reject(member, "duplicate", f"it follows a pair named {stem!r}")
             return False
         if waiting is not None and waiting.half == half:
-            self._reject(member, "duplicate", f"it follows {waiting.member!r}")
+            self.reject(member, "duplicate", f"it follows {waiting.member!r}")
             return False
         # No extension that the image of a JSON record may have is shorter than .jpg.
-        file_name = stem + ".jpg"
+        file_name = self.stored(stem + ".jpg")
         limit = MAX_JSON_BYTES
         if half == "jpeg":
-            file_name = member.name.rsplit("/", 1)[-1]
+            file_name = self.stored(member.name)
             limit = MAX_JPEG_BYTES
         length = len(file_name.encode())
         if member.problem:
-            self._reject(member, "bad-name", f"{member.problem}; rename it")
+            self.reject(member, "bad-name", f"{member.problem}; rename it")
         elif member.kind != "file":
             detail = f"it is a {member.kind} member; replace it with the file itself"
-            self._reject(member, "not-a-file", detail)
+            self.reject(member, "not-a-file", detail)
         elif length > MAX_NAME_BYTES:
             detail = f"{length} bytes, the limit is {MAX_NAME_BYTES}; shorten it"
-            self._reject(member, "name-too-long", detail)
+            self.reject(member, "name-too-long", detail)
         elif member.size > limit:  # this text tells it from a pair: docs/format.md, "Accounts"
             detail = f"{member.size} bytes, the limit for a {half} member is {limit}"
-            self._reject(member, "too-large", detail)
+            self.reject(member, "too-large", detail)
         else:
             return True
         self._settled[stem] = False
@@ -474,14 +508,15 @@ class PairReader:
         self._found += 1
         other = self._spool.take(waiting.ticket)
         if half == "jpeg":
-            pair = Pair(self._found - 1, stem, member.name.rpartition("/")[2], data, other)
+            pair = Pair(self._found - 1, stem, self.stored(member.name), data, other)
         else:
-            pair = Pair(self._found - 1, stem, waiting.member.rpartition("/")[2], other, data)
+            pair = Pair(self._found - 1, stem, self.stored(waiting.member), other, data)
         if is_other_image(pair.file_name):
             self._all_jpeg = False
         return pair
 
-    def _reject(self, member: Member, code: str, detail: str) -> None:
+    def reject(self, member: Member, code: str, detail: str) -> None:
+        """Note a member that cannot be used. Raises SourceError after MAX_REJECTS of them."""
         self.rejects.append(Reject(member.name, code, detail))
         if len(self.rejects) > MAX_REJECTS:
             raise SourceError(

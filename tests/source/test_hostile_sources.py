@@ -117,7 +117,8 @@ def test_a_file_of_many_tiny_gzip_members_is_copied_about_once(write, read, monk
             return getattr(self._inflater, name)
 
     monkeypatch.setattr(zlib_ng, "decompressobj", Counting)
-    read(write(gzip.compress(b"") * 20_000 + gzip.compress(bytes(MIB))))
+    source = write(gzip.compress(b"") * 20_000 + gzip.compress(bytes(MIB)))
+    read(source, records="sa1b")  # which need not be found out
     assert len(fed) >= 20_001 and max(fed) <= 4096 * 8
     assert sum(fed) <= 4096 * (20_000 + 2)
 

@@ -1,0 +1,150 @@
+"""The masks of a record, in whatever form it has them → runs, and what follows from those."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sa1bpack import pixels
+from sa1bpack.errors import AnnotationError, ImageError, MaskError
+from sa1bpack.mask_numbers import MASK_NUMBERS
+from sa1bpack.masks.forms import counts_runs, drawn_runs
+from sa1bpack.masks.polygons import polygon_runs
+from sa1bpack.masks.rle import mask_area, mask_boxes, parse_counts, take_masks
+from sa1bpack.source.annotations import Annotations
+from sa1bpack.source.shapes import COUNTS, DRAWN, POLYGONS, TEXT, Shapes
+
+# Runs of all masks of a record: what a slot of memory that is shared with workers has room for.
+MAX_RUNS = 16 << 20
+
+Runs = tuple[np.ndarray, np.ndarray]
+
+
+def runs_of_record(record: Annotations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The runs of all masks of a record.
+
+    Returns `run_ends`, int32 (r,), `run_offset`, int64 (n + 1,), and bool (n,): the text of a mask
+    differs from what COCO's own encoder writes for its runs.
+
+    Raises MaskError, which names the mask by its annotation id.
+    """
+    if record.shapes is not None:
+        return _runs_of_shapes(record, record.shapes)
+    pixel_count = record.height * record.width
+    try:
+        return parse_counts(record.counts_text, record.counts_offset, pixel_count)
+    except MaskError as error:  # kernels know the index of a mask only
+        raise _named(record, error, None) from error
+
+
+def _named(record: Annotations, error: MaskError, masks: np.ndarray | None) -> MaskError:
+    """The error, with the id of the mask that it is about, one of these masks of the record."""
+    mask = getattr(error, "mask", None)
+    if mask is None:
+        return error
+    if masks is not None:
+        mask = int(masks[mask])
+    text = f"annotation {mask}: {error}"
+    if "annotation_id" in record.numbers:
+        text = f"annotation id {record.numbers['annotation_id'][mask]}: {error}"
+    return MaskError(text, error.code)
+
+
+def _runs_of_shapes(
+    record: Annotations, shapes: Shapes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`runs_of_record` of masks in any form: those of each form at once, then put in order."""
+    noncanonical = np.zeros(len(record), np.bool_)
+    size = record.height, record.width
+
+    def of_text(masks: np.ndarray) -> Runs:
+        *runs, other = parse_counts(shapes.text, _of(shapes.text_offset, masks), size[0] * size[1])
+        noncanonical[masks] = other
+        return runs[0], runs[1]
+
+    def of_counts(masks: np.ndarray) -> Runs:
+        return counts_runs(shapes.counts, _of(shapes.counts_offset, masks), *size)
+
+    def of_polygons(masks: np.ndarray) -> Runs:
+        polygons_of = _of(shapes.polygons_of, masks)
+        return polygon_runs(shapes.coordinates, shapes.polygon_offset, polygons_of, *size)
+
+    def of_drawings(masks: np.ndarray) -> Runs:
+        return _runs_of_drawings([shapes.drawn[mask] for mask in masks.tolist()], size)
+
+    makers: dict[int, Callable[[np.ndarray], Runs]] = {
+        TEXT: of_text,
+        COUNTS: of_counts,
+        POLYGONS: of_polygons,
+        DRAWN: of_drawings,
+    }
+    order: list[np.ndarray] = []
+    ends: list[np.ndarray] = []
+    counts: list[np.ndarray] = []
+    for form, make in makers.items():
+        masks = np.flatnonzero(shapes.forms == form)
+        if not len(masks):
+            continue
+        try:
+            run_ends, run_offset = make(masks)
+        except MaskError as error:
+            raise _named(record, error, masks) from error
+        order.append(masks)
+        ends.append(run_ends)
+        counts.append(np.diff(run_offset))
+    run_ends = np.concatenate([np.empty(0, np.int32), *ends])
+    run_offset = np.concatenate([[0], np.cumsum(np.concatenate([[], *counts]))]).astype(np.int64)
+    if len(order) > 1:
+        run_ends, run_offset = take_masks(run_ends, run_offset, np.argsort(np.concatenate(order)))
+    if len(run_ends) > MAX_RUNS:
+        raise AnnotationError(
+            f"the masks have {len(run_ends):,} runs, and the limit is {MAX_RUNS:,}; remove some",
+            code="too-many-masks",
+        )
+    return run_ends, run_offset, noncanonical
+
+
+def _of(offset: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """Offsets of the pieces of some masks, between which there are only empty ones."""
+    return np.append(offset[masks], offset[-1])
+
+
+def _runs_of_drawings(drawings: Sequence[bytes | None], size: tuple[int, int]) -> Runs:
+    """The runs of masks that are drawn as images."""
+    ends = []
+    for position, drawing in enumerate(drawings):
+        assert drawing is not None
+        try:
+            ends.append(drawn_runs(pixels.decode_mask(drawing, size)))
+        except ImageError as error:
+            fault = MaskError(f"its drawing: {error}")
+            fault.mask = position
+            raise fault from error
+    return np.concatenate(ends), np.cumsum([0, *map(len, ends)], dtype=np.int64)
+
+
+def complete_numbers(record: Annotations, run_ends: np.ndarray, run_offset: np.ndarray) -> None:
+    """Set the boxes and areas of a record that are those of the masks themselves.
+
+    A box is x, y, w, h with w = xmax - xmin and h = ymax - ymin, and zeros for a mask without a
+    pixel. Records of SA-1B have all of them.
+    """
+    if record.shapes is None or not len(record):
+        return
+    area = record.numbers["area"]
+    missing = area < 0
+    area[missing] = mask_area(run_ends, run_offset)[missing]
+    types = record.number_types
+    types[missing] |= _whole("area")
+    boxes = record.numbers["bbox"]
+    missing = np.isnan(boxes[:, 0])
+    if missing.any():
+        edges = mask_boxes(run_ends, run_offset, record.height, record.width)[missing]
+        sides = np.maximum(edges[:, 2:] - edges[:, :2] - 1, 0)
+        boxes[missing] = np.concatenate([edges[:, :2], sides], axis=1)
+        types[missing] |= _whole("bbox")
+
+
+def _whole(name: str) -> np.uint16:
+    """The bits of `number_types` that say that all columns of a number are integers."""
+    bits = next(number.type_bits for number in MASK_NUMBERS if number.array == name)
+    return np.uint16(sum(1 << bit for bit in bits))

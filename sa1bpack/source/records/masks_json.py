@@ -1,0 +1,343 @@
+"""The JSON record of an image of any data set → arrays, as far as its form is known.
+
+A record is {"image": {...}, "annotations": [...]}, or a list of annotations alone. Everything may
+be missing: an image has the size that its file says, an annotation without `segmentation` has no
+pixel, one without `bbox` or `area` has those of its mask. The other numbers that a pack stores of
+each mask are required.
+"""
+
+import binascii
+import functools
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from sa1bpack.errors import AnnotationError
+from sa1bpack.mask_numbers import MaskNumber
+from sa1bpack.source.annotations import MAX_ANNOTATIONS, Annotations
+from sa1bpack.source.schemas import (
+    BYTE_ORDER_MARK,
+    JSON_TYPES,
+    MAX_RUN_END,
+    NOTHING,
+    REMEDY,
+    Number,
+    Side,
+    decode_keys,
+    decode_list_keys,
+    decode_untyped,
+    kept_field,
+    kept_texts,
+    look_up,
+    named,
+    number_arrays,
+    some_of,
+    strange_keys,
+    why_no_json,
+    with_kept,
+)
+from sa1bpack.source.shapes import Segmentation, shapes_of
+from sa1bpack.wording import brief
+
+# A key of the image that readers whose images have no ids make: its path in the source.
+IMAGE_NAME = ("image", "image_name")
+_NAN = float("nan")
+
+
+class _Rle(msgspec.Struct, gc=False):
+    """Runs of a mask, or its drawing, a PNG as base64."""
+
+    size: tuple[int, int] | None = None
+    counts: str | list[int] | None = None
+    png: str | None = None
+
+
+class _Image(msgspec.Struct):
+    id: int | str | None = None
+    image_id: int | str | None = None
+    width: Side | None = None
+    height: Side | None = None
+
+
+# What the JSON may have in addition to what is stored.
+_MASK_KEYS = ("segmentation", "bbox", "image_id")
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """Decoders of records whose masks have certain numbers.
+
+    Attributes:
+        decoders: of a record and of a list of masks, strict and lenient about other keys.
+        mask_keys, image_keys: the keys that are not strange.
+    """
+
+    decoders: dict[tuple[bool, bool], Callable[[Any], Any]]
+    image_keys: tuple[str, ...]
+    mask_keys: tuple[str, ...]
+
+
+@functools.cache
+def _schema_of(
+    numbers: tuple[MaskNumber, ...], computed: bool, kept_keys: tuple[tuple[str, str], ...]
+) -> _Schema:
+    """The schema of masks with these numbers; `area` is not decoded if it is computed."""
+    of_object: dict[str, tuple[str, ...]] = {"": (), "image": (), "annotations": ()}
+    for parent, key in kept_keys:
+        of_object[parent] += (key,)
+    fields: list[Any] = []
+    for number in numbers:
+        kind = JSON_TYPES[number.columns]
+        if number.json == "bbox":
+            fields.append(("bbox", kind, (_NAN,) * 4))
+        elif number.json == "area":
+            if not computed:
+                fields.append(("area", Number, _NAN))
+        elif number.type_bit is None:
+            fields.append((number.json, int | str | None, None))
+        elif number.optional:
+            fields.append((number.json, kind, _NAN))
+        else:
+            fields.append((number.json, kind))
+    names = [name for name, *_ in fields]
+    known: dict[str, Any] = {
+        "segmentation": list[list[float]] | _Rle | None,
+        "bbox": msgspec.Raw,
+        "image_id": msgspec.Raw,
+    }
+    for key in _MASK_KEYS:
+        if key not in names and key not in of_object["annotations"]:
+            fields.append((key, known[key], None))
+    if "id" not in names and "id" not in of_object["annotations"]:
+        fields.append(("id", int | str | None, None))  # named in messages
+    of_image: list[Any] = []
+    if "file_name" not in of_object["image"]:
+        of_image.append(("file_name", str | None, None))
+    decoders = {}
+    for strict in (True, False):
+        mask: Any = with_kept("Annotation", fields, of_object["annotations"], strict)
+        image: Any = with_kept("Image", of_image, of_object["image"], strict, base=_Image)
+        record: Any = with_kept(
+            "Record",
+            [
+                ("image", image, msgspec.field(default_factory=image)),
+                ("annotations", list[mask], msgspec.field(default_factory=list)),
+                ("positions", list[int] | None, None),
+            ],
+            of_object[""],
+            strict,
+        )
+        decoders[False, strict] = msgspec.json.Decoder(record).decode
+        decoders[True, strict] = msgspec.json.Decoder(list[mask]).decode
+    return _Schema(
+        decoders=decoders,
+        image_keys=(*_Image.__struct_fields__, "file_name", *of_object["image"]),
+        mask_keys=(*(name for name, *_ in fields), *of_object["annotations"]),
+    )
+
+
+def name_id(path: str) -> int:
+    """The id of what has a text for one: its XXH3-64, shifted right by a bit, so at least 0."""
+    return xxhash.xxh3_64_intdigest(path.encode()) >> 1
+
+
+def parse_masks(
+    data: bytes,
+    path: str,
+    file_name: str,
+    image_size: Callable[[], tuple[int, int]],
+    numbers: tuple[MaskNumber, ...],
+    kept_keys: tuple[tuple[str, str], ...],
+    *,
+    computed_area: bool,
+) -> Annotations:
+    """Decode and check a record of any data set.
+
+    Args:
+        data: the record; empty for an image without one.
+        path: the image's path in its source, without the ending.
+        file_name: its name as the pack stores it.
+        image_size: height and width of the image itself; asked for if the record lacks them.
+        numbers: those that the pack stores of each mask.
+        kept_keys: as for `parse_annotations`; IMAGE_NAME is the path.
+        computed_area: `area` is not that of the JSON, but the number of pixels of the mask.
+
+    Raises:
+        AnnotationError: as `parse_annotations`. A polygon, a list of counts or a drawing are not
+            checked beyond their types.
+    """
+    record, unknown = _decode(data, _schema_of(numbers, computed_area, kept_keys))
+    image = record.image
+    masks = record.annotations
+    if len(masks) > MAX_ANNOTATIONS:
+        raise AnnotationError(
+            f"image {brief(path)} has {len(masks):,} masks, and the limit is {MAX_ANNOTATIONS:,}; "
+            "remove the record, or some of its masks",
+            code="too-many-masks",
+        )
+    height, width = image.height, image.width
+    if height is None or width is None:
+        height, width = image_size()
+    if width * height > MAX_RUN_END:
+        raise AnnotationError(
+            f"image: width {width} x height {height} is more than {MAX_RUN_END} pixels; {REMEDY}"
+        )
+    if "annotation_id" in {number.array for number in numbers}:
+        _set_ids(masks, record.positions)
+    of_json = tuple(number for number in numbers if number.array != "area" or not computed_area)
+    arrays, number_types, not_whole = number_arrays(masks, of_json)
+    area = np.full(len(masks), -1, np.int64)
+    if not computed_area:
+        for index, mask in enumerate(masks):
+            if mask.area == mask.area:  # it is not NaN, which stands for none
+                area[index] = arrays["area"][index]
+            else:
+                not_whole.pop(index, None)
+    arrays["area"] = area
+    values = []
+    for index, mask in enumerate(masks):
+        problem = not_whole.get(index)
+        value: Segmentation = None
+        try:
+            value = _segmentation(mask.segmentation, (height, width))
+        except ValueError as error:
+            problem = problem or str(error)
+        if problem is not None:
+            raise AnnotationError(f"{named(index, mask)}: {problem}; {REMEDY}")
+        values.append(value)
+    try:
+        shapes = shapes_of(values)
+    except OverflowError:
+        raise AnnotationError(f"a count of a mask is beyond int64; {REMEDY}") from None
+    texts = kept_texts(record, kept_keys)
+    if IMAGE_NAME in kept_keys and texts[".".join(IMAGE_NAME)] == [None]:
+        texts[".".join(IMAGE_NAME)] = [msgspec.json.encode(path)]
+    identity = image.image_id if image.id is None else image.id
+    if not isinstance(identity, int):
+        identity = name_id(path)
+    elif not -(2**63) <= identity < 2**63:
+        raise AnnotationError(f"image: the id {brief(identity)} is beyond int64; {REMEDY}")
+    return Annotations(
+        image_id=identity,
+        width=width,
+        height=height,
+        file_name=file_name,
+        numbers={number.array: arrays[number.array] for number in numbers},
+        number_types=number_types,
+        counts_text=np.empty(0, np.uint8),
+        counts_offset=np.zeros(1, np.int64),
+        unknown_keys=unknown,
+        kept_texts=texts,
+        shapes=shapes,
+    )
+
+
+def _set_ids(masks: list[Any], positions: list[int] | None) -> None:
+    """Give each mask an id within int64: its own, that of its text, or its place in the file."""
+    for index, mask in enumerate(masks):
+        if isinstance(mask.id, str):
+            mask.id = name_id(mask.id)
+        elif mask.id is None:
+            if positions is None or len(positions) != len(masks):
+                raise AnnotationError(f"annotation {index} has no id; {REMEDY}")
+            mask.id = positions[index]
+        elif not -(2**63) <= mask.id < 2**63:
+            raise AnnotationError(
+                f"annotation {index}: the id {brief(mask.id)} is beyond int64; {REMEDY}"
+            )
+
+
+def _segmentation(value: Any, image_size: tuple[int, int]) -> Segmentation:
+    """The shape of a mask. Raises ValueError for one that cannot be that of a mask of the image."""
+    if not isinstance(value, _Rle):
+        return value  # type: ignore[no-any-return]  # polygons, or None
+    if value.png is not None:
+        try:
+            return b64decode(value.png, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"segmentation.png is no base64 ({error})") from None
+    if value.counts is None:
+        raise ValueError("segmentation has neither counts nor polygons")
+    if value.size is None or tuple(value.size) != image_size:
+        shown = None if value.size is None else [*value.size]
+        raise ValueError(
+            f"segmentation.size is {brief(shown)}, but the image is [height, width] = "
+            f"{[*image_size]}"
+        )
+    if isinstance(value.counts, str) and not value.counts.isascii():
+        raise ValueError(f"segmentation.counts has non-ASCII characters: {value.counts[:40]!a}")
+    if value.counts == []:
+        raise ValueError("segmentation.counts is an empty list")
+    return value.counts
+
+
+def _decode(data: bytes, schema: _Schema) -> tuple[Any, frozenset[str]]:
+    """A record, and its unknown keys."""
+    data = data.removeprefix(BYTE_ORDER_MARK).strip() or b"{}"
+    is_list = data.startswith(b"[")
+    try:
+        return _as_record(schema.decoders[is_list, True](data), schema), frozenset()
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass  # unknown keys, or an error that the second attempt reports
+    try:
+        record = _as_record(schema.decoders[is_list, False](data), schema)
+        return record, _unknown_keys(data, is_list, schema)
+    except msgspec.ValidationError as error:
+        reason = _describe(str(error), data)
+    except RecursionError:
+        reason = "the JSON is nested too deeply"
+    except (msgspec.MsgspecError, ValueError) as error:
+        reason = why_no_json(error, data)
+    raise AnnotationError(f"{reason}; {REMEDY}")
+
+
+def _as_record(value: Any, schema: _Schema) -> Any:
+    """A record, also of a list of masks alone."""
+    if not isinstance(value, list):
+        return value
+    record = schema.decoders[False, False](b"{}")
+    record.annotations = value
+    return record
+
+
+def _unknown_keys(data: bytes, is_list: bool, schema: _Schema) -> frozenset[str]:
+    """Dotted paths of the keys that are not in the schema, without list indices."""
+    str(data, "utf-8")  # the decoder does not check the text of skipped values
+    masks: Any = data
+    paths: set[str] = set()
+    if not is_list:
+        record = decode_keys(data)
+        known = schema.decoders[False, False](b"{}").__struct_fields__
+        renamed = {kept_field(number) for number in range(len(known))}
+        encoded = type(schema.decoders[False, False](b"{}")).__struct_encode_fields__
+        paths |= strange_keys(record, tuple(set(encoded) - renamed), "")
+        if "image" in record:
+            paths |= strange_keys(decode_keys(record["image"]), schema.image_keys, "image.")
+        masks = record.get("annotations", b"[]")
+    for mask in decode_list_keys(masks):
+        paths |= strange_keys(mask, schema.mask_keys, "annotations.")
+    return some_of(paths)
+
+
+def _describe(message: str, data: bytes) -> str:
+    """msgspec's message, with the value that was there; it names a path as `$.a[3].b`."""
+    reason, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    try:
+        value = look_up(decode_untyped(data), path)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        value = NOTHING  # also broken further on
+    text = reason
+    if path and value is not NOTHING:
+        text += f", found {brief(value)}"
+    if "segmentation" in path:
+        text += (
+            " (a mask is {size, counts}, counts a text or a list, or a list of polygons [[x, y, x, "
+            "y, ...], ...])"
+        )
+    return f"{path}: {text}" if path else text

@@ -1,0 +1,271 @@
+"""Data sets of other forms than SA-1B's, packed, against pycocotools and PIL."""
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import command  # noqa: F401 - a fixture
+from data_sets import (
+    LACKING,
+    amg_masks,
+    coco_set,
+    picture_of,
+    rle_of,
+    save,
+    write_drawings,
+    write_json,
+    write_members,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pycocotools import mask as coco
+from pycocotools.coco import COCO
+from small_tars import pack_small
+
+import sa1bpack
+from sa1bpack.errors import OptionsDiffer
+from sa1bpack.masks import encode_counts
+
+OPTIONS = {"image_size": 64, "mask_size": 64, "workers": 1}
+KEPT = ["category_id", "iscrowd", "record_area", "license", "image_file_name", "coco_url"]
+
+
+def pack(sources: Any, output: Path, **options: Any) -> sa1bpack.PackResult:
+    return sa1bpack.pack(sources, output, **OPTIONS | options)
+
+
+def checksums_of(root: Path) -> dict[str, bytes]:
+    """The checksum files of a pack, its shards and its features."""
+    files = {}
+    for path in sorted(root.rglob("checksums.*")):
+        files[str(path.relative_to(root))] = path.read_bytes()
+    assert files
+    return files
+
+
+def texts_of(sample: Any) -> list[bytes]:
+    """The counts texts of the masks of a sample."""
+    text, offset = encode_counts(
+        np.array(sample["run_ends"], np.int32), np.array(sample["run_offset"], np.int64)
+    )
+    return [text[begin:end].tobytes() for begin, end in pairwise(offset)]
+
+
+def compare_with_coco(root: Path, file: dict[str, Any]) -> int:
+    """Compare a pack with its annotation file, annotation by annotation; returns their number."""
+    ds = sa1bpack.open(root, mask_format="runs", coordinates="source", features=KEPT)
+    images = {image["id"]: image for image in file["images"]}
+    of_image: dict[int, list[Any]] = {identity: [] for identity in images}
+    for annotation in file["annotations"]:
+        of_image[annotation["image_id"]].append(annotation)
+    assert sorted(sample["image_id"] for sample in ds) == sorted(images)
+    count = 0
+    for sample in ds:
+        image = images[sample["image_id"]]
+        size = image["height"], image["width"]
+        assert sample["image_file_name"] == image["file_name"]
+        assert sample["license"] == image["license"]
+        assert sample["coco_url"] == image["coco_url"]
+        annotations = of_image[image["id"]]
+        assert sample["annotation_ids"].tolist() == [one["id"] for one in annotations]
+        texts = [rle_of(one.get("segmentation"), *size) for one in annotations]
+        assert texts_of(sample) == texts
+        rles = [{"size": [*size], "counts": text} for text in texts]
+        if annotations:
+            np.testing.assert_array_equal(sample["areas"], coco.area(rles))
+            boxes = coco.toBbox(rles)
+            boxes[:, 2:] = np.maximum(boxes[:, 2:] - 1, 0)
+            for row, one in enumerate(annotations):
+                np.testing.assert_array_equal(sample["bboxes"][row], one.get("bbox", boxes[row]))
+        for name, key in (("category_id",) * 2, ("iscrowd",) * 2, ("record_area", "area")):
+            assert sample[name].tolist() == [one[key] for one in annotations]
+        assert not set(sample) & {"predicted_ious", "stability_scores", "crop_boxes"}
+        count += len(annotations)
+    return count
+
+
+def test_a_thousand_annotations_of_a_coco_folder_equal_pycocotools(tmp_path):
+    """The folder of COCO: train2017/ and annotations/instances_train2017.json."""
+    rng = np.random.default_rng(0)
+    file = coco_set(rng, tmp_path / "train2017", 40, 1000)
+    path = write_json(tmp_path / "annotations" / "instances_train2017.json", file)
+    write_json(tmp_path / "annotations" / "captions_train2017.json", file | {"annotations": []})
+    result = pack(tmp_path / "train2017", tmp_path / "pack")
+    assert (result.images, result.masks, result.rejects) == (40, 1000, 0)
+    assert compare_with_coco(result.root, file) == 1000
+    assert sa1bpack.verify(result.root).ok
+    manifest = json.loads((result.root / "manifest.json").read_text())
+    assert manifest["layout"]["absent"] == [*LACKING]
+    (source,) = manifest["sources"]
+    records = source["records"]
+    assert records["reader"] == "coco" and records["file"] == path.name
+    assert records["nbytes"] == path.stat().st_size
+    assert records["categories"] == file["categories"] and records["info"] == file["info"]
+    # As COCO reads it, too.
+    theirs = COCO(str(path))
+    first = sa1bpack.open(result.root, mask_format="runs")[0]
+    of_first = theirs.imgToAnns[int(first["image_id"])]
+    assert [len(theirs.anns), len(first["areas"])] == [1000, len(of_first)]
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**32),
+    endings=st.lists(st.sampled_from([".jpg", ".png", ".bmp", ".tif", ".gif"]), min_size=1),
+    forms=st.lists(st.sampled_from(["text", "counts", "polygons", "none"]), min_size=1),
+    layout=st.sampled_from(
+        [{"preset": "compact"}, {"fit": "squash"}, {"masks": "runs"}, {"resample": "exact"}]
+    ),
+    where=st.sampled_from(["inside", "beside", "named", "tar"]),
+)
+def test_readers_forms_of_masks_and_formats_of_images_crossed(
+    tmp_path_factory, seed, endings, forms, layout, where
+):
+    """Also with the annotation file in any of its places, and images in a tar."""
+    folder = tmp_path_factory.mktemp("crossed")
+    rng = np.random.default_rng(seed)
+    images = folder / "images"
+    file = coco_set(rng, images, 5, 30, endings=tuple(endings), forms=tuple(forms))
+    source, options = images, dict(layout)
+    if where == "inside":
+        write_json(images / "_annotations.coco.json", file)
+    elif where == "named":
+        options["annotations"] = write_json(folder / "elsewhere" / "all.json", file)
+    else:
+        write_json(folder / "annotations" / "instances_default.json", file)
+    if where == "tar":
+        members = {f"./{path.name}": path.read_bytes() for path in images.iterdir()}
+        source = write_members(folder / "images.tar", members)
+        options["records"] = "coco"
+    result = pack(source, folder / "pack", **options)
+    assert compare_with_coco(result.root, file) == 30
+    if layout == {"resample": "exact"}:
+        for sample in sa1bpack.open(result.root):
+            height, width = sample["size"][2:]
+            with Image.open(images / sample["file_name"]) as image:
+                expected = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+            np.testing.assert_array_equal(sample["image"][:height, :width], expected)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["lists", "drawings"])
+@pytest.mark.parametrize("where", ["inside", "named"])
+def test_the_output_of_the_automatic_mask_generator_is_packed(tmp_path, drawn, where):
+    rng = np.random.default_rng(1)
+    made = {}
+    for number in range(5):
+        height, width = rng.integers(20, 80, 2).tolist()
+        name = f"photo {number} é"
+        save(picture_of(rng, height, width), tmp_path / "all" / "images" / f"{name}.jpg")
+        made[f"images/{name}"] = amg_masks(rng, height, width, number)
+        if drawn:
+            write_drawings(tmp_path / "all" / "masks" / name, made[f"images/{name}"])
+        else:
+            records = [record for _, record in made[f"images/{name}"]]
+            write_json(tmp_path / "all" / "masks" / f"{name}.json", records)
+    source, options, prefix = tmp_path / "all", {}, "images/"
+    if where == "named":
+        source, options, prefix = source / "images", {"annotations": source / "masks"}, ""
+    result = pack(source, tmp_path / "pack", **options)
+    assert (result.images, result.masks, result.rejects) == (5, 10, 0)
+    ds = sa1bpack.open(
+        result.root, mask_format="runs", coordinates="source", features=["image_name"]
+    )
+    assert ds.layout.absent == ("annotation_id",)
+    for sample in ds:
+        masks = made[f"images/{sample['image_name'].removeprefix(prefix)}"]
+        assert sample["file_name"] == sample["image_name"].rpartition("/")[2] + ".jpg"
+        expected = [coco.encode(np.asfortranarray(mask))["counts"] for mask, _ in masks]
+        assert texts_of(sample) == expected
+        for row, (_, record) in enumerate(masks):
+            assert sample["bboxes"][row].tolist() == record["bbox"]
+            assert sample["areas"][row] == record["area"]
+            assert sample["predicted_ious"][row] == record["predicted_iou"]
+            assert sample["point_coords"][row].tolist() == record["point_coords"][0]
+    assert sa1bpack.verify(result.root).ok
+
+
+def test_images_alone_are_packed_whatever_empty_says(tmp_path):
+    rng = np.random.default_rng(2)
+    names = ["b/x.jpg", "a/x.jpg", f"{'long ' * 20}.jpg"]
+    for name in names:
+        save(picture_of(rng, 30, 40), tmp_path / "images" / name)
+    result = pack(tmp_path / "images", tmp_path / "pack", empty="drop")
+    assert (result.images, result.masks, result.dropped) == (3, 0, 0)
+    ds = sa1bpack.open(result.root, features=["image_name"])
+    assert {sample["image_name"] + ".jpg" for sample in ds} == {*names}
+    assert len({sample["image_id"] for sample in ds}) == 3
+    (long_name,) = [sample["file_name"] for sample in ds if sample["file_name"] != "x.jpg"]
+    assert long_name.startswith("long long long long ~") and long_name.endswith(".jpg")
+    assert sa1bpack.verify(result.root).ok
+    assert set(ds.layout.absent) >= {*LACKING, "annotation_id"}
+
+
+def test_members_of_webdataset_are_joined_by_their_keys(tmp_path):
+    """SA-1B as it lies in such tars: its records keep their numbers and ids."""
+    rng = np.random.default_rng(3)
+    members = {}
+    for number in range(3):
+        path = tmp_path / "image.png"
+        save(picture_of(rng, 30, 40), path)
+        masks = [record | {"id": 7} for _, record in amg_masks(rng, 30, 40, 2)]
+        record = {"image": {"image_id": number + 5}, "annotations": masks}
+        members[f"part/{number}.seg.json"] = json.dumps(record).encode()
+        members[f"part/{number}.png"] = path.read_bytes()
+        members[f"part/{number}.txt"] = b"a caption"
+    tar = write_members(tmp_path / "00000.tar", members)
+    result = pack(tar, tmp_path / "pack", keys="image=jpg;png,record=seg.json")
+    assert (result.images, result.masks, result.rejects) == (3, 6, 0)
+    ds = sa1bpack.open(result.root, features=["image_name"])
+    assert sorted(sample["image_id"] for sample in ds) == [5, 6, 7]
+    assert ds.layout.absent == ()
+    assert ds[0]["image_name"].startswith("part/")
+    bare = pack(tar, tmp_path / "bare", keys="image=png")
+    assert (bare.images, bare.masks) == (3, 0)
+    with pytest.raises(OptionsDiffer, match="keys: the pack has 'image=png'"):
+        pack(tar, tmp_path / "bare", keys="image=png,record=json")
+
+
+def test_a_pack_remembers_its_reader_and_refuses_another(tmp_path):
+    rng = np.random.default_rng(4)
+    file = coco_set(rng, tmp_path / "a", 4, 12)
+    write_json(tmp_path / "a" / "_annotations.coco.json", file)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    root = pack(tmp_path / "a", tmp_path / "pack").root
+    again = pack(tmp_path / "b", root)
+    assert (again.images, again.masks) == (8, 24)
+    with pytest.raises(OptionsDiffer, match=r"records: the pack has 'coco', .* asks for 'amg'"):
+        pack(tmp_path / "b", root, records="amg")
+    tar = Path(__file__).parents[1] / "samples" / "sa_000000.tar"
+    small = pack_small(tar, tmp_path / "small")
+    with pytest.raises(OptionsDiffer, match=r"records: the pack has what the .*asks for 'coco'"):
+        sa1bpack.pack(tar, small.root, records="coco")
+    assert sa1bpack.pack(tar, small.root, records="sa1b").new_images == 0
+
+
+def test_a_killed_shard_is_packed_again_and_repaired_with_its_annotations(tmp_path):
+    rng = np.random.default_rng(5)
+    images = tmp_path / "images"
+    file = coco_set(rng, images, 9, 40)
+    path = write_json(tmp_path / "elsewhere.json", file)
+    options = {"annotations": path, "samples_per_shard": 3}
+    root = pack(images, tmp_path / "pack", **options).root
+    before = checksums_of(root)
+    shutil.rmtree(root / "shards" / "images-001")
+    assert pack(images, root, **options).new_images == 3
+    array = root / "shards" / "images-002" / "area" / "c.0"
+    array.write_bytes(array.read_bytes()[:-1])
+    repaired = sa1bpack.repair(root, images, annotations=path, workers=1)
+    assert repaired.ok and repaired.repaired == ["images-002"]
+    assert checksums_of(root) == before
+    for annotation in file["annotations"]:
+        annotation["category_id"] = 1
+    write_json(path, file)
+    shutil.rmtree(root / "shards" / "images-001")
+    failed = pack(images, root, **options).failed
+    assert "its pairs are others" in str(failed["images"])
