@@ -6,9 +6,10 @@ and wherever the walk passes the centre line of a column of pixels, the mask cha
 there on, down the column. So two neighbours that share an outline share no pixel, and what lies
 outside the image is cut off. Several polygons of one mask are joined.
 
-In fifths of a pixel, the centre line of column c is between 5 c + 2 and 5 c + 3. A step from u to
-u' with min(u, u') = 5 c + 2 crosses it, at the height min(v, v'), and the first pixel below has
-the row ceil((min(v, v') - 2) / 5).
+In fifths of a pixel, the centre line of column c is between 5 c + 2 and 5 c + 3. Two neighbouring
+points of the walk with these x cross it at the height of the upper one, y, and the first pixel
+below has the row ceil((y - 2) / 5). Only these points are computed here, from the same numbers: a
+segment and its reverse have the same ones, those from its lower end.
 """
 
 import numpy as np
@@ -21,8 +22,8 @@ from sa1bpack.masks.raster import check_image
 
 # Pixels from the image's corner; pycocotools overflows far beyond it.
 MAX_COORDINATE = 2**24
-# Steps of a fifth of a pixel, of all polygons of an image: some seconds.
-MAX_STEPS = 2**31
+# Of outlines with centre lines of columns, in all polygons of an image.
+MAX_CROSSINGS = 2**26
 _PARTS = 5  # of a pixel
 
 
@@ -33,12 +34,9 @@ def _fifths(value: float) -> np.int64:
 
 
 @njit
-def _count_crossings(
-    coordinates: np.ndarray, polygon_offset: np.ndarray, width: int
-) -> tuple[np.int64, np.int64]:
-    """The most crossings that the outlines of all polygons can have, and their steps."""
+def _most_crossings(coordinates: np.ndarray, polygon_offset: np.ndarray, width: int) -> np.int64:
+    """The most crossings of centre lines that the outlines of all polygons can have."""
     crossings = np.int64(0)
-    steps = np.int64(0)
     for polygon in range(len(polygon_offset) - 1):
         first = polygon_offset[polygon]
         corners = (polygon_offset[polygon + 1] - first) // 2
@@ -46,10 +44,8 @@ def _count_crossings(
             here = first + 2 * corner
             there = first + 2 * ((corner + 1) % corners)
             dx = abs(_fifths(coordinates[here]) - _fifths(coordinates[there]))
-            dy = abs(_fifths(coordinates[here + 1]) - _fifths(coordinates[there + 1]))
-            steps += max(dx, dy) + 1
-            crossings += min(np.int64(width), dx // _PARTS + 1) + 1
-    return crossings, steps
+            crossings += min(np.int64(width), dx // _PARTS + 1)
+    return crossings
 
 
 @njit
@@ -62,7 +58,6 @@ def _crossings_of(
     """
     count = np.int64(0)
     corners = len(coordinates) // 2
-    u_before = v_before = np.int64(0)
     for corner in range(corners):
         following = (corner + 1) % corners
         x0 = _fifths(coordinates[2 * corner])
@@ -72,34 +67,40 @@ def _crossings_of(
         dx = abs(x1 - x0)
         dy = abs(y1 - y0)
         along_x = dx >= dy
-        # A segment and its reverse pass through the same points, those from its lower end.
-        backwards = (along_x and x0 > x1) or (not along_x and y0 > y1)
-        if backwards:
+        if (along_x and x0 > x1) or (not along_x and y0 > y1):
             x0, x1 = x1, x0
             y0, y1 = y1, y0
-        steps = max(dx, dy)
-        slope = 0.0
-        if steps > 0:
-            slope = (y1 - y0) / dx if along_x else (x1 - x0) / dy
-        for step in range(steps + 1):
-            t = steps - step if backwards else step
+        if dx == 0:
+            continue
+        slope = (y1 - y0) / dx if along_x else (x1 - x0) / dy
+        first_column = (max(min(x0, x1), np.int64(0)) + 2) // _PARTS
+        last_column = min((max(x0, x1) - 3) // _PARTS, np.int64(width) - 1)
+        for column in range(first_column, last_column + 1):
+            line = _PARTS * column + 2
             if along_x:
-                u = x0 + t
-                v = np.int64(y0 + slope * t + 0.5)
+                t = line - x0
+                y = min(
+                    np.int64(y0 + slope * t + 0.5),
+                    np.int64(y0 + slope * (t + 1) + 0.5),
+                )
             else:
-                u = np.int64(x0 + slope * t + 0.5)
-                v = y0 + t
-            if u != u_before and (corner > 0 or step > 0):
-                # As maskApi.c has it: not the lower one of both where a walk jumps.
-                line = u if u < u_before else u - 1
-                column = line // _PARTS
-                if line >= 0 and line % _PARTS == 2 and column < width:
-                    row = -((2 - min(v, v_before)) // _PARTS)
-                    row = min(max(row, np.int64(0)), np.int64(height))
-                    crossings[count] = column * height + row
-                    count += 1
-            u_before = u
-            v_before = v
+                # The first point beyond the line is close to this one.
+                t = min(max(np.int64((line + 0.5 - x0) / slope), np.int64(0)), dy)
+                if slope > 0:
+                    while t > 0 and np.int64(x0 + slope * (t - 1) + 0.5) > line:
+                        t -= 1
+                    while t < dy and np.int64(x0 + slope * t + 0.5) <= line:
+                        t += 1
+                else:
+                    while t > 0 and np.int64(x0 + slope * (t - 1) + 0.5) <= line:
+                        t -= 1
+                    while t < dy and np.int64(x0 + slope * t + 0.5) > line:
+                        t += 1
+                y = y0 + t - 1
+            row = -((2 - y) // _PARTS)
+            row = min(max(row, np.int64(0)), np.int64(height))
+            crossings[count] = column * height + row
+            count += 1
     return count
 
 
@@ -216,8 +217,8 @@ def polygon_runs(
         run_offset: int64 (n + 1,).
 
     Raises:
-        MaskError: a coordinate is not finite or beyond `MAX_COORDINATE`, or the outlines are longer
-            than `MAX_STEPS` fifths of a pixel; the error's `mask` is the index of the mask.
+        MaskError: a coordinate is not finite or beyond `MAX_COORDINATE`: the error's `mask` is
+            then the index of the mask; or the outlines cross more than `MAX_CROSSINGS` columns.
         OptionError: an array has the wrong dtype, or offsets do not fit.
 
     Examples:
@@ -245,11 +246,11 @@ def polygon_runs(
             f"a polygon has the coordinate {coordinates[outside[0]]}, and the limit is "
             f"{MAX_COORDINATE} pixels on either side; correct or remove the annotation",
         )
-    most_crossings, steps = _count_crossings(coordinates, polygon_offset, width)
-    if steps > MAX_STEPS:
+    most_crossings = _most_crossings(coordinates, polygon_offset, width)
+    if most_crossings > MAX_CROSSINGS:
         raise MaskError(
-            f"the outlines of the polygons of {masks} masks have {steps} steps of a fifth of a "
-            f"pixel, and the limit is {MAX_STEPS}; remove polygons"
+            f"the outlines of the polygons of {masks} masks cross columns up to {most_crossings} "
+            f"times, and the limit is {MAX_CROSSINGS}; remove polygons"
         )
     most_runs = int(most_crossings) + len(polygon_offset) + masks
     run_ends = np.empty(most_runs, np.int32)

@@ -1,6 +1,6 @@
 """The masks of a record, in whatever form it has them → runs, and what follows from those."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from sa1bpack.masks.forms import counts_runs, drawn_runs
 from sa1bpack.masks.polygons import polygon_runs
 from sa1bpack.masks.rle import mask_area, mask_boxes, parse_counts, take_masks
 from sa1bpack.source.annotations import Annotations
-from sa1bpack.source.shapes import COUNTS, DRAWN, POLYGONS, TEXT, Shapes
+from sa1bpack.source.shapes import COUNTS, POLYGONS, TEXT, Shapes
 
 # Runs of all masks of a record: what a slot of memory that is shared with workers has room for.
 MAX_RUNS = 16 << 20
@@ -54,53 +54,50 @@ def _runs_of_shapes(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`runs_of_record` of masks in any form: those of each form at once, then put in order."""
     noncanonical = np.zeros(len(record), np.bool_)
-    size = record.height, record.width
-
-    def of_text(masks: np.ndarray) -> Runs:
-        *runs, other = parse_counts(shapes.text, _of(shapes.text_offset, masks), size[0] * size[1])
-        noncanonical[masks] = other
-        return runs[0], runs[1]
-
-    def of_counts(masks: np.ndarray) -> Runs:
-        return counts_runs(shapes.counts, _of(shapes.counts_offset, masks), *size)
-
-    def of_polygons(masks: np.ndarray) -> Runs:
-        polygons_of = _of(shapes.polygons_of, masks)
-        return polygon_runs(shapes.coordinates, shapes.polygon_offset, polygons_of, *size)
-
-    def of_drawings(masks: np.ndarray) -> Runs:
-        return _runs_of_drawings([shapes.drawn[mask] for mask in masks.tolist()], size)
-
-    makers: dict[int, Callable[[np.ndarray], Runs]] = {
-        TEXT: of_text,
-        COUNTS: of_counts,
-        POLYGONS: of_polygons,
-        DRAWN: of_drawings,
-    }
     order: list[np.ndarray] = []
-    ends: list[np.ndarray] = []
-    counts: list[np.ndarray] = []
-    for form, make in makers.items():
+    parts: list[Runs] = []
+    for form in np.unique(shapes.forms).tolist():
         masks = np.flatnonzero(shapes.forms == form)
-        if not len(masks):
-            continue
         try:
-            run_ends, run_offset = make(masks)
+            parts.append(_runs_of_form(record, shapes, form, masks, noncanonical))
         except MaskError as error:
             raise _named(record, error, masks) from error
         order.append(masks)
-        ends.append(run_ends)
-        counts.append(np.diff(run_offset))
-    run_ends = np.concatenate([np.empty(0, np.int32), *ends])
-    run_offset = np.concatenate([[0], np.cumsum(np.concatenate([[], *counts]))]).astype(np.int64)
-    if len(order) > 1:
-        run_ends, run_offset = take_masks(run_ends, run_offset, np.argsort(np.concatenate(order)))
+    if len(parts) == 1:
+        run_ends, run_offset = parts[0]
+    else:
+        run_ends, run_offset = _in_order(parts, np.concatenate([np.empty(0, np.int64), *order]))
     if len(run_ends) > MAX_RUNS:
         raise AnnotationError(
             f"the masks have {len(run_ends):,} runs, and the limit is {MAX_RUNS:,}; remove some",
             code="too-many-masks",
         )
     return run_ends, run_offset, noncanonical
+
+
+def _runs_of_form(
+    record: Annotations, shapes: Shapes, form: int, masks: np.ndarray, noncanonical: np.ndarray
+) -> Runs:
+    """The runs of the masks of one form; sets `noncanonical` of texts."""
+    size = record.height, record.width
+    if form == TEXT:
+        text_offset = _of(shapes.text_offset, masks)
+        run_ends, run_offset, other = parse_counts(shapes.text, text_offset, size[0] * size[1])
+        noncanonical[masks] = other
+        return run_ends, run_offset
+    if form == COUNTS:
+        return counts_runs(shapes.counts, _of(shapes.counts_offset, masks), *size)
+    if form == POLYGONS:
+        polygons_of = _of(shapes.polygons_of, masks)
+        return polygon_runs(shapes.coordinates, shapes.polygon_offset, polygons_of, *size)
+    return _runs_of_drawings([shapes.drawn[mask] for mask in masks.tolist()], size)
+
+
+def _in_order(parts: Sequence[Runs], masks: np.ndarray) -> Runs:
+    """The runs of several parts, whose masks have these numbers, in the order of the numbers."""
+    run_ends = np.concatenate([np.empty(0, np.int32), *(ends for ends, _ in parts)])
+    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(offset) for _, offset in parts)])
+    return take_masks(run_ends, np.cumsum(counts), np.argsort(masks))
 
 
 def _of(offset: np.ndarray, masks: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sa1bpack.packing.keep_probe import KeyProbe
 from sa1bpack.packing.options import PackRequest, RequestedOptions
 from sa1bpack.packing.work import list_sources
 from sa1bpack.progress import report
-from sa1bpack.source.find import look_at
+from sa1bpack.source.find import Source, look_at
 from sa1bpack.source.records.find_reader import find_reader
 from sa1bpack.source.records.images import PairOptions
 from sa1bpack.source.records.table import READERS, SA1B, open_pairs
@@ -42,6 +43,11 @@ class SourceProbe:
     def __init__(self, request: PackRequest):
         self._request = request
         self._options: dict[str, Any] | None = None
+
+    @cached_property
+    def _sources(self) -> list[Source]:
+        """The sources of the request."""
+        return list_sources(self._request)
 
     def __call__(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """The reader of records, the numbers that they lack, and the keys that are kept.
@@ -86,7 +92,7 @@ class SourceProbe:
     def _reader(self) -> str:
         """The reader of the first source that can be read."""
         annotations = self._request.run_options.annotations
-        for source in list_sources(self._request):
+        for source in self._sources:
             with suppress(SourceError):
                 return find_reader(source, annotations)
         return SA1B
@@ -98,7 +104,7 @@ class SourceProbe:
             annotations=self._request.run_options.annotations,
             keys=keys,
         )
-        for named in list_sources(self._request)[:MOST_SOURCES]:
+        for named in self._sources[:MOST_SOURCES]:
             readable, _ = look_at([named], on_wait=report)
             for source in readable:
                 with suppress(SourceError), open_pairs(source, records, options) as reader:

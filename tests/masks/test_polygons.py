@@ -78,9 +78,18 @@ def test_a_coordinate_that_cannot_be_drawn_is_refused_with_its_mask(value):
     assert error.value.mask == 1
 
 
-def test_outlines_of_endless_length_are_refused():
-    with pytest.raises(MaskError, match=r"have 33\d{8} steps .* the limit is 2147483648"):
-        drawn([[[-(2.0**24), 0, 2.0**24, 0] * 10]], 9, 8)
+def test_outlines_that_cross_endless_columns_are_refused():
+    zigzag = [[0.0, 0.0, 60_000.0, 9.0] * 600]
+    with pytest.raises(MaskError, match=r"up to 72000000 times, and the limit is 67108864"):
+        drawn([zigzag], 9, 60_000)
+
+
+def test_outlines_far_outside_take_no_time():
+    """pycocotools walks along all of them; the bounds of the limit are drawn as elsewhere."""
+    far = 2.0**24
+    assert drawn([[[-far, -far, far, -far, far, far, -far, far] * 500]], 9, 8) == theirs(
+        [[[-50, -50, 50, -50, 50, 50, -50, 50] * 500]], 9, 8
+    )
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.data())

@@ -6,6 +6,7 @@ docs/format.md, "Kept keys", is the specification.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,22 +118,22 @@ class KeptKey:
             text += f"={self.name}"
         return text
 
-    @property
+    @cached_property
     def parent(self) -> str:
         """The object that has it: one of PARENTS, or "" for the record itself."""
         return split_key(self.key)[0]
 
-    @property
+    @cached_property
     def last(self) -> str:
         """The key in that object."""
         return split_key(self.key)[1]
 
-    @property
+    @cached_property
     def axis(self) -> Literal["sample", "mask"]:
         """What a row belongs to."""
         return "mask" if self.parent == "annotations" else "sample"
 
-    @property
+    @cached_property
     def spec(self) -> SideSpec:
         """The rows of the feature."""
         item, _, is_list = self.type.partition("-")
