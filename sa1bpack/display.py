@@ -107,7 +107,13 @@ class Sample(_Arrays):
     Its arrays are read-only views of files until they are taken out. Whoever takes one, in any of a
     dict's ways, is given a copy of his own, which is in the sample from then on: torch writes to
     read-only memory without asking, which would end the process. `stored` has the views.
+
+    Attributes:
+        covered: source pixels per side that the grid of its masks covers, of a pack with the fit
+            "scale_down"; None: what the fit implies.
     """
+
+    covered: int | None = None
 
     def stored(self) -> dict[str, Any]:
         """The values as they are: a plain dict, in which views of files are read-only."""

@@ -14,7 +14,7 @@ import typing
 
 class RunKeywords(typing.TypedDict, total=False):
     preset: str
-    image_size: int
+    image_size: typing.Union[int, typing.Literal['source']]
     fit: str | None
     pixels: str | None
     resample: str

@@ -47,6 +47,7 @@ class Declaration:
         none: what None is called on the command line, in messages and in the help; may be empty.
         metavar: what the command line calls its value.
         accepts: type of what calls take, if the field has another one, made of it.
+        words: words that stand for numbers, which calls and the command line take in their place.
         kind, optional, default: of its field: the type, None if it has several, which are not
             checked here; whether it may be None; and the default.
     """
@@ -60,6 +61,7 @@ class Declaration:
     none: str = "none"
     metavar: str | None = None
     accepts: Any = None
+    words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     kind: Any = str
     optional: bool = False
     default: Any = None
@@ -92,6 +94,8 @@ class Declaration:
         why = f"; {self.why}" if self.why else ""
         if value is None and self.optional:
             return None
+        if isinstance(value, str) and value in self.words:
+            value = self.words[value]
         if self.choices:
             return choice(name, value, self.choices)
         if self.kind is bool:

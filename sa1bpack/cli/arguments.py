@@ -428,7 +428,7 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 
 def _number_type(
     kind: type, declaration: "Declaration", put_first: bool
-) -> Callable[[str], float | None]:
+) -> Callable[[str], float | str | None]:
     """What argparse makes numbers with.
 
     Args:
@@ -442,7 +442,9 @@ def _number_type(
         none = declaration.none
         hint = f", nor {none!r}"
 
-    def number(text: str) -> float | None:
+    def number(text: str) -> float | str | None:
+        if text in declaration.words:
+            return text
         try:
             return None if text == none else kind(text)
         except ValueError:

@@ -162,6 +162,7 @@ class MaskSpec:
         as_bool: masks are unpacked, otherwise bits; has no meaning for "runs".
         sampling: how masks are drawn, or were drawn when the pack was made.
         fit: fit of the grid.
+        image_size: side of the canvas that the grid covers, in stored pixels.
     """
 
     source: str
@@ -169,6 +170,7 @@ class MaskSpec:
     as_bool: bool
     sampling: str
     fit: str
+    image_size: int
 
     @classmethod
     def of(cls, layout: Layout, pack_sampling: str, options: SampleOptions) -> "MaskSpec":
@@ -197,7 +199,14 @@ class MaskSpec:
                 f"{pack_sampling!r}; use mask_format='bits' or 'bool' without other options, or "
                 "pack again with --masks bits+runs"
             )
-        return cls(source, size, form != "bits", sampling, layout.fit)
+        return cls(
+            source=source,
+            size=size,
+            as_bool=form != "bits",
+            sampling=sampling,
+            fit=layout.fit,
+            image_size=layout.image_size,
+        )
 
     def draw(
         self,
@@ -221,7 +230,15 @@ class MaskSpec:
         height = int(size[0])
         width = int(size[1])
         return masks.rasterize(
-            run_ends, run_offset, height, width, self.size, self.fit, self.sampling, out
+            run_ends,
+            run_offset,
+            height,
+            width,
+            self.size,
+            fit=self.fit,
+            sampling=self.sampling,
+            out=out,
+            image_size=self.image_size,
         )
 
 
@@ -347,7 +364,7 @@ class SampleSpec:
         It is the same wherever batches mean the same: packed and unpacked masks of one grid, drawn
         or stored; canvases and native images, which a batch puts on canvases.
         """
-        fit = "squash" if self.masks.fit == "squash" else "pad"
+        fit = "pad" if self.masks.fit == "native" else self.masks.fit
         kind = "runs" if self.masks.source == "runs" else "masks"
         return (
             f"{fit} {self.image.side} {self.image.pixels}, {kind} {self.masks.size} "
@@ -411,7 +428,7 @@ def read_sample(
         raise
     except (FormatError, MaskError, OSError, UnicodeDecodeError) as error:
         raise read_error(pack, location, error) from error
-    return delivered(sample, location.image_id, location.row, options)
+    return delivered(sample, location.image_id, location.row, options, spec)
 
 
 def selected_masks(
@@ -464,7 +481,9 @@ def convert(
         sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
 
 
-def delivered(sample: dict[str, Any], image_id: int, row: int, options: SampleOptions) -> Any:
+def delivered(
+    sample: dict[str, Any], image_id: int, row: int, options: SampleOptions, spec: SampleSpec
+) -> Any:
     """A converted sample with its id and row, scaled, or what the transform returned for it."""
     if options.coordinates == "stored" and "size" in sample:
         # Both ends of an axis are mapped onto each other (pixel edges, not centres), so 0 stays 0
@@ -475,6 +494,8 @@ def delivered(sample: dict[str, Any], image_id: int, row: int, options: SampleOp
             for key in filter(sample.__contains__, SCALED_KEYS):
                 sample[key] = sample[key] * xywh[: sample[key].shape[-1]]
     delivered_sample = Sample(sample, image_id=image_id, row=row)
+    if spec.masks.fit == "scale_down" and "size" in sample:
+        delivered_sample.covered = max(*sample["size"][:2].tolist(), spec.masks.image_size)
     if options.transform is None:
         return delivered_sample
     subject = f"sample {sample.get('file_name', '')} (image_id {image_id}, row {row})"

@@ -27,6 +27,7 @@ from sa1bpack.export.drawing import drawn, file_of, fitted, plain
 from sa1bpack.export.subject import Subject, Unreadable, mask_colours, read_subject
 from sa1bpack.format.problems import reason_of
 from sa1bpack.masks.arrays import check_image_runs
+from sa1bpack.masks.raster import covered_pixels
 from sa1bpack.masks.select import ranked
 from sa1bpack.threads import start_thread
 from sa1bpack.wording import brief
@@ -245,10 +246,8 @@ class Answers:
         if layout.runs:
             outlines = outlines_of_runs(sample["run_ends"], sample["run_offset"], height, width)
             return outlines, [1.0, 1.0]
-        covered = [width, height]
-        if layout.fit != "squash":
-            covered = [max(height, width)] * 2
-        unit = [side / layout.mask_size for side in covered]
+        down, across = covered_pixels(height, width, layout.fit, layout.image_size)
+        unit = [across / layout.mask_size, down / layout.mask_size]
         return outlines_of_bits(sample["masks"]), unit
 
     def _numbers(self, sample: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -149,6 +149,7 @@ def subject_of(
         sample,
         masks.count,
         fit="squash",
+        covered=(rgb.shape[0], rgb.shape[1]),
         exact=exact,
         area_unit=area_unit,
         prompts=_prompts(batch, masks, rgb),

@@ -12,8 +12,10 @@ from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, OptionError, ReadError
 from sa1bpack.export.feature_maps import feature_picture
 from sa1bpack.export.painting import ExactShapes, GridShapes, Shapes, id_colours
+from sa1bpack.format.layout import Layout
 from sa1bpack.format.problems import reason_of
 from sa1bpack.masks import pack_bits
+from sa1bpack.masks.raster import covered_pixels
 from sa1bpack.wording import brief
 
 # Of the masks of a sample, in one line.
@@ -101,7 +103,9 @@ class Subject:
             says, unless there are runs alone.
         annotation_count: number of masks in the JSON record, before filtering and capping.
         shard: name of the shard, "" outside a pack.
-        fit: how image and grid were made from the source: "pad", "native" or "squash".
+        fit: how image and grid were made from the source, as in the layout of a pack.
+        covered: height and width in source pixels that the grid covers; None: by the fit, if that
+            is not "scale_down".
         exact: the masks by their exact runs; None where there are bits alone.
         area_unit: what areas are counted in: "px" of the source, or "cells" of the grid.
         prompts: those of a batch, in place of the boxes and points of the annotation.
@@ -115,6 +119,7 @@ class Subject:
     annotation_count: int
     shard: str = ""
     fit: str = "pad"
+    covered: tuple[int, int] | None = None
     exact: ExactShapes | None = None
     area_unit: str = "px"
     prompts: ShownPrompts | None = None
@@ -146,19 +151,25 @@ class Subject:
         """What the masks are drawn from: their runs, or bits where there are no runs."""
         if self.exact is not None:
             return self.exact
-        # A cell is 1 / G of the longer side of the source for "pad" and "native", and of each side
-        # for "squash" (docs/format.md).
         height, width = self.source
-        covered_height = height
-        covered_width = width
-        if self.fit != "squash":
-            covered_height = covered_width = max(height, width)
+        covered_height, covered_width = self.covered or covered_pixels(height, width, self.fit, 0)
         return GridShapes(self.sample["masks"], height, width, covered_height, covered_width)
 
     @property
     def colours(self) -> np.ndarray:
         """uint8 (m, 3): the colour of each mask."""
         return mask_colours(self.sample, self.masks)
+
+
+def layout_covers(layout: Layout, size: np.ndarray) -> tuple[int, int]:
+    """The source pixels, down and across, that the grid of a sample covers.
+
+    Args:
+        layout: layout of the pack.
+        size: int32 (4,), of the sample.
+    """
+    height, width = size[:2].tolist()
+    return covered_pixels(height, width, layout.fit, layout.image_size)
 
 
 def mask_colours(sample: Mapping[str, Any], masks: int) -> np.ndarray:
@@ -231,6 +242,7 @@ def read_subject(dataset: Dataset, index: int, feature: str | None = None) -> Su
         elif layout.runs:
             exact = exact_shapes(_with_runs(as_stored)[index])
         metadata = as_stored.metadata(index)
+        covered = layout_covers(layout, sample["size"])
     except (FormatError, OSError) as error:
         if isinstance(error, ReadError) and isinstance(error.__cause__, FormatError | OSError):
             error = error.__cause__  # which names no sample, as every picture does
@@ -247,6 +259,7 @@ def read_subject(dataset: Dataset, index: int, feature: str | None = None) -> Su
         annotation_count=metadata.annotations,
         shard=metadata.shard,
         fit=layout.fit,
+        covered=covered,
         exact=exact,
         panels=panels,
         text=text,
@@ -307,8 +320,13 @@ def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> 
         exact = exact_shapes(shown)
     source_height, source_width, height, width = shown["size"].tolist()
     fit = "pad"
+    covered = None
     if height == width and source_height != source_width:
         fit = "squash"
+        covered = source_height, source_width
+    if isinstance(sample, Sample) and sample.covered is not None:
+        fit = "scale_down"
+        covered = sample.covered, sample.covered
     panels: tuple[Panel, ...] = ()
     text = None
     if feature is not None:
@@ -329,6 +347,7 @@ def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> 
         shown,
         annotation_count=len(shown["areas"]),
         fit=fit,
+        covered=covered,
         exact=exact,
         panels=panels,
         text=text,

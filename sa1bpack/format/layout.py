@@ -37,7 +37,7 @@ MAX_MASK_SIZE = 16384
 
 # "shard" is an axis of the index alone, "item" one of features.
 Axis = Literal["shard", "sample", "mask", "run", "image_byte", "item"]
-FITS = ("pad", "squash", "native")
+FITS = ("pad", "squash", "native", "scale_down")
 PIXELS = ("rgb", "yuv420")
 
 
@@ -153,7 +153,8 @@ class Layout:
         mask_size: side Sm of the mask grid in cells; without bits, that of the grid that a reader
             draws.
         fit: how images lie on their canvas: "pad" (aspect ratio kept, top left of the canvas, the
-            rest zero), "squash" (both sides S) or "native" (as pad, without the canvas).
+            rest zero), "squash" (both sides S), "native" (as pad, without the canvas) or
+            "scale_down" (as native, but smaller images keep their size).
         runs: exact full-resolution masks are stored as runs.
         pixels: "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half size.
         bits: masks are stored as bits of the grid.
@@ -168,7 +169,7 @@ class Layout:
 
     image_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGE_SIZE)] = 1024
     mask_size: Annotated[int, msgspec.Meta(ge=8, le=MAX_MASK_SIZE, multiple_of=8)] = 256
-    fit: Literal["pad", "squash", "native"] = "pad"
+    fit: Literal["pad", "squash", "native", "scale_down"] = "pad"
     runs: bool = True
     pixels: Literal["rgb", "yuv420"] = "rgb"
     bits: bool = True
@@ -206,8 +207,8 @@ class Layout:
 
     @property
     def flat(self) -> bool:
-        """True if images are stored in sequence, each of its own size (fit "native")."""
-        return self.fit == "native"
+        """True if images are stored in sequence, each of its own size, without a canvas."""
+        return self.fit in ("native", "scale_down")
 
     @property
     def mask_numbers(self) -> tuple[MaskNumber, ...]:
@@ -303,7 +304,7 @@ NONCANONICAL_BIT = 15
 
 # ------------------------------------------------------------------------------ bytes of an image
 # A *canvas* (fit "pad" and "squash") has a fixed number of bytes per sample, zero beyond the stored
-# height and width. A *flat* image (fit "native") has no padding; `image_offset` says where its
+# height and width. A *flat* image (other fits) has no padding; `image_offset` says where its
 # bytes start. Either holds one plane of interleaved RGB, or the planes Y, Cb and Cr in sequence
 # (I420), each chroma plane with half the rows and columns, rounded up.
 

@@ -1,8 +1,10 @@
 """Run ends to packed bits on any upright grid, without an intermediate full-size mask.
 
 Geometry of the grid that a pack stores. Cell (i, j) of an Sm x Sm grid covers the source rectangle
-[i·ky, (i + 1)·ky) x [j·kx, (j + 1)·kx), with ky = kx = max(H, W) / Sm for "pad" and "native" and
-ky = H / Sm, kx = W / Sm for "squash". Outside the source is background.
+[i·ky, (i + 1)·ky) x [j·kx, (j + 1)·kx), with ky = kx = max(H, W) / Sm for "pad" and "native",
+ky = H / Sm, kx = W / Sm for "squash", and ky = kx = max(H, W, S) / Sm for "scale_down", whose
+images of up to S pixels per side are not enlarged to their canvas. Outside the source is
+background.
 
 - "center" takes the source pixel under the cell's centre, y = floor((i + 1/2)·ky).
 - "area" sets a cell if at least half of it is covered: covered·2 >= Dy·Dx.
@@ -11,7 +13,7 @@ Everything is computed exactly, in whole numbers only. Along one axis, the unit 
 source pixels, cells and the start of the grid are whole numbers of units. With P units per source
 pixel, D units per cell and a grid that starts at O, source pixel x covers [x·P, (x + 1)·P) and cell
 j covers [O + j·D, O + (j + 1)·D). A mirrored axis numbers its cells from the other end. A pack's
-grid has P = Sm, and D = max(H, W) (or H or W for "squash").
+grid has P = Sm, and for D the numerator of ky or kx.
 
 Bits are packed row by row, lowest bit first, see `sa1bpack.masks.cells`. The same kernels draw
 grids that start elsewhere, are mirrored or have other sizes: `sa1bpack.masks.window`. A device uses
@@ -186,7 +188,8 @@ def center_grid(y: Axis, x: Axis) -> CenterGrid:
     )
 
 
-FITS = ("pad", "native", "squash")
+FITS = ("pad", "native", "squash", "scale_down")
+MAX_CANVAS = 16384  # pixels per side
 
 
 @njit
@@ -424,15 +427,30 @@ def draw_grid(
 
 
 @lru_cache(maxsize=64)
-def fit_axes(height: int, width: int, mask_size: int, fit: str) -> tuple[Axis, Axis]:
+def covered_pixels(height: int, width: int, fit: str, image_size: int) -> tuple[int, int]:
+    """The source pixels, down and across, that the grid of a pack and its canvas cover.
+
+    Args:
+        height, width: size of the source image.
+        fit: one of FITS.
+        image_size: S, which "scale_down" alone needs.
+    """
+    if fit == "squash":
+        return height, width
+    longer = max(height, width)
+    if fit == "scale_down":
+        longer = max(longer, image_size)
+    return longer, longer
+
+
+def fit_axes(
+    height: int, width: int, mask_size: int, fit: str, image_size: int
+) -> tuple[Axis, Axis]:
     """The axes, y and x, of the grid that a pack stores; see the module.
 
     Arguments are checked.
     """
-    down = height
-    across = width
-    if fit != "squash":
-        down = across = max(height, width)
+    down, across = covered_pixels(height, width, fit, image_size)
     y = make_axis(height, mask_size, mask_size, down)
     return y, make_axis(width, mask_size, mask_size, across)
 
@@ -447,6 +465,7 @@ def rasterize(
     fit: str = "pad",
     sampling: str = "area",
     out: np.ndarray | None = None,
+    image_size: int | None = None,
 ) -> np.ndarray:
     """Draw the masks of one image on the target grid, as packed bits.
 
@@ -455,10 +474,11 @@ def rasterize(
         run_offset: int64 (n + 1,).
         height, width: size of the source image in pixels, 1 to 65,535, together below 2**31 pixels.
         mask_size: Sm, a multiple of 8 from 8 to 4096.
-        fit: "pad", "native" (the same grid as "pad") or "squash", see the module.
+        fit: "pad", "native" (the same grid as "pad"), "squash" or "scale_down", see the module.
         sampling: "area" or "center", see the module.
         out: uint8 (n, Sm, Sm // 8), C-contiguous, to write into; it is overwritten completely. A
             reused buffer avoids the page faults of a new array, which cost as much as the drawing.
+        image_size: S, side of the canvas in pixels, 1 to 16,384, which "scale_down" needs.
 
     Returns:
         uint8 (n, Sm, Sm // 8), row by row, lowest bit first: `out`, or a new array.
@@ -486,8 +506,13 @@ def rasterize(
             f"mask_size is {mask_size}: choose a multiple of 8 from 8 to {MAX_MASK_SIZE}"
         )
     choice("fit", fit, FITS)
+    if fit == "scale_down" and image_size is None:
+        raise OptionError('fit="scale_down" needs image_size, the side of the canvas in pixels')
+    if image_size is not None:
+        whole_number("image_size", image_size, 1, MAX_CANVAS)
     choice("sampling", sampling, SAMPLINGS)
     height, width = check_image(height, width)
     runs = check_image_runs(run_ends, run_offset, height * width)
     check_out(out, len(run_offset) - 1, mask_size, mask_size)
-    return draw_grid(*runs, *fit_axes(height, width, mask_size, fit), sampling, out)
+    axes = fit_axes(height, width, mask_size, fit, image_size or 0)
+    return draw_grid(*runs, *axes, sampling, out)

@@ -431,6 +431,7 @@ def _image_format(ds: Dataset) -> str:
         "pad": f"on a square of {side}",
         "squash": f"scaled to a square of {side}",
         "native": f"longer side {side}, without padding",
+        "scale_down": f"longer side up to {side}, without padding",
     }
     return f"{layout.pixels}, {sizes[layout.fit]}"
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
@@ -56,6 +56,7 @@ _DECIDED_BY_OTHERS = ("fit", "pixels", "masks", "samples_per_shard", "records")
 # A tar of 11,186 images makes two shards, or one with the fit "native", whose images are smaller
 # and have one more array. docs/format.md counts the files.
 SAMPLES_PER_SHARD = 6144
+SOURCE_SIZE = 8192  # pixels of a side: larger than the photographs of any data set
 NATIVE_SAMPLES_PER_SHARD = 12288
 
 
@@ -153,12 +154,20 @@ class PackOptions(MaskRule):
         choices=tuple(PRESETS),
     )
     image_size: int = option(
-        1024, "side S of the stored square in pixels", low=16, high=8192, metavar="S"
+        1024,
+        "side S of the stored square in pixels; source: 8192, so that with the fit scale_down, "
+        "which is the default then, images are stored in the size that they have",
+        low=16,
+        high=SOURCE_SIZE,
+        words={"source": SOURCE_SIZE},
+        accepts=int | Literal["source"],
+        metavar="S",
     )
     fit: str | None = option(
         None,
         "pad: longer side scaled to S, the rest zero (SAM); squash: both sides scaled to S (SAM "
-        "2); native: as pad, but the padding is not stored",
+        "2); native: as pad, but the padding is not stored; scale_down: as native, but images "
+        "with a smaller longer side keep their size",
         choices=FITS,
         none="of the preset",
     )
@@ -202,7 +211,7 @@ class PackOptions(MaskRule):
         "at most N images per shard",
         low=1,
         high=1 << 24,
-        none=f"{SAMPLES_PER_SHARD}, or {NATIVE_SAMPLES_PER_SHARD} with the fit native",
+        none=f"{SAMPLES_PER_SHARD}, or {NATIVE_SAMPLES_PER_SHARD} where images have no padding",
         metavar="N",
     )
 
@@ -239,6 +248,8 @@ class PackOptions(MaskRule):
     )
 
     def __post_init__(self) -> None:
+        if self.image_size == "source" and self.fit is None:  # type: ignore[comparison-overlap]
+            object.__setattr__(self, "fit", "scale_down")
         super().__post_init__()
         object.__setattr__(self, "records", self.records or SA1B)
         if self.keys is not None:
@@ -318,7 +329,7 @@ def checked_absent(value: Any) -> tuple[str, ...] | None:
 
 
 def _default_shard_size(fit: str | None) -> int:
-    if fit == "native":
+    if fit in ("native", "scale_down"):
         return NATIVE_SAMPLES_PER_SHARD
     return SAMPLES_PER_SHARD
 
@@ -378,6 +389,8 @@ class RequestedOptions:
                 named[name] = value
         if "preset" in named:
             named = PRESETS[named.pop("preset")] | named
+        if keywords.get("image_size") == "source" and keywords.get("fit") is None:
+            named["fit"] = "scale_down"
         return cls(named)
 
     @classmethod

@@ -153,7 +153,9 @@ def make_sample(
     rows = _image_rows(file_name, jpeg, record, options, buffers)
     rows |= _annotation_rows(record, masks, noncanonical)
     if layout.bits:
-        axes = fit_axes(record.height, record.width, options.mask_size, layout.fit)
+        axes = fit_axes(
+            record.height, record.width, options.mask_size, layout.fit, layout.image_size
+        )
         bits = buffers.bits(len(masks))
         rows["mask_bits"] = draw_grid(run_ends, run_offset, *axes, options.mask_sampling, bits)
     if layout.runs:

@@ -8,6 +8,8 @@ squash   S x S, each side scaled by its own factor
 native   the size of pad, without the canvas
 ======== =========================================================================
 
+`scale_down` is as native with r = S / max(H, W, S): no image is enlarged.
+
 The header (ITU-T T.81, annex B) is read here, rather than by a decoder, because size limits must be
 checked before anything is allocated, and because decoders do not report a file that ends within its
 header as truncated.
@@ -45,12 +47,14 @@ def stored_size(height: int, width: int, image_size: int, fit: str) -> tuple[int
 
     `height` and `width` are those of the source image, `image_size` is S. The longer side of a
     `pad` or `native` image becomes exactly S, the shorter one at least 1; images smaller than S are
-    enlarged. floor(H S / M + 1/2) is computed as (2 H S + M) // 2 M, with M = max(H, W), to avoid
-    floating-point rounding.
+    enlarged, but not by `scale_down`. floor(H S / M + 1/2) is computed as (2 H S + M) // 2 M, with
+    M = max(H, W), or max(H, W, S), to avoid floating-point rounding.
     """
     if fit == "squash":
         return image_size, image_size
     longer = max(height, width)
+    if fit == "scale_down":
+        longer = max(longer, image_size)
     doubled = 2 * image_size
     h = max(1, (height * doubled + longer) // (2 * longer))
     return h, max(1, (width * doubled + longer) // (2 * longer))

@@ -138,7 +138,7 @@ class PairDecoder:
             if len(selected) == len(sample["areas"]):
                 selected = None
         convert(sample, self.layout, selected, self.spec)
-        return delivered(sample, int(rows["image_id"][0]), row, self.options)
+        return delivered(sample, int(rows["image_id"][0]), row, self.options, self.spec)
 
     def info(
         self,

@@ -222,17 +222,20 @@ def stored_to_source(sizes: Tensor) -> AxisMaps:
     return scaling((sizes[:, :2] / sizes[:, 2:]).flip(1))
 
 
-def source_to_grid(sizes: Tensor, cells: int, fit: str) -> AxisMaps:
+def source_to_grid(sizes: Tensor, cells: int, fit: str, image_size: int) -> AxisMaps:
     """The maps from source coordinates to cells of a stored mask grid, see docs/format.md.
 
     Args:
         sizes: see `fit_frame`.
         cells: side of the grid in cells.
         fit: fit of the pack.
+        image_size: side of its canvas in pixels.
     """
     source = sizes[:, :2].flip(1).double()
     if fit != "squash":
         source = source.amax(1, keepdim=True).expand(-1, 2)
+    if fit == "scale_down":
+        source = source.clamp(min=image_size)
     return scaling(cells / source)
 
 

@@ -245,15 +245,21 @@ class Pipeline:
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self.steps = _checked_steps(items_of(steps))
         moving = [step for step in self.steps if isinstance(step, GeometricStep)]
+        # Images that were not enlarged to their canvas are enlarged here, whatever the steps.
+        moves = bool(moving) or self.stored.fit == "scale_down"
         self._images = ImageMaker(
             dtype=dtype,
             normal=Table(_checked_normal(mean, std)),
             side=side,
-            geometric=bool(moving),
+            geometric=moves,
             shrinks=prod(step.shrinks for step in moving),
         )
         self._masks = MaskMaker(
-            self.stored.cells, self.stored.fit, self.stored.sampling, bool(moving)
+            cells=self.stored.cells,
+            fit=self.stored.fit,
+            image_size=side,
+            sampling=self.stored.sampling,
+            geometric=moves,
         )
 
     def __str__(self) -> str:

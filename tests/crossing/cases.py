@@ -11,6 +11,7 @@ from packs import ANY_LENGTH, FEATURES, SCALES, Packs
 
 import sa1bpack
 from sa1bpack import transforms
+from sa1bpack.format.layout import FITS
 
 RELATIONS = ("intersections", "ious", "containments", "touching", "distances", "children")
 RELATIONS += ("centroids", "mask_boxes", "parents", "depths", "levels")
@@ -93,9 +94,9 @@ class Case:
 def drawn_opening(seed: int) -> Case:
     """The dataset of a case."""
     rng = random.Random(f"{seed} opening")
-    fit, pixels = rng.choice(("pad", "squash", "native")), rng.choice(("rgb", "yuv420"))
+    fit, pixels = rng.choice(FITS), rng.choice(("rgb", "yuv420"))
     stored, scale = rng.choice(("bits", "runs", "bits+runs")), rng.randrange(len(SCALES))
-    if pixels == "yuv420" and fit != "native" and SCALES[scale][0] % 2:
+    if pixels == "yuv420" and fit in ("pad", "squash") and SCALES[scale][0] % 2:
         scale += 1  # planes of a canvas need an even side
     opened: dict[str, Any] = {"mask_format": rng.choice(("bits", "bool"))}
     if "runs" in stored:

@@ -217,7 +217,7 @@ def of_fields(
 def on_canvas(sample: dict, ds: sa1bpack.Dataset) -> np.ndarray:
     """The image of a sample as in a batch: a native one at the top left of a canvas of zeros."""
     image, side = sample["image"], ds.layout.image_size
-    if ds.layout.fit != "native":
+    if not ds.layout.flat:
         return image
     if image.ndim == 3:
         canvas = np.zeros((side, side, 3), np.uint8)

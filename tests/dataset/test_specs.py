@@ -21,7 +21,7 @@ def planes_of(ds, index) -> dict[str, np.ndarray]:
     number, row, _, _ = ds.locate(index)
     stored = sample_views(ds.root / "shards" / ds.manifest.shards[number].name, row)
     height, width = stored["size"][2:].tolist()
-    rows, columns = (height, width) if ds.layout.fit == "native" else (SIDE, SIDE)
+    rows, columns = (height, width) if ds.layout.flat else (SIDE, SIDE)
     if ds.layout.pixels == "rgb":
         return {"rgb": stored["image"].reshape(rows, columns, 3)[:height, :width]}
     half = [(side + 1) // 2 for side in (height, width)]
@@ -47,7 +47,7 @@ def expected_masks(image_id: int, cells: int, fit: str) -> np.ndarray:
     """(m, cells, cells) bool, of masks that pycocotools decodes at full size."""
     annotations = record(image_id, MASKS[image_id], *SIZES[image_id])["annotations"]
     full = (decode(annotation["segmentation"]) for annotation in annotations)
-    masks = [grid(mask, cells, fit, "area") for mask in full]
+    masks = [grid(mask, cells, fit, "area", SIDE) for mask in full]
     return np.array(masks, bool).reshape(-1, cells, cells)
 
 
@@ -59,7 +59,7 @@ def test_a_sample_has_the_pixels_and_masks_that_were_packed(layout_packs, fit, p
         height, width = sample["size"][2:].tolist()
         reference = rgb_of(ds, index)
         assert reference.shape == (height, width, 3)
-        if fit == "native":
+        if ds.layout.flat:
             assert np.array_equal(sample["image"], reference)
         else:
             assert sample["image"].shape == (SIDE, SIDE, 3)
@@ -68,7 +68,7 @@ def test_a_sample_has_the_pixels_and_masks_that_were_packed(layout_packs, fit, p
         assert np.array_equal(sample["masks"], expected_masks(sample["image_id"], GRID, fit))
 
 
-@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
+@pytest.mark.parametrize("fit", ["pad", "squash", "native", "scale_down"])
 @pytest.mark.parametrize("size", [8, 40])
 def test_masks_of_another_size_are_drawn_from_the_runs_exactly(layout_packs, fit, size):
     by_bits = sa1bpack.open(layout_packs(fit), mask_format="bits", mask_size=size)

@@ -72,7 +72,7 @@ def _arrays(image_size, mask_size, fit, pixels, bits, runs, numbers, absent) -> 
     images = {
         (each, row[1]): row[2:] for row in documented("Pixels") for each in row[0].split("`, `")
     }
-    lacking = {*absent, *(["image_offset"] if fit != "native" else [])}
+    lacking = {*absent, *(["image_offset"] if fit in ("pad", "squash") else [])}
     lacking |= (set() if bits else {"mask_bits"}) | (set() if runs else {"run_offset", "run_ends"})
     found = {}
     for name, dtype, *described, content in documented("Arrays of a shard"):
@@ -244,7 +244,7 @@ def write_shard(shards: Path, name: str, samples: list[Sample], layout: dict[str
     attributes |= {"samples": len(samples), "masks": len(found["area"])}
     attributes |= {"runs": len(found.get("run_ends", ())), "image_bytes": 0}
     attributes["annotations"] = int(found["annotation_count"].sum())
-    if layout["fit"] == "native":
+    if "image_offset" in described:
         attributes["image_bytes"] = len(found["image"])
     arrays = {name: (values, described[name].dims) for name, values in found.items()}
     write_group(shards / name, arrays, attributes)

@@ -12,7 +12,10 @@ def stored_size(height: int, width: int, size: int, fit: str) -> tuple[int, int]
     """Stored height and width, by the rule of docs/format.md in exact fractions."""
     if fit == "squash":
         return size, size
-    r = Fraction(size, max(height, width))
+    longer = max(height, width)
+    if fit == "scale_down":
+        longer = max(longer, size)
+    r = Fraction(size, longer)
     return tuple(max(1, floor(side * r + Fraction(1, 2))) for side in (height, width))
 
 

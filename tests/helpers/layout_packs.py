@@ -15,7 +15,7 @@ SIDE, GRID = 128, 256
 SIZES = {1: (128, 192), 2: (192, 128), 3: (127, 190), 4: (80, 80), 5: (192, 62), 6: (64, 190)}
 # The last one has chosen masks that are far apart.
 MASKS = {1: 3, 2: 0, 3: 5, 4: 1, 5: 2, 6: 40}
-FITS, PIXELS = ("pad", "squash", "native"), ("rgb", "yuv420")
+FITS, PIXELS = ("pad", "squash", "native", "scale_down"), ("rgb", "yuv420")
 LAYOUTS = [*itertools.product(FITS, PIXELS, ("bits", "runs", "bits+runs"))]
 
 

@@ -18,9 +18,10 @@ def decode(segmentation: dict) -> np.ndarray:
         return coco.decode(segmentation).astype(bool)
 
 
-def grid(mask: np.ndarray, cells: int, fit: str, sampling: str) -> np.ndarray:
+def grid(mask: np.ndarray, cells: int, fit: str, sampling: str, image_size: int = 0) -> np.ndarray:
     """(cells, cells) bool: the rule of docs/format.md, applied to a full-size mask."""
-    height, width = mask.shape if fit == "squash" else (max(mask.shape),) * 2
+    longer = max(*mask.shape, image_size if fit == "scale_down" else 0)
+    height, width = mask.shape if fit == "squash" else (longer, longer)
     if sampling == "center":
         centers = 2 * np.arange(cells) + 1
         rows, columns = centers * height // (2 * cells), centers * width // (2 * cells)

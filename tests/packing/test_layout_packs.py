@@ -13,7 +13,7 @@ import sa1bpack
 
 LAYOUTS = [
     {"fit": fit, "pixels": pixels}
-    for fit in ("pad", "squash", "native")
+    for fit in ("pad", "squash", "native", "scale_down")
     for pixels in ("rgb", "yuv420")
 ]
 COMPACT = {"fit": "native", "pixels": "yuv420", "masks": "runs"}
@@ -76,7 +76,7 @@ def reference(number: int, stored: tuple[int, int], fit: str, pixels: str) -> np
     """What `exact` promises of a photo: PIL's pixels, as docs/format.md has them on disk."""
     rgb = by_pil(photo(number, *size_of(number)), *stored)
     planes = [rgb] if pixels == "rgb" else list(documented_planes(rgb))
-    for k, plane in enumerate(planes if fit != "native" else ()):
+    for k, plane in enumerate(planes if fit in ("pad", "squash") else ()):
         side = 64 if k == 0 else 32
         planes[k] = np.zeros((side, side, *plane.shape[2:]), np.int64)
         planes[k][: plane.shape[0], : plane.shape[1]] = plane

@@ -89,12 +89,14 @@ class MaskMaker:
     Attributes:
         cells: side of the grid in the batch, in cells.
         fit: fit of the dataset.
+        image_size: side of its canvas in pixels.
         sampling: sampling of masks that are drawn from runs: "area" or "center".
         geometric: steps move the images; what they crop remains cropped.
     """
 
     cells: int
     fit: str
+    image_size: int
     sampling: str
     geometric: bool
     _memory: Memory = field(default_factory=Memory)
@@ -143,14 +145,14 @@ class MaskMaker:
                 return masks, count_cells(masks)
             return self._take(Taking(owner, len(sizes), grid, None, None, masks), device)
         to_source = self._to_source(sizes, frame, grid, as_stored)
-        maps = source_to_grid(sizes, self.cells, self.fit).after(to_source)
+        maps = source_to_grid(sizes, self.cells, self.fit, self.image_size).after(to_source)
         return self._take(Taking(owner, len(sizes), grid, maps, frame, masks), device)
 
     def _to_source(self, sizes: Tensor, frame: Frame, grid: Sides, as_stored: bool) -> Maps:
         """The maps from cells of the result to source pixels."""
         sides = pair(grid[1], grid[0], frame.extent.device)
         if as_stored:  # the rule of the pack, not rounded to stored pixels
-            to_source = source_to_grid(sizes, self.cells, self.fit).inverse()
+            to_source = source_to_grid(sizes, self.cells, self.fit, self.image_size).inverse()
             return to_source.after(scaling(self.cells / sides))
         to_canvas = scaling(frame.sides / sides)
         return stored_to_source(sizes).after(frame.maps).after(to_canvas)
