@@ -4,8 +4,7 @@ import os
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import floor
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
@@ -293,7 +292,11 @@ class BaseIteration(ABC):
         return self
 
     def __next__(self) -> Batch:
-        with self.turn():
+        if self._pid not in (None, os.getpid()):
+            raise LoaderError(
+                "this iteration belongs to the process that forked this one; begin a new one here"
+            )
+        with self._lock:
             if self._over is None:
                 batch = self._next_or_end()
                 if batch is not None:
@@ -301,16 +304,6 @@ class BaseIteration(ABC):
             if self._over:
                 raise LoaderError(self._over)
             raise StopIteration
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """The turn of one thread. Raises LoaderError in a forked child."""
-        if self._pid not in (None, os.getpid()):
-            raise LoaderError(
-                "this iteration belongs to the process that forked this one; begin a new one here"
-            )
-        with self._lock:
-            yield
 
     @abstractmethod
     def _next_or_end(self) -> Batch | None:

@@ -8,10 +8,10 @@ of one `ReaderCrew` for all sources, and places for the calls of pipelines are s
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -261,7 +261,8 @@ class Mix:
             "a Mix has no dataset, so nobody can make another DataLoader of it, as Accelerate's "
             "skip_first_batches and the Trainer of transformers do to resume: resume by "
             "load_state_dict, which accelerator.register_for_checkpointing(mix) makes load_state "
-            "call. Each of `loaders` has a dataset"
+            "call, and with a Trainer choose ignore_data_skip=True (docs/recipes.md). Each of "
+            "`loaders` has a dataset"
         )
 
     @property
@@ -453,7 +454,7 @@ class MixIteration(BaseIteration):
     def _take(self, name: str, run: MixRun) -> TakenBatch:
         """The next batch of a source."""
         assert self._counts is not None
-        begin = time.perf_counter()
+        begin = perf_counter()
         self._source = name
         try:
             taken = self._iterations[name].step()

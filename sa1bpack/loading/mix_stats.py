@@ -2,10 +2,10 @@
 
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import perf_counter
 
 from sa1bpack.loading.plans import LoadingPlan
 from sa1bpack.loading.stats import LoadingStats, percent_text
@@ -171,7 +171,7 @@ class MixCounts:
         self.pid = os.getpid()
         self._epoch = epoch
         self._names = names
-        self._begun = time.perf_counter()
+        self._begun = perf_counter()
         self._last = self._begun
         self._ended = False
         self._lock = threading.Lock()
@@ -183,7 +183,7 @@ class MixCounts:
     def took(self, name: str, begin: float, samples: int) -> None:
         """Note that the consumer has a batch, for which it has waited since `begin`."""
         with self._lock:
-            self._last = time.perf_counter()
+            self._last = perf_counter()
             self._waited[name] += self._last - begin
             self._samples[name] += samples
             self._batches[name] += samples > 0
@@ -204,7 +204,7 @@ class MixCounts:
             loading: name → what its Loader did.
         """
         with self._lock:
-            now = self._last if self._ended else time.perf_counter()
+            now = self._last if self._ended else perf_counter()
             sources = {}
             for name in self._names:
                 sources[name] = SourceStats(

@@ -109,7 +109,8 @@ class ReaderCrew:
         self._count = budget + (loaders or 1) - 1
         self._scratch = scratch
         self._epochs: list[EpochWork] = []  # that are not done
-        self._busy: Counter[EpochWork] = Counter()  # epoch → threads that work at it now
+        self._chosen: EpochWork | None = None  # for the thread that has the lock
+        self._busy: Counter[EpochWork] = Counter()  # of a mix: epoch → threads that work at it now
         self._serves = False  # threads may begin, or end if no epoch is left
         self._over = False
         self._left = threading.Condition()  # a thread has finished work of an epoch that is done
@@ -136,7 +137,8 @@ class ReaderCrew:
             epoch, batch, samples = task
             epoch.work_at(batch, samples, tools, name)
             del task, batch  # while this thread waits, nothing keeps their shards open
-            self._finished(epoch)
+            if self.is_shared:
+                self._finished(epoch)
             del epoch
         tools.close()
 
@@ -145,30 +147,44 @@ class ReaderCrew:
         with self.changed:
             while not self.changed.wait_for(self._has_news, _IDLE_SECONDS):
                 pass
-            epoch = self._chosen()
+            epoch = self._chosen
+            self._chosen = None
             if epoch is None:
                 return None
             task = epoch.queue.task()
             assert task is not None, "the queue had a task under the same lock"
-            self._busy[epoch] += 1
+            if self.is_shared:
+                self._busy[epoch] += 1
             return epoch, *task
 
     def _has_news(self) -> bool:
-        """True if `_next` need not wait."""
-        self._epochs = [epoch for epoch in self._epochs if not epoch.queue.is_done]
-        if self._over or self._chosen() is not None:
-            return True
-        return self._serves and not self.is_shared and not self._epochs
+        """True if `_next` need not wait; then `_chosen` is the epoch that it works at, if any."""
+        if self.is_shared:
+            self._chosen = self._neediest()
+            return self._chosen is not None or self._over
+        for epoch in self._epochs:  # one at most
+            if epoch.queue.has_task():
+                self._chosen = epoch
+                return True
+            if epoch.queue.is_done:
+                self._epochs = []
+        return self._over or (self._serves and not self._epochs)
 
-    def _chosen(self) -> EpochWork | None:
-        """The epoch that a free thread works at next; None: none, for now."""
+    def _neediest(self) -> EpochWork | None:
+        """The epoch of a mix with the fewest batches ready that a thread may work at now."""
         chosen = None
+        is_any_done = False
         is_full = self._busy.total() >= self.budget
         for epoch in self._epochs:
-            if not epoch.queue.has_task() or (is_full and self._busy[epoch] > 0):
+            queue = epoch.queue
+            if not queue.has_task():
+                is_any_done |= queue.is_done
+            elif is_full and self._busy[epoch] > 0:
                 continue
-            if chosen is None or epoch.queue.ready < chosen.queue.ready:
+            elif chosen is None or queue.ready < chosen.queue.ready:
                 chosen = epoch
+        if is_any_done:
+            self._epochs = [epoch for epoch in self._epochs if not epoch.queue.is_done]
         return chosen
 
     def _finished(self, epoch: EpochWork) -> None:
@@ -178,12 +194,16 @@ class ReaderCrew:
             if self._busy[epoch] > 0:
                 return
             del self._busy[epoch]
-            if self.is_shared:  # threads may wait for the number of those at work
-                self.changed.notify_all()
+            self.changed.notify_all()  # threads may wait for the number of those at work
         with self._left:
             self._left.notify_all()
 
     # -------------------------------------------------------------------------------- by the owners
+
+    def at_other_work(self, epoch: EpochWork) -> int:
+        """Number of threads that work at other epochs than this."""
+        with self.changed:
+            return self._busy.total() - self._busy[epoch]
 
     def leave(self, epoch: EpochWork, limit: float) -> None:
         """Wait for the threads that work at an epoch whose queue is closed.
@@ -214,6 +234,8 @@ class ReaderCrew:
         if self._pid != os.getpid():
             return
         self._over = True
+        for epoch in self._epochs:
+            epoch.queue.close()  # what is shared out is still worked off
         with self.changed:
             self.changed.notify_all()
         self._join(time.monotonic() + wait)

@@ -23,6 +23,7 @@ from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch, joined, num
 from sa1bpack.loading.reader_crew import ReaderCrew, ThreadTools
 from sa1bpack.loading.shard_prefetcher import ShardPrefetcher
 from sa1bpack.loading.stats import EpochCounts, Read
+from sa1bpack.wording import counted
 
 # The most samples that are located together, or batches of more samples: most of the cost does not
 # depend on their number. The first batch of an epoch is located alone, so that it does not wait for
@@ -357,6 +358,9 @@ class ReaderThreads:
         for thread in self._crew.threads:
             if not thread.is_alive():
                 texts.append(f"{thread.name} has ended")
+        if others := self._crew.at_other_work(self):
+            verb = "reads" if others == 1 else "read"
+            texts.append(f"{counted(others, 'thread')} {verb} for other sources of the mix")
         threads = "; ".join(texts) or "all threads are waiting for a free buffer"
         return (
             f"batch {self._awaited} of epoch {self._epoch} did not arrive within "

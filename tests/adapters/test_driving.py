@@ -56,3 +56,9 @@ def test_so_is_a_run_of_libraries_that_only_make_frameworks_installs(seeds, driv
         pytest.skip(f"{OTHERS[driver]} is not installed: make frameworks")
     cases = [driving.case_of(seed, driver) for seed in seeds]
     driving.check_all([case for case in cases if case.ranks == 1], folder)
+
+
+def test_so_is_a_mix_that_the_trainer_of_transformers_drives(seeds, folder):
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed: make frameworks")
+    driving.check_all([driving.mix_case_of(seed, "trainer") for seed in seeds], folder)

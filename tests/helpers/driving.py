@@ -98,8 +98,13 @@ MODES = {
     "trainer": ("make_dataloader",),
     "torchdata": ("StatefulDataLoader",),
 }
-# Modes of Lightning in which a program has a Mix.
-MIX_MODES = ("Loader", "Loader of fit")
+# Those in which a program has a Mix.
+MIX_MODES = {
+    "plain": ("Mix",),
+    "lightning": ("Loader", "Loader of fit"),
+    "accelerate": ("registered",),
+    "trainer": ("Mix",),
+}
 
 
 def case_of(seed: int, driver: str | None = None) -> Case:
@@ -153,23 +158,29 @@ def case_of(seed: int, driver: str | None = None) -> Case:
     return dataclasses.replace(case, stops=_stops_of(case, rng))
 
 
-def mix_case_of(seed: int) -> Case:
-    """The case of a seed in which a Mix is driven."""
+def mix_case_of(seed: int, driver: str | None = None) -> Case:
+    """The case of a seed in which a Mix is driven, as `case_of`."""
     rng = random.Random(f"driving a mix {seed}")
-    driver = rng.choice(("plain", "lightning", "lightning", "accelerate"))
+    usual = rng.choice(("plain", "lightning", "lightning", "accelerate"))
+    driver = driver or usual
+    ends = ["restart", "skip", "stop"]
+    if driver in ("lightning", "trainer"):
+        # With "stop", epochs differ in length, of which these ask for that of the first alone.
+        ends.remove("stop")
     case = dataclasses.replace(
         case_of(seed, driver),
-        mode={"plain": "Mix", "accelerate": "registered"}.get(driver) or rng.choice(MIX_MODES),
+        mode=rng.choice(MIX_MODES[driver]),
         workers=rng.choice((0, 1)),
-        # With "stop", epochs differ in length. Lightning asks for the first one's alone.
-        mix=rng.choice(
-            ("restart", "skip") if driver == "lightning" else ("restart", "stop", "skip")
-        ),
+        mix=rng.choice(ends),
     )
     options = {"seed": case.options["seed"], "max_masks": 2, "mask_select": "random"}
     options |= {"shuffle": True, "pad_last": "ranks"}
     by_steps = case.by_steps and case.mix == "restart"
     case = dataclasses.replace(case, options=options, by_steps=by_steps)
+    if driver == "trainer":
+        # It takes the rest of an epoch for a whole one, and so does not count the step that has
+        # fewer batches than the others at its end.
+        case = dataclasses.replace(case, accumulate=1)
     return dataclasses.replace(case, stops=_stops_of(case, rng))
 
 
@@ -520,11 +531,18 @@ def trainer(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) 
             self.layer = torch.nn.Linear(3, 1)
 
         def forward(self, images, **rest):
-            record.seen.append(content(rest, int(rest["epoch"].max())))
+            epoch = rest["mix_epoch"] if mix is not None else int(rest["epoch"].max())
+            record.seen.append(content(rest, epoch))
             return {"loss": self.layer(images.float().mean((1, 2)) / 255).mean()}
+
+    mix = mix_of(case, train) if case.mix else None
+    if mix is not None and saved is not None:
+        mix.load_state_dict(torch.load(Path(saved) / "mix.pt"))
 
     class PackTrainer(transformers.Trainer):
         def get_train_dataloader(self):
+            if mix is not None:
+                return mix
             return self.accelerator.prepare(loader_of(case, train, "make_dataloader"))
 
     class Stopping(transformers.TrainerCallback):
@@ -541,6 +559,11 @@ def trainer(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) 
             if record.reached("epoch", self.epochs):
                 control.should_save = control.should_training_stop = True
 
+        def on_save(self, args, state, control, **_):
+            if mix is not None:
+                checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+                torch.save(mix.state_dict(), checkpoint / "mix.pt")
+
     arguments = transformers.TrainingArguments(
         str(folder / "trainer"),
         num_train_epochs=EPOCHS,
@@ -552,6 +575,7 @@ def trainer(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) 
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
+        ignore_data_skip=mix is not None,
     )
     model = Model()
     hugging_face = PackTrainer(model, arguments, train_dataset=train, callbacks=[Stopping()])
@@ -691,7 +715,7 @@ def main() -> None:
     has_torchvision()  # before Lightning imports it
     cases = [case_of(seed, arguments.driver) for seed in arguments.seeds]
     if arguments.mix:
-        cases = [mix_case_of(seed) for seed in arguments.seeds]
+        cases = [mix_case_of(seed, arguments.driver) for seed in arguments.seeds]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_pack(folder)

@@ -33,6 +33,7 @@ def mix_of(
     sets: dict[str, sa1bpack.Dataset],
     *,
     sizes: dict[str, int] | None = None,
+    global_sizes: dict[str, int] | None = None,
     ranks: dict[str, int] | None = None,
     loader_options: dict[str, Any] | None = None,
     **options: Any,
@@ -43,7 +44,7 @@ def mix_of(
         seed = list(PACKS).index(name)
         of_name = {**MASKS, **(loader_options or {}), **(ranks or {})}
         if sizes is None:
-            of_name["global_batch_size"] = GLOBAL_SIZES[name]
+            of_name["global_batch_size"] = (global_sizes or GLOBAL_SIZES)[name]
         else:
             of_name["batch_size"] = sizes[name]
         loaders[name] = sa1bpack.Loader(ds, shuffle=True, seed=seed, **of_name)

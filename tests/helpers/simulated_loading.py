@@ -17,6 +17,8 @@ from sa1bpack.loading import (
     devices,
     iteration,
     loader,
+    mix,
+    mix_stats,
     reader_crew,
     reader_threads,
 )
@@ -90,9 +92,18 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
     finalizers.when_gone(schedule, int)
     with made.on(0):
         torch.zeros(1)  # for the first one torch imports modules, whose frames would keep buffers
-    modules = (devices, batch_queue, iteration, reader_crew, reader_threads, threads)
+    modules = (
+        devices,
+        batch_queue,
+        iteration,
+        mix,
+        mix_stats,
+        reader_crew,
+        reader_threads,
+        threads,
+    )
     schedule.patch(monkeypatch, *modules)
-    for module in (batch_queue, iteration, runtime):
+    for module in (batch_queue, iteration, mix, runtime):
         monkeypatch.setattr(module, "when_gone", partial(_when_gone, schedule))
     monkeypatch.setattr(loader, "settle", partial(_settle, schedule))
     simulate(monkeypatch, made)

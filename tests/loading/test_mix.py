@@ -131,7 +131,7 @@ def test_weights_may_follow_a_schedule_and_0_leaves_a_source_out(sets):
 # ------------------------------------------------------------------------------------ ranks, states
 
 
-def run_of_ranks(sets, world_size: int, state, stop: int | None, **options):
+def run_of_ranks(sets, world_size: int, state, stop: int, **options):
     """The joined steps of some ranks from a state to a stop, and the state there."""
     by_rank = []
     states = []
@@ -140,15 +140,11 @@ def run_of_ranks(sets, world_size: int, state, stop: int | None, **options):
         if state is not None:
             mix.load_state_dict(state)
         steps = []
-        while stop is None or len(steps) < stop:
-            before = len(steps)
+        while len(steps) < stop:
             for batch in mix:
                 steps.append(seen(batch))
                 if len(steps) == stop:
                     break
-            if stop is None:
-                break
-            assert len(steps) > before
         by_rank.append(steps)
         states.append(mix.state_dict())
     assert all(state == states[0] for state in states)
@@ -156,28 +152,46 @@ def run_of_ranks(sets, world_size: int, state, stop: int | None, **options):
 
 
 @given(
+    names=st.sampled_from(["abc", "ab", "c"]),
+    weights=st.lists(st.integers(1, 9), min_size=3, max_size=3),
+    sizes=st.lists(st.sampled_from([6, 12, 18, 24]), min_size=3, max_size=3),
     worlds=st.lists(st.sampled_from([1, 2, 3]), min_size=2, max_size=3),
-    stops=st.lists(st.integers(1, 12), min_size=2, max_size=2),
+    stops=st.lists(st.integers(1, 9), min_size=3, max_size=3),
     at_end=st.sampled_from(["restart", "stop", "skip"]),
+    seed=st.integers(0, 3),
 )
-@settings(max_examples=8)
-def test_a_run_continues_on_another_number_of_ranks(sets, uninterrupted, worlds, stops, at_end):
-    check_continued(sets, uninterrupted, worlds, [*stops, 4], at_end)
+@settings(max_examples=10)
+def test_a_run_continues_on_another_number_of_ranks(
+    sets, names, weights, sizes, worlds, stops, at_end, seed
+):
+    some = {name: sets[name] for name in names}
+    options = {
+        **options_of(at_end),
+        "seed": seed,
+        "weights": dict(zip(names, weights, strict=False)),
+        "global_sizes": dict(zip(names, sizes, strict=False)),
+    }
+    stops = stops[: len(worlds)]
+    mix = mix_of(some, **options)
+    expected = []
+    while len(expected) < sum(stops):
+        expected += [seen(batch) for batch in mix]
+    check_continued(some, expected, worlds, stops, **options)
 
 
 @pytest.mark.parametrize("at_end", ["restart", "stop", "skip"])
 def test_three_sources_over_4_2_and_3_ranks_are_one_run(sets, uninterrupted, at_end):
-    check_continued(sets, uninterrupted, [4, 2, 3], [7, 5, 6], at_end)
+    check_continued(sets, uninterrupted[at_end], [4, 2, 3], [7, 5, 6], **options_of(at_end))
 
 
-def check_continued(sets, uninterrupted, worlds, stops, at_end) -> None:
+def check_continued(sets, expected, worlds, stops, **options) -> None:
     found = []
     state = None
-    for world_size, stop in zip(worlds, stops, strict=False):
-        steps, state = run_of_ranks(sets, world_size, state, stop, **options_of(at_end))
+    for world_size, stop in zip(worlds, stops, strict=True):
+        steps, state = run_of_ranks(sets, world_size, state, stop, **options)
         found += steps
         state = pickle.loads(pickle.dumps(state))
-    assert found == uninterrupted[at_end][: len(found)]
+    assert found == expected[: sum(stops)]
 
 
 def test_an_epoch_that_is_chosen_or_left_early_is_what_it_would_have_been(sets, uninterrupted):

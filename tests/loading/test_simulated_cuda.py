@@ -10,7 +10,7 @@ from loader_seams import before_fills, noted_pools
 from simulated_cuda import SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled, simulate
 
-from sa1bpack import Collate, Loader, LoaderError
+from sa1bpack import Collate, Loader, LoaderError, Mix
 from sa1bpack.errors import LoaderTimeout
 from sa1bpack.loading.devices import CudaDevice
 
@@ -196,6 +196,43 @@ def test_a_loader_that_ends_before_a_capture_does_not_disturb_it(ds, monkeypatch
     schedule.run(train)
     assert consumer.check() == 1 + seed % 3 and not cuda.capture_is_lost
     assert cuda.pinned == {} and cuda.contexts == {1}
+
+
+@pytest.mark.parametrize("ends", ["complete", "closed", "dropped", "chosen"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_threads_of_a_mix_read_for_two_devices(ds, monkeypatch, ends, seed):
+    """Whichever switches; no thread waits for ever, and all memory is given back."""
+    schedule, cuda = scheduled(monkeypatch, seed)
+    consumer = Consumer(ds, cuda, schedule)
+    steps = 12 if ends == "complete" else 2 + seed % 9
+
+    def train() -> None:
+        loaders = {
+            name: Loader(ds, 2, device=f"cuda:{name}", shuffle=True, **CACHED) for name in "01"
+        }
+        mix = Mix(loaders, {"0": 1, "1": 2}, seed=seed, steps=12, threads=1 + seed % 3)
+        iterated = iter(mix)
+        for _ in range(steps):
+            batch = next(iterated)
+            index = int(batch.pop("source"))
+            del batch["mix_epoch"], batch["mix_step"]
+            consumer.take(batch, index)
+            del batch
+        if ends == "complete":
+            assert next(iterated, None) is None
+            assert mix.stats().ended
+        elif ends == "chosen":
+            mix.set_epoch(3)
+            with pytest.raises(LoaderError, match="ended by a new one of the same Mix"):
+                next(iterated)
+        if ends != "dropped":
+            mix.close()
+            assert cuda.pinned == {}
+        del mix, iterated, loaders
+
+    schedule.run(train)
+    assert consumer.check() == steps and schedule.expired == 0
+    assert cuda.pinned == {} and cuda.contexts == {0, 1}
 
 
 class Lagging(SimulatedCuda):

@@ -306,6 +306,8 @@ class OrderedBatches:
             )
         if state.latest is not None:
             batches = batches.after(len(batches))
+        elif len(batches) == 0:  # by the ranks that are settled now, see `_rest`
+            batches = batches.after(0)
         self._state = IterationState(batches, loaded=loaded)
         return self._state
 

@@ -43,6 +43,21 @@ def test_a_batch_size_that_the_ranks_cannot_share_is_refused(group):
         OrderedBatches(ORDER, global_batch_size=3, **OF_GROUP)
 
 
+def test_the_next_epoch_begins_if_ranks_that_come_later_leave_no_full_batch(group):
+    """A state of one rank, loaded before torch.distributed has two."""
+    one = OrderedBatches(ORDER, 4, drop_last=True)
+    taken = iter(one)
+    for _ in range(4):  # of 5
+        next(taken)
+    batches = OrderedBatches(ORDER, 4, drop_last=True, **OF_GROUP)
+    batches.load_state_dict(one.state_dict())
+    group.ready, group.world_size = True, 2
+    whole = OrderedBatches(ORDER, 4, drop_last=True, rank=0, world_size=2)
+    whole.set_epoch(1)
+    assert list(batches) == list(whole)
+    assert batches.epoch == 1
+
+
 @pytest.mark.parametrize("first", NEEDS.values(), ids=NEEDS)
 @pytest.mark.parametrize("later", NEEDS.values(), ids=NEEDS)
 def test_the_number_of_ranks_is_settled_by_the_first_need_and_a_later_change_is_an_error(
