@@ -180,6 +180,32 @@ def test_rows_without_an_image_or_record_are_rejected(tmp_path):
     }  # fmt: skip
 
 
+OTHER_RECORDS = {
+    "images alone": ("none", lambda rows: {"image": images(rows)}),
+    "lists of annotations": (
+        None, lambda rows: {"image": images(rows), "annotations": nested(rows, "annotations")},
+    ),
+    "keys": (
+        "webdataset",
+        lambda rows: {
+            "__key__": ["a", "b", "c"], "jpg": images(rows, None), "json": texts(rows),
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHER_RECORDS)
+def test_records_of_other_forms_are_read_as_those_of_folders(kind, tmp_path):
+    records, columns = OTHER_RECORDS[kind]
+    path = write(tmp_path / "a.parquet", columns(rows_of([1, 2, 3])))
+    options = {} if records is None else {"records": records}
+    result = pack_small(path, tmp_path / "pack", **options)
+    assert (result.images, result.rejects) == (3, 0)
+    assert sa1bpack.verify(tmp_path / "pack").ok
+    masks = 0 if records == "none" else 9
+    assert sa1bpack.open(tmp_path / "pack").column("mask_count").sum() == masks
+
+
 def test_columns_that_say_too_little_are_named(tmp_path):
     rows = rows_of([1])
     for columns, said in [
