@@ -8,7 +8,7 @@ SA-1B, because the shortest text of a float64 is the same everywhere.
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,8 +29,9 @@ from sa1bpack.errors import (
     ReadError,
     UnknownName,
 )
+from sa1bpack.export.coco_records import CocoTexts, head_of
 from sa1bpack.export.info import attributes_of
-from sa1bpack.export.kept_texts import NO_CATEGORY, KeptTexts, record_text
+from sa1bpack.export.kept_texts import KeptTexts, record_text, with_others
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     file_digest,
@@ -54,12 +55,6 @@ from sa1bpack.wording import brief
 
 # A record is made from all other arrays.
 _NOT_EXPORTED = ("image", "image_offset", "mask_bits", "checksum")
-
-# SA-1B's masks have no classes.
-OBJECT = "object"
-CATEGORIES = [{"id": 1, "name": OBJECT, "supercategory": OBJECT}]
-INFO = {"description": "SA-1B annotations, exported by sa1bpack"}
-_COCO_NUMBERS = ("id", "area", "bbox")  # the other numbers of a mask come after COCO's keys
 
 
 @dataclass
@@ -418,7 +413,12 @@ def export_coco(
     (compressed RLE), `area`, `bbox` and `iscrowd` (0); and SA-1B's `predicted_iou`,
     `stability_score`, `point_coords` and `crop_box`, as far as the pack has them. `bbox` is x, y,
     w, h in COCO's convention, tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's
-    JSON.
+    JSON. Keys of images and annotations that the pack keeps have their values.
+
+    A pack that was made from COCO's form is written as an equal file: the images, with their names,
+    licences and whatever else was kept; categories, licences and info of the file; annotations with
+    their own keys and values, but for polygons and lists of counts, which are compressed RLE of the
+    same pixels.
 
     The file is written completely or not at all. An existing file is never overwritten; it is left
     as it is if it has the same bytes. It takes 8 bytes of memory per image and per annotation.
@@ -450,22 +450,21 @@ def export_coco(
     result = ExportResult(file_to_write("output", output), complete=ds.manifest.complete)
     ids = [np.empty(0, np.int64)]
     categories: set[int] = set()
+    names: set[str] = set()
     for exported in _by_shard(ds):
         _check_files(exported.shard)
+        names.add(exported.shard.entry.source)
         if "annotation_id" not in ds.layout.absent:
             ids.append(exported.shard["annotation_id"][exported.kept])
-        of_masks = KeptTexts(exported.shard).categories()
-        if of_masks is not None:
-            categories.update(of_masks[exported.kept].tolist())
+        categories.update(CocoTexts(exported.shard).categories(exported.kept).tolist())
         _count_shard(result, exported)
     _check_coco_ids(ds.column("image_id"), np.concatenate(ids), renumber)
+    head = head_of(ds.manifest.sources, names, categories)
     result.unchanged = int(result.path.exists())
     result.files = 1 - result.unchanged
     remove_leftovers(result.path)
     with reporting_steps(progress, "image", 2 * result.images) as step:
-        _write_coco(
-            result.path, ds, step, sorted(categories), renumber=renumber, boxes_only=boxes_only
-        )
+        _write_coco(result.path, ds, step, head, renumber=renumber, boxes_only=boxes_only)
     result.seconds = time.perf_counter() - started
     return result
 
@@ -474,22 +473,17 @@ def _write_coco(
     path: Path,
     ds: Dataset,
     step: Callable[[int], None],
-    categories: Sequence[int],
+    head: dict[str, Any],
     *,
     renumber: bool,
     boxes_only: bool,
 ) -> None:
     """Write the file, one image and one annotation at a time."""
-    listed = []
-    for category in categories:
-        name = OBJECT if category == NO_CATEGORY else str(category)
-        listed.append({"id": category, "name": name, "supercategory": OBJECT})
-    head = {"info": INFO, "licenses": [], "categories": listed or CATEGORIES}
     with _writing(path, durably=True) as write:
         write(json.dumps(head)[:-1].encode())
         write(b', "images": ')
-        images = (_image(exported.shard, row) for exported, row in _samples(ds, step))
-        _write_list(write, ({"id": image.pop("image_id")} | image for image in images))
+        images = _coco_images(_samples(ds, step))
+        _write_list(write, images)
         write(b', "annotations": ')
         samples = _samples(ds, step)
         _write_list(write, _coco_annotations(samples, renumber=renumber, boxes_only=boxes_only))
@@ -525,10 +519,10 @@ def _first_double(ids: np.ndarray) -> int | None:
     return int(ids[doubles[0]])
 
 
-def _write_list(write: Callable[[bytes], object], items: Iterator[dict[str, Any]]) -> None:
+def _write_list(write: Callable[[bytes], object], texts: Iterator[str]) -> None:
     write(b"[")
-    for number, item in enumerate(items):
-        write((",\n" * (number > 0) + json.dumps(item)).encode())
+    for number, text in enumerate(texts):
+        write((",\n" * (number > 0) + text).encode())
     write(b"]")
 
 
@@ -540,44 +534,44 @@ def _samples(ds: Dataset, step: Callable[[int], None]) -> Iterator[tuple[_Export
             step(1)
 
 
-def _coco_annotations(
-    samples: Iterable[tuple[_Exported, int]], *, renumber: bool, boxes_only: bool
-) -> Iterator[dict[str, Any]]:
-    """The annotations of samples with COCO's keys, then the other numbers of their masks."""
-    count = 0
+def _coco_images(samples: Iterable[tuple[_Exported, int]]) -> Iterator[str]:
+    """The texts of images with COCO's keys."""
     shard = None
-    categories = None
     for exported, row in samples:
         if exported.shard is not shard:
             shard = exported.shard
-            categories = KeptTexts(shard).categories()
-        first_mask = int(shard["mask_offset"][row])
+            texts = CocoTexts(shard)
+        yield texts.image(row, _image(shard, row))
+
+
+def _coco_annotations(
+    samples: Iterable[tuple[_Exported, int]], *, renumber: bool, boxes_only: bool
+) -> Iterator[str]:
+    """The texts of the annotations of samples, with COCO's keys."""
+    count = 0
+    shard = None
+    for exported, row in samples:
+        if exported.shard is not shard:
+            shard = exported.shard
+            texts = CocoTexts(shard)
         height, width = shard["size"][row, :2].tolist()
-        runs = _runs(shard, *shard["mask_offset"][row : row + 2].tolist())
-        boxes = mask_boxes(*runs, height, width)
+        boxes = mask_boxes(
+            *_runs(shard, *shard["mask_offset"][row : row + 2].tolist()), height, width
+        )
         boxes[:, 2:] -= boxes[:, :2]
-        keys = [number.json for number in shard.layout.mask_numbers]
-        keys = [key for key in keys if key not in _COCO_NUMBERS]
         annotations = annotations_of(shard, row)
-        for mask in exported.masks_of(row).tolist():
-            annotation = annotations[mask]
-            box = boxes[mask].tolist()
+        masks = exported.masks_of(row).tolist()
+        made = texts.annotations(row, masks, annotations, boxes)
+        for mask, (coco, pairs) in zip(masks, made, strict=True):
             count += 1
-            coco = {"id": count}
-            if "id" in annotation and renumber:
-                coco["sa1b_id"] = annotation["id"]
-            elif "id" in annotation:
-                coco["id"] = annotation["id"]
-            coco["image_id"] = int(shard["image_id"][row])
-            coco["category_id"] = 1
-            if categories is not None:
-                coco["category_id"] = int(categories[first_mask + mask])
-            if not boxes_only:
-                coco["segmentation"] = annotation["segmentation"]
-            coco["area"] = annotation["area"]
-            coco["bbox"] = box
-            coco["iscrowd"] = 0
-            yield coco | {key: annotation[key] for key in keys if key in annotation}
+            ids = {"id": count}
+            if "id" in annotations[mask] and renumber:
+                ids["sa1b_id"] = annotations[mask]["id"]
+            elif "id" in annotations[mask]:
+                ids["id"] = annotations[mask]["id"]
+            if boxes_only:
+                coco.pop("segmentation", None)
+            yield with_others(ids | coco, pairs, keep="others")
 
 
 # --------------------------------------------------------------------------------- files

@@ -1,7 +1,7 @@
 """What a pack keeps of other keys of the records, as JSON."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -66,13 +66,18 @@ class KeptTexts:
                         pairs[mask].append((key.last, text))
         return pairs
 
+    @property
+    def has_categories(self) -> bool:
+        """True if the pack keeps the categories of masks, as int64."""
+        return any(key.key == CATEGORY_KEY and key.type == "int64" for key in self.keys)
+
     def categories(self) -> np.ndarray | None:
         """int64 (m,): the category of each mask; None if the pack keeps none, or not as int64.
 
         Raises FormatError if a row is damaged.
         """
         for key, feature in zip(self.keys, self._features, strict=True):
-            if key.key == CATEGORY_KEY and key.type == "int64":
+            if key.key == CATEGORY_KEY and self.has_categories:
                 edges = self._shard["mask_offset"].tolist()
                 ids = [np.empty(0, np.int64)]
                 for row, (first, stop) in enumerate(pairwise(edges)):
@@ -101,8 +106,26 @@ def _texts(key: KeptKey, rows: FeatureRows, feature: FeatureShard) -> list[str |
 
 def with_pairs(text: str, pairs: Pairs) -> str:
     """The JSON text of an object that has keys, with others after them."""
-    added = "".join(f", {json.dumps(key)}: {value}" for key, value in pairs)
+    added = ", ".join(f"{json.dumps(key)}: {value}" for key, value in pairs)
+    if added and len(text) > len("{}"):
+        added = f", {added}"
     return f"{text[:-1]}{added}}}"
+
+
+def with_others(value: Mapping[str, Any], pairs: Pairs, *, keep: str) -> str:
+    """The JSON text of an object, with other keys after its own.
+
+    Args:
+        value: the object.
+        pairs: the other keys.
+        keep: of a key that both have, the value that is kept: "own" or "others".
+    """
+    if keep == "own":
+        pairs = [(key, text) for key, text in pairs if key not in value]
+    else:
+        keys = {key for key, _ in pairs}
+        value = {key: own for key, own in value.items() if key not in keys}
+    return with_pairs(json.dumps(value), pairs)
 
 
 def record_text(
@@ -113,6 +136,8 @@ def record_text(
     row: int,
 ) -> str:
     """The JSON text of a record, as Python's json writes it.
+
+    A kept key that SA-1B's records have as well, as those of other data sets may, is left out.
 
     Args:
         image: the object `image` of the record.
@@ -125,7 +150,7 @@ def record_text(
         return json.dumps({"image": image, "annotations": [annotations[mask] for mask in masks]})
     of_image = kept_texts.of_image(row)
     of_masks = kept_texts.of_masks(row)
-    texts = [with_pairs(json.dumps(annotations[mask]), of_masks[mask]) for mask in masks]
-    image_text = with_pairs(json.dumps(image), of_image[PARENTS[0]])
+    texts = [with_others(annotations[mask], of_masks[mask], keep="own") for mask in masks]
+    image_text = with_others(image, of_image[PARENTS[0]], keep="own")
     record = f'{{"image": {image_text}, "annotations": [{", ".join(texts)}]}}'
     return with_pairs(record, of_image[""])

@@ -90,7 +90,7 @@ STORED_KEYS: Stored = {
 _STORED_ALWAYS: Stored = {
     "": ("image", "annotations", "positions"),
     "image": ("id", "image_id", "width", "height"),
-    "annotations": ("segmentation", "bbox", "image_id"),
+    "annotations": ("segmentation", "image_id"),
 }
 
 
@@ -98,10 +98,12 @@ def stored_keys(records: str, absent: Collection[str]) -> Stored:
     """The keys that a pack stores, by their object: with a reader of records, without numbers."""
     if records == SA1B:
         return STORED_KEYS
-    computed = READERS[records].computed_area
     of_masks = [*_STORED_ALWAYS["annotations"]]
+    computed: tuple[str, ...] = ()
+    if READERS[records].computed_area:
+        computed = ("area", "bbox")
     for number in MASK_NUMBERS:
-        if number.array not in absent and not (computed and number.array == "area"):
+        if number.array not in (*absent, *computed):
             of_masks.append(number.json)
     return {**_STORED_ALWAYS, "annotations": tuple(of_masks)}
 

@@ -29,6 +29,7 @@ from sa1bpack.wording import brief
 # key would be another number, or hidden. Other keys are kept as JSON, which any value is.
 _USUAL: dict[str, tuple[str, str]] = {
     "annotations.area": ("float64", "record_area"),
+    "annotations.bbox": ("float64-list", "record_bbox"),
     "annotations.caption": ("text", "caption"),
     "annotations.category_id": ("int64", "category_id"),
     "annotations.iscrowd": ("int64", "iscrowd"),

@@ -32,7 +32,8 @@ from sa1bpack.errors import OptionsDiffer
 from sa1bpack.masks import encode_counts
 
 OPTIONS = {"image_size": 64, "mask_size": 64, "workers": 1}
-KEPT = ["category_id", "iscrowd", "record_area", "license", "image_file_name", "coco_url"]
+KEPT = ["category_id", "iscrowd", "record_area", "record_bbox", "license", "image_file_name",
+        "coco_url"]  # fmt: skip
 
 
 def pack(sources: Any, output: Path, **options: Any) -> sa1bpack.PackResult:
@@ -80,8 +81,13 @@ def compare_with_coco(root: Path, file: dict[str, Any]) -> int:
             np.testing.assert_array_equal(sample["areas"], coco.area(rles))
             boxes = coco.toBbox(rles)
             boxes[:, 2:] = np.maximum(boxes[:, 2:] - 1, 0)
+            edges = sample["record_bbox_offsets"]
             for row, one in enumerate(annotations):
-                np.testing.assert_array_equal(sample["bboxes"][row], one.get("bbox", boxes[row]))
+                own = sample["record_bbox"][edges[row] : edges[row + 1]].tolist()
+                assert own == one.get("bbox", [])
+                if own:
+                    boxes[row] = [*own[:2], own[2] - 1, own[3] - 1]
+                np.testing.assert_array_equal(sample["bboxes"][row], boxes[row])
         for name, key in (("category_id",) * 2, ("iscrowd",) * 2, ("record_area", "area")):
             assert sample[name].tolist() == [one[key] for one in annotations]
         assert not set(sample) & {"predicted_ious", "stability_scores", "crop_boxes"}

@@ -46,6 +46,9 @@ from sa1bpack.wording import brief
 
 # A key of the image that readers whose images have no ids make: its path in the source.
 IMAGE_NAME = ("image", "image_name")
+# The box of a record in COCO's form, which is kept beside that of the pack: its width and height
+# are one more, those of edges.
+OWN_BOX = ("annotations", "bbox")
 _NAN = float("nan")
 
 
@@ -165,13 +168,16 @@ def parse_masks(
         image_size: height and width of the image itself; asked for if the record lacks them.
         numbers: those that the pack stores of each mask.
         kept_keys: as for `parse_annotations`; IMAGE_NAME is the path.
-        computed_area: `area` is not that of the JSON, but the number of pixels of the mask.
+        computed_area: the record is of COCO's form: `area` is not that of the JSON, but the number
+            of pixels of the mask, and the width and height of `bbox` are one more than those of a
+            pack.
 
     Raises:
         AnnotationError: as `parse_annotations`. A polygon, a list of counts or a drawing are not
             checked beyond their types.
     """
-    record, unknown = _decode(data, _schema_of(numbers, computed_area, kept_keys))
+    of_record = tuple(key for key in kept_keys if key != OWN_BOX or not computed_area)
+    record, unknown = _decode(data, _schema_of(numbers, computed_area, of_record))
     image = record.image
     masks = record.annotations
     if len(masks) > MAX_ANNOTATIONS:
@@ -214,7 +220,11 @@ def parse_masks(
         shapes = shapes_of(values)
     except OverflowError:
         raise AnnotationError(f"a count of a mask is beyond int64; {REMEDY}") from None
-    texts = kept_texts(record, kept_keys)
+    texts = kept_texts(record, of_record)
+    if computed_area:
+        if OWN_BOX in kept_keys:
+            texts[".".join(OWN_BOX)] = _box_texts(masks)
+        arrays["bbox"][:, 2:] -= 1
     if IMAGE_NAME in kept_keys and texts[".".join(IMAGE_NAME)] == [None]:
         texts[".".join(IMAGE_NAME)] = [msgspec.json.encode(path)]
     identity = image.image_id if image.id is None else image.id
@@ -235,6 +245,15 @@ def parse_masks(
         kept_texts=texts,
         shapes=shapes,
     )
+
+
+def _box_texts(masks: list[Any]) -> list[bytes | None]:
+    """The JSON texts of the boxes of masks; None for one without."""
+    texts: list[bytes | None] = []
+    for mask in masks:
+        has_box = mask.bbox[0] == mask.bbox[0]  # it is not NaN, which stands for none
+        texts.append(msgspec.json.encode(mask.bbox) if has_box else None)
+    return texts
 
 
 def _set_ids(masks: list[Any], positions: list[int] | None) -> None:

@@ -35,7 +35,8 @@ class RecordReader:
         name: as `--records` has it.
         reads: what it reads, in words.
         absent: numbers of masks that its records may lack, and a pack then does not have.
-        computed_area: `area` is always the number of pixels of a mask, not that of the record.
+        computed_area: `area` is always the number of pixels of a mask, not that of the record, and
+            `bbox` that of the record in the convention of packs.
         named: its images have no ids of their own: the pack keeps their paths as `image_name`.
         without_masks: the numbers that are absent if the first records have no mask.
     """
