@@ -1,5 +1,6 @@
-"""A pack that was made from COCO's form is exported as an equal file: the same images, categories and
-annotations, with masks that are equal by pycocotools, whatever form they had."""
+"""A pack that was made from COCO's form is exported as an equal file: the same images, categories
+and annotations, with masks that are equal by pycocotools, whatever form they had.
+"""
 
 import json
 
