@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def pack(
     sources: Annotated[
-        Sequence[str], Help("tars, extracted folders, quoted globs, or URLs of tars", "TAR")
+        Sequence[str], Help("tars, folders, Parquet files, quoted globs, or URLs of tars", "TAR")
     ] = (),
     *,
     output: Annotated[
@@ -74,6 +74,8 @@ def pack(
     Other data sets are packed by the same command: COCO's and those in its form
     (one JSON beside a folder or tar of images), the output of SAM's automatic mask
     generators, images alone. What the records are is found, or said by --records.
+    Images may be JPEG, PNG, WebP, TIFF, BMP or GIF, and lie in folders, in tars or
+    with their records in Parquet files (pip install pyarrow).
 
     A tar may be a URL: https://, s3://, gs://. It is read once, as a stream; no
     copy is kept. Streams that break off are continued where they broke off.
@@ -91,6 +93,8 @@ def pack(
     a folder of COCO, and one whose annotations lie elsewhere:
       sa1bpack pack coco/train2017 -o packed
       sa1bpack pack images --annotations labels.json -o packed
+    Parquet files of a hub:
+      sa1bpack pack 'sa1b-parquet/data/*.parquet' -o packed
     a job array of 100, whose parts share the folder; in the end, once:
       sa1bpack pack '/data/sa_*.tar' --output /data/packed --part 7/100
       sa1bpack finalize /data/packed

@@ -161,10 +161,10 @@ def pack(
     packed. After an error, what was published stays, and nothing unfinished has a final name.
 
     Args:
-        sources: paths or glob patterns of tars and folders, and URLs of tars: https, and s3 and gs,
-            which may be patterns. A tar at a URL is read once, as a stream; a stream that breaks
-            off is continued at its byte. Of those that are complete in the pack nothing is asked
-            for.
+        sources: paths or glob patterns of tars, folders and Parquet files, and URLs of tars: https,
+            and s3 and gs, which may be patterns. A tar at a URL is read once, as a stream; a stream
+            that breaks off is continued at its byte. Of those that are complete in the pack nothing
+            is asked for.
         output: folder of the pack; created if it does not exist. Or the URL of one in an object
             store, s3 or gs, with `staging`.
         staging: local folder in which the pack for an object store is made, shard by shard.
