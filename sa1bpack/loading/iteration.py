@@ -355,9 +355,9 @@ class Iteration(BaseIteration):
         self._has_yielded = False  # any batch
 
     def _next_or_end(self) -> Batch | None:
-        while (taken := self.step()) is not None:
-            if taken.batch is not None:
-                batch: Batch = taken.batch
+        while (taken_batch := self.step()) is not None:
+            if taken_batch.batch is not None:
+                batch: Batch = taken_batch.batch
                 return batch
         return None
 
@@ -379,11 +379,11 @@ class Iteration(BaseIteration):
             running = self._running
             if running is None:
                 running = self._begin(begin)
-            taken = self._next(running, begin)
+            taken_batch = self._next(running, begin)
         except BaseException as error:
             self._failed(error)
-        if taken is not None:
-            return taken
+        if taken_batch is not None:
+            return taken_batch
         self.end("")
         on_epoch_end = self._loader._options.on_epoch_end
         if on_epoch_end is not None:

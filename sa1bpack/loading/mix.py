@@ -416,11 +416,11 @@ class MixIteration(BaseIteration):
         self._ending = when_gone(self, _end_mix, crew, counts, at_exit=True)
         mix.begin(counts, self._ending)
         crew.start()
-        place, sources = run.begun()
+        bookmark, sources = run.begun()
         names = mix.batches.mixture.names
         batch_counts = np.bincount(sources, minlength=len(names)).tolist()
         self._left = dict(zip(names, batch_counts, strict=True))
-        for name, position in zip(names, place.positions, strict=True):
+        for name, position in zip(names, bookmark.positions, strict=True):
             if self._left[name] > 0:
                 mix.loaders[name].batches.go_to(position)
                 self._begin_source(name)
@@ -437,16 +437,16 @@ class MixIteration(BaseIteration):
     def _next(self, run: MixRun) -> Batch | None:
         """The next batch; None if all have been taken."""
         mixed = self._mix.batches
-        place, sources = run.begun()
+        bookmark, sources = run.begun()
         self._end_epoch_of_source()
         while run.taken < len(sources):
             mixed.check(run)
             name = mixed.mixture.names[sources[run.taken]]
-            step = place.steps_before + place.number + run.taken
-            taken = self._take(name, run)
+            step = bookmark.steps_before + bookmark.number + run.taken
+            taken_batch = self._take(name, run)
             mixed.took(run)
-            if taken.batch is not None:
-                batch: Batch = _completed(taken.batch, name, run.epoch, step)
+            if taken_batch.batch is not None:
+                batch: Batch = _completed(taken_batch.batch, name, run.epoch, step)
                 return batch
             self._end_epoch_of_source()
         return None
@@ -457,17 +457,20 @@ class MixIteration(BaseIteration):
         begin = perf_counter()
         self._source = name
         try:
-            taken = self._iterations[name].step()
+            taken_batch = self._iterations[name].step()
         except LoaderError:
             self._mix.batches.check(run)  # it was ended by what has ended this
             raise
-        assert taken is not None, "a source has as many batches as its rules say"
-        self._counts.took(name, begin, 0 if taken.batch is None else len(taken.ordered.indices))
+        assert taken_batch is not None, "a source has as many batches as its rules say"
+        samples = 0
+        if taken_batch.batch is not None:
+            samples = len(taken_batch.ordered.indices)
+        self._counts.took(name, begin, samples)
         self._left[name] -= 1
-        if taken.ordered.is_last:
+        if taken_batch.ordered.is_last:
             self._at_its_end = name
         self._source = None
-        return taken
+        return taken_batch
 
     def _end_epoch_of_source(self) -> None:
         """If the batch taken last was the last one of its source, begin the next epoch of that.
@@ -511,11 +514,11 @@ def _completed(batch: Any, name: str, epoch: int, step: int) -> Any:
             f"the pipeline of source {name!r} returned {brief(batch)}: in a Mix it must return a "
             f"dict, which gets the keys {', '.join(MIX_KEYS)}"
         )
-    taken = [key for key in MIX_KEYS if key in batch]
-    if taken:
+    present_keys = [key for key in MIX_KEYS if key in batch]
+    if present_keys:
         raise OptionError(
-            f"batches of source {name!r} have the key {taken[0]!r} already, which a Mix writes: "
-            "choose another name for the feature, or have the pipeline rename it"
+            f"batches of source {name!r} have the key {present_keys[0]!r} already, which a Mix "
+            "writes: choose another name for the feature, or have the pipeline rename it"
         )
     batch["source"] = name
     batch["mix_epoch"] = epoch

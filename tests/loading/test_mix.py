@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 import shutil
+import signal
 import threading
 import time
 
@@ -29,8 +30,9 @@ from small_tars import members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack import Loader, LoaderError, Mix, OptionError, ReadError
-from sa1bpack.errors import LoaderTimeout, UserCodeError
-from sa1bpack.loading import located_batch
+from sa1bpack.errors import LoaderTimeout, ThreadRefused, UserCodeError
+from sa1bpack.loading import located_batch, reader_crew
+from sa1bpack.threads import start_thread
 
 SIZES = {"a": 3, "b": 2, "c": 4}
 STEPS = 14
@@ -493,6 +495,62 @@ def test_threads_end_with_the_iteration(sets, how):
             for _ in running:
                 pass
     assert mix_threads() == []
+
+
+def test_ctrl_c_while_a_source_is_waited_for_ends_all_threads(sets, monkeypatch, uninterrupted):
+    begun = threading.Event()
+    release = threading.Event()
+
+    def wait(located):
+        if source_of(located) == "b":
+            begun.set()
+            assert release.wait(60)
+
+    def interrupt():
+        assert begun.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        before_copies(patch, wait)
+        ends_within(patch, 0.0)
+        mix = mix_of(sets, steps=STEPS)
+        interrupting = threading.Thread(target=interrupt)
+        steps = []
+        with pytest.raises(KeyboardInterrupt):
+            interrupting.start()
+            for batch in mix:
+                steps.append(seen(batch))
+            interrupting.join(60)
+        interrupting.join(60)
+        release.set()
+        join_readers()
+    assert mix_threads() == []
+    state = mix.state_dict()
+    assert state["batches"] == len(steps)
+    again = mix_of(sets, steps=STEPS)
+    again.load_state_dict(state)
+    assert [seen(batch) for batch in again] == uninterrupted["restart"][len(steps) : STEPS]
+
+
+@pytest.mark.parametrize("refused", range(4))
+def test_a_thread_that_the_system_refuses_leaves_none_behind(
+    sets, monkeypatch, uninterrupted, refused
+):
+    mix = mix_of(sets, steps=STEPS)
+    started = []
+
+    def start(work, name):
+        if len(started) == refused:
+            raise ThreadRefused("no more")
+        started.append(name)
+        return start_thread(work, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader_crew, "start_thread", start)
+        with pytest.raises(ThreadRefused):
+            next(iter(mix))
+    assert mix_threads() == []
+    assert [seen(batch) for batch in mix] == uninterrupted["restart"][:STEPS]
 
 
 def raise_in(running) -> None:

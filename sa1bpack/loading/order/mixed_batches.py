@@ -30,7 +30,7 @@ _OF_DATA = {"fingerprint", "size", "shards", "weights", "samples", "turns"}
 HasGrown = Callable[[str, int, str], bool]
 
 
-class Place(NamedTuple):
+class Bookmark(NamedTuple):
     """A place between two batches of a mix.
 
     Attributes:
@@ -52,7 +52,7 @@ class MixRun:
 
     Attributes:
         epoch: epoch of the mix.
-        place: where it begins; None: at the beginning of the epoch.
+        bookmark: where it begins; None: at the beginning of the epoch.
         sources: int16 (n,), the number of the source of each of its batches; once it has begun.
         taken: number of batches that came out.
         ended: no further batch may come out.
@@ -60,17 +60,17 @@ class MixRun:
     """
 
     epoch: int
-    place: Place | None = None
+    bookmark: Bookmark | None = None
     sources: np.ndarray | None = None
     taken: int = 0
     ended: bool = False
-    loaded: Place | None = None
+    loaded: Bookmark | None = None
 
-    def begun(self) -> tuple[Place, np.ndarray]:
+    def begun(self) -> tuple[Bookmark, np.ndarray]:
         """The place where it began, and the sources of its batches."""
-        assert self.place is not None, "an iteration that has begun has a place"
+        assert self.bookmark is not None, "an iteration that has begun has a place"
         assert self.sources is not None
-        return self.place, self.sources
+        return self.bookmark, self.sources
 
 
 class MixedBatches:
@@ -103,11 +103,11 @@ class MixedBatches:
         self.sources = tuple(sources[name] for name in mixture.names)
         self.steps = steps
         self._has_grown = has_grown
-        beginning = Place(0, 0, 0, (Position(0, 0),) * len(self.sources))
+        beginning = Bookmark(0, 0, 0, (Position(0, 0),) * len(self.sources))
         # From which places are counted on: the beginning, or the place of a state.
         self._base = beginning
         # The beginning of the latest epoch that was counted to, and of its base.
-        self._counted: tuple[Place, Place] = (beginning, beginning)
+        self._counted: tuple[Bookmark, Bookmark] = (beginning, beginning)
         self._run = MixRun(epoch=0)
 
     # ------------------------------------------------------------------------------ pure functions
@@ -141,42 +141,46 @@ class MixedBatches:
             return self.steps
         return sum(of_source.cut.length(0) for of_source in rules)
 
-    def sources_from(self, place: Place) -> np.ndarray:
+    def sources_from(self, bookmark: Bookmark) -> np.ndarray:
         """int16 (n,), the source of each batch from a place to the end of its epoch."""
         rules = self.rules()
-        step = place.steps_before + place.number
+        step = bookmark.steps_before + bookmark.number
         if self.mixture.at_end == RESTART:
-            count = max(0, self._length(rules) - place.number)
-            return self.mixture.draws(place.epoch, place.number, step, count=count, remaining=())
+            count = max(0, self._length(rules) - bookmark.number)
+            return self.mixture.draws(
+                bookmark.epoch, bookmark.number, step, count=count, remaining=()
+            )
         remaining = []
-        for of_source, position in zip(rules, place.positions, strict=True):
-            is_over = position.epoch > place.epoch
+        for of_source, position in zip(rules, bookmark.positions, strict=True):
+            is_over = position.epoch > bookmark.epoch
             remaining.append(0 if is_over else batches_left(of_source, position))
-        return self.mixture.draws(place.epoch, place.number, step, count=None, remaining=remaining)
+        return self.mixture.draws(
+            bookmark.epoch, bookmark.number, step, count=None, remaining=remaining
+        )
 
-    def place_after(self, place: Place, sources: np.ndarray, count: int) -> Place:
+    def bookmark_after(self, bookmark: Bookmark, sources: np.ndarray, count: int) -> Bookmark:
         """The place after `count` of the batches from a place on, whose sources are these."""
         if count == len(sources):
-            return self._end_of(place, sources)
-        positions = self._positions_after(place, sources[:count])
-        return place._replace(number=place.number + count, positions=positions)
+            return self._end_of(bookmark, sources)
+        positions = self._positions_after(bookmark, sources[:count])
+        return bookmark._replace(number=bookmark.number + count, positions=positions)
 
-    def _end_of(self, place: Place, sources: np.ndarray) -> Place:
+    def _end_of(self, bookmark: Bookmark, sources: np.ndarray) -> Bookmark:
         """The beginning of the next epoch."""
-        epoch = place.epoch + 1
+        epoch = bookmark.epoch + 1
         positions = (Position(epoch, 0),) * len(self.sources)
         if self.mixture.at_end == RESTART:
-            positions = self._positions_after(place, sources)
-        return Place(epoch, 0, place.steps_before + place.number + len(sources), positions)
+            positions = self._positions_after(bookmark, sources)
+        return Bookmark(epoch, 0, bookmark.steps_before + bookmark.number + len(sources), positions)
 
-    def _positions_after(self, place: Place, sources: np.ndarray) -> tuple[Position, ...]:
+    def _positions_after(self, bookmark: Bookmark, sources: np.ndarray) -> tuple[Position, ...]:
         counts = np.bincount(sources, minlength=len(self.sources)).tolist()
         positions = []
-        for rules, position, count in zip(self.rules(), place.positions, counts, strict=True):
+        for rules, position, count in zip(self.rules(), bookmark.positions, counts, strict=True):
             positions.append(advanced(rules, position, count) if count else position)
         return tuple(positions)
 
-    def beginning_of(self, epoch: int) -> Place:
+    def beginning_of(self, epoch: int) -> Bookmark:
         """The beginning of an epoch of the mix, counted from the beginning or a loaded state.
 
         Raises:
@@ -188,13 +192,13 @@ class MixedBatches:
                 f"epoch {epoch} of the mix begins before the state that was loaded, which is in "
                 f"epoch {base.epoch} after {counted(base.number, 'batch')}: make a new Mix"
             )
-        counted_from, place = self._counted
-        if counted_from is not base or place.epoch > epoch:
-            place = base
-        while place.epoch < epoch:
-            place = self._end_of(place, self.sources_from(place))
-        self._counted = (base, place)
-        return place
+        counted_from, bookmark = self._counted
+        if counted_from is not base or bookmark.epoch > epoch:
+            bookmark = base
+        while bookmark.epoch < epoch:
+            bookmark = self._end_of(bookmark, self.sources_from(bookmark))
+        self._counted = (base, bookmark)
+        return bookmark
 
     # --------------------------------------------------------------------------- the place of a run
 
@@ -216,11 +220,11 @@ class MixedBatches:
         if self.mixture.at_end == RESTART:
             return self._length(self.rules())
         run = self._run
-        if run.place is not None and run.place.number > 0:
+        if run.bookmark is not None and run.bookmark.number > 0:
             sources = run.sources
             if sources is None:
-                sources = self.sources_from(run.place)
-            return run.place.number + len(sources)
+                sources = self.sources_from(run.bookmark)
+            return run.bookmark.number + len(sources)
         return len(self.sources_from(self.beginning_of(run.epoch)))
 
     def batches_of_sources(self) -> dict[str, int]:
@@ -229,7 +233,7 @@ class MixedBatches:
         counts = np.bincount(sources, minlength=len(self.sources)).tolist()
         return dict(zip(self.mixture.names, counts, strict=True))
 
-    def _next(self) -> tuple[Place, Place | None]:
+    def _next(self) -> tuple[Bookmark, Bookmark | None]:
         """The place at which the next iteration begins, and the loaded one if it is still new."""
         run = self._run
         loaded = run.loaded
@@ -240,22 +244,22 @@ class MixedBatches:
                 f"call set_epoch({loaded.epoch}) to continue, or make a new Mix to begin again"
             )
         epoch = run.epoch
-        place = run.place
+        bookmark = run.bookmark
         if run.taken > 0:
             epoch += 1
-            place = None
-        if place is None:
-            place = self.beginning_of(epoch)
-        return place, loaded
+            bookmark = None
+        if bookmark is None:
+            bookmark = self.beginning_of(epoch)
+        return bookmark, loaded
 
     def begin(self) -> MixRun:
         """Begin an iteration. The one before ends. Raises as `OrderedBatches.begin`."""
-        place, loaded = self._next()
-        sources = self.sources_from(place)
-        if len(sources) == 0 and place.number > 0:  # with fewer steps than before
-            place = self._end_of(place, sources)
-            sources = self.sources_from(place)
-        self._run = MixRun(place.epoch, place, sources, loaded=loaded)
+        bookmark, loaded = self._next()
+        sources = self.sources_from(bookmark)
+        if len(sources) == 0 and bookmark.number > 0:  # with fewer steps than before
+            bookmark = self._end_of(bookmark, sources)
+            sources = self.sources_from(bookmark)
+        self._run = MixRun(bookmark.epoch, bookmark, sources, loaded=loaded)
         return self._run
 
     def check(self, run: MixRun) -> None:
@@ -284,12 +288,12 @@ class MixedBatches:
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         run = self._run
-        place = run.place
+        bookmark = run.bookmark
         if run.loaded is not None and run.loaded.epoch == epoch:
-            place = run.loaded
+            bookmark = run.loaded
         elif run.taken > 0 or run.epoch != epoch:
-            place = None
-        self._run = MixRun(epoch, place, loaded=run.loaded)
+            bookmark = None
+        self._run = MixRun(epoch, bookmark, loaded=run.loaded)
 
     # -------------------------------------------------------------------------------------- states
 
@@ -303,14 +307,14 @@ class MixedBatches:
         if run.loaded is not None and run.epoch < run.loaded.epoch:
             return self._state_at(run.loaded)  # no batch of an earlier epoch can come out
         if run.taken == 0:
-            return self._state_at(run.place or self.beginning_of(run.epoch))
-        place, sources = run.begun()
-        return self._state_at(self.place_after(place, sources, max(0, run.taken - unused)))
+            return self._state_at(run.bookmark or self.beginning_of(run.epoch))
+        bookmark, sources = run.begun()
+        return self._state_at(self.bookmark_after(bookmark, sources, max(0, run.taken - unused)))
 
-    def _state_at(self, place: Place) -> dict[str, Any]:
+    def _state_at(self, bookmark: Bookmark) -> dict[str, Any]:
         sources = {}
         for name, batches, position in zip(
-            self.mixture.names, self.sources, place.positions, strict=True
+            self.mixture.names, self.sources, bookmark.positions, strict=True
         ):
             sources[name] = batches.current.state_at(position)
         return {
@@ -318,9 +322,9 @@ class MixedBatches:
             "kind": "mix",
             "seed": self.mixture.seed,
             "at_end": self.mixture.at_end,
-            "epoch": place.epoch,
-            "batches": place.number,
-            "steps_before": place.steps_before,
+            "epoch": bookmark.epoch,
+            "batches": bookmark.number,
+            "steps_before": bookmark.steps_before,
             "sources": sources,
         }
 
@@ -347,14 +351,14 @@ class MixedBatches:
                 restarted.append(name)
                 position = self._beginning(epoch, saved.get(name))
             positions.append(position)
-        place = Place(
+        bookmark = Bookmark(
             epoch=epoch,
             number=whole_number("the state's batches", state["batches"], 0, MAX_WORD),
             steps_before=whole_number("the state's steps_before", state["steps_before"], 0),
             positions=tuple(positions),
         )
-        self._base = place
-        self._run = MixRun(epoch, place, loaded=place)
+        self._base = bookmark
+        self._run = MixRun(epoch, bookmark, loaded=bookmark)
         return restarted
 
     def _checked(self, state: Any) -> dict[str, Any]:

@@ -20,7 +20,10 @@ from sa1bpack.loading.order.rules import BatchRules
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.wording import brief
 
-RESTART, STOP, SKIP = AT_END = ("restart", "stop", "skip")
+RESTART = "restart"
+STOP = "stop"
+SKIP = "skip"
+AT_END = (RESTART, STOP, SKIP)
 
 # The most sources of a mix: an int16 has the number of each.
 MOST_SOURCES = 1000
@@ -96,16 +99,16 @@ class Mixture:
             return np.concatenate([np.empty(0, np.int16), *parts])
         left = np.array(remaining, np.int64)
         parts = [np.empty(0, np.int16)]
-        taken = 0
+        count_drawn = 0
         while not self._has_ended(left):
             most = min(_CHUNK, int(left.sum()))
-            drawn = self._drawn(epoch, first + taken, step + taken, most, left > 0)
+            drawn = self._drawn(epoch, first + count_drawn, step + count_drawn, most, left > 0)
             drawn = drawn[: _until_one_ends(drawn, left)]
             if len(drawn) == 0:  # none that is left has a weight
                 break
             left -= np.bincount(drawn, minlength=len(left))
             parts.append(drawn)
-            taken += len(drawn)
+            count_drawn += len(drawn)
         return np.concatenate(parts)
 
     def _has_ended(self, left: np.ndarray) -> bool:
