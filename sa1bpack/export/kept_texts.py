@@ -124,7 +124,7 @@ def with_others(value: Mapping[str, Any], pairs: Pairs, *, keep: str) -> str:
         pairs = [(key, text) for key, text in pairs if key not in value]
     else:
         keys = {key for key, _ in pairs}
-        value = {key: own for key, own in value.items() if key not in keys}
+        value = {key: item for key, item in value.items() if key not in keys}
     return with_pairs(json.dumps(value), pairs)
 
 

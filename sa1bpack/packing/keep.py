@@ -97,7 +97,8 @@ _STORED_ALWAYS: Stored = {
 def stored_keys(records: str, absent: Collection[str]) -> Stored:
     """The keys that a pack stores, by their object: with a reader of records, without numbers."""
     if records == SA1B:
-        return STORED_KEYS
+        stored = [number for number in MASK_NUMBERS if number.array not in absent]
+        return {**STORED_KEYS, "annotations": annotation_keys(stored)}
     of_masks = [*_STORED_ALWAYS["annotations"]]
     computed: tuple[str, ...] = ()
     if READERS[records].computed_area:

@@ -1,6 +1,6 @@
 """What some records have: keys that are not stored, types of their values, numbers of masks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -51,11 +51,12 @@ _decode = msgspec.json.Decoder().decode
 class KeyProbe:
     """What records have under keys that are not stored, to find keys and the types of values."""
 
-    def __init__(self, request: KeepRequest, records: str = SA1B):
+    def __init__(self, request: KeepRequest, records: str = SA1B, absent: Sequence[str] = ()):
         """
         Args:
             request: the keys that are asked for.
             records: the reader of the records.
+            absent: the numbers of masks that the pack lacks, as far as a call says so.
         """
         self._request = request
         self._records = records
@@ -67,7 +68,7 @@ class KeyProbe:
         self._lacking: set[str] = set()  # keys of these that some mask lacks
         self._masks = 0
         # Of numbers that may be absent, it is known in the end whether they are stored.
-        self._stored = stored_keys(records, reader.absent)
+        self._stored = stored_keys(records, (*reader.absent, *absent))
         self._types: dict[str, set[str]] = {}
         # Key of an object → the keys that come right before it in some record.
         self._before: dict[str, dict[str, None]] = {}

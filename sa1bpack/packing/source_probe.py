@@ -68,11 +68,13 @@ class SourceProbe:
         records = named.get("records")
         if records is None:
             records = "webdataset" if named.get("keys") is not None else self._reader()
+        absent = named.get("absent") or ()
         if records == SA1B and (keep is None or keep.is_settled):
             return {}
         if keep is not None:
-            check_not_stored([key.key for key in keep.keys], stored_keys(records, ABSENT_NUMBERS))
-        probe = KeyProbe(keep or KeepRequest(), records)
+            not_stored = absent if records == SA1B else ABSENT_NUMBERS
+            check_not_stored([key.key for key in keep.keys], stored_keys(records, not_stored))
+        probe = KeyProbe(keep or KeepRequest(), records, absent)
         for record in self._records(records, named.get("keys")):
             interrupts.check()
             if probe.records >= PROBED and not probe.lacks:

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from absent_numbers import ALL, COCO, JSON_KEYS, without
 from format_files import manifest_of
-from small_tars import contents, members, pack_small, rejects_of, write_tar
+from small_tars import changed, contents, members, pack_small, rejects_of, write_tar
 
 import sa1bpack
 from sa1bpack import OptionError, PackOptions
@@ -46,6 +46,29 @@ def test_a_number_that_is_there_although_the_pack_lacks_it_is_a_key_that_is_not_
     packed = pack_small(tar_without(()), tmp_path / "pack", absent=["crop_box", "annotation_id"])
     assert packed.images == 6 and packed.rejects == 0
     assert packed.unknown_keys == {"annotations.crop_box": 5, "annotations.id": 5}
+
+
+@pytest.mark.parametrize("keep", [["annotations.predicted_iou", "annotations.id"], "all"])
+def test_a_number_that_only_some_masks_have_can_be_kept(tmp_path, keep):
+    found = members(range(4), 3)
+    for number in range(4):
+        changed(found, number, lambda record: record["annotations"][1].pop("predicted_iou"))
+    tar = write_tar(tmp_path / "sa_000000.tar", found)
+    pack_small(tar, tmp_path / "pack", absent=["predicted_iou", "annotation_id"], keep=keep)
+    ds = sa1bpack.open(tmp_path / "pack", features=["predicted_iou", "id"])
+    assert not {"predicted_ious", "annotation_ids"} & ds[0].keys()
+    for sample in ds:
+        annotations = json.loads(found[f"./sa_{sample['image_id']}.json"])["annotations"]
+        assert sample["predicted_iou_present"].tolist() == [True, False, True]
+        assert sample["predicted_iou"].tolist() == [a.get("predicted_iou", 0) for a in annotations]
+        assert sample["id"].tolist() == [a["id"] for a in annotations]
+    sa1bpack.export_sa1b(tmp_path / "pack", tmp_path / "records")
+    for name, data in found.items():
+        if name.endswith(".json"):
+            record = json.loads((tmp_path / "records/sa_000000" / name[2:]).read_text())
+            assert record == json.loads(data)
+    with pytest.raises(OptionError, match=r"keep has 'annotations.predicted_iou', which every"):
+        pack_small(tar, tmp_path / "other", absent="crop_box", keep="annotations.predicted_iou")
 
 
 def test_the_pack_remembers_what_it_lacks(tar_without, tmp_path):
