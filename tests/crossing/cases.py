@@ -262,6 +262,8 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         case.transform = False
     if getattr(reading.get("bucket_by"), "exact", False):
         case.transform = False  # the grid of masks would be that of the class
+    if case.layout[0] == "scale_down":
+        case.transform = False  # a Pipeline enlarges images that are smaller than the canvas
     if case.workers is None and rng.random() < 0.3:
         ahead = {"pipeline": as_it_is, "pipeline_threads": rng.randint(1, 3)}
         case.own = tuple(own | ahead for own in case.own)
