@@ -182,3 +182,26 @@ def test_packs_that_can_be_one_dataset_are_refused_unless_that_is_asked_for(made
             act(roots)
     with pytest.raises(OptionError, match="layouts is 'any': choose one of equal, shared"):
         sa1bpack.open(roots, layouts="any")
+
+
+def test_packs_that_are_no_one_dataset_are_mixed_at_one_size(made):
+    """Whole batches of each, which have one shape after a Pipeline, whatever the packs are like."""
+    packs = {
+        "a": made("a", image_size=96, fit="squash"),
+        "b": made("b", ALL, image_size=48, fit="native", pixels="yuv420", masks="runs"),
+    }
+    loaders = {}
+    for name, root in packs.items():
+        ds = sa1bpack.open(root, mask_format="runs")
+        pipeline = T.Pipeline(ds, [T.RandomHorizontalFlip()], size=40, mask_size=20, max_valid=2)
+        options = {"max_masks": 3, "pad_to_max": True, "drop_last": True, "pipeline": pipeline}
+        loaders[name] = sa1bpack.Loader(ds, 2, shuffle=True, **options)
+    with sa1bpack.Mix(loaders, {"a": 1, "b": 1}, steps=8, seed=1) as mix:
+        batches = [(batch["source"], {**batch}) for batch in mix]
+    assert {source for source, _ in batches} == {"a", "b"}
+    for source, batch in batches:
+        assert batch["images"].shape == (2, 3, 40, 40)
+        assert batch["masks"].shape == (2, 3, 20, 20)
+        assert set(batch["image_ids"].tolist()) <= IMAGES[source].keys()
+        assert ("predicted_ious" in batch) == (source == "a")
+        assert batch["valid"].sum(1).max() <= 2 and batch["boxes_xyxy"].isfinite().all()
