@@ -84,8 +84,20 @@ class _Places:
             self._first_epoch = saved["first_epoch"]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Load the places. Lightning sets the epoch after this."""
-        self._load(self._loaders(trainer))
+        """Load the places. Lightning sets the epoch after this.
+
+        Raises LoaderError for a mix whose epochs differ in length: Lightning asks for the length
+        once, before it has set the epoch, and would cut longer ones.
+        """
+        loaders = self._loaders(trainer)
+        for loader in loaders:
+            if not getattr(loader, "has_equal_epochs", True):
+                raise LoaderError(
+                    f"epochs of {loader!r} differ in length, but Lightning asks for the length of "
+                    "the first alone and would cut longer ones: choose at_end='restart' with "
+                    "steps, or at_end='skip' with weights above 0"
+                )
+        self._load(loaders)
 
     def _load(self, loaders: list[Any]) -> None:
         """Load the places, if a checkpoint is resumed. Raises LoaderError if there are others."""

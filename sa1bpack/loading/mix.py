@@ -33,7 +33,7 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.mix_stats import MixCounts, MixPlan, MixStats
 from sa1bpack.loading.options import MAX_THREADS
 from sa1bpack.loading.order.mixed_batches import MixedBatches, MixRun
-from sa1bpack.loading.order.mixture import MOST_SOURCES, RESTART, Mixture
+from sa1bpack.loading.order.mixture import MOST_SOURCES, RESTART, STOP, Mixture
 from sa1bpack.loading.reader_crew import ReaderCrew
 from sa1bpack.schedules import Schedule
 from sa1bpack.threads import Slots
@@ -250,6 +250,15 @@ class Mix:
             for name, loader in self.loaders.items()
         }
         return counts.stats(loading)
+
+    @property
+    def has_equal_epochs(self) -> bool:
+        """True if every epoch of the mix has as many batches, as far as the mix decides that."""
+        mixture = self.batches.mixture
+        if mixture.at_end == STOP:
+            return len(self.loaders) == 1
+        never_zero = all(min(weight.values) > 0 for weight in mixture.weights)
+        return mixture.at_end == RESTART or never_zero
 
     # What libraries look for in a DataLoader, see `Loader`.
     prefetch_factor = None

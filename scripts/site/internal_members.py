@@ -10,7 +10,7 @@ INTERNAL = {
     "Collate": ("limit_to",),
     "Dataset": ("locate", "locate_many", "narrowed", "rows_at", "shard_bounds"),
     "Frame": ("covered", "kept", "places", "steps", "visible"),
-    "Mix": ("begin", "dataset", "end_epoch", "new_crew"),
+    "Mix": ("begin", "dataset", "end_epoch", "has_equal_epochs", "new_crew"),
     "Mixup": ("draw",),
     "Loader": ("end_epoch", "has_begun", "pipeline_threads", "threads"),
     "OrderedBatches": (

@@ -12,6 +12,7 @@ import pytorch_lightning as lightning
 import torch
 
 import sa1bpack
+from sa1bpack.adapters import lightning_places
 from sa1bpack.adapters.lightning import DataModule
 
 # Lightning's own: its use of torch, and advice.
@@ -347,3 +348,35 @@ def test_the_callback_that_places_loaders_is_declared_and_needs_no_loader(photos
     trainer.callbacks = [callback]
     trainer.fit(Plain(), torch.utils.data.DataLoader(ds))
     assert trainer.global_step == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"at_end": "stop"}, {"at_end": "skip", "weights": {"first": [1, 0], "last": 1}}],
+    ids=["stop", "a weight of 0"],
+)
+def test_a_mix_whose_epochs_differ_in_length_is_refused(photos, options):
+    """Lightning would cut those that are longer than the first."""
+    ds = sa1bpack.open(photos.root)
+    loaders = {"first": sa1bpack.Loader(ds[:3], 1), "last": sa1bpack.Loader(ds[3:], 1)}
+    mix = sa1bpack.Mix(loaders, **options)
+    model = Recorder()
+    trainer = trainer_of()
+    with pytest.raises(
+        sa1bpack.LoaderError, match=r"differ in length.*at_end='restart' with steps"
+    ):
+        trainer.fit(model, with_places(trainer, mix))
+    assert model.seen == []
+    mix = sa1bpack.Mix(loaders, at_end="skip")
+    trainer = trainer_of()
+    trainer.fit(model, with_places(trainer, mix))
+    assert len(model.seen) == EPOCHS * len(ds)
+
+
+def with_places(trainer: lightning.Trainer, mix: sa1bpack.Mix) -> sa1bpack.Mix:
+    """The mix, of a trainer that has our callback where the package is only on the path."""
+    (places,) = lightning_places.for_pytorch_lightning()
+    names = [type(callback).__name__ for callback in trainer.callbacks]
+    if type(places).__name__ not in names:
+        trainer.callbacks.append(places)
+    return mix
