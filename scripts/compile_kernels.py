@@ -4,7 +4,9 @@ The sample tar is packed in the common layouts, and batches of each are read and
 is compiled is kept (sa1bpack/kernels.py says where), so a second call takes seconds.
 """
 
+import json
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -77,6 +79,25 @@ def compile_drawing(roots: list[Path]) -> None:
     holes(made)
 
 
+def compile_records(folder: Path) -> None:
+    """Compile what reads records of other data sets: packs an image with an annotation file."""
+    images = folder / "images"
+    images.mkdir()
+    with tarfile.open(TAR) as tar:
+        member = next(member for member in tar if member.name.endswith(".jpg"))
+        data = tar.extractfile(member)
+        assert data is not None
+        (images / "one.jpg").write_bytes(data.read())
+    file = {
+        "images": [{"id": 1, "file_name": "one.jpg"}],
+        "annotations": [{"id": 1, "image_id": 1}],
+    }
+    annotations = folder / "annotations.json"
+    annotations.write_text(json.dumps(file))
+    options: dict[str, Any] = {"workers": 1, "image_size": 256, "mask_size": 64}
+    sa1bpack.pack(images, folder / "records", annotations=annotations, **options)
+
+
 def main() -> None:
     """Compile all, and say how long it took."""
     start = time.monotonic()
@@ -86,6 +107,7 @@ def main() -> None:
             root = Path(folder, str(number))
             sa1bpack.pack(TAR, root, workers=1, image_size=256, mask_size=64, **options)
             roots.append(root)
+        compile_records(Path(folder))
         loading = get_context("spawn").Process(target=compile_loading, args=(roots,))
         loading.start()
         try:

@@ -39,7 +39,7 @@ from sa1bpack.packing.source_packer import readers_of
 from sa1bpack.packing.source_probe import requested_options
 from sa1bpack.packing.work import find_work, list_sources
 from sa1bpack.progress import report
-from sa1bpack.source.find import Source
+from sa1bpack.source.find import Source, count_images
 from sa1bpack.source.pairs import SPOOL_MEMORY, Pair, Reject, why_no_pairs
 from sa1bpack.source.records.images import PairOptions
 from sa1bpack.source.records.table import SA1B, open_pairs
@@ -455,6 +455,8 @@ class _Probe:
         if not self.sizes:
             return 0
         pairs = max(1, round(source.nbytes * self.pairs / self.tar_bytes))
+        if self.options.records != SA1B and source.kind == "folder":  # which holds annotations, too
+            pairs = count_images(source.local_path)
         return max(1, round(pairs * len(self.sizes) / self.pairs))
 
     def scaled(self, images: int, layout: Layout) -> AxisLengths:

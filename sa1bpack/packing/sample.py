@@ -291,6 +291,8 @@ def attempt(
     try:
         return make_sample(file_name, jpeg, json, options, buffers)
     except (AnnotationError, MaskError) as error:
+        if options.records != SA1B:  # whose record has no name of its own
+            return Reject(file_name, error.code, f"reader {options.records}: {error}")
         record = str(PurePath(file_name).with_suffix(".json"))
         return Reject(record, error.code, str(error))
     except SampleError as error:

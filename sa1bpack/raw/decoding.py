@@ -30,6 +30,7 @@ from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.pairs import Reject, first_other_names, why_no_pairs
+from sa1bpack.source.records.table import SA1B
 from sa1bpack.wording import brief
 
 Tars = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -102,6 +103,11 @@ class PairDecoder:
             pack_options = PackOptions()
         if not isinstance(pack_options, PackOptions):
             raise OptionError(f"options is {brief(pack_options)}: give a sa1bpack.PackOptions")
+        if pack_options.records != SA1B:
+            raise OptionError(
+                f"options has the records {brief(pack_options.records)}, and a tar is read without "
+                "a pack if its records are SA-1B's: pack it"
+            )
         require_decoder()
         of_samples = {name: getattr(raw_options, name) for name in declarations(SampleForm)}
         self.pack_options = pack_options

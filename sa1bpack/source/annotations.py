@@ -302,11 +302,15 @@ def _other_layout(data: bytes | bytearray | memoryview) -> str | None:
         if value and isinstance(value[0], dict) and "segmentation" in value[0]:
             return (
                 f"a list of {len(value)} masks, as SamAutomaticMaskGenerator returns them "
-                f"(output_mode='coco_rle'); {_LAYOUT}, each mask with an \"id\""
+                f"(output_mode='coco_rle'), which --records amg reads; by this reader, {_LAYOUT}, "
+                'each mask with an "id"'
             )
         return f"a list of {len(value)} values; {_LAYOUT}"
     if isinstance(value, dict) and isinstance(value.get("images"), list):
-        return f"a COCO file of {len(value['images'])} images; {_LAYOUT}"
+        return (
+            f"a COCO file of {len(value['images'])} images, which --records coco reads, "
+            f"--annotations FILE; by this reader, {_LAYOUT}"
+        )
     return None
 
 

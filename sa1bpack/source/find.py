@@ -422,6 +422,12 @@ def list_folder(folder: Path, all_images: bool = False) -> list[tuple[str, Membe
     return sorted(files, key=lambda file: _pack_order(file[1].name))
 
 
+def count_images(folder: Path) -> int:
+    """The number of files below a folder that are named like images. Raises SourceError."""
+    halves = [split_name(member.name)[1] for _, member in list_folder(folder, all_images=True)]
+    return halves.count("jpeg")
+
+
 def _without_other_files(files: list[tuple[str, Member]]) -> list[tuple[str, Member]]:
     """Files of a folder, without the images in other formats that `list_folder` leaves out."""
     jpegs = set()

@@ -78,7 +78,7 @@ def kept_texts(
 def why_no_json(error: Exception, data: bytes) -> str:
     """What is there in place of JSON."""
     known = format_of(data[:HEAD_BYTES])
-    if known is not None and known is not JSON:
+    if known not in (None, JSON) and data[:1] not in (b"{", b"["):
         return f"the record is {known.name}, not JSON"
     if isinstance(error, UnicodeDecodeError):
         return f"the JSON is not UTF-8 ({error.reason})"

@@ -25,12 +25,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools import mask as coco
 from pycocotools.coco import COCO
-from small_tars import pack_small
+from small_tars import pack_small, rejects_of
 
 import sa1bpack
-from sa1bpack.errors import OptionsDiffer
+from sa1bpack import OptionError
+from sa1bpack.errors import OptionsDiffer, SourceError
 from sa1bpack.masks import encode_counts
 
+SAMPLE = Path(__file__).parents[1] / "samples" / "sa_000000.tar"
 OPTIONS = {"image_size": 64, "mask_size": 64, "workers": 1}
 KEPT = ["category_id", "iscrowd", "record_area", "record_bbox", "license", "image_file_name",
         "coco_url"]  # fmt: skip
@@ -247,11 +249,10 @@ def test_a_pack_remembers_its_reader_and_refuses_another(tmp_path):
     assert (again.images, again.masks) == (8, 24)
     with pytest.raises(OptionsDiffer, match=r"records: the pack has 'coco', .* asks for 'amg'"):
         pack(tmp_path / "b", root, records="amg")
-    tar = Path(__file__).parents[1] / "samples" / "sa_000000.tar"
-    small = pack_small(tar, tmp_path / "small")
+    small = pack_small(SAMPLE, tmp_path / "small")
     with pytest.raises(OptionsDiffer, match=r"records: the pack has what the .*asks for 'coco'"):
-        sa1bpack.pack(tar, small.root, records="coco")
-    assert sa1bpack.pack(tar, small.root, records="sa1b").new_images == 0
+        sa1bpack.pack(SAMPLE, small.root, records="coco")
+    assert sa1bpack.pack(SAMPLE, small.root, records="sa1b").new_images == 0
 
 
 def test_a_killed_shard_is_packed_again_and_repaired_with_its_annotations(tmp_path):
@@ -275,3 +276,140 @@ def test_a_killed_shard_is_packed_again_and_repaired_with_its_annotations(tmp_pa
     shutil.rmtree(root / "shards" / "images-001")
     failed = pack(images, root, **options).failed
     assert "its pairs are others" in str(failed["images"])
+
+
+def roboflow_export(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
+    """The folder `train` of an export of Roboflow as COCO: _annotations.coco.json beside images.
+
+    Names have a hash, categories a first one without annotations, polygons one list each.
+    """
+    file = coco_set(rng, folder, 4, 20, forms=("polygons",))
+    for image in file["images"]:
+        name = image["file_name"].replace(".jpg", "_jpg.rf.0a1b2c.jpg")
+        (folder / image["file_name"]).rename(folder / name)
+        image |= {"file_name": name, "extra": {"name": "one.jpg"}, "date_captured": "2026-11-30"}
+    file["categories"] = [
+        {"id": 0, "name": "things", "supercategory": "none"},
+        {"id": 1, "name": "window", "supercategory": "things"},
+    ]
+    write_json(folder / "_annotations.coco.json", file)
+    (folder.parent / "README.roboflow.txt").write_text("exported")
+    return file
+
+
+def cvat_export(rng: np.random.Generator, folder: Path) -> dict[str, Any]:
+    """The folder of an export of CVAT, "COCO 1.0": images in folders, attributes of annotations."""
+    file = coco_set(rng, folder / "images" / "deep", 4, 20, forms=("polygons", "counts"))
+    for image in file["images"]:
+        image["file_name"] = f"deep/{image['file_name']}"
+    for annotation in file["annotations"]:
+        annotation["attributes"] = {"occluded": False, "rotation": 0.0}
+    write_json(folder / "annotations" / "instances_default.json", file)
+    return file
+
+
+@pytest.mark.parametrize("tool", ["roboflow", "cvat"])
+def test_exports_of_label_tools_are_packed(tmp_path, tool):
+    """Written here by their documented forms."""
+    rng = np.random.default_rng(6)
+    folder = tmp_path / "export" / "train"
+    file = roboflow_export(rng, folder) if tool == "roboflow" else cvat_export(rng, folder)
+    result = pack(folder, tmp_path / "pack")
+    assert (result.images, result.masks, result.rejects, result.unknown_keys) == (4, 20, 0, {})
+    assert compare_with_coco(result.root, file) == 20
+    name, value = ("extra", {"name": "one.jpg"})
+    if tool == "cvat":
+        name, value = "attributes", {"occluded": False, "rotation": 0.0}
+    sample = next(s for s in sa1bpack.open(result.root, features=[name]) if len(s["areas"]))
+    texts = sample[name] if tool == "cvat" else [sample[name]]
+    assert {json.dumps(json.loads(text)) for text in texts} == {json.dumps(value)}
+
+
+def test_what_cannot_be_used_names_the_reader_and_the_other_one(tmp_path):
+    rng = np.random.default_rng(7)
+    images = tmp_path / "images"
+    file = coco_set(rng, images, 7, 7, forms=("polygons",))
+    for number, annotation in enumerate(file["annotations"]):
+        annotation["image_id"] = file["images"][number]["id"]
+    one, two, three, four, five, six, _ = file["annotations"]
+    one["segmentation"] = {"size": [1, 2], "counts": [2]}
+    two["segmentation"] = [1.5, 2, 3]
+    three["bbox"] = [1, 2, 3]
+    four["category_id"] = "window"
+    five["segmentation"] = [[1, 2, 1e9, 2, 3, 4]]
+    six["area"] = float("nan")
+    file["images"].append({"id": 99, "file_name": "gone.jpg"})
+    file["annotations"].append({"id": 9, "image_id": 1234, "segmentation": []})
+    save(picture_of(rng, 20, 30), images / "stranger.jpg")
+    path = write_json(images / "_annotations.coco.json", file)
+    result = pack(images, tmp_path / "pack", keep=["annotations.category_id:int64"])
+    assert result.images == 1
+    details = [line["detail"] for line in rejects_of(result.root)]
+    assert all(detail.startswith("reader coco: annotation") for detail in details[:-1]), details
+    text = "\n".join(details)
+    for part in (
+        "segmentation.size is [1, 2], but the image is [height, width]",
+        "Expected `array`, got `float`, found 1.5 (a mask is {size, counts}",
+        "annotations[0].bbox: Expected `array` of length 4, found [1, 2, 3]",
+        "category_id is 'window'",
+        "a polygon has the coordinate 1000000000.0, and the limit is 16777216",
+        "is NaN, which JSON does not have",
+    ):
+        assert part in text
+    assert result.reasons == {"bad-annotation": 4, "kept-value": 1, "bad-mask": 1}
+    notes = "\n".join(result.notes)
+    assert f"{path.name} lists 1 image that the source lacks: gone.jpg" in notes
+    assert f"1 image of the source are not listed in {path.name}" in notes
+    assert "1 annotations are of an image that is not listed: 1234" in notes
+    assert sa1bpack.verify(result.root).ok
+
+    lists = tmp_path / "lists"
+    save(picture_of(rng, 20, 30), lists / "x.jpg")
+    write_json(lists / "x.json", [record for _, record in amg_masks(rng, 20, 30, 1)])
+    wrong = pack(lists, tmp_path / "wrong", records="sa1b")
+    assert "which --records amg reads" in rejects_of(wrong.root)[0]["detail"]
+    image = {"image_id": 1, "width": 20, "height": 30, "file_name": "x.jpg"}
+    write_json(lists / "x.json", {"image": image, "annotations": 5})
+    wrong = pack(lists, tmp_path / "amg", records="amg")
+    detail = rejects_of(wrong.root)[0]["detail"]
+    assert detail.startswith("reader amg: annotations: Expected `array`")
+    assert "it looks like a record of --records sa1b" in detail
+
+
+def test_a_dry_run_parts_and_merged_packs_have_the_reader(tmp_path):
+    rng = np.random.default_rng(8)
+    folders = []
+    for name in ("a", "b"):
+        folders.append(tmp_path / name)
+        file = coco_set(rng, folders[-1], 3, 9)
+        for image in file["images"]:
+            image["id"] += 1000 * len(folders)
+        for annotation in file["annotations"]:
+            annotation["image_id"] += 1000 * len(folders)
+        write_json(folders[-1] / "_annotations.coco.json", file)
+    forecast = sa1bpack.estimate(folders, tmp_path / "pack", **OPTIONS)
+    assert (forecast.images, forecast.rejected, forecast.unknown_keys) == (6, 0, {})
+    whole = pack(folders, tmp_path / "whole").root
+    for part in (1, 2):
+        sa1bpack.pack_part(folders, tmp_path / "parts", (part, 2), **OPTIONS)
+    assert sa1bpack.finalize(tmp_path / "parts").complete
+    roots = [pack(folder, tmp_path / f"of_{folder.name}").root for folder in folders]
+    sa1bpack.merge(roots, tmp_path / "merged")
+    for other in ("parts", "merged"):
+        assert checksums_of(tmp_path / other) == checksums_of(whole)
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path):
+    with pytest.raises(OptionError, match=r"keys is 'image=jpg', but the records are sa1b"):
+        sa1bpack.PackOptions(keys="image=jpg")
+    for keys in ("jpg", "image=", "record=json", "image=jpg,image=png", "image=json,record=json"):
+        with pytest.raises(OptionError, match=r"^keys (has|is) '"):
+            sa1bpack.PackOptions(records="webdataset", keys=keys)
+    with pytest.raises(OptionError, match=r"keep has 'annotations.bbox', which every pack stores"):
+        sa1bpack.PackOptions(records="coco", keep=["annotations.bbox:json"])
+    with pytest.raises(OptionError, match="and a tar is read without a pack if its records are SA"):
+        sa1bpack.TarDataset(SAMPLE, options=sa1bpack.PackOptions(records="coco"))
+    save(picture_of(np.random.default_rng(9), 20, 30), tmp_path / "images" / "x.jpg")
+    failed = pack(tmp_path / "images", tmp_path / "pack", records="coco").failed
+    assert isinstance(failed["images"], SourceError)
+    assert "no annotation file in COCO's form is in it, beside it" in str(failed["images"])

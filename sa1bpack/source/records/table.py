@@ -162,7 +162,7 @@ def parse_record(
 
     Raises:
         AnnotationError: it cannot be used; of readers other than that of SA-1B, the message names
-            the reader, and the one that reads such a record, if that is known.
+            the one that reads such a record, if that is known.
     """
     if records == SA1B:
         return parse_annotations(data, numbers, kept_keys)
@@ -180,7 +180,7 @@ def parse_record(
         )
     except AnnotationError as error:
         raise AnnotationError(
-            f"reader {records}: {error}{other_reader_text(record, records)}", code=error.code
+            f"{error}{other_reader_text(record, records)}", code=error.code
         ) from None
 
 
