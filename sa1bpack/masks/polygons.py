@@ -41,9 +41,9 @@ def _most_crossings(coordinates: np.ndarray, polygon_offset: np.ndarray, width: 
         first = polygon_offset[polygon]
         corners = (polygon_offset[polygon + 1] - first) // 2
         for corner in range(corners):
-            here = first + 2 * corner
-            there = first + 2 * ((corner + 1) % corners)
-            dx = abs(_fifths(coordinates[here]) - _fifths(coordinates[there]))
+            corner_at = first + 2 * corner
+            next_at = first + 2 * ((corner + 1) % corners)
+            dx = abs(_fifths(coordinates[corner_at]) - _fifths(coordinates[next_at]))
             crossings += min(np.int64(width), dx // _PARTS + 1)
     return crossings
 

@@ -450,12 +450,12 @@ class RequestedOptions:
         request = self.named["keep"]
         if request is None or options.keep is None:
             return request is options.keep
-        kept = [
+        keys = [
             key
             for key in options.kept_keys
             if key != IMAGE_NAME_KEY or any(asked.key == key.key for asked in request.keys)
         ]
-        met: bool = request.is_met_by(kept)
+        met: bool = request.is_met_by(keys)
         return met
 
     def taken_text(self, options: PackOptions) -> str:

@@ -11,7 +11,7 @@ from sa1bpack.masks.forms import counts_runs, drawn_runs
 from sa1bpack.masks.polygons import polygon_runs
 from sa1bpack.masks.rle import mask_area, mask_boxes, parse_counts, take_masks
 from sa1bpack.source.annotations import Annotations
-from sa1bpack.source.shapes import COUNTS, POLYGONS, TEXT, Shapes
+from sa1bpack.source.shapes import COUNTS, POLYGONS, TEXT, MaskShapes
 
 # Runs of all masks of a record: what a slot of memory that is shared with workers has room for.
 MAX_RUNS = 16 << 20
@@ -50,7 +50,7 @@ def _named(record: Annotations, error: MaskError, masks: np.ndarray | None) -> M
 
 
 def _runs_of_shapes(
-    record: Annotations, shapes: Shapes
+    record: Annotations, shapes: MaskShapes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`runs_of_record` of masks in any form: those of each form at once, then put in order."""
     noncanonical = np.zeros(len(record), np.bool_)
@@ -76,7 +76,7 @@ def _runs_of_shapes(
 
 
 def _runs_of_form(
-    record: Annotations, shapes: Shapes, form: int, masks: np.ndarray, noncanonical: np.ndarray
+    record: Annotations, shapes: MaskShapes, form: int, masks: np.ndarray, noncanonical: np.ndarray
 ) -> Runs:
     """The runs of the masks of one form; sets `noncanonical` of texts."""
     size = record.height, record.width

@@ -36,7 +36,7 @@ from sa1bpack.source.schemas import (
     why_no_json,
     with_kept,
 )
-from sa1bpack.source.shapes import Shapes
+from sa1bpack.source.shapes import MaskShapes
 from sa1bpack.wording import brief
 
 MAX_FILE_NAME = 255  # characters; a pack stores fewer, see format.layout.FILE_NAME_BYTES
@@ -153,7 +153,7 @@ class Annotations:
     unknown_keys         frozenset    keys that SA-1B does not have, such as `annotations.score`;
                                       their values are dropped. If there are more than
                                       MAX_UNKNOWN_KEYS, the first in alphabetical order and "..."
-    shapes               Shapes       the shapes of masks of another data set; the array of counts
+    shapes               MaskShapes   the shapes of masks of another data set; the array of counts
                                       is then empty, `bbox` is NaN and `area` -1 where they are
                                       those of the mask itself. None for records of SA-1B
     kept_texts           dict         kept key, such as "annotations.score" → list of the JSON text,
@@ -174,7 +174,7 @@ class Annotations:
     counts_offset: np.ndarray
     unknown_keys: frozenset[str]
     kept_texts: dict[str, list[bytes | None]]
-    shapes: Shapes | None = None
+    shapes: MaskShapes | None = None
 
     def __len__(self) -> int:
         return len(self.number_types)

@@ -78,7 +78,8 @@ def kept_texts(
 def why_no_json(error: Exception, data: bytes) -> str:
     """What is there in place of JSON."""
     known = format_of(data[:HEAD_BYTES])
-    if known not in (None, JSON) and data[:1] not in (b"{", b"["):
+    begins = data[:1] in (b"{", b"[") and data[1:2] != b"\0"  # one of UTF-16 has zeros
+    if known not in (None, JSON) and not begins:
         return f"the record is {known.name}, not JSON"
     if isinstance(error, UnicodeDecodeError):
         return f"the JSON is not UTF-8 ({error.reason})"

@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-# Forms of a shape, as numbers in `Shapes.forms`.
+# Forms of a shape, as numbers in `MaskShapes.forms`.
 TEXT = 0
 COUNTS = 1
 POLYGONS = 2
@@ -17,7 +17,7 @@ Segmentation = str | list[int] | list[list[float]] | bytes | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shapes:
+class MaskShapes:
     """The shapes of n masks of one image, each in one of several forms.
 
     ===================  ===========  =======================================================
@@ -51,7 +51,7 @@ def _is_counts(value: Segmentation) -> bool:
     return isinstance(value, list) and bool(value) and not isinstance(value[0], list)
 
 
-def shapes_of(values: Sequence[Segmentation]) -> Shapes:
+def shapes_of(values: Sequence[Segmentation]) -> MaskShapes:
     """The shapes of masks, from their values in a record; a text is of ASCII characters.
 
     Raises OverflowError for a count beyond int64.
@@ -76,7 +76,7 @@ def shapes_of(values: Sequence[Segmentation]) -> Shapes:
         forms.append(form)
         counts.append(of_mask)
         polygons_of.append(len(polygons))
-    return Shapes(
+    return MaskShapes(
         forms=np.array(forms, np.uint8),
         text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
         text_offset=_offsets(texts),

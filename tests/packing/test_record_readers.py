@@ -360,7 +360,7 @@ def test_what_cannot_be_used_names_the_reader_and_the_other_one(tmp_path):
     notes = "\n".join(result.notes)
     assert f"{path.name} lists 1 image that the source lacks: gone.jpg" in notes
     assert f"1 image of the source are not listed in {path.name}" in notes
-    assert "1 annotations are of an image that is not listed: 1234" in notes
+    assert "annotations of an image that is not listed: 1, such as 1234" in notes
     assert sa1bpack.verify(result.root).ok
 
     lists = tmp_path / "lists"
@@ -405,8 +405,8 @@ def test_options_that_do_not_go_together_are_refused(tmp_path):
     for keys in ("jpg", "image=", "record=json", "image=jpg,image=png", "image=json,record=json"):
         with pytest.raises(OptionError, match=r"^keys (has|is) '"):
             sa1bpack.PackOptions(records="webdataset", keys=keys)
-    with pytest.raises(OptionError, match=r"keep has 'annotations.bbox', which every pack stores"):
-        sa1bpack.PackOptions(records="coco", keep=["annotations.bbox:json"])
+    with pytest.raises(OptionError, match=r"keep has 'image.width', which every pack stores"):
+        sa1bpack.PackOptions(records="coco", keep=["image.width:json"])
     with pytest.raises(OptionError, match="and a tar is read without a pack if its records are SA"):
         sa1bpack.TarDataset(SAMPLE, options=sa1bpack.PackOptions(records="coco"))
     save(picture_of(np.random.default_rng(9), 20, 30), tmp_path / "images" / "x.jpg")

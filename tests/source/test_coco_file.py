@@ -119,10 +119,10 @@ def test_what_cannot_be_used_is_counted_and_named(tmp_path):
     file = CocoFile(written(tmp_path / "file.json", text))
     assert (file.images, file.annotations) == (3, 6)
     lost = "\n".join(file.lost)
-    assert "1 images have the id of another one: 1" in lost
-    assert "2 images lack an id or a file_name: byte" in lost
-    assert "1 annotations are of an image that is not listed: 77" in lost
-    assert "1 annotations lack an image_id: byte" in lost
+    assert "images with the id of another one: 1, such as 1" in lost
+    assert "images without an id or a file_name: 2, such as byte" in lost
+    assert "annotations of an image that is not listed: 1, such as 77" in lost
+    assert "annotations without an image_id: 1, such as byte" in lost
     with (tmp_path / "file.json").open("rb") as opened:
         record = file.record(file.find("s/a/x.jpg"), opened.fileno())
     assert b"NaN" in record and record.count(b'"image_id"') == 2

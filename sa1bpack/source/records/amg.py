@@ -73,23 +73,23 @@ class AmgReader(ImageReader):
     def record_of(self, member: Member, path: str) -> bytes | None:
         """The list of masks of an image, as JSON."""
         stem = Path(path).stem
-        found = self._records.get(stem, [])
-        if len(found) > 1:  # the one in the folder of the same name
-            near = [record for record in found if record.parent.name == Path(path).parent.name]
-            found = near or found
-        if not found:
+        records = self._records.get(stem, [])
+        if len(records) > 1:  # the one in the folder of the same name
+            near = [record for record in records if record.parent.name == Path(path).parent.name]
+            records = near or records
+        if not records:
             detail = f"reader amg: {self._masks} has no {stem}.json and no {stem}/{TABLE_NAME}"
             self.reject(member, "missing-json", detail)
-        elif len(found) > 1:
-            named = ", ".join(map(str, found[:2]))
+        elif len(records) > 1:
+            named = ", ".join(map(str, records[:2]))
             self.reject(member, "bad-name", f"reader amg: it may have several records: {named}")
-        elif found[0].name != TABLE_NAME:
-            return _read(found[0], MAX_JSON_BYTES)
+        elif records[0].name != TABLE_NAME:
+            return _read(records[0], MAX_JSON_BYTES)
         else:
             try:
-                return _record_of_table(found[0])
+                return _record_of_table(records[0])
             except ValueError as error:
-                self.reject(member, "missing-json", f"reader amg: {found[0]}: {error}")
+                self.reject(member, "missing-json", f"reader amg: {records[0]}: {error}")
         return None
 
 

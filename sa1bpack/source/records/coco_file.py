@@ -11,6 +11,7 @@ place, 24 bytes; the record of an image is read from there when the image is met
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path
@@ -68,18 +69,45 @@ class CocoFile:
         """
         self.path = path
         self.values: dict[str, Any] = {}
-        self.lost: list[str] = []
         self._numbers: dict[Id, int] = {}  # id of an image → its number here
         self._image_span: dict[int, tuple[int, int]] = {}
         self._names: dict[str, list[int]] = {}  # last part of a path → numbers of images
         self._paths: dict[int, str] = {}
         self._lacks_ids = False
-        self._failures: dict[str, list[str]] = {}
-        # Of each annotation, by piece of the file: the number of its image, begin and end.
-        owners: list[np.ndarray] = []
-        spans: list[np.ndarray] = []
+        # What cannot be used → how many are so, and the first of them.
+        self._unusable: Counter[str] = Counter()
+        self._examples: dict[str, list[str]] = {}
         scanner = JsonScanner(path)
-        items: dict[str, list[bytes]] = {}
+        owners, spans = self._read_pieces(scanner)
+        self._check_lists(scanner)
+        self.nbytes = scanner.nbytes
+        self.xxh128 = scanner.xxh128
+        self.are_results = None in scanner.lists
+        # Annotations by the number of their image, those of one in the order of the file.
+        self._order = np.argsort(owners, kind="stable")
+        self._owner = owners[self._order]
+        self._span = spans[self._order]
+        self._ids = [*self._numbers]
+        self.annotations = len(owners)
+        self.images = len(self._image_span)
+        if self.are_results:
+            self.images = len(self._numbers)
+        else:
+            self._note_strangers()
+        self.lost = []
+        for reason, count in self._unusable.items():
+            examples = ", ".join(self._examples[reason])
+            self.lost.append(f"{path.name}: {reason}: {count:,}, such as {examples}")
+
+    def _read_pieces(self, scanner: JsonScanner) -> tuple[np.ndarray, np.ndarray]:
+        """Read the file through.
+
+        Returns of each annotation the number of its image, int64 (n,), -1 for none, and where in
+        the file it begins and ends, int64 (n, 2).
+        """
+        owners = [np.empty(0, np.int64)]
+        spans = [np.empty((0, 2), np.int64)]
+        values: dict[str, list[bytes]] = {}
         for piece in scanner:
             if isinstance(piece, Items):
                 if piece.key in ("annotations", None):
@@ -88,27 +116,12 @@ class CocoFile:
                 elif piece.key == "images":
                     self._add_images(piece)
                 elif piece.key in KEPT_VALUES:
-                    items.setdefault(piece.key, []).extend(piece.texts())
+                    values.setdefault(piece.key, []).extend(piece.texts())
             elif piece.key in KEPT_VALUES and piece.text is not None:
                 self.values[piece.key] = self._decoded(piece.key, piece.text)
-        for key, texts in items.items():
+        for key, texts in values.items():
             self.values[key] = self._decoded(key, b"[" + b",".join(texts) + b"]")
-        self._check_lists(scanner)
-        self.nbytes = scanner.nbytes
-        self.xxh128 = scanner.xxh128
-        self.are_results = None in scanner.lists
-        all_owners = np.concatenate([np.empty(0, np.int64), *owners])
-        all_spans = np.concatenate([np.empty((0, 2), np.int64), *spans])
-        order = np.argsort(all_owners, kind="stable")
-        self._place_in_file = order
-        self._owner = all_owners[order]
-        self._ids = [*self._numbers]
-        self._span = all_spans[order]
-        self.annotations = len(order)
-        self.images = len(self._image_span)
-        if self.are_results:
-            self.images = len(self._numbers)
-        self._note_lost()
+        return np.concatenate(owners), np.concatenate(spans)
 
     def _decoded(self, key: str, text: bytes) -> Any:
         try:
@@ -125,10 +138,10 @@ class CocoFile:
                 f"annotations: its lists are {', '.join(map(str, lists)) or 'none'}"
             )
         for key in ("images", "annotations", None):
-            place = lists.get(key, -1)
-            if place >= 0:
+            byte = lists.get(key, -1)
+            if byte >= 0:
                 raise SourceError(
-                    f"{self.path}: {key or 'the list'} has something at byte {place} that is no "
+                    f"{self.path}: {key or 'the list'} has something at byte {byte} that is no "
                     "object: correct the file"
                 )
 
@@ -141,11 +154,11 @@ class CocoFile:
         for span, keys in zip(spans, self._keys_of(piece, _decode_images), strict=True):
             path = _path_of(keys) if keys is not None else None
             if path is None:
-                self._failed("images lack an id or a file_name", f"byte {span[0]}")
+                self._note("images without an id or a file_name", f"byte {span[0]}")
                 continue
             number = self._number(keys.id)
             if number in self._image_span:
-                self._failed("images have the id of another one", brief(keys.id))
+                self._note("images with the id of another one", brief(keys.id))
                 continue
             self._image_span[number] = (span[0], span[1])
             self._paths[number] = path
@@ -167,7 +180,7 @@ class CocoFile:
             self._lacks_ids |= keys is not None and keys.id is None
             if identity is None:
                 owners[row] = -1
-                self._failed("annotations lack an image_id", f"byte {piece.spans[row, 0]}")
+                self._note("annotations without an image_id", f"byte {piece.spans[row, 0]}")
             else:
                 owners[row] = self._number(identity)
         return owners
@@ -187,24 +200,22 @@ class CocoFile:
                 keys.append(None)
         return keys
 
-    def _failed(self, what: str, which: str) -> None:
-        self._failures.setdefault(what, []).append(which)
+    def _note(self, reason: str, example: str, count: int = 1) -> None:
+        """Note that this many images or annotations cannot be used."""
+        self._unusable[reason] += count
+        examples = self._examples.setdefault(reason, [])
+        if len(examples) < NAMED and example not in examples:
+            examples.append(example)
 
-    def _note_lost(self) -> None:
-        """Make lines of what cannot be used."""
-        if not self.are_results:
-            listed = np.zeros(len(self._numbers) + 1, bool)  # the last one is that of -1
-            listed[[*self._image_span]] = True
-            strangers = np.flatnonzero(~listed[self._owner] & (self._owner >= 0))
-            for row in strangers.tolist():
-                self._failed(
-                    "annotations are of an image that is not listed",
-                    brief(self._ids[self._owner[row]]),
-                )
-        for what, which in self._failures.items():
-            named = ", ".join(dict.fromkeys(which[:NAMED]))
-            more = " and others" if len(which) > NAMED else ""
-            self.lost.append(f"{self.path.name}: {len(which):,} {what}: {named}{more}")
+    def _note_strangers(self) -> None:
+        """Note the annotations of images that are not listed."""
+        listed = np.zeros(len(self._numbers), bool)
+        listed[[*self._image_span]] = True
+        numbers, counts = np.unique(self._owner[self._owner >= 0], return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            if not listed[number]:
+                reason = "annotations of an image that is not listed"
+                self._note(reason, brief(self._ids[number]), count)
 
     def find(self, path: str) -> int | str | None:
         """The number of the image at a path, with the name of its source before it.
@@ -255,7 +266,7 @@ class CocoFile:
             image = self._read(file, *self._image_span[number])
         positions = b""
         if self._lacks_ids:
-            numbers = (self._place_in_file[first:stop] + 1).tolist()
+            numbers = (self._order[first:stop] + 1).tolist()
             positions = b',"positions":' + msgspec.json.encode(numbers)
         return b'{"image":%b,"annotations":[%b]%b}' % (image, b",".join(texts), positions)
 

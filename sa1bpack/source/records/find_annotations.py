@@ -28,12 +28,12 @@ def looks_like_coco(path: Path) -> bool:
 
 def _candidates(folder: Path) -> list[Path]:
     """The annotation files in a folder, and none of the hidden ones."""
-    found = []
+    files = []
     with suppress(OSError):
         for path in sorted(folder.glob("[!.]*.json")):
             if path.is_file() and looks_like_coco(path):
-                found.append(path)
-    return found
+                files.append(path)
+    return files
 
 
 def _best(paths: Sequence[Path], name: str) -> list[Path]:

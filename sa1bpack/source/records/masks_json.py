@@ -41,7 +41,7 @@ from sa1bpack.source.schemas import (
     why_no_json,
     with_kept,
 )
-from sa1bpack.source.shapes import Segmentation, shapes_of
+from sa1bpack.source.shapes import MaskShapes, Segmentation, shapes_of
 from sa1bpack.wording import brief
 
 # A key of the image that readers whose images have no ids make: its path in the source.
@@ -60,7 +60,7 @@ class _Rle(msgspec.Struct, gc=False):
     png: str | None = None
 
 
-class _Image(msgspec.Struct):
+class _AnyImage(msgspec.Struct):
     id: int | str | None = None
     image_id: int | str | None = None
     width: Side | None = None
@@ -72,7 +72,7 @@ _MASK_KEYS = ("segmentation", "bbox", "image_id")
 
 
 @dataclass(frozen=True)
-class _Schema:
+class _MaskSchema:
     """Decoders of records whose masks have certain numbers.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Schema:
 @functools.cache
 def _schema_of(
     numbers: tuple[MaskNumber, ...], computed: bool, kept_keys: tuple[tuple[str, str], ...]
-) -> _Schema:
+) -> _MaskSchema:
     """The schema of masks with these numbers; `area` is not decoded if it is computed."""
     of_object: dict[str, tuple[str, ...]] = {"": (), "image": (), "annotations": ()}
     for parent, key in kept_keys:
@@ -124,7 +124,7 @@ def _schema_of(
     decoders = {}
     for strict in (True, False):
         mask: Any = with_kept("Annotation", fields, of_object["annotations"], strict)
-        image: Any = with_kept("Image", of_image, of_object["image"], strict, base=_Image)
+        image: Any = with_kept("Image", of_image, of_object["image"], strict, base=_AnyImage)
         record: Any = with_kept(
             "Record",
             [
@@ -137,9 +137,9 @@ def _schema_of(
         )
         decoders[False, strict] = msgspec.json.Decoder(record).decode
         decoders[True, strict] = msgspec.json.Decoder(list[mask]).decode
-    return _Schema(
+    return _MaskSchema(
         decoders=decoders,
-        image_keys=(*_Image.__struct_fields__, "file_name", *of_object["image"]),
+        image_keys=(*_AnyImage.__struct_fields__, "file_name", *of_object["image"]),
         mask_keys=(*(name for name, *_ in fields), *of_object["annotations"]),
     )
 
@@ -186,56 +186,24 @@ def parse_masks(
             "remove the record, or some of its masks",
             code="too-many-masks",
         )
-    height, width = image.height, image.width
-    if height is None or width is None:
-        height, width = image_size()
-    if width * height > MAX_RUN_END:
-        raise AnnotationError(
-            f"image: width {width} x height {height} is more than {MAX_RUN_END} pixels; {REMEDY}"
-        )
+    size = _size_of(image, image_size)
     if "annotation_id" in {number.array for number in numbers}:
         _set_ids(masks, record.positions)
     of_json = tuple(number for number in numbers if number.array != "area" or not computed_area)
     arrays, number_types, not_whole = number_arrays(masks, of_json)
-    area = np.full(len(masks), -1, np.int64)
-    if not computed_area:
-        for index, mask in enumerate(masks):
-            if mask.area == mask.area:  # it is not NaN, which stands for none
-                area[index] = arrays["area"][index]
-            else:
-                not_whole.pop(index, None)
-    arrays["area"] = area
-    values = []
-    for index, mask in enumerate(masks):
-        problem = not_whole.get(index)
-        value: Segmentation = None
-        try:
-            value = _segmentation(mask.segmentation, (height, width))
-        except ValueError as error:
-            problem = problem or str(error)
-        if problem is not None:
-            raise AnnotationError(f"{named(index, mask)}: {problem}; {REMEDY}")
-        values.append(value)
-    try:
-        shapes = shapes_of(values)
-    except OverflowError:
-        raise AnnotationError(f"a count of a mask is beyond int64; {REMEDY}") from None
+    arrays["area"] = _areas(masks, arrays.get("area"), not_whole)
     texts = kept_texts(record, of_record)
     if computed_area:
         if OWN_BOX in kept_keys:
             texts[".".join(OWN_BOX)] = _box_texts(masks)
         arrays["bbox"][:, 2:] -= 1
-    if IMAGE_NAME in kept_keys and texts[".".join(IMAGE_NAME)] == [None]:
-        texts[".".join(IMAGE_NAME)] = [msgspec.json.encode(path)]
-    identity = image.image_id if image.id is None else image.id
-    if not isinstance(identity, int):
-        identity = name_id(path)
-    elif not -(2**63) <= identity < 2**63:
-        raise AnnotationError(f"image: the id {brief(identity)} is beyond int64; {REMEDY}")
+    name_key = ".".join(IMAGE_NAME)
+    if texts.get(name_key) == [None]:
+        texts[name_key] = [msgspec.json.encode(path)]
     return Annotations(
-        image_id=identity,
-        width=width,
-        height=height,
+        image_id=_identity(image, path),
+        width=size[1],
+        height=size[0],
         file_name=file_name,
         numbers={number.array: arrays[number.array] for number in numbers},
         number_types=number_types,
@@ -243,7 +211,7 @@ def parse_masks(
         counts_offset=np.zeros(1, np.int64),
         unknown_keys=unknown,
         kept_texts=texts,
-        shapes=shapes,
+        shapes=_shapes(masks, size, not_whole),
     )
 
 
@@ -254,6 +222,62 @@ def _box_texts(masks: list[Any]) -> list[bytes | None]:
         has_box = mask.bbox[0] == mask.bbox[0]  # it is not NaN, which stands for none
         texts.append(msgspec.json.encode(mask.bbox) if has_box else None)
     return texts
+
+
+def _size_of(image: Any, image_size: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """Height and width of the image of a record."""
+    height = image.height
+    width = image.width
+    if height is None or width is None:
+        height, width = image_size()
+    if width * height > MAX_RUN_END:
+        raise AnnotationError(
+            f"image: width {width} x height {height} is more than {MAX_RUN_END} pixels; {REMEDY}"
+        )
+    return height, width
+
+
+def _identity(image: Any, path: str) -> int:
+    """The id of an image: that of its record, or that of its path."""
+    identity = image.image_id if image.id is None else image.id
+    if not isinstance(identity, int):
+        return name_id(path)
+    if not -(2**63) <= identity < 2**63:
+        raise AnnotationError(f"image: the id {brief(identity)} is beyond int64; {REMEDY}")
+    return identity
+
+
+def _areas(masks: list[Any], stored: np.ndarray | None, not_whole: dict[int, str]) -> np.ndarray:
+    """int64 (n,): the areas in the record, -1 for those that are computed.
+
+    Masks without an area are no longer among those of which a number is not whole.
+    """
+    if stored is None:
+        return np.full(len(masks), -1, np.int64)
+    for index, mask in enumerate(masks):
+        if mask.area != mask.area:  # NaN, which stands for none
+            stored[index] = -1
+            not_whole.pop(index, None)
+    return stored
+
+
+def _shapes(masks: list[Any], size: tuple[int, int], not_whole: dict[int, str]) -> MaskShapes:
+    """The shapes of masks. Raises AnnotationError, also for what is wrong with their numbers."""
+    values = []
+    for index, mask in enumerate(masks):
+        problem = not_whole.get(index)
+        value: Segmentation = None
+        try:
+            value = _segmentation(mask.segmentation, size)
+        except ValueError as error:
+            problem = problem or str(error)
+        if problem is not None:
+            raise AnnotationError(f"{named(index, mask)}: {problem}; {REMEDY}")
+        values.append(value)
+    try:
+        return shapes_of(values)
+    except OverflowError:
+        raise AnnotationError(f"a count of a mask is beyond int64; {REMEDY}") from None
 
 
 def _set_ids(masks: list[Any], positions: list[int] | None) -> None:
@@ -295,7 +319,7 @@ def _segmentation(value: Any, image_size: tuple[int, int]) -> Segmentation:
     return value.counts
 
 
-def _decode(data: bytes, schema: _Schema) -> tuple[Any, frozenset[str]]:
+def _decode(data: bytes, schema: _MaskSchema) -> tuple[Any, frozenset[str]]:
     """A record, and its unknown keys."""
     data = data.removeprefix(BYTE_ORDER_MARK).strip() or b"{}"
     is_list = data.startswith(b"[")
@@ -315,7 +339,7 @@ def _decode(data: bytes, schema: _Schema) -> tuple[Any, frozenset[str]]:
     raise AnnotationError(f"{reason}; {REMEDY}")
 
 
-def _as_record(value: Any, schema: _Schema) -> Any:
+def _as_record(value: Any, schema: _MaskSchema) -> Any:
     """A record, also of a list of masks alone."""
     if not isinstance(value, list):
         return value
@@ -324,7 +348,7 @@ def _as_record(value: Any, schema: _Schema) -> Any:
     return record
 
 
-def _unknown_keys(data: bytes, is_list: bool, schema: _Schema) -> frozenset[str]:
+def _unknown_keys(data: bytes, is_list: bool, schema: _MaskSchema) -> frozenset[str]:
     """Dotted paths of the keys that are not in the schema, without list indices."""
     str(data, "utf-8")  # the decoder does not check the text of skipped values
     masks: Any = data

@@ -69,7 +69,7 @@ def _scan(
     event = _NEED_BYTES
     while position < len(data) and event == _NEED_BYTES:
         byte = data[position]
-        place = offset + position
+        byte_at = offset + position
         position += 1
         if in_text:
             if escaped:
@@ -79,7 +79,7 @@ def _scan(
             elif byte == 34:  # quote
                 in_text = 0
                 if depth == 1:
-                    state[_TEXT_END] = place
+                    state[_TEXT_END] = byte_at
         elif depth > level:
             # Within an object of a list, or within another value: only what nests counts.
             if byte == 34:
@@ -90,7 +90,7 @@ def _scan(
                 depth -= 1
                 if depth == level and state[_ITEM_BEGIN] >= 0:
                     spans[count, 0] = state[_ITEM_BEGIN]
-                    spans[count, 1] = place + 1
+                    spans[count, 1] = byte_at + 1
                     state[_ITEM_BEGIN] = -1
                     count += 1
                     if count == len(spans):
@@ -104,7 +104,7 @@ def _scan(
             state[_IN_LIST] = byte == 91
         elif state[_IN_LIST]:
             if byte == 123:
-                state[_ITEM_BEGIN] = place
+                state[_ITEM_BEGIN] = byte_at
                 depth += 1
             elif byte == 93:
                 depth -= 1
@@ -117,12 +117,12 @@ def _scan(
                 event = _BAD
             elif byte != 44:  # comma
                 if state[_OTHER] < 0:
-                    state[_OTHER] = place
+                    state[_OTHER] = byte_at
                 in_text = byte == 34
                 depth += byte == 91
         elif byte == 34:
             in_text = 1
-            state[_TEXT_BEGIN] = place + 1
+            state[_TEXT_BEGIN] = byte_at + 1
         elif byte == 58:  # colon
             event = _KEY
         elif byte == 44:
@@ -277,13 +277,13 @@ class JsonScanner:
                     self.lists[None] = int(state[_OTHER])
                 self._ended = event == _END
             elif event == _BAD:
-                at = offset + position - 1
+                byte = offset + position - 1
                 raise SourceError(
-                    f"{self.path}: {data[position - 1 : position]!r} at byte {at}, where no "
+                    f"{self.path}: {data[position - 1 : position]!r} at byte {byte}, where no "
                     "JSON of a data set has it; fetch the file again"
                 )
 
-    def _begin_value(self, text: bytes, place: int) -> None:
+    def _begin_value(self, text: bytes, begin: int) -> None:
         """A key of the outer object was read, and its value begins."""
         try:
             key = msgspec.json.decode(b'"' + text + b'"', type=str)
@@ -293,7 +293,7 @@ class JsonScanner:
             raise SourceError(f"{self.path}: the key {brief(key)} is there twice; leave one out")
         self._keys.add(key)
         self._key = key
-        self._value_begin = place
+        self._value_begin = begin
         self._state[_IS_LIST] = 0
 
     def _end_value(self, data: bytes, offset: int, end: int) -> Iterator[Value]:
