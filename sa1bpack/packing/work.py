@@ -47,6 +47,9 @@ def list_sources(request: PackRequest) -> list[Source]:
         MissingPackage: the packages for an object store are not installed.
     """
     links = []
+    annotations = request.run_options.annotations
+    if annotations is not None and not annotations.exists():
+        raise SourceError(f"{annotations}: no such file or folder of annotations; check the path")
     if request.run_options.links is not None:
         links = read_links(request.run_options.links)
     sources = find_sources(request.patterns, links=links, leave_out=request.output, on_wait=report)

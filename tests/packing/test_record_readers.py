@@ -413,3 +413,6 @@ def test_options_that_do_not_go_together_are_refused(tmp_path):
     failed = pack(tmp_path / "images", tmp_path / "pack", records="coco").failed
     assert isinstance(failed["images"], SourceError)
     assert "no annotation file in COCO's form is in it, beside it" in str(failed["images"])
+    with pytest.raises(SourceError, match=r"gone.json: no such file or folder of annotations"):
+        pack(tmp_path / "images", tmp_path / "none", annotations=tmp_path / "gone.json")
+    assert not (tmp_path / "none").exists()
