@@ -102,7 +102,7 @@ def _shape(text: str | None) -> tuple[int | None, ...] | None:
         if side is not None and not side.isdecimal():
             raise OptionError(
                 f"shape is {brief(text)}: choose numbers with commas between them, such as "
-                "4,32,32, the first of which may be any"
+                "4,32,32, or any,32 for rows of any length"
             )
         sides.append(None if side is None else int(side))
     return tuple(sides)

@@ -273,7 +273,11 @@ def _array_name(path: Path | str, names: list[str], value: str | None) -> str:
     """The name of the array in an .npz that has the row."""
     if value is None and len(names) == 1:
         return names[0]
-    if value is None or value not in names:
+    if value is None:
+        raise OptionError(
+            f"{path} has {listed_names(names)}: say by value which of them has the rows"
+        )
+    if value not in names:
         raise OptionError(
             f"value is {brief(value)}, but {path} has {listed_names(names)}: choose one of them"
         )
