@@ -552,8 +552,8 @@ def test_an_array_file_that_lies_is_refused_before_memory_is_taken(
 def test_an_archive_without_the_array_names_those_that_it_has(ds, tmp_path):
     image_id = ds.column("image_id")[0]
     np.savez(tmp_path / f"{image_id}.npz", first=np.ones(1), second=np.ones(1))
-    for value in (None, "third"):
-        with pytest.raises(OptionError, match=r"\.npz has 'first', 'second': choose one of them"):
+    for value, remedy in ((None, "say by value which"), ("third", "choose one of them")):
+        with pytest.raises(OptionError, match=rf"\.npz has 'first', 'second': {remedy}"):
             attach(ds, "a", tmp_path, value=value, missing="allow")
 
 
