@@ -1,10 +1,11 @@
-"""Batches of features alone: rows of 16 kB, and T5's rows of about 1 MB, from memory and the disk.
+"""Batches of features alone: rows of 2 and 16 kB, and T5's of about 1 MB, from memory and disk.
 
     python benchmarks/fields.py TAR... [--small N] [--long N] [--rounds N] [--folder DIR]
 
 A photograph of the tars, shrunk to 32 pixels, is packed `--small` times, and `--long` times. The
-first pack gets `latent`, float16 (4, 32, 64) per image, the second one `t5`, float16 (n, 4096) with
-64 to 192 tokens, and `caption`, a text. Nobody reads an image: `Loader(ds, ..., fields=[...])`.
+first pack gets `short`, float16 (1024,), and `latent`, float16 (4, 32, 64) per image, the second
+one `t5`, float16 (n, 4096) with 64 to 192 tokens, and `caption`, a text. Nobody reads an image:
+`Loader(ds, ..., fields=[...])`.
 
 From memory, every way takes all batches in turn, `--rounds` times: the Loader with its defaults but
 2 threads, and the ceiling, the same rows copied past the processor's caches by 2 threads in
@@ -41,6 +42,7 @@ from sa1bpack.measuring.ceilings import read_spans
 THREADS = 2
 BUFFERS = 4
 BLOCK = 4096
+SHORT = (1024,)
 LATENT = (4, 32, 64)
 TOKENS = (64, 193)
 WIDTH = 4096
@@ -102,13 +104,18 @@ def pack_of(tars: list[Path], folder: Path, name: str, images: int) -> Path:
 
 
 def tasks(tars: list[Path], folder: Path, small: int, long: int) -> list[Task]:
-    """The two packs with their features."""
+    """The features of two packs."""
     rng = np.random.default_rng(0)
     root = pack_of(tars, folder, "latents", small)
     ds = sa1bpack.open(root)
     latents = rng.standard_normal((small, *LATENT), np.float32).astype(np.float16)
     sa1bpack.attach(ds, "latent", latents, ds.column("image_id"), progress=False)
-    first = task("latents of 16 kB", root, ["latent"], batch=256)
+    short = rng.standard_normal((small, *SHORT), np.float32).astype(np.float16)
+    sa1bpack.attach(ds, "short", short, ds.column("image_id"), progress=False)
+    of_latents = [
+        task("rows of 2 kB", root, ["short"], batch=256),
+        task("latents of 16 kB", root, ["latent"], batch=256),
+    ]
     root = pack_of(tars, folder, "tokens", long)
     ds = sa1bpack.open(root)
     ids = ds.column("image_id").tolist()
@@ -119,7 +126,7 @@ def tasks(tars: list[Path], folder: Path, small: int, long: int) -> list[Task]:
     sa1bpack.attach(ds, "t5", rows, shape=(None, WIDTH), progress=False)
     captions = {image: f"a photograph of number {image}" for image in ids}
     sa1bpack.attach(ds, "caption", captions, progress=False)
-    return [first, task("T5 of 1 MB, and captions", root, ["t5", "caption"], batch=16)]
+    return [*of_latents, task("T5 of 1 MB, and captions", root, ["t5", "caption"], batch=16)]
 
 
 def task(name: str, root: Path, fields: list[str], batch: int) -> Task:

@@ -325,6 +325,26 @@ def test_short_rows_are_judged_by_others_of_their_file_until_one_is_not_in_memor
         assert (counts["cached"], counts["past"]) == (0, 40 * BLOCK)
 
 
+@pytest.mark.parametrize("how", ["past", "through"])
+def test_no_short_row_beyond_the_end_of_a_file_is_judged_by_others(
+    context, direct_folder, opened, how
+):
+    """Of a file that was cut short after it was opened: reading it by the map would be a SIGBUS."""
+    path = direct_folder / "cut"
+    path.write_bytes(bytes([7]) * (60 * BLOCK))
+    mapped = np.memmap(path, np.uint8, "r")
+    flags = os.O_RDONLY | (os.O_DIRECT if how == "past" else 0)
+    file = os.open(path, flags)
+    os.truncate(path, 40 * BLOCK)
+    path.read_bytes()
+    batch = Batch([(BLOCK * k, BLOCK) for k in range(60)], [[]] * 60, opened[how], BLOCK)
+    batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1)
+    assert batch.load(context) == 0
+    os.close(file)
+    assert batch.counts[0]["assumed"] > 20
+    assert batch.status[:, 0].tolist() == [0] * 40 + [CUT_SHORT] * 20
+
+
 def test_only_the_samples_that_were_asked_for_are_read(context, paths, opened):
     images = [(100 * k, 50) for k in range(4)]
     batch = Batch(images, [[1], [2, 3], [4], [5]], opened["past"], 64)
