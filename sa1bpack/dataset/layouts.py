@@ -71,13 +71,16 @@ def check_layouts(packs: Mapping[Path, Manifest], layouts: str = "equal") -> Non
             f"{root}"
             for key in differing
         )
-        remedies = [f"pack alike, `sa1bpack pack TARS -o NEW {_flags(packs[first], differing)}`"]
+        remedies = []
         if can_share:
-            remedies.insert(0, "open them with layouts='shared', as what both of them have")
-        else:
-            remedies.append("or read each by a Loader of its own, in one loop: sa1bpack.Mix")
+            remedies.append("open them with layouts='shared', as what both of them have")
+        if flags := _flags(packs[first], differing):
+            remedies.append(f"pack alike, `sa1bpack pack SOURCES -o NEW {flags}`")
+        if not can_share:
+            remedies.append("read each by a Loader of its own, in one loop: sa1bpack.Mix")
+        remedy = " or ".join(remedies)
         raise OptionError(
-            f"packs of different layouts cannot be opened together: {named}; {', '.join(remedies)}"
+            f"packs of different layouts cannot be opened together: {named}; {remedy}"
         )
 
 
@@ -99,12 +102,12 @@ def _has_masks(packs: Mapping[Path, Manifest]) -> bool:
 
 def _worded(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join(value) or "none"
+        return f"({', '.join(value)})" if value else "nothing"
     return brief(value)
 
 
 def _flags(manifest: Manifest, differing: Sequence[str]) -> str:
-    """The flags of `sa1bpack pack` that make a pack like this one, in what differs."""
+    """The flags of `sa1bpack pack` that make a pack like this one, in what differs; "": none do."""
     layout = manifest.layout
     flags = []
     for key in differing:

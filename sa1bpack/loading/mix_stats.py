@@ -130,8 +130,8 @@ class MixStats:
         source = self.sources[self.slowest]
         share = percent_text(source.waited_seconds / max(self.waited_seconds, 1e-9))
         text = f"input-bound: {waited}, {share} of it for {self.slowest!r}"
-        if source.loading is not None:
-            text += f" ({source.loading.verdict})"
+        if source.loading is not None and source.loading.batches:
+            text += f" (in its epoch {source.loading.epoch}: {source.loading.verdict})"
         return text
 
     def scalars(self) -> dict[str, float]:
