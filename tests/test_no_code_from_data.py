@@ -20,6 +20,7 @@ ALLOWED = {
     "sa1bpack/deriving/run.py": "the function that the user names",
     "sa1bpack/export/info.py": "the options of the packer, which reading does without",
     "sa1bpack/transforms/backends.py": "kernels that its own callers name",
+    "sa1bpack/pixels/other_formats.py": "classes of PIL, of its own table",
     "sa1bpack/remote/stores.py": "modules of the extra `cloud`, named by callers",
     "sa1bpack/urls.py": "the modules of the table SCHEMES",
 }
