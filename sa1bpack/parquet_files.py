@@ -30,5 +30,5 @@ def open_parquet(path: Path, **options: Any) -> tuple[Any, Any]:
         pass
     try:
         return arrow, arrow.parquet.ParquetFile(path, **options)
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, ValueError) as error:  # also names that are not UTF-8
         raise SourceError(f"{path}: not a whole Parquet file: {error}; copy it again") from None

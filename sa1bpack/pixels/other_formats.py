@@ -34,6 +34,7 @@ from sa1bpack import signatures
 from sa1bpack.environment import missing_pil
 from sa1bpack.errors import ImageError, MissingPackage
 from sa1bpack.pixels.header import MAX_PIXELS, check_size
+from sa1bpack.wording import printable
 
 try:
     from PIL import Image, ImageFile, features
@@ -146,7 +147,7 @@ def _naming_errors(data: bytes, form: OtherFormat) -> Iterator[None]:
     except (ImageError, MemoryError, MissingPackage):
         raise
     except Exception as error:  # of many types: a plugin that met what it did not expect
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {printable(error)}"
         if "libtiff not available" in text:
             raise _missing_library("compressed TIFF", "libtiff-dev") from error
         if _ENDS_EARLY.search(text):

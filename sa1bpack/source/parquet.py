@@ -73,49 +73,43 @@ class ParquetStream:
 
     def __iter__(self) -> Iterator[Member]:
         arrow, file = open_parquet(self.path, pre_buffer=False, buffer_size=_READ_BYTES)
-        columns = _Columns(self.path, arrow, file.schema_arrow)
+        try:
+            columns = _Columns(self.path, arrow, file.schema_arrow)
+        except (arrow.ArrowException, ValueError) as error:  # also names that are not UTF-8
+            raise SourceCorrupt(f"{self.path}: damaged: {error}; copy it again") from None
+        nbytes = self.stream.nbytes
+        all_rows = max(1, file.metadata.num_rows)
         row = 0
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
-            first = self.stream.position
-            end = _end_of(group)
             rows = min(_MOST_ROWS, max(1, _BATCH_BYTES * group.num_rows // _size_of(group)))
             batches = file.iter_batches(
                 rows, row_groups=[number], columns=columns.names, use_threads=False
             )
-            done = 0
-            while (batch := self._next(batches, arrow)) is not None:
-                for values in batch.to_pylist():
+            while (values_of_rows := self._next_rows(batches, arrow)) is not None:
+                for values in values_of_rows:
                     for name, data in columns.members_of(values, row):
                         self._data = data
                         text, problem = decode_name(name.encode("utf-8", "surrogateescape"))
                         yield Member(text, len(data), "file", problem)
                     row += 1
-                done += len(batch)
-                self._read_to(first + (end - first) * done // group.num_rows)
-        self._read_to(self.stream.nbytes)
+                self._read_to(nbytes * row // all_rows)
+        self._read_to(nbytes)
 
-    def _next(self, batches: Any, arrow: Any) -> Any:
+    def _next_rows(self, batches: Any, arrow: Any) -> list[dict[str, Any]] | None:
+        """The values of the next rows, None at the end. Raises SourceCorrupt."""
         try:
-            return next(batches, None)
-        except (arrow.ArrowException, OSError) as error:
+            batch = next(batches, None)
+            if batch is None:
+                return None
+            rows: list[dict[str, Any]] = batch.to_pylist()
+        except (arrow.ArrowException, OSError, ValueError) as error:  # also text that is not UTF-8
             raise SourceCorrupt(f"{self.path}: damaged: {error}; copy it again") from None
+        return rows
 
     def _read_to(self, position: int) -> None:
         """Read on to a byte of the file."""
         self.stream.skip(max(0, position - self.stream.position))
-
-
-def _end_of(group: Any) -> int:
-    """The first byte behind the columns of a row group, as its metadata say."""
-    end = 0
-    for number in range(group.num_columns):
-        column = group.column(number)
-        begin = column.data_page_offset
-        if column.dictionary_page_offset is not None:
-            begin = min(begin, column.dictionary_page_offset)
-        end = max(end, begin + column.total_compressed_size)
-    return end
 
 
 def _size_of(group: Any) -> int:

@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from image_files import WAYS, file_of, image_of
 from sampled_jpegs import sampled_jpeg
 from small_tars import as_jpeg, entry, members, photo, pixels_of, record, tar_bytes
 from targets import SHARD, pristine
@@ -63,6 +64,13 @@ def _jpegs() -> list[bytes]:
     ]  # fmt: skip
 
 
+def _images() -> list[bytes]:
+    picture = pixels_of(1, 16, 24)
+    found = [file_of(picture, form, **options) for form, options in WAYS]
+    found += [file_of(image_of(mode, 16, 24), "PNG") for mode in ("P", "LA", "I;16")]
+    return [*found, file_of(picture.convert("CMYK"), "TIFF"), found[0][:200]]
+
+
 _LISTS = [b"d41d8cd98f00b204e9800998ecf8427e  sa_000000.tar\n# x\n", b"0" * 32 + b" *d/sa_1.tar"]
 
 
@@ -83,6 +91,7 @@ def _recorded() -> list[bytes]:
 _MADE = {
     "tar": _tars, "pairs": lambda: [*_tars(), *(zlib.compress(t, wbits=31) for t in _tars())],
     "gzip": _gzips, "annotations": _records, "counts": _texts, "jpeg": _jpegs,
+    "image": _images,
     "md5sums": lambda: _LISTS,
     "manifest": lambda: _of_pack("manifest.json"),
     "shard_metadata": lambda: _of_pack("-000/zarr.json"),

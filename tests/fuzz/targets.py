@@ -14,6 +14,7 @@ import itertools
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from gzip import decompress
 from pathlib import Path
@@ -163,6 +164,15 @@ def jpeg(data: bytes) -> None:
             assert not out[size[0] :].any() and not out[:, size[1] :].any()
 
 
+def image(data: bytes) -> None:
+    """An image in another format, of 16 x 24 pixels as the seeds have; PIL may warn of damage."""
+    out = np.empty((32, 32, 3), np.uint8)
+    with warnings.catch_warnings(), _refusing(errors.ImageError, errors.MissingPackage):
+        warnings.simplefilter("ignore")
+        decode_into(data, (16, 24), (21, 32), (out,))
+        assert not out[21:].any()
+
+
 def md5sums(data: bytes) -> None:
     """A list of md5 sums."""
     with _refusing(errors.SourceError):
@@ -292,7 +302,7 @@ def rejects(data: bytes) -> None:
 TARGETS = {
     target.__name__: target
     for target in (
-        tar, gzip, pairs, annotations, counts, jpeg, md5sums,
+        tar, gzip, pairs, annotations, counts, jpeg, image, md5sums,
         manifest, shard_metadata, array_metadata, index, offsets, checksums, rejects,
     )
 }  # fmt: skip

@@ -2,7 +2,9 @@
 
 import io
 import json
+import random
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from small_tars import HEIGHT, SMALL, WIDTH, contents, members, pack_small, reje
 
 import sa1bpack
 from sa1bpack.errors import MissingPackage, SourceError
-from sa1bpack.source.find import kind_of
+from sa1bpack.source.find import kind_of, open_source
+from sa1bpack.source.pairs import PairReader
 from sa1bpack.urls import parse_address
 
 arrow = pytest.importorskip("pyarrow")
@@ -233,6 +236,26 @@ def test_a_damaged_or_cut_file_is_given_up(tmp_path):
     result = pack_small(path, tmp_path / "pack")
     with pytest.raises(SourceError, match=r"a\.parquet: damaged: "):
         raise result.failed["a"]
+
+
+def test_wrong_bytes_make_pairs_or_a_source_error(tmp_path):
+    """In the rows, or in the metadata at the end."""
+    rng = random.Random(0)
+    path = write(tmp_path / "a.parquet", FORMS["nested"](rows_of([1, 2])))
+    whole = path.read_bytes()
+    ends = Counter()
+    for _ in range(150):
+        data = bytearray(whole)
+        first = rng.choice((4, len(whole) - 3000))
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(first, len(whole) - 8)] = rng.choice((0, 1, 127, 128, 255))
+        path.write_bytes(data)
+        try:
+            with PairReader(open_source(path), spool_dir=tmp_path) as reader:
+                ends[len(list(reader))] += 1
+        except SourceError:
+            ends["error"] += 1
+    assert ends["error"] > 20 and ends[2] > 20
 
 
 def test_raw_datasets_read_the_rows_in_order_only(tmp_path):
