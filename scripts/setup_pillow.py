@@ -212,13 +212,20 @@ def main() -> None:
         action="store_true",
         help="try pillow-simd again, even if an earlier set-up fell back to Pillow",
     )
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="compile pillow-simd again, as for headers of WebP or TIFF that were missing",
+    )
     arguments = parser.parse_args()
     constraints = CONSTRAINTS.read_text()
     now, record = pil_in_force(), read_pil_record()
     wanted = choose(platform.machine(), cpu_flags())
-    if record is not None and record.package == "pillow" and not arguments.fresh:
+    again = arguments.fresh or arguments.rebuild
+    if record is not None and record.package == "pillow" and not again:
         wanted = Choice("pillow", reason=record.reason)
-    if settled(now, record, wanted, pinned(wanted.package, constraints)) and unhealthy() is None:
+    is_settled = settled(now, record, wanted, pinned(wanted.package, constraints))
+    if is_settled and not arguments.rebuild and unhealthy() is None:
         return
     if now is not None and record is not None and now.core_sha256 != record.core_sha256:
         say(f"something installed {now.package} {now.version} over {record.package}")

@@ -5,6 +5,7 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_the_best_that_can_be_installed_is_active_and_recorded(
     assert (steps.record == RECORD) == (active == SIMD)
     assert bool(steps.record.reason) == (active != SIMD)
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "tried"), [([], []), (["--fresh"], []), (["--rebuild"], [SIMD])], ids=str
+)
+def test_what_is_settled_is_compiled_again_only_if_that_is_asked_for(monkeypatch, flag, tried):
+    steps = Steps(monkeypatch, {"pillow-simd"}, before=NOW)
+    monkeypatch.setattr(setup_pillow, "read_pil_record", lambda: RECORD)
+    monkeypatch.setattr(setup_pillow, "choose", lambda machine, flags: WANTED)
+    monkeypatch.setattr(sys, "argv", ["setup_pillow.py", *flag])
+    setup_pillow.main()
+    assert steps.installed == tried
 
 
 def test_set_up_fails_if_no_pil_works(monkeypatch):

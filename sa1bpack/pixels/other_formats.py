@@ -294,5 +294,5 @@ def _missing_library(name: str, headers: str) -> MissingPackage:
     return MissingPackage(
         f"the PIL in force reads no {name}: it was built without the library. Install the headers "
         f"(Debian: apt install {headers}) and build it again, `python scripts/setup_pillow.py "
-        "--fresh` in a clone, or `pip install --force-reinstall pillow`"
+        "--rebuild` in a clone; or `pip install --force-reinstall pillow`, whose wheels have it"
     )
