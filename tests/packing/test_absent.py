@@ -150,7 +150,7 @@ def test_merge_and_copies_take_packs_that_lack_the_same_numbers(tar_without, tmp
     assert len(merged) == 12 and "predicted_ious" not in merged[0]
     with pytest.raises(OptionsDiffer, match=r"absent"):
         sa1bpack.merge([tmp_path / "a", tmp_path / "c"], tmp_path / "other")
-    with pytest.raises(OptionError, match=r"absent is .*crop_box in .*/a, .*annotation_id in "):
+    with pytest.raises(OptionError, match=r"absent is .*crop_box\) in .*/a, .*annotation_id\) in "):
         sa1bpack.open([tmp_path / "a", tmp_path / "c"])
     part = merged.where("mask_count > 1")
     sa1bpack.copy_selection(part, tmp_path / "copy")

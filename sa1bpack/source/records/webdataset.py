@@ -19,11 +19,13 @@ DEFAULT_KEYS = "image=jpg;jpeg;png;webp,record=json"
 _ROLES = ("image", "record")
 
 
-def roles_of(text: str) -> dict[str, tuple[str, ...]]:
+def roles_of(text: object) -> dict[str, tuple[str, ...]]:
     """Role → endings of the members that have it, of a text such as "image=jpg;png,record=json".
 
-    Raises OptionError for another text.
+    Raises OptionError for another text, or for what is none.
     """
+    if not isinstance(text, str):
+        raise OptionError(f"keys is {brief(text)}: choose a text such as {DEFAULT_KEYS!r}")
     roles: dict[str, tuple[str, ...]] = {}
     for part in text.split(","):
         role, equals, endings = (piece.strip() for piece in part.partition("="))
