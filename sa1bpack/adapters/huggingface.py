@@ -23,11 +23,11 @@ INDEX = "index"  # column of the index in the dataset, by which rows are read
 _SAMPLE_COLUMNS = ("image_id", "file_name", "height", "width", "mask_count")
 
 
-class Views:
+class SampleRows:
     """A transform for `datasets.Dataset.set_transform` or `with_transform`: rows become samples.
 
-    `dataset` sets it; after `with_format` of another format, `with_transform(Views(ds))` sets it
-    again. It is picklable, as a dataset is.
+    `dataset` sets it; after `with_format` of another format, `with_transform(SampleRows(ds))` sets
+    it again. It is picklable, as a dataset is.
     """
 
     def __init__(self, ds: Dataset):
@@ -46,8 +46,8 @@ class Views:
         if INDEX not in batch:
             return batch
         samples = self.ds.__getitems__(batch[INDEX])
-        own = {INDEX, *_SAMPLE_COLUMNS, *_number_names(self.ds)}
-        result = {name: values for name, values in batch.items() if name not in own}
+        made_columns = {INDEX, *_SAMPLE_COLUMNS, *_number_names(self.ds)}
+        result = {name: values for name, values in batch.items() if name not in made_columns}
         for sample in samples:
             if isinstance(sample, ReadError):  # on_error="return"
                 raise sample
@@ -100,7 +100,7 @@ def dataset(ds: Dataset, numbers: Iterable[str] | None = None) -> datasets.Datas
     identity = "\n".join([ds.fingerprint, ds.spec_text, *names])
     fingerprint = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
     rows = datasets.Dataset(pyarrow.table(columns), fingerprint=fingerprint)
-    rows.set_transform(Views(ds))
+    rows.set_transform(SampleRows(ds))
     return rows
 
 

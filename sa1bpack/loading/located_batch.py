@@ -29,7 +29,7 @@ from sa1bpack.format.side.spec import REMAKE
 from sa1bpack.loading.batch.feature_arrays import BatchFeature
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import unpack_into
-from sa1bpack.loading.batch.spec import BatchCounts, BatchSpec
+from sa1bpack.loading.batch.spec import BatchCounts, BatchPlaces, BatchSpec
 from sa1bpack.loading.batch.tables import (
     BAD_SPANS,
     FILE,
@@ -151,26 +151,30 @@ class LocatedBatch:
         self.run_offset = np.zeros(self.total + 1, np.int64)
         if spec.reads_runs:
             np.cumsum(_lengths(tables.masks), out=self.run_offset[1:])
-        ragged = [feature for feature in spec.batch_features if feature.spec.ragged]
-        items = tuple(feature.items(tables) for feature in ragged)
         self._image = spec.image_of(ordered.sample_class)
-        self.places = spec.places(
-            BatchCounts(
-                samples=len(shard_at),
-                capacity=self.capacity,
-                total=self.total,
-                runs=int(self.run_offset[-1]),
-                image=self._image,
-                items=items,
-            )
-        )
         self._texts: dict[str, list[str]] = {}
+        self.places = self._placed()
+        self._failed: dict[int, Exception] = {}
+
+    def _placed(self) -> BatchPlaces:
+        """The places of the arrays; items of ragged rows, and texts, are given theirs."""
+        tables = self._tables
+        ragged = [feature for feature in self._spec.batch_features if feature.spec.ragged]
+        items = tuple(feature.items(tables) for feature in ragged)
         for feature, count in zip(ragged, items, strict=True):
             positions = self._positions(feature)
             feature.place(tables, positions, count)
             if feature.spec.text:
                 self._texts[feature.spec.name] = [""] * len(positions)
-        self._failed: dict[int, Exception] = {}
+        counts = BatchCounts(
+            samples=len(self),
+            capacity=self.capacity,
+            total=self.total,
+            runs=int(self.run_offset[-1]),
+            image=self._image,
+            items=items,
+        )
+        return self._spec.places(counts)
 
     def __len__(self) -> int:
         return len(self._shard_at)

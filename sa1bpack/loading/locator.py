@@ -9,7 +9,7 @@
 Several batches are located together, since most of the cost does not depend on their number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -101,16 +101,11 @@ class Locator:
         for batch in batches:
             end = start + len(batch.indices)
             ordered = batch
-            batch_errors: Dropped = []
             first = start
             stop = end
             if errors:
                 first, stop = np.searchsorted(positions, (start, end)).tolist()
                 ordered = batch.take(positions[first:stop] - start)
-                for position in range(start, end):
-                    if position in errors:
-                        number = number_at(batch, position - start)
-                        batch_errors.append((number, errors[position]))
             located = LocatedBatch(
                 ds=self.ds,
                 spec=self.spec,
@@ -121,7 +116,7 @@ class Locator:
                 tables=_cut(tables, first, stop),
                 choice=choice,
             )
-            located_batches.append((located, batch_errors))
+            located_batches.append((located, _dropped_of(batch, start, errors)))
             start = end
         return located_batches
 
@@ -158,6 +153,21 @@ class Locator:
         nothing = OrderedBatch(0, 0, 0, np.empty(0, np.int64), after=Position(0, 0))
         [(located, _)] = self.locate([nothing])
         located.compile()
+
+
+def _dropped_of(batch: OrderedBatch, start: int, errors: Mapping[int, ReadError]) -> Dropped:
+    """The errors of the samples of a batch.
+
+    Args:
+        batch: the batch, with all samples of the order.
+        start: position of its first sample in all batches together.
+        errors: errors by these positions.
+    """
+    dropped = []
+    for position in sorted(errors):
+        if start <= position < start + len(batch.indices):
+            dropped.append((number_at(batch, position - start), errors[position]))
+    return dropped
 
 
 def _cut(tables: SampleTables, first: int, stop: int) -> SampleTables:

@@ -120,11 +120,11 @@ def open_files(shard: OpenShard, refs: tuple[ArrayRef, ...], direct: bool) -> Sh
             return files
     files = CACHE.with_resources(partial(ShardFiles, shard, refs, direct))
     ending = when_gone(shard, _forget_files, key)
-    kept_ending, kept = _files.setdefault(key, (ending, files))
-    if kept is not files:
-        if kept_ending.owner() is shard:
+    known_ending, known_files = _files.setdefault(key, (ending, files))
+    if known_files is not files:
+        if known_ending.owner() is shard:
             ending.cancel()
-            return kept
+            return known_files
         _files[key] = ending, files
     with suppress(KeyError):  # a shard is collected meanwhile
         while len(_files) > max(2 * most_open_shards() // max(len(files.table), 1), 1):

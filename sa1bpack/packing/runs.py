@@ -79,18 +79,22 @@ def _runs_of_form(
     record: Annotations, shapes: MaskShapes, form: int, masks: np.ndarray, noncanonical: np.ndarray
 ) -> Runs:
     """The runs of the masks of one form; sets `noncanonical` of texts."""
-    size = record.height, record.width
     if form == TEXT:
         text_offset = _of(shapes.text_offset, masks)
-        run_ends, run_offset, other = parse_counts(shapes.text, text_offset, size[0] * size[1])
+        pixels_of_image = record.height * record.width
+        run_ends, run_offset, other = parse_counts(shapes.text, text_offset, pixels_of_image)
         noncanonical[masks] = other
         return run_ends, run_offset
     if form == COUNTS:
-        return counts_runs(shapes.counts, _of(shapes.counts_offset, masks), *size)
+        counts_offset = _of(shapes.counts_offset, masks)
+        return counts_runs(shapes.counts, counts_offset, record.height, record.width)
     if form == POLYGONS:
         polygons_of = _of(shapes.polygons_of, masks)
-        return polygon_runs(shapes.coordinates, shapes.polygon_offset, polygons_of, *size)
-    return _runs_of_drawings([shapes.drawn[mask] for mask in masks.tolist()], size)
+        return polygon_runs(
+            shapes.coordinates, shapes.polygon_offset, polygons_of, record.height, record.width
+        )
+    drawings = [shapes.drawn[mask] for mask in masks.tolist()]
+    return _runs_of_drawings(drawings, (record.height, record.width))
 
 
 def _in_order(parts: Sequence[Runs], masks: np.ndarray) -> Runs:

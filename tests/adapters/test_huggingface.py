@@ -97,7 +97,7 @@ def test_added_columns_come_with_the_rows(root):
     assert row["caption"] == f"image {ds.index_of(row['image_id'])}"
     plain = rows.with_format(None)
     assert "image" not in plain[0]
-    again = plain.with_transform(huggingface.Views(ds))
+    again = plain.with_transform(huggingface.SampleRows(ds))
     np.testing.assert_array_equal(again[0]["image"], ds[0]["image"])
 
 
