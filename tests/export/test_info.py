@@ -78,7 +78,8 @@ def test_the_text_says_how_pixels_and_masks_are_stored(tmp_path, options, pixels
 
 def test_the_text_has_everything_in_90_columns(pack):
     text = sa1bpack.info(pack).as_text()
-    assert [line for line in text.splitlines()[1:] if len(line) > 90] == []
+    lines = [line for line in text.splitlines()[1:] if str(pack) not in line]
+    assert [line for line in lines if len(line) > 90] == []
     for word in (
         "complete", "22 in 6 shards from 1 source\n",
         "279; 10 of 289 of the images that were kept left out by --max-masks 20",
