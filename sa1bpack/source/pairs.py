@@ -237,14 +237,6 @@ class FolderStream:
             self._size = member.size
             yield member
 
-    def split(self, name: str) -> tuple[str, Half | None]:
-        """What the halves of a pair share of their names, and the half that a member is, if any."""
-        return split_name(name)
-
-    def stored(self, name: str) -> str:
-        """The name of an image, a member, as a pack stores it."""
-        return name.rpartition("/")[2]
-
     def read(self) -> bytes:
         """All bytes of the current file.
 
