@@ -14,6 +14,7 @@ import torch
 
 from sa1bpack.disk.direct import unforked
 from sa1bpack.finalizers import Living, when_gone
+from sa1bpack.loading.numa import NearProcessors
 from sa1bpack.wording import size_text
 
 _log = logging.getLogger("sa1bpack")
@@ -166,6 +167,23 @@ class CudaRuntime:
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize(device)
 
+    def pci_address(self, index: int) -> str:
+        """The address of a device on the PCI bus, as "0000:1b:00.0"; "" if it is not known.
+
+        The process must use CUDA already.
+        """
+        number = ctypes.c_int()
+        text = ctypes.create_string_buffer(32)
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return ""
+        if driver.cuDeviceGet(ctypes.byref(number), index) != 0:
+            return ""
+        if driver.cuDeviceGetPCIBusId(text, len(text), number) != 0:
+            return ""
+        return text.value.decode().lower()
+
     def index_of(self, device: str) -> int | None:
         """The index of a CUDA device by its name; None for a CPU."""
         named = torch.device(device)
@@ -236,13 +254,16 @@ class _Pinned:
     streams: list[Any] = field(default_factory=list)
 
 
-def pinned_memory(nbytes: int, cuda: Any, index: int) -> tuple[np.ndarray, list[Any]]:
+def pinned_memory(
+    nbytes: int, cuda: Any, index: int, near: NearProcessors
+) -> tuple[np.ndarray, list[Any]]:
     """New pinned memory, whose address is a multiple of a disk's block.
 
     Args:
         nbytes: number of bytes.
         cuda: the calls of CUDA, a `CudaRuntime`.
         index: the current device, by index.
+        near: the processors in whose memory it is to be.
 
     Returns:
         uint8 (nbytes,); and the streams of the last copy out of it, a list to be kept up to date.
@@ -252,6 +273,7 @@ def pinned_memory(nbytes: int, cuda: Any, index: int) -> tuple[np.ndarray, list[
         RuntimeError: it cannot be pinned.
     """
     memory_map, memory = unforked(nbytes)
+    near.touch(memory)  # before it is pinned: pinned pages stay where they are
     cuda.pin(memory)
     _maps.add(memory_map)
     pinned = _Pinned(os.getpid(), cuda, index, memory_map)

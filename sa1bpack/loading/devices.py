@@ -31,6 +31,7 @@ from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch, SentBatch
 from sa1bpack.loading.cuda import CUDA, keep_maps, pinned_memory
 from sa1bpack.loading.located_batch import LocatedBatch
+from sa1bpack.loading.numa import has_several_nodes, near_processors
 from sa1bpack.loading.tensors import ALL_ROWS, arrange, batch_views, host_views, parts_of
 from sa1bpack.transforms.host import SentNumbers
 from sa1bpack.wording import counted, size_text
@@ -89,12 +90,17 @@ class CudaDevice:
         self.device = torch.device("cuda", index)
         self._index = index
         self.stream = CUDA.stream(index)
+        self._near = near_processors(str(self.device), partial(CUDA.pci_address, index))
         self._lock = threading.Lock()
         self._warned = False
 
     def enter_thread(self) -> None:
-        """Make this device the thread's: on another one, its calls would create a context."""
+        """Make this device the thread's, and the thread run near it.
+
+        On another device, its calls would create a context.
+        """
         CUDA.enter_thread(self._index)
+        self._near.enter()
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of pinned memory, which is no longer pinned when its last reference goes.
@@ -104,7 +110,7 @@ class CudaDevice:
         """
         with CUDA.on(self._index):
             try:
-                memory, streams = pinned_memory(nbytes, CUDA, self._index)
+                memory, streams = pinned_memory(nbytes, CUDA, self._index, self._near)
                 return Buffer(memory, torch.from_numpy(memory), streams=streams)
             except RuntimeError as error:
                 if "out of memory" in str(error):
@@ -331,6 +337,20 @@ class ChosenDevice:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_maker": None, "_settled": None}
+
+    def near_text(self) -> str:
+        """Where its threads and buffers are, for a plan; "" on a CPU, or with one NUMA node.
+
+        Does not begin to use CUDA: before, which node it is cannot be known.
+        """
+        if self.asked.type == "cpu" or not has_several_nodes():
+            return ""
+        index = self._settled
+        if self._named:
+            index = self.asked.index
+        if index is None or not CUDA.in_use():
+            return "reader threads and buffers near the device, if its NUMA node is known"
+        return near_processors(str(self), partial(CUDA.pci_address, index)).text
 
     def here(self) -> Host | CudaDevice:
         """The device for an iteration that this thread begins.

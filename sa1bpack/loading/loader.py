@@ -241,6 +241,7 @@ class Loader(BaseLoader):
             host_bytes=buffers * together * plan.batch_bytes,
             threads=self._threads,
             io=str(self._mode),
+            near=self._device.near_text(),
         )
         total = plan.samples * plan.most_masks
         related = 0

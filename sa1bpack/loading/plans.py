@@ -59,6 +59,8 @@ class LoadingPlan:
             read straight to their place: 24 MiB for photographs of 1024 pixels in fit="native".
         workers: number of processes of a DataLoader.
         io: how a Loader reads what is not in the page cache, and why.
+        near: on a machine with several NUMA nodes, where the threads and buffers of a Loader for a
+            device are, and why.
         uncapped: without max_masks: which image decides how large a batch gets, and what a batch
             takes of SA-1B's images with 400 masks, and with a cap.
         schedules: what changes from epoch to epoch or from step to step; the figures are those of
@@ -78,6 +80,7 @@ class LoadingPlan:
     threads: int = 0
     workers: int = 0
     io: str = ""
+    near: str = ""
     uncapped: str = ""
     schedules: str = ""
 
@@ -91,7 +94,7 @@ class LoadingPlan:
         for count, noun in ((self.threads, "thread"), (self.workers, "worker")):
             if count:
                 notes.append(counted(count, noun))
-        notes += [self.io, self.uncapped]
+        notes += [self.io, self.near, self.uncapped]
         if self.schedules:
             notes.append(f"the largest batch with {self.schedules}")
         memory = (

@@ -105,6 +105,7 @@ class SimulatedCuda:
         fail: names of calls → the error that the next one raises.
         memory: bytes of each device, None for no limit.
         pins: bytes of pinned memory, None for no limit.
+        addresses: indices of devices → their addresses on the PCI bus.
         broken: whether a kernel has failed, and with it every later call.
         was_set: `set_device` has been called.
         sync_is_an_error: torch's sync-debug mode is "error".
@@ -120,6 +121,7 @@ class SimulatedCuda:
         self.memory: int | None = None
         self.pins: int | None = None
         self.forked = False
+        self.addresses: dict[int, str] = {}
         self.pinned: dict[int, int] = {}  # address → bytes
         self.cached: list[np.ndarray] = []  # of it, what torch keeps
         self.copying: dict[int, int] = defaultdict(int)  # address → halves to be copied out of it
@@ -213,6 +215,10 @@ class SimulatedCuda:
 
     def capturing(self) -> bool:
         return self._capture == threading.get_ident()
+
+    def pci_address(self, index: int) -> str:
+        assert self.in_use(), "CUDA is asked before it is used"
+        return self.addresses.get(index, "")
 
     def pin(self, memory: np.ndarray) -> None:
         self.call(self.thread.index, failing="pin")
