@@ -1,12 +1,7 @@
-"""SA-1B's JSON record of an image → arrays.
-
-Decoding is typed and strict at first. A record with keys that SA-1B does not have is decoded again
-leniently, and the keys are reported. Why msgspec: docs/decisions/0003.
-"""
+"""SA-1B's JSON record of an image → arrays."""
 
 import functools
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,18 +17,16 @@ from sa1bpack.source.schemas import (
     NOTHING,
     REMEDY,
     Int64,
+    JsonText,
     Number,
+    RecordSchema,
     Side,
-    decode_keys,
-    decode_list_keys,
     decode_untyped,
     kept_texts,
+    keys_by_object,
     look_up,
     named,
     number_arrays,
-    some_of,
-    strange_keys,
-    why_no_json,
     with_kept,
 )
 from sa1bpack.source.shapes import MaskShapes
@@ -65,53 +58,32 @@ class _StrictSegmentation(_Segmentation, gc=False, forbid_unknown_fields=True):
     pass
 
 
-@dataclass(frozen=True)
-class _Schema:
-    """The record of an image whose masks have certain numbers.
-
-    Attributes:
-        decode_strict: bytes → record; other keys are errors.
-        decode_lenient: the same, but they are passed over.
-        record_keys, image_keys, mask_keys: keys of a record, of its image and of an annotation.
-    """
-
-    decode_strict: Callable[[Any], Any]
-    decode_lenient: Callable[[Any], Any]
-    record_keys: tuple[str, ...]
-    image_keys: tuple[str, ...]
-    mask_keys: tuple[str, ...]
-
-
-# The keys whose values are kept as they are, of each object of a record: "" is the record itself.
-_Kept = dict[str, tuple[str, ...]]
-
-
 @functools.cache
 def schema_of(
     numbers: tuple[MaskNumber, ...], kept_keys: tuple[tuple[str, str], ...] = ()
-) -> _Schema:
+) -> RecordSchema:
     """The decoders of records whose masks have these numbers.
 
     Args:
         kept_keys: object ("image", "annotations", or "" for the record itself) and key in it, of
             values that are kept as they are.
     """
-    of_object: _Kept = {"": (), "image": (), "annotations": ()}
-    for parent, key in kept_keys:
-        of_object[parent] += (key,)
+    of_object = keys_by_object(kept_keys)
     strict = _record_type(numbers, of_object, strict=True)
     lenient = _record_type(numbers, of_object, strict=False)
-    return _Schema(
+    return RecordSchema(
         decode_strict=msgspec.json.Decoder(strict).decode,
         decode_lenient=msgspec.json.Decoder(lenient).decode,
         record_keys=lenient.__struct_encode_fields__,
         image_keys=(*_Image.__struct_fields__, *of_object["image"]),
         mask_keys=(*annotation_keys(numbers), *of_object["annotations"]),
+        segmentation_keys=_Segmentation.__struct_fields__,
+        explain=_explain,
     )
 
 
 def _record_type(
-    numbers: tuple[MaskNumber, ...], kept_keys: _Kept, strict: bool
+    numbers: tuple[MaskNumber, ...], kept_keys: dict[str, tuple[str, ...]], strict: bool
 ) -> type[msgspec.Struct]:
     """The type of a record; a mask has NaN for an optional number that the JSON lacks."""
     by_key = {number.json: number for number in numbers}
@@ -188,7 +160,7 @@ class Annotations:
 
 
 def parse_annotations(
-    data: bytes | bytearray | memoryview,
+    data: JsonText,
     numbers: tuple[MaskNumber, ...] = stored_numbers(),
     kept_keys: tuple[tuple[str, str], ...] = (),
 ) -> Annotations:
@@ -210,8 +182,7 @@ def parse_annotations(
     """
     if data[:3] == BYTE_ORDER_MARK:
         data = data[3:]
-    schema = schema_of(numbers, kept_keys)
-    record, unknown = _decode(data, schema)
+    record, unknown = schema_of(numbers, kept_keys).decode(data)
     image = record.image
     masks = record.annotations
     if len(masks) > MAX_ANNOTATIONS:
@@ -258,41 +229,12 @@ def parse_annotations(
     )
 
 
-def _decode(data: bytes | bytearray | memoryview, schema: _Schema) -> tuple[Any, frozenset[str]]:
-    """A record, and its unknown keys."""
-    try:
-        return schema.decode_strict(data), frozenset()
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass  # unknown keys, or an error that the second attempt reports
-    try:
-        return schema.decode_lenient(data), _unknown_keys(data, schema)
-    except msgspec.ValidationError as error:
-        reason = _other_layout(data) or _describe(str(error), data)
-    except RecursionError:
-        reason = "the JSON is nested too deeply"
-    except (msgspec.MsgspecError, ValueError) as error:
-        reason = why_no_json(error, bytes(data))
-    raise AnnotationError(f"{reason}; {REMEDY}")
+def _explain(message: str, data: JsonText) -> str:
+    """What is wrong with a record of another form than SA-1B's."""
+    return _other_layout(data) or _describe(message, data)
 
 
-def _unknown_keys(data: bytes | bytearray | memoryview, schema: _Schema) -> frozenset[str]:
-    """Dotted paths of the keys that are not in the schema, without list indices.
-
-    Their values are not decoded: they may be anything.
-    """
-    str(data, "utf-8")  # the decoder does not check the text of skipped values
-    record = decode_keys(data)
-    paths = strange_keys(record, schema.record_keys, "")
-    paths |= strange_keys(decode_keys(record["image"]), schema.image_keys, "image.")
-    for mask in decode_list_keys(record["annotations"]):
-        paths |= strange_keys(mask, schema.mask_keys, "annotations.")
-        segmentation = decode_keys(mask["segmentation"])
-        known = _Segmentation.__struct_fields__
-        paths |= strange_keys(segmentation, known, "annotations.segmentation.")
-    return some_of(paths)
-
-
-def _other_layout(data: bytes | bytearray | memoryview) -> str | None:
+def _other_layout(data: JsonText) -> str | None:
     """What a JSON text of another layout is, and how SA-1B's differs; None if it is not known."""
     try:
         value = decode_untyped(data)
@@ -314,7 +256,7 @@ def _other_layout(data: bytes | bytearray | memoryview) -> str | None:
     return None
 
 
-def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
+def _describe(message: str, data: JsonText) -> str:
     """msgspec's message, with the value that was there, and the annotation's id.
 
     The message names the path of the value as `$.annotations[3].bbox[0]`.

@@ -403,6 +403,13 @@ class PairReader:
         """The data of the current member; once."""
         return self._members.read()
 
+    def ignore_member(self, member: Member) -> None:
+        """Count a member that is not named like part of a pair."""
+        kind: str = member.kind
+        if kind == "file":
+            kind = "foreign"
+        self.ignore(member.name, kind)
+
     def ignore(self, name: str, kind: str = "foreign") -> None:
         """Count a member that is not part of a pair."""
         self.ignored[kind] += 1
@@ -417,10 +424,7 @@ class PairReader:
         for member in self.entries():
             stem, half = self.split(member.name)
             if half is None:
-                kind = "foreign"
-                if member.kind != "file":
-                    kind = member.kind
-                self.ignore(member.name, kind)
+                self.ignore_member(member)
                 ending = PurePath(member.name).suffix
                 if ending.lower() in _UNREAD_IMAGES:
                     self._unread_images[PurePath(member.name).stem] = ending
@@ -454,11 +458,24 @@ class PairReader:
             return False
         # No extension that the image of a JSON record may have is shorter than .jpg.
         file_name = self.stored(stem + ".jpg")
-        limit = MAX_JSON_BYTES
         if half == "jpeg":
             file_name = self.stored(member.name)
-            limit = MAX_JPEG_BYTES
+        if self.can_be_read(member, half, file_name):
+            return True
+        self._settled[stem] = False
+        if waiting is not None:
+            self._spool.take(self._waiting.pop(stem).ticket)
+        return False
+
+    def can_be_read(self, member: Member, half: Half, file_name: str) -> bool:
+        """True if a member may be read as half of a pair; if not, the reason is noted.
+
+        `file_name` is the name of the image as a pack would store it.
+        """
         length = len(file_name.encode())
+        limit = MAX_JSON_BYTES
+        if half == "jpeg":
+            limit = MAX_JPEG_BYTES
         if member.problem:
             self.reject(member, "bad-name", f"{member.problem}; rename it")
         elif member.kind != "file":
@@ -472,9 +489,6 @@ class PairReader:
             self.reject(member, "too-large", detail)
         else:
             return True
-        self._settled[stem] = False
-        if waiting is not None:
-            self._spool.take(self._waiting.pop(stem).ticket)
         return False
 
     def _match(self, member: Member, stem: str, half: Half) -> Pair | None:

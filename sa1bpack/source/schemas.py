@@ -1,6 +1,12 @@
-"""What the decoders of records share: types, kept keys, numbers, and words for what is wrong."""
+"""What the decoders of records share: types, kept keys, numbers, and words for what is wrong.
+
+Decoding is typed and strict at first. A record with keys that its schema does not have is decoded
+again leniently, and the keys are reported. Why msgspec: docs/decisions/0003.
+"""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Annotated, Any
 
@@ -33,15 +39,80 @@ JSON_TYPES: dict[int, Any] = {
 
 
 decode_untyped = msgspec.json.Decoder().decode
-decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-decode_list_keys = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_list_keys = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+
+JsonText = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class RecordSchema:
+    """How the records of a data set are decoded.
+
+    Attributes:
+        decode_strict: JSON text → record; other keys are errors.
+        decode_lenient: the same, but they are passed over.
+        record_keys, image_keys, mask_keys: known keys of a record, of its image and of an
+            annotation.
+        segmentation_keys: known keys of the segmentation of an annotation; None: any.
+        explain: (msgspec's message, JSON text) → what is wrong with a record of another form.
+    """
+
+    decode_strict: Callable[[JsonText], Any]
+    decode_lenient: Callable[[JsonText], Any]
+    record_keys: tuple[str, ...]
+    image_keys: tuple[str, ...]
+    mask_keys: tuple[str, ...]
+    explain: Callable[[str, JsonText], str]
+    segmentation_keys: tuple[str, ...] | None = None
+
+    def decode(self, data: JsonText) -> tuple[Any, frozenset[str]]:
+        """A record, and the dotted paths of its unknown keys, without list indices.
+
+        Raises AnnotationError if it has another form, or is not JSON.
+        """
+        try:
+            return self.decode_strict(data), frozenset()
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            pass  # unknown keys, or an error that the second attempt reports
+        try:
+            return self.decode_lenient(data), self._unknown_keys(data)
+        except msgspec.ValidationError as error:
+            reason = self.explain(str(error), data)
+        except RecursionError:
+            reason = "the JSON is nested too deeply"
+        except (msgspec.MsgspecError, ValueError) as error:
+            reason = _why_no_json(error, bytes(data))
+        raise AnnotationError(f"{reason}; {REMEDY}")
+
+    def _unknown_keys(self, data: JsonText) -> frozenset[str]:
+        """The keys that are not in the schema. Their values are not decoded: they may be anything.
+
+        Of a list of masks, those of the masks.
+        """
+        str(data, "utf-8")  # the decoder does not check the text of skipped values
+        paths: set[str] = set()
+        masks: Any = data
+        if bytes(data[:1]) != b"[":
+            record = _decode_keys(data)
+            paths |= _strange_keys(record, self.record_keys, "")
+            if "image" in record:
+                paths |= _strange_keys(_decode_keys(record["image"]), self.image_keys, "image.")
+            masks = record.get("annotations", b"[]")
+        for mask in _decode_list_keys(masks):
+            paths |= _strange_keys(mask, self.mask_keys, "annotations.")
+            if self.segmentation_keys is not None:
+                segmentation = _decode_keys(mask["segmentation"])
+                prefix = "annotations.segmentation."
+                paths |= _strange_keys(segmentation, self.segmentation_keys, prefix)
+        return _some_of(paths)
 
 
 def with_kept(
     name: str, fields: list[Any], keys: tuple[str, ...], strict: bool, base: Any = None
 ) -> type[msgspec.Struct]:
     """A type with these fields, and after them kept keys, whose values are texts or None."""
-    renamed = {kept_field(number): key for number, key in enumerate(keys)}
+    renamed = {_kept_field(number): key for number, key in enumerate(keys)}
     raw = [(field, msgspec.Raw, None) for field in renamed]
     return msgspec.defstruct(
         name,
@@ -54,9 +125,17 @@ def with_kept(
     )
 
 
-def kept_field(number: int) -> str:
+def _kept_field(number: int) -> str:
     """The field of a kept key, the one of this number of its object."""
     return f"kept_{number}"
+
+
+def keys_by_object(kept_keys: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, ...]]:
+    """Object of a record ("" is the record itself) → those of its keys whose values are kept."""
+    of_object: dict[str, tuple[str, ...]] = {"": (), "image": (), "annotations": ()}
+    for parent, key in kept_keys:
+        of_object[parent] += (key,)
+    return of_object
 
 
 def kept_texts(
@@ -67,15 +146,21 @@ def kept_texts(
     numbers = dict.fromkeys(objects, 0)
     texts = {}
     for parent, key in kept_keys:
-        field = kept_field(numbers[parent])
+        field = _kept_field(numbers[parent])
         numbers[parent] += 1
-        raw = [getattr(value, field) for value in objects[parent]]
         path = f"{parent}.{key}" if parent else key
-        texts[path] = [None if text is None else bytes(text).strip() for text in raw]
+        texts[path] = [_text_of(getattr(value, field)) for value in objects[parent]]
     return texts
 
 
-def why_no_json(error: Exception, data: bytes) -> str:
+def _text_of(value: msgspec.Raw | None) -> bytes | None:
+    """The JSON text of a kept value."""
+    if value is None:
+        return None
+    return bytes(value).strip()
+
+
+def _why_no_json(error: Exception, data: bytes) -> str:
     """What is there in place of JSON."""
     known = format_of(data[:HEAD_BYTES])
     begins = data[:1] in (b"{", b"[") and data[1:2] != b"\0"  # one of UTF-16 has zeros
@@ -101,7 +186,7 @@ def why_no_json(error: Exception, data: bytes) -> str:
     return str(error)
 
 
-def strange_keys(fields: dict[str, Any], known: tuple[str, ...], prefix: str) -> set[str]:
+def _strange_keys(fields: dict[str, Any], known: tuple[str, ...], prefix: str) -> set[str]:
     """The keys that are not known, safe to print on a terminal."""
     strange = set()
     for key in fields.keys() - set(known):
@@ -124,7 +209,7 @@ def look_up(record: Any, path: str) -> Any:
     return record
 
 
-def some_of(paths: set[str]) -> frozenset[str]:
+def _some_of(paths: set[str]) -> frozenset[str]:
     """Keys that are not stored: the first MAX_UNKNOWN_KEYS, and MORE_KEYS for the others."""
     if len(paths) <= MAX_UNKNOWN_KEYS:
         return frozenset(paths)

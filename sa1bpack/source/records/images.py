@@ -8,7 +8,7 @@ from typing import Any
 
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import OnWait
-from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, FolderStream, Pair, PairReader
+from sa1bpack.source.pairs import MAX_JSON_BYTES, FolderStream, Pair, PairReader
 from sa1bpack.source.records.masks_json import name_id
 from sa1bpack.source.tar import MAX_NAME_BYTES, Member, split_name
 from sa1bpack.wording import brief
@@ -99,11 +99,16 @@ class ImageReader(PairReader, ABC):
         count = 0
         for member in self.entries():
             if not self.is_image(member):
-                self.ignore(member.name, "foreign" if member.kind == "file" else member.kind)
+                self.ignore_member(member)
                 continue
             path = member.name.removeprefix("./")
-            if not self._can_be_read(member, path):
+            file_name = stored_name(path)
+            if not self.can_be_read(member, "jpeg", file_name):
                 continue
+            if path in self._seen:
+                self.reject(member, "duplicate", f"it follows another one named {brief(path)}")
+                continue
+            self._seen.add(path)
             record = self.record_of(member, path)
             if record is None:
                 continue
@@ -112,7 +117,7 @@ class ImageReader(PairReader, ABC):
                 self.reject(member, "too-large", detail)
                 continue
             name = path.rpartition(".")[0]
-            yield Pair(count, name, stored_name(path), self.read(), joined(path, record))
+            yield Pair(count, name, file_name, self.read(), joined(path, record))
             count += 1
         self.finish()
         self.end()
@@ -120,20 +125,3 @@ class ImageReader(PairReader, ABC):
     def is_image(self, member: Member) -> bool:
         """True for a member that is named like an image."""
         return split_name(member.name)[1] == "jpeg"
-
-    def _can_be_read(self, member: Member, path: str) -> bool:
-        """True if an image may be read; if not, the reason is recorded."""
-        if member.problem:
-            self.reject(member, "bad-name", f"{member.problem}; rename it")
-        elif member.kind != "file":
-            detail = f"it is a {member.kind} member; replace it with the file itself"
-            self.reject(member, "not-a-file", detail)
-        elif member.size > MAX_JPEG_BYTES:
-            detail = f"{member.size} bytes, the limit for a jpeg member is {MAX_JPEG_BYTES}"
-            self.reject(member, "too-large", detail)
-        elif path in self._seen:
-            self.reject(member, "duplicate", f"it follows another one named {brief(path)}")
-        else:
-            self._seen.add(path)
-            return True
-        return False

@@ -10,7 +10,6 @@ import binascii
 import functools
 from base64 import b64decode
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,19 +25,16 @@ from sa1bpack.source.schemas import (
     MAX_RUN_END,
     NOTHING,
     REMEDY,
+    JsonText,
     Number,
+    RecordSchema,
     Side,
-    decode_keys,
-    decode_list_keys,
     decode_untyped,
-    kept_field,
     kept_texts,
+    keys_by_object,
     look_up,
     named,
     number_arrays,
-    some_of,
-    strange_keys,
-    why_no_json,
     with_kept,
 )
 from sa1bpack.source.shapes import MaskShapes, Segmentation, shapes_of
@@ -71,28 +67,12 @@ class _AnyImage(msgspec.Struct):
 _MASK_KEYS = ("segmentation", "bbox", "image_id")
 
 
-@dataclass(frozen=True)
-class _MaskSchema:
-    """Decoders of records whose masks have certain numbers.
-
-    Attributes:
-        decoders: of a record and of a list of masks, strict and lenient about other keys.
-        mask_keys, image_keys: the keys that are not strange.
-    """
-
-    decoders: dict[tuple[bool, bool], Callable[[Any], Any]]
-    image_keys: tuple[str, ...]
-    mask_keys: tuple[str, ...]
-
-
 @functools.cache
 def _schema_of(
     numbers: tuple[MaskNumber, ...], computed: bool, kept_keys: tuple[tuple[str, str], ...]
-) -> _MaskSchema:
+) -> RecordSchema:
     """The schema of masks with these numbers; `area` is not decoded if it is computed."""
-    of_object: dict[str, tuple[str, ...]] = {"": (), "image": (), "annotations": ()}
-    for parent, key in kept_keys:
-        of_object[parent] += (key,)
+    of_object = keys_by_object(kept_keys)
     fields: list[Any] = []
     for number in numbers:
         kind = JSON_TYPES[number.columns]
@@ -121,27 +101,46 @@ def _schema_of(
     of_image: list[Any] = []
     if "file_name" not in of_object["image"]:
         of_image.append(("file_name", str | None, None))
-    decoders = {}
-    for strict in (True, False):
-        mask: Any = with_kept("Annotation", fields, of_object["annotations"], strict)
-        image: Any = with_kept("Image", of_image, of_object["image"], strict, base=_AnyImage)
-        record: Any = with_kept(
-            "Record",
-            [
-                ("image", image, msgspec.field(default_factory=image)),
-                ("annotations", list[mask], msgspec.field(default_factory=list)),
-                ("positions", list[int] | None, None),
-            ],
-            of_object[""],
-            strict,
-        )
-        decoders[False, strict] = msgspec.json.Decoder(record).decode
-        decoders[True, strict] = msgspec.json.Decoder(list[mask]).decode
-    return _MaskSchema(
-        decoders=decoders,
+    decode_strict, _ = _record_decoder(fields, of_image, of_object, strict=True)
+    decode_lenient, record_keys = _record_decoder(fields, of_image, of_object, strict=False)
+    return RecordSchema(
+        decode_strict=decode_strict,
+        decode_lenient=decode_lenient,
+        record_keys=record_keys,
         image_keys=(*_AnyImage.__struct_fields__, "file_name", *of_object["image"]),
         mask_keys=(*(name for name, *_ in fields), *of_object["annotations"]),
+        explain=_explain,
     )
+
+
+def _record_decoder(
+    mask_fields: list[Any],
+    image_fields: list[Any],
+    kept_keys: dict[str, tuple[str, ...]],
+    strict: bool,
+) -> tuple[Callable[[JsonText], Any], tuple[str, ...]]:
+    """A decoder of records, and of lists of masks alone; and the keys of a record."""
+    mask: Any = with_kept("Annotation", mask_fields, kept_keys["annotations"], strict)
+    image: Any = with_kept("Image", image_fields, kept_keys["image"], strict, base=_AnyImage)
+    record: Any = with_kept(
+        "Record",
+        [
+            ("image", image, msgspec.field(default_factory=image)),
+            ("annotations", list[mask], msgspec.field(default_factory=list)),
+            ("positions", list[int] | None, None),
+        ],
+        kept_keys[""],
+        strict,
+    )
+    decode_either = msgspec.json.Decoder(record | list[mask]).decode
+
+    def decode(data: JsonText) -> Any:
+        value = decode_either(data)
+        if isinstance(value, list):
+            return record(annotations=value)
+        return value
+
+    return decode, record.__struct_encode_fields__
 
 
 def name_id(path: str) -> int:
@@ -177,7 +176,8 @@ def parse_masks(
             checked beyond their types.
     """
     of_record = tuple(key for key in kept_keys if key != OWN_BOX or not computed_area)
-    record, unknown = _decode(data, _schema_of(numbers, computed_area, of_record))
+    schema = _schema_of(numbers, computed_area, of_record)
+    record, unknown = schema.decode(data.removeprefix(BYTE_ORDER_MARK).strip() or b"{}")
     image = record.image
     masks = record.annotations
     if len(masks) > MAX_ANNOTATIONS:
@@ -319,55 +319,7 @@ def _segmentation(value: Any, image_size: tuple[int, int]) -> Segmentation:
     return value.counts
 
 
-def _decode(data: bytes, schema: _MaskSchema) -> tuple[Any, frozenset[str]]:
-    """A record, and its unknown keys."""
-    data = data.removeprefix(BYTE_ORDER_MARK).strip() or b"{}"
-    is_list = data.startswith(b"[")
-    try:
-        return _as_record(schema.decoders[is_list, True](data), schema), frozenset()
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass  # unknown keys, or an error that the second attempt reports
-    try:
-        record = _as_record(schema.decoders[is_list, False](data), schema)
-        return record, _unknown_keys(data, is_list, schema)
-    except msgspec.ValidationError as error:
-        reason = _describe(str(error), data)
-    except RecursionError:
-        reason = "the JSON is nested too deeply"
-    except (msgspec.MsgspecError, ValueError) as error:
-        reason = why_no_json(error, data)
-    raise AnnotationError(f"{reason}; {REMEDY}")
-
-
-def _as_record(value: Any, schema: _MaskSchema) -> Any:
-    """A record, also of a list of masks alone."""
-    if not isinstance(value, list):
-        return value
-    record = schema.decoders[False, False](b"{}")
-    record.annotations = value
-    return record
-
-
-def _unknown_keys(data: bytes, is_list: bool, schema: _MaskSchema) -> frozenset[str]:
-    """Dotted paths of the keys that are not in the schema, without list indices."""
-    str(data, "utf-8")  # the decoder does not check the text of skipped values
-    masks: Any = data
-    paths: set[str] = set()
-    if not is_list:
-        record = decode_keys(data)
-        known = schema.decoders[False, False](b"{}").__struct_fields__
-        renamed = {kept_field(number) for number in range(len(known))}
-        encoded = type(schema.decoders[False, False](b"{}")).__struct_encode_fields__
-        paths |= strange_keys(record, tuple(set(encoded) - renamed), "")
-        if "image" in record:
-            paths |= strange_keys(decode_keys(record["image"]), schema.image_keys, "image.")
-        masks = record.get("annotations", b"[]")
-    for mask in decode_list_keys(masks):
-        paths |= strange_keys(mask, schema.mask_keys, "annotations.")
-    return some_of(paths)
-
-
-def _describe(message: str, data: bytes) -> str:
+def _explain(message: str, data: JsonText) -> str:
     """msgspec's message, with the value that was there; it names a path as `$.a[3].b`."""
     reason, _, path = message.partition(" - at `$")
     path = path.rstrip("`").lstrip(".")
