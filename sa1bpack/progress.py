@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from sa1bpack.errors import OptionError
+from sa1bpack.screen import SCREEN, is_terminal
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
 
@@ -43,14 +44,22 @@ class ProgressBar(tqdm):
             show: show the bar; None: if stderr is a terminal.
             options: options of tqdm.
         """
-        on_terminal = sys.stderr.isatty()
+        on_terminal = is_terminal(sys.stderr)
         if on_terminal and 0 in os.get_terminal_size(sys.stderr.fileno()):
             options |= {"ncols": 80, "nrows": 24}
         else:
             options["dynamic_ncols"] = True
         if show is None:
             show = on_terminal
-        super().__init__(**options, miniters=1, disable=not show)
+        stream = SCREEN.stream_of_bars()
+        super().__init__(**options, miniters=1, disable=not show, file=stream)
+        if show and on_terminal:
+            SCREEN.show(self)
+
+    def close(self) -> None:
+        """Remove the bar, or leave it where it is, as its options say."""
+        super().close()
+        SCREEN.hide(self)
 
 
 def report(text: str) -> None:

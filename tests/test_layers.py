@@ -16,7 +16,7 @@ from commands import python
 PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"arguments", "display", "environment", "errors", "finalizers", "interrupts", "lazy"}
-BASE |= {"indices", "progress", "schedules", "signatures", "threads", "urls"}
+BASE |= {"indices", "progress", "schedules", "screen", "signatures", "threads", "urls"}
 BASE |= {"keywords", "mask_numbers", "option_keywords", "options"}
 BASE |= {"parquet_files", "paths", "random_words", "user_code", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
@@ -24,7 +24,7 @@ CODECS = {"source", "pixels", "masks", "format"}
 ALLOWED = {
     **{layer: set() for layer in BASE},
     "kernels": {"interrupts"},
-    "progress": {"errors", "user_code", "wording"},
+    "progress": {"errors", "screen", "user_code", "wording"},
     "arguments": {"errors", "wording"},
     "parquet_files": {"errors", "paths"},
     "paths": {"errors", "wording"},
