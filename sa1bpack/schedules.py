@@ -254,8 +254,9 @@ class CosineSchedule(_Curve):
 class FunctionSchedule(Schedule):
     """The values of a function: `FunctionSchedule(lambda epoch: 20 + 10 * epoch, epochs=9)`.
 
-    It is called here, once for each number below `epochs` (or `steps`); its last value stays. So
-    the largest value is known, and neither a pickle nor a state has the function itself.
+    The function is called when the schedule is made, once for each number below `epochs` (or
+    `steps`); the last value stays. So the largest value is known, and neither a pickle nor a state
+    has the function itself.
 
     Examples:
         >>> caps = sa1bpack.FunctionSchedule(lambda epoch: 20 + 10 * epoch, epochs=9)

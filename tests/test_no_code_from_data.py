@@ -17,7 +17,7 @@ ALLOWED = {
     "sa1bpack/cli/arguments.py": "the commands of its own table",
     "sa1bpack/dataset/sample.py": "kernels of masks that its own callers name",
     "sa1bpack/display.py": "the module that PICTURES names",
-    "sa1bpack/deriving/run.py": "the function that the user names",
+    "sa1bpack/deriving/functions.py": "the function that the user names",
     "sa1bpack/export/info.py": "the options of the packer, which reading does without",
     "sa1bpack/transforms/backends.py": "kernels that its own callers name",
     "sa1bpack/pixels/other_formats.py": "classes of PIL, of its own table",

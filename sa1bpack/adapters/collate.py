@@ -36,7 +36,6 @@ from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout, warn_of_dropped
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.transforms.batch import batch_of
-from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.wording import brief
@@ -377,9 +376,7 @@ class Collate:
             self._features = sample_spec.features
             self._as_bool = sample_spec.masks.as_bool and sample_spec.masks.source != "runs"
             self._spec_text = sample_spec.as_text()
-        self._relate = Relate.of(relations)
-        if self._relate is not None:
-            check_relations(self._relate.names, self._features)
+        self._relate = Relate.of(relations, self._features)
         self._fields = {
             "sample": _batch_fields(SAMPLE_FIELDS, self._features, "sample"),
             "mask": _batch_fields(MASK_FIELDS, self._features, "mask"),
@@ -390,7 +387,7 @@ class Collate:
         self._epoch.share_memory_()
 
     def limit_to(self, chosen: ChosenFields) -> None:
-        """Let batches have the chosen fields alone, of samples that have more to choose masks by.
+        """Limit batches to the chosen fields. Samples may have others, by which masks are chosen.
 
         The features of `sample_spec` are the chosen ones.
         """
@@ -408,7 +405,7 @@ class Collate:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a random choice, for batches whose sampler does not pass it on.
 
-        OrderedBatches pass it on, and how often a sample has come before in the epoch. With other
+        OrderedBatches pass on the epoch, and how often a sample has come before in it. With other
         samplers call this before iterating over the DataLoader.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)

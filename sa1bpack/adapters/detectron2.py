@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.adapters.instances import classes_of, instances_of
+from sa1bpack.adapters.instances import instances_of
 from sa1bpack.keywords import checks_options
 
 # `BoxMode.XYXY_ABS` of detectron2.
@@ -43,20 +43,13 @@ def record(
         True
     """
     instances = instances_of(sample)
-    categories = classes_of(classes, len(instances))
-    height, width = instances.size
-    annotations = []
-    for number, category in enumerate(categories):
-        annotation = {
-            "bbox": instances.boxes[number].tolist(),
-            "bbox_mode": _XYXY_ABS,
-            "segmentation": instances.encoded(number),
-            "category_id": category,
-            "iscrowd": 0,
-        }
+    annotations = instances.records(classes, box="bbox", mask="segmentation", label="category_id")
+    for number, annotation in enumerate(annotations):
+        annotation["bbox_mode"] = _XYXY_ABS
+        annotation["iscrowd"] = 0
         if "annotation_ids" in sample:
             annotation["id"] = int(sample["annotation_ids"][number])
-        annotations.append(annotation)
+    height, width = instances.size
     return {
         "file_name": sample["file_name"],
         "image_id": sample["image_id"],

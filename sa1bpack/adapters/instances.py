@@ -57,6 +57,22 @@ class Instances:
         encoded = coco_masks.encode(np.asfortranarray(self.mask(number).view(np.uint8)))
         return {"size": list(self.size), "counts": encoded["counts"].decode("ascii")}
 
+    def records(
+        self, classes: Sequence[int] | np.ndarray | None, *, box: str, mask: str, label: str
+    ) -> list[dict[str, Any]]:
+        """A dict for each mask, with its box, its compressed runs and its class under these keys.
+
+        Args:
+            classes: as for `classes_of`.
+            box, mask, label: the keys.
+        """
+        records = []
+        for number, of_mask in enumerate(classes_of(classes, len(self))):
+            records.append(
+                {box: self.boxes[number].tolist(), mask: self.encoded(number), label: of_mask}
+            )
+        return records
+
 
 def instances_of(sample: Mapping[str, Any]) -> Instances:
     """The image and the masks of a sample.

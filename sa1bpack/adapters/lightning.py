@@ -21,10 +21,10 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options, takes_options
-from sa1bpack.loading.iteration import EpochSampler, UnshuffledSampler
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
 from sa1bpack.loading.order.rules import RANKS
+from sa1bpack.loading.resumable import EpochSampler, UnshuffledSampler
 from sa1bpack.options import declarations, group_of
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.wording import brief
@@ -123,8 +123,8 @@ class DataModule(LightningDataModule):
     - Every validation has the same batches, with the same masks. On several ranks, one that would
       have no image of the last batch repeats one, which `batch["repeated"]` marks.
     - With `overfit_batches` every epoch has the batches of the first.
-    - A second fit by another Trainer continues with the epoch after those of the first, as a
-      shuffling DataLoader of torch draws another order.
+    - A second fit, by another Trainer, continues with the epoch after those of the first, as a
+      shuffling DataLoader of torch would draw another order, too.
 
     `train` and `val` are the two Datasets, once `setup` has run; `val` is None if there is none.
     """

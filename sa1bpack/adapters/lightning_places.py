@@ -15,8 +15,8 @@ from sa1bpack.errors import LoaderError
 # The key of a checkpoint.
 KEY = "sa1bpack"
 
-# Modules and classes of what has a place.
-_KINDS = (("sa1bpack.loading.iteration", "BaseLoader"), ("sa1bpack.loading.mix", "Mix"))
+# The module of `Resumable`, the class of what has a place.
+_RESUMABLE = "sa1bpack.loading.resumable"
 
 
 def unused_batches(trainer: Any) -> int:
@@ -129,13 +129,11 @@ class _Places:
 
     def _loaders(self, trainer: Any) -> list[Any]:
         """The training loaders of sa1bpack that a trainer has, but for those of a DataModule."""
-        kinds = tuple(
-            getattr(sys.modules[module], name) for module, name in _KINDS if module in sys.modules
-        )
-        if not kinds or trainer.train_dataloader is None:
+        if _RESUMABLE not in sys.modules or trainer.train_dataloader is None:
             return []
+        resumable = sys.modules[_RESUMABLE].Resumable
         loaders = self.combined(trainer.train_dataloader).flattened
-        ours = [loader for loader in loaders if isinstance(loader, kinds)]
+        ours = [loader for loader in loaders if isinstance(loader, resumable)]
         return [loader for loader in ours if not hasattr(loader, "driver")]
 
 

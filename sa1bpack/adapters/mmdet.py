@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.adapters.instances import classes_of, instances_of
+from sa1bpack.adapters.instances import instances_of
 from sa1bpack.keywords import checks_options
 
 
@@ -39,18 +39,10 @@ def results(
         True
     """
     instances = instances_of(sample)
-    labels = classes_of(classes, len(instances))
+    listed = instances.records(classes, box="bbox", mask="mask", label="bbox_label")
+    for instance in listed:
+        instance["ignore_flag"] = 0
     height, width = instances.size
-    listed = []
-    for number, label in enumerate(labels):
-        listed.append(
-            {
-                "bbox": instances.boxes[number].tolist(),
-                "bbox_label": label,
-                "mask": instances.encoded(number),
-                "ignore_flag": 0,
-            }
-        )
     return {
         "img": np.ascontiguousarray(instances.image[..., ::-1]),
         "img_id": sample["image_id"],

@@ -32,15 +32,15 @@ COMMANDS = {
     "verify": ("packs", "check a pack against its checksums"),
     "repair": ("packs", "rebuild what is damaged in a pack from its tars"),
     "merge": ("packs", "merge packs into one, by links where possible"),
-    "export": ("reading", "write the annotations of a pack as SA-1B JSON or COCO JSON"),
-    "subset": ("reading", "select samples of a pack, and save their ids in a small file"),
-    "info": ("reading", "show what is in a pack, or what this machine has"),
-    "show": ("reading", "draw samples of a pack with their masks, as a PNG"),
-    "report": ("reading", "write a report on a pack, as an HTML page"),
-    "explore": ("reading", "serve a page to look at a pack, with filters and selections"),
+    "export": ("selecting", "write the annotations of a pack as SA-1B JSON or COCO JSON"),
+    "subset": ("selecting", "select samples of a pack, and save their ids in a small file"),
+    "info": ("looking", "show what is in a pack, or what this machine has"),
+    "show": ("looking", "draw samples of a pack with their masks, as a PNG"),
+    "report": ("looking", "write a report on a pack, as an HTML page"),
+    "explore": ("looking", "serve a page to look at a pack, with filters and selections"),
     "attach": ("features", "add arrays or text that exist: captions, latents, maps"),
-    "derive": ("reading", "compute an array per image or per mask, such as embeddings"),
-    "bench": ("reading", "measure this machine with a pack: memory, disk, device, loaders"),
+    "derive": ("selecting", "compute an array per image or per mask, such as embeddings"),
+    "bench": ("looking", "measure this machine with a pack: memory, disk, device, loaders"),
 }
 
 # What the functions behind the commands call what they are given, where names differ.

@@ -11,7 +11,7 @@ from sa1bpack.cli.arguments import Help, one_or_several
 from sa1bpack.cli.exits import say
 from sa1bpack.deriving.options import AttachOptions
 from sa1bpack.errors import OptionError
-from sa1bpack.format.side.spec import read_side_manifest
+from sa1bpack.format.side.manifest import read_side_manifest
 from sa1bpack.wording import brief
 
 

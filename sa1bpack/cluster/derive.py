@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from sa1bpack.arguments import choice
 from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_parts
 from sa1bpack.dataset.dataset import Dataset, as_dataset
+from sa1bpack.deriving.functions import Function, function_name, function_of
+from sa1bpack.deriving.maker import FeatureShardMaker
 from sa1bpack.deriving.options import DeriveOptions
-from sa1bpack.deriving.run import (
-    FeatureShardMaker,
-    Function,
-    derive,
-    function_name,
-    function_of,
-)
+from sa1bpack.deriving.run import derive
 from sa1bpack.deriving.target import DeriveResult, ShardToDo
 from sa1bpack.errors import ClusterError, OptionError
 from sa1bpack.keywords import checks_options, takes_options

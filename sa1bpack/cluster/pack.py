@@ -17,7 +17,8 @@ from sa1bpack.disk.direct import IO
 from sa1bpack.errors import FormatError, SourceError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import Problem, Report, joined
-from sa1bpack.format.side.spec import feature_shard_names, is_side, side_folders
+from sa1bpack.format.side.manifest import is_side
+from sa1bpack.format.side.shards import feature_shard_names, side_folders
 from sa1bpack.format.verify import verify
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.damage import sources_in_pack

@@ -5,8 +5,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import pairwise
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -19,15 +18,15 @@ from sa1bpack.dataset.features import find_features
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter
 from sa1bpack.dataset.layouts import pack_sampling
 from sa1bpack.dataset.map_style import MapStyle
+from sa1bpack.dataset.metadata import Metadata
 from sa1bpack.dataset.pack import Pack, open_folders
 from sa1bpack.dataset.rows import IdLookup, Rows, row_array, rows_at, shard_bounds, take
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
+from sa1bpack.dataset.sample_info import SampleInfo
 from sa1bpack.dataset.select import Columns
 from sa1bpack.dataset.shards import Location, OpenShard
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, UnknownName
-from sa1bpack.format.layout import FILE_NAME_BYTES
-from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.indices import select_nested, torch_subset
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.paths import local_path
@@ -38,37 +37,6 @@ if TYPE_CHECKING:
     from sa1bpack.option_keywords import SampleKeywords
 
 _log = logging.getLogger("sa1bpack")
-
-
-@dataclasses.dataclass(frozen=True)
-class SampleInfo:
-    """Origin and place of a sample, its sizes and counts.
-
-    Attributes:
-        row: row in the pack, or in all packs together, as in the sample itself.
-        image_id: image id in the JSON record.
-        file_name: name of the image in its source: the member of the tar.
-        source: name of the tar or folder: "sa_000012" is sa_000012.tar.
-        pack, shard, shard_row: folder of the pack, name of the shard, and row in the shard.
-        height, width: pixels of the photograph.
-        stored_height, stored_width: pixels of the stored image.
-        masks: masks in the pack.
-        annotations: masks in the JSON record, before filtering and capping.
-    """
-
-    row: int
-    image_id: int
-    file_name: str
-    source: str
-    pack: Path
-    shard: str
-    shard_row: int
-    height: int
-    width: int
-    stored_height: int
-    stored_width: int
-    masks: int
-    annotations: int
 
 
 # Options and methods that people look for, and their names here.
@@ -86,9 +54,9 @@ class Dataset(MapStyle, Pictured):
 
     `ds[i]` is a dict over memory maps: what is not used is not read, and an array that is taken out
     of it is the caller's own copy, which may be written to. `ds[i].stored()` has the views
-    themselves, read-only and without a copy. With `verify_checksums=True` what it has was compared
-    with the sample's checksum. m is the number of masks, S and Sm are the layout's image and mask
-    size:
+    themselves, read-only and without a copy. With `verify_checksums=True` its contents have been
+    compared with the sample's checksum. m is the number of masks, S and Sm are the layout's image
+    and mask size:
 
     ========================  ===================  ==========================================
     key                       type                 content
@@ -279,11 +247,11 @@ class Dataset(MapStyle, Pictured):
             condition: one of the following. bool (n,). Or a function of metadata that returns bool
                 (k,), called once per shard with the `Columns` of the k samples that are in it:
                 `ds.where(lambda c: c["mask_count"] >= 10)`, `ds.where(lambda c: c.reduced("area",
-                "max") > 100_000)`. Or a text, which is not run as code, of a name, a sign and a
-                number: `ds.where("mask_count >= 10")`. Names: mask_count, annotation_count, height,
-                width, image_id, features with a number per image, and sum, max or min of area,
-                predicted_iou, stability_score, annotation_id or a feature with a number per mask,
-                as in `"max(area) > 100000"`. `file_name == "sa_1.jpg"`, or a feature of text,
+                "max") > 100_000)`. Or a text (which is not run as code) of a name, a comparison and
+                a number: `ds.where("mask_count >= 10")`. Names: mask_count, annotation_count,
+                height, width, image_id, features with a number per image, and sum, max or min of
+                area, predicted_iou, stability_score, annotation_id or a feature with a number per
+                mask, as in `"max(area) > 100000"`. `file_name == "sa_1.jpg"`, or a feature of text,
                 compares text. The name of a feature with a row per image, alone, is a condition:
                 `ds.where("caption")` has the samples whose row is there. & (and), | (or), ~ (not)
                 and parentheses join conditions.
@@ -300,15 +268,15 @@ class Dataset(MapStyle, Pictured):
         """The same samples with the masks that fulfil a condition, and no others.
 
         Samples, batches, columns, relations and `max_masks` see these masks alone. A sample that
-        has none left stays, as with thresholds: `ds.where("mask_count > 0")` leaves it out. Which
-        masks they are is found once, now, for all samples of the dataset, and kept as one bit for
-        each mask of their shards; it goes with selections, saved ones and worker processes. The
-        dataset is another one by its fingerprint, if other masks are kept.
+        has none left stays, as with thresholds: `ds.where("mask_count > 0")` leaves it out. The
+        condition is evaluated once, now, for all samples of the dataset, and the result is kept as
+        one bit for each mask of their shards; selections, saved or not, and worker processes have
+        it, too. If it leaves masks out, the fingerprint is another one.
 
         Relations are computed from the exact runs, or from the bits of a pack without, which takes
         a few milliseconds per image: for a large pack, compute them once as a feature, which a
-        condition names in the same way. They are among the masks that the dataset has before:
-        after `ds.where_masks("area > 1000")`, a depth counts the larger masks alone.
+        condition names in the same way. They relate the masks that the dataset had before: after
+        `ds.where_masks("area > 1000")`, a depth counts the larger masks alone.
 
         Args:
             condition: one of the following. A text as for `where`, of numbers of masks:
@@ -450,53 +418,7 @@ class Dataset(MapStyle, Pictured):
             UnknownName: there is no such column; the message names those that exist.
             FormatError: a shard is damaged.
         """
-        if name == "mask_count" and reduce is None:
-            return self._mask_counts(missing)
-        select.check_column(name, "sample" if reduce is None else "mask", self.pack)
-        if name == "image_id":
-            return self.pack.image_ids(self._rows)
-        out = select.empty_column(self.pack, name, len(self))
-        if reduce is not None and out.dtype == bool:
-            out = out.astype(np.int64)
-        for positions in self._positions_by_shard():
-            with self._filling(out, positions, missing, name):
-                columns = self._columns_of(positions)
-                values = columns[name] if reduce is None else columns.reduced(name, reduce)
-                out[positions] = values
-        return out
-
-    def _mask_counts(self, missing: float | None) -> np.ndarray:
-        """int64 (n,): the column mask_count; see `column`."""
-        if self.options.rule is None or missing is None:  # else no shard is read
-            return np.diff(self.mask_offsets)
-        with suppress(FormatError):  # of a damaged shard
-            return np.diff(self.mask_offsets)
-        counts = np.empty(len(self), np.int64)
-        for positions in self._positions_by_shard():
-            with self._filling(counts, positions, missing, "mask_count"):
-                counts[positions] = self._columns_of(positions)["mask_count"]
-        return counts
-
-    @contextmanager
-    def _filling(
-        self, out: np.ndarray, positions: slice | np.ndarray, missing: float | None, name: str
-    ) -> Iterator[None]:
-        """Fill in a value for samples of a column whose shard is damaged, unless it is None."""
-        try:
-            yield
-        except FormatError as error:
-            if missing is None:
-                text = f"{error}. Pass missing=VALUE for the samples of damaged shards"
-                raise FormatError(text) from error
-            out[positions] = missing
-            count = np.size(np.arange(len(self))[positions])
-            _log.warning(
-                "column %s: %s of a damaged shard have the value %s: %s",
-                name,
-                counted(count, "sample"),
-                missing,
-                error,
-            )
+        return self._metadata.column(name, reduce, missing)
 
     def mask_column(self, name: str) -> np.ndarray:
         """One value per mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
@@ -511,13 +433,7 @@ class Dataset(MapStyle, Pictured):
         Raises:
             UnknownName, FormatError: as for `column`.
         """
-        select.check_column(name, "mask", self.pack)
-        offsets = self.mask_offsets
-        out = select.empty_column(self.pack, name, int(offsets[-1]))
-        for columns in self.columns():
-            rows = expanded(offsets[:-1][columns.positions], columns["mask_offset"])
-            out[rows] = columns[name]
-        return out
+        return self._metadata.mask_column(name)
 
     @functools.cached_property
     def mask_offsets(self) -> np.ndarray:
@@ -526,14 +442,11 @@ class Dataset(MapStyle, Pictured):
         From the index; with thresholds, from all shards, the first time. Raises FormatError
         if the index of the pack has an offset below the one before it.
         """
-        if self.options.rule is None and self._kept is not None:
-            return offsets_of(self.pack.kept_counts(self._rows, self._kept))
-        if self.options.rule is None:
-            return self.pack.mask_offsets(self._rows)
-        counts = np.empty(len(self), np.int64)
-        for columns in self.columns():
-            counts[columns.positions] = columns["mask_count"]
-        return offsets_of(counts)
+        return self._metadata.mask_offsets
+
+    @functools.cached_property
+    def _metadata(self) -> Metadata:
+        return Metadata(self.pack, self._rows, self.options, self.mask_filter, self._kept)
 
     @property
     def most_masks(self) -> int:
@@ -547,23 +460,7 @@ class Dataset(MapStyle, Pictured):
 
         Every sample is in exactly one of the `Columns`.
         """
-        for positions in self._positions_by_shard():
-            yield self._columns_of(positions)
-
-    def _positions_by_shard(self) -> list[slice] | list[np.ndarray]:
-        """The positions of the samples of each shard, of those that have any."""
-        rows = self._rows
-        if isinstance(rows, range):
-            edges = shard_bounds(self.pack.first_row, rows).tolist()
-            return [slice(first, stop) for first, stop in pairwise(edges)]
-        numbers = self.pack.shard_numbers(rows)
-        order = np.argsort(numbers, kind="stable")
-        return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-
-    def _columns_of(self, positions: slice | np.ndarray) -> Columns:
-        """The columns of samples of one shard. Raises FormatError if it is damaged."""
-        rows: Any = self._rows[positions]
-        return Columns(self.pack, positions, rows, self.options, self.mask_filter)
+        return self._metadata.columns()
 
     # --------------------------------------------------------------------------------- where it is
 
@@ -574,34 +471,7 @@ class Dataset(MapStyle, Pictured):
 
         Raises IndexError as `ds[index]` does, FormatError or OSError if the shard cannot be read.
         """
-        row = self._row(index)
-        pack = self.pack
-        location = pack.locate(row)
-        shard_row = location.shard_row
-        shard = pack[location.shard]
-        entry = pack.manifest.shards[location.shard]
-        folder, _ = pack.places[location.shard]
-        stored_name = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[shard_row, 0]
-        try:
-            file_name = stored_name.decode()
-        except UnicodeDecodeError as error:
-            raise FormatError(f"{shard.folder / 'file_name'}: row {shard_row}: {error}") from None
-        height, width, stored_height, stored_width = shard["size"][shard_row].tolist()
-        return SampleInfo(
-            row=row,
-            image_id=location.image_id,
-            file_name=file_name,
-            source=entry.source,
-            pack=folder.root,
-            shard=entry.name,
-            shard_row=shard_row,
-            height=height,
-            width=width,
-            stored_height=stored_height,
-            stored_width=stored_width,
-            masks=location.stop_mask - location.first_mask,
-            annotations=int(shard["annotation_count"][shard_row]),
-        )
+        return SampleInfo.of(self.pack, self._row(index))
 
     def locate(self, index: int) -> tuple[int, int, int, int]:
         """(shard number, row in the shard, first mask row, one past the last) of a sample.
@@ -640,9 +510,8 @@ class Dataset(MapStyle, Pictured):
         """16 hex digits that identify the samples and their order.
 
         An XXH3-64 of the digests of their shards and the rows in them, as docs/format.md specifies:
-        the same in a pack that has grown, in a merged one, and over several packs. With thresholds,
-        or other masks, samples are others, and so is the fingerprint. Orders of samplers depend on
-        it.
+        the same in a pack that has grown, in a merged one, and over several packs. Thresholds and
+        `where_masks` change the samples, and so the fingerprint. Orders of samplers depend on it.
         """
         return self.pack.fingerprint(self._rows, self.mask_filter)
 

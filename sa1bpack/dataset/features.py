@@ -9,13 +9,12 @@ from sa1bpack.arguments import items_of
 from sa1bpack.dataset.fields import check_feature_keys, check_feature_name
 from sa1bpack.dataset.shards import Feature
 from sa1bpack.errors import NotAPack, OptionError
-from sa1bpack.format.side.spec import (
-    AGAIN,
+from sa1bpack.format.side.manifest import AGAIN, read_side_manifest
+from sa1bpack.format.side.shards import (
     SIDES_NAME,
     ShardIdentity,
     coverage,
     feature_shard_names,
-    read_side_manifest,
     side_folders,
 )
 from sa1bpack.paths import listed, local_path

@@ -35,13 +35,12 @@ def shared_layout(manifests: Sequence[Manifest]) -> Layout:
     layouts = [manifest.layout for manifest in manifests]
     grids = {(pack.layout.mask_size, pack_sampling(pack)) for pack in manifests}
     lacking = {name for layout in layouts for name in layout.absent}
+    shared_numbers = set.intersection(*(set(layout.numbers) for layout in layouts))
     return replace(
         layouts[0],
         bits=all(layout.bits for layout in layouts) and len(grids) == 1,
         runs=all(layout.runs for layout in layouts),
-        numbers=tuple(
-            name for name in layouts[0].numbers if all(name in layout.numbers for layout in layouts)
-        ),
+        numbers=tuple(name for name in layouts[0].numbers if name in shared_numbers),
         absent=tuple(name for name in ABSENT_NUMBERS if name in lacking),
     )
 

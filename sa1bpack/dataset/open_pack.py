@@ -41,12 +41,12 @@ def open(
     """Open a pack, or several as one, for training.
 
     Thresholds are those of `sa1bpack pack`, by the numbers of the annotation: inclusive, and NaN
-    passes none. Samples, batches, columns and `max_masks` count the masks that are left. A sample
+    never passes. Samples, batches, columns and `max_masks` count the masks that are left. A sample
     that has none left stays, with no masks: indices do not depend on the rule. To leave such
-    samples out, `ds.where(lambda c: c["mask_count"] > 0)`. A dataset with other thresholds is
-    another dataset: its fingerprint differs, and with it its orders, and a state does not fit.
+    samples out, `ds.where(lambda c: c["mask_count"] > 0)`. A dataset with other thresholds has
+    another fingerprint, hence other orders, and a state of one does not fit the other.
 
-    `Dataset.with_options` changes the options, from `mask_format` on, later.
+    `Dataset.with_options` changes the options from `mask_format` on later.
 
     A transform goes to worker processes with the dataset; spawned ones need it to be picklable.
 

@@ -50,7 +50,7 @@ from sa1bpack.format.layout import image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest, completeness_of, make_manifest
 from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard
-from sa1bpack.format.side.spec import ShardIdentity, shard_identities
+from sa1bpack.format.side.shards import ShardIdentity, shard_identities
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import FOLDER_BYTES, Counts, Lease, ShardSource
 from sa1bpack.wording import counted

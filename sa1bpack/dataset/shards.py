@@ -26,7 +26,8 @@ from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import FeatureShard
-from sa1bpack.format.side.spec import ShardIdentity, SideSpec
+from sa1bpack.format.side.shards import ShardIdentity
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.urls import FOLDER_BYTES, Lease, SideSource
 
 _T = TypeVar("_T")

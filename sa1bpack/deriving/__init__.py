@@ -2,6 +2,9 @@
 
 Modules:
     target: which feature shards there are to make, and where.
+    functions: the function that computes rows: its name, and what it may be called with.
+    maker: the rows of the shards, computed by a function of batches.
+    shard_writers: the feature shards of one shard, written.
     run: `sa1bpack.derive`.
     attach: `sa1bpack.attach`.
     row_source: rows with ids: arrays, lists and dicts in memory, taken by position.

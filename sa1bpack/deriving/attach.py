@@ -53,8 +53,7 @@ def attach(
 
     Rows are fixed, all of one shape; ragged, of any number of items of one shape; or text.
 
-    Feature shards that exist are compared with the rows: a call that was killed is repeated to
-    resume.
+    Feature shards that exist are compared with the rows. If a call was killed, repeat it to resume.
 
     Spatial rows must say what they cover, unless the pack has the fit "squash": where they come
     from is not known here.
@@ -65,18 +64,19 @@ def attach(
         rows: rows of these ids, or of more. With `ids`, one of the following: an array (n, ...), a
             memory map or a torch tensor, of fixed rows; a list of strings; a list of arrays, which
             are ragged if their lengths differ. Or a dict of id and string or array. In lists and
-            dicts, None is no row. Arrays are read shard by shard. One of uint16 that are the bits
-            of bfloat16 is given as `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
-            Or rows that are read once, in bounded memory, into temporary files beside the feature:
-            an iterable of pairs (id, row), or a dict of numbers or lists; a DataFrame of pandas or
-            polars; a Series of pandas, whose index has the ids; the path of a file or folder, a
-            pattern, or a list of paths: JSON Lines, JSON, CSV or TSV, also with .gz, Parquet, or
-            .npy, .npz or .txt files with a row per image each, whose names are ids, in folders and
-            tars. There, lists of numbers are ragged rows, and null is no row.
+            dicts, None stands for no row. Arrays are read shard by shard. One of uint16 that are
+            the bits of bfloat16 is given as
+            `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`. Or rows that are read
+            once, in bounded memory, into temporary files beside the feature: an iterable of pairs
+            (id, row), or a dict of numbers or lists; a DataFrame of pandas or polars; a Series of
+            pandas, whose index has the ids; the path of a file or folder, a pattern, or a list of
+            paths: JSON Lines, JSON, CSV or TSV, also with .gz, Parquet, or .npy, .npz or .txt files
+            with a row per image each, whose names are ids, in folders and tars. There, lists of
+            numbers are ragged rows, and null stands for no row.
         ids: the id of each row (n,), each once: the image id, or with axis="mask" the annotation
             id. Integers, or names of files, "sa_123.jpg" or "sa_123". Default: those of the rows.
         shape: shape of a row, to be checked; with None in the first place for any length, as in
-            (None, 4096), rows are ragged although they happen to be equally long.
+            (None, 4096), rows are ragged even if they happen to be equally long.
         progress: as in `derive`. Where rows are read first, bytes, rows or files are counted
             before images; the total is 0 if it is not known.
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sa1bpack.format.side.spec import COVERS, INTERPOLATIONS, SCALED_DTYPES, SIDE_AXES
+from sa1bpack.format.side.scaled import SCALED_DTYPES
+from sa1bpack.format.side.spec import COVERS, INTERPOLATIONS, SIDE_AXES
 from sa1bpack.options import Options, option
 
 

@@ -18,24 +18,19 @@ from sa1bpack.deriving.options import RowOptions
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format import files
 from sa1bpack.format.manifest import pack_above
-from sa1bpack.format.side.rows import FeatureRows
-from sa1bpack.format.side.shard import FeatureShard
-from sa1bpack.format.side.spec import (
-    SCALED_DTYPES,
-    SIDES_NAME,
-    ShardIdentity,
+from sa1bpack.format.side.manifest import (
     SideManifest,
-    SideSpec,
-    coverage,
     create_side,
-    feature_shard_names,
     is_side,
     is_unused,
     read_side_manifest,
     remove_unused,
-    scaled_of,
-    side_name,
 )
+from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.scaled import SCALED_DTYPES, scaled_of
+from sa1bpack.format.side.shard import FeatureShard
+from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, coverage, feature_shard_names
+from sa1bpack.format.side.spec import SideSpec, side_name
 from sa1bpack.loading.order.batches import process_group
 from sa1bpack.paths import check_can_be_folder
 from sa1bpack.wording import brief, counted

@@ -14,7 +14,8 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError, Sa1bpackError
 from sa1bpack.exploring.answers import Answers
 from sa1bpack.exploring.server import PageServer
-from sa1bpack.format.side.spec import SIDES_NAME, is_side
+from sa1bpack.format.side.manifest import is_side
+from sa1bpack.format.side.shards import SIDES_NAME
 from sa1bpack.indices import torch_subset
 from sa1bpack.keywords import checks_options
 from sa1bpack.paths import local_path

@@ -8,6 +8,7 @@ import numpy as np
 
 from sa1bpack.dataset.fields import FeatureKeys
 from sa1bpack.environment import missing_pil
+from sa1bpack.format.side.rows import marked_missing
 from sa1bpack.format.side.spec import SideSpec
 
 try:
@@ -69,8 +70,7 @@ def _rows(spec: SideSpec, sample: Mapping[str, Any]) -> list[Any]:
         rows = [_numbers(spec, row) for row in rows]
     if not spec.missing:
         return rows
-    present = np.atleast_1d(sample[keys.present]).tolist()
-    return [row if is_there else None for row, is_there in zip(rows, present, strict=True)]
+    return marked_missing(rows, np.atleast_1d(sample[keys.present]))
 
 
 def _text(row: Any) -> str | None:

@@ -17,15 +17,10 @@ from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.side.manifest import SideManifest, create_side, read_side_manifest
 from sa1bpack.format.side.shard import FeatureShard, arrays_in
-from sa1bpack.format.side.spec import (
-    SIDES_NAME,
-    ShardIdentity,
-    SideManifest,
-    SideSpec,
-    create_side,
-    read_side_manifest,
-)
+from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.packing.merge import FolderCopier, check_same_feature, find_features
 

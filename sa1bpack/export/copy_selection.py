@@ -34,7 +34,7 @@ from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, folder_to_write
 from sa1bpack.format.shard_reader import Shard, open_shard, read_sample_rows
 from sa1bpack.format.shard_writer import ShardWriter
-from sa1bpack.format.side.spec import ShardIdentity
+from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.merge import FolderCopier, check_apart, common_options
@@ -108,7 +108,7 @@ def copy_selection(
     Features in PACK/side come along; other ones are bound to the packs, and are not copied.
     Rows are compared with their checksums before they are copied.
 
-    Interrupted or killed, repeat the call: complete shards stay.
+    If it is interrupted or killed, repeat the call: complete shards stay.
 
     Args:
         dataset: samples that are selected from an open pack, or several: by slices, index arrays,

@@ -34,13 +34,13 @@ from sa1bpack.format.manifest import (
     read_manifest,
 )
 from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.side.manifest import read_side_manifest
 from sa1bpack.format.side.shard import arrays_in
-from sa1bpack.format.side.spec import (
+from sa1bpack.format.side.shards import (
     SIDES_NAME,
     ShardIdentity,
     coverage,
     feature_shard_names,
-    read_side_manifest,
     shard_identities,
     side_folders,
 )

@@ -10,9 +10,9 @@ import numpy as np
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.side.kept import PARENTS, KeptKey, kept_keys
-from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.rows import FeatureRows, marked_missing
 from sa1bpack.format.side.shard import FeatureShard
-from sa1bpack.format.side.spec import ShardIdentity
+from sa1bpack.format.side.shards import ShardIdentity
 
 # The key whose values are the categories of COCO, and that of masks without one.
 CATEGORY_KEY = "annotations.category_id"
@@ -101,7 +101,7 @@ def _texts(key: KeptKey, rows: FeatureRows, feature: FeatureShard) -> list[str |
     else:
         texts = [json.dumps(row.tolist()) for row in rows.per_row()]
     assert rows.present is not None  # any row may be missing
-    return [text if there else None for text, there in zip(texts, rows.present, strict=True)]
+    return marked_missing(texts, rows.present)
 
 
 def with_pairs(text: str, pairs: Pairs) -> str:

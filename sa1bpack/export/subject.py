@@ -14,6 +14,7 @@ from sa1bpack.export.feature_maps import feature_picture
 from sa1bpack.export.painting import ExactShapes, GridShapes, Shapes, id_colours
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.problems import reason_of
+from sa1bpack.format.side.rows import marked_missing
 from sa1bpack.masks import pack_bits
 from sa1bpack.masks.raster import covered_pixels
 from sa1bpack.wording import brief
@@ -84,8 +85,7 @@ class ShownText:
             return None
         if present_key(name) in sample:
             present = np.atleast_1d(sample[present_key(name)])
-            pairs = zip(texts, present.tolist(), strict=True)
-            texts = [text if is_there else "(none)" for text, is_there in pairs]
+            texts = marked_missing(texts, present, missing="(none)")
         return cls(name, tuple(texts), of_masks)
 
     def line(self) -> str:

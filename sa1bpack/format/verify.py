@@ -44,8 +44,18 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem, Report
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.side import spec as side
 from sa1bpack.format.side.kept import kept_keys
+from sa1bpack.format.side.manifest import AGAIN, is_side, read_side_manifest, side_root_metadata
+from sa1bpack.format.side.shards import (
+    SIDES_NAME,
+    ShardIdentity,
+    coverage,
+    feature_shard_names,
+    shard_identities,
+    side_folders,
+    strays_of,
+)
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.verify_shard import check_feature_shard, check_list, check_shard, compare_files
 from sa1bpack.keywords import checks_options
 from sa1bpack.paths import local_path
@@ -145,7 +155,7 @@ def check_files(files: PackFiles, *, quick: bool, advance: Advance, share: Share
     root = files.root
     check = Check(files, advance)
     scope = Scope(quick=quick, own_files=share[0] == 1, share=share, features=True)
-    if side.is_side(root):  # named itself, without its pack
+    if is_side(root):  # named itself, without its pack
         files.choose_mode(_side_bytes(root))
         check.total = _side_bytes(root, share)
         checked = _check_side(check, root, quick, share)
@@ -186,7 +196,7 @@ def _check_side(
     folder: Path,
     quick: bool,
     share: Share,
-    shards: Sequence[side.ShardIdentity] | None = None,
+    shards: Sequence[ShardIdentity] | None = None,
     index: Index | None = None,
 ) -> int:
     """Check a feature.
@@ -205,21 +215,21 @@ def _check_side(
     names: Sequence[str] = ()
     with check.collecting(feature=folder.name):
         try:
-            spec = side.read_side_manifest(folder).spec
+            spec = read_side_manifest(folder).spec
         except NotAPack as error:
             check.add(f"{error}, or remove it", extra=True)
             return 0
-        names = side.feature_shard_names(folder)
+        names = feature_shard_names(folder)
         if share[0] == 1:
             with check.collecting(feature=spec.name):
                 _check_side_files(check, folder, spec)
-            coverage = side.coverage(names, shards or ())
-            if coverage.missing:
-                check.notes.append(f"{folder}: {coverage}; to make them, {side.AGAIN}")
-            if coverage.others and shards is not None:
+            covered = coverage(names, shards or ())
+            if covered.missing:
+                check.notes.append(f"{folder}: {covered}; to make them, {AGAIN}")
+            if covered.others and shards is not None:
                 check.notes.append(
-                    f"{folder}: rows for {counted(len(coverage.others), 'shard')} not of this "
-                    f"pack, such as {coverage.others[0]}: remove what is for no shard of another "
+                    f"{folder}: rows for {counted(len(covered.others), 'shard')} not of this "
+                    f"pack, such as {covered.others[0]}: remove what is for no shard of another "
                     "pack either"
                 )
         numbers = {shard.feature_shard: number for number, shard in enumerate(shards or ())}
@@ -230,23 +240,23 @@ def _check_side(
     return len(names)
 
 
-def _check_side_files(check: Check, folder: Path, spec: side.SideSpec) -> None:
+def _check_side_files(check: Check, folder: Path, spec: SideSpec) -> None:
     """Check the files of a feature above its feature shards. Raises FormatError and OSError."""
-    for stray in side.strays_of(folder):
+    for stray in strays_of(folder):
         check.add(f"{stray}: not a feature shard; remove it", extra=True)
     listed = read_checksums(folder / CHECKSUMS_NAME)
     with check.collecting():
         check_list(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
     for path, digest in listed.items():
         check.digest(folder / path, digest)
-    arrays.check_metadata(folder / arrays.METADATA_NAME, side.side_root_metadata(spec))
+    arrays.check_metadata(folder / arrays.METADATA_NAME, side_root_metadata(spec))
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
     """Bytes of the chunk files of feature shards, or a share of them; 0 if it is unreadable."""
     try:
         nbytes = 0
-        for name in share_of(side.feature_shard_names(folder), share):
+        for name in share_of(feature_shard_names(folder), share):
             for chunk_file in (folder / name).glob("*/c.*"):
                 nbytes += chunk_file.stat().st_size
         return nbytes
@@ -259,7 +269,7 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
     root = check.files.root
     features = []
     if scope.features:
-        features = side.side_folders(root)
+        features = side_folders(root)
     shards = [*manifest.shards, *_unlisted_shards(check, manifest)]
     check.files.choose_mode(sum(shard.bytes for shard in shards) + sum(map(_side_bytes, features)))
     shards = _shards_of_scope(shards, scope)
@@ -310,7 +320,7 @@ def _check_features(
         return
     identities = None
     with suppress(FormatError, OSError):  # reported with the pack
-        identities = side.shard_identities(check.files.root, manifest)
+        identities = shard_identities(check.files.root, manifest)
     for folder in folders:
         _check_side(check, folder, scope.quick, scope.share, identities, index)
 
@@ -324,10 +334,10 @@ def _check_kept(
     """
     root = check.files.root
     keys = kept_keys(manifest.options, root / MANIFEST_NAME)
-    identities: Sequence[side.ShardIdentity] = ()
+    identities: Sequence[ShardIdentity] = ()
     if keys:
         with suppress(FormatError, OSError):  # reported with the shards
-            identities = side.shard_identities(root, manifest)
+            identities = shard_identities(root, manifest)
     if scope.kept_rows and scope.own_files:
         for key in keys:
             with check.collecting(feature=key.name):
@@ -433,7 +443,7 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
     """Report what does not belong at the top and under shards/."""
     root = check.files.root
     names = {path.split("/")[0] for path in expected}
-    names |= {CHECKSUMS_NAME, SHARDS_NAME, side.SIDES_NAME}
+    names |= {CHECKSUMS_NAME, SHARDS_NAME, SIDES_NAME}
     for path in sorted(root.glob("*")):
         if path.name in names or is_passed_over(path.name):
             continue

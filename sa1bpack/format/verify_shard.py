@@ -32,9 +32,11 @@ from sa1bpack.format.layout import ArraySpec, AxisLengths, Layout, image_nbytes,
 from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.format.problems import Check, PackFiles, ProblemFields
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
+from sa1bpack.format.side.manifest import REMAKE
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import FeatureShard, arrays_in
-from sa1bpack.format.side.spec import REMAKE, ShardIdentity, SideSpec
+from sa1bpack.format.side.shards import ShardIdentity
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.paths import naming
 from sa1bpack.threads import ThreadPool
 

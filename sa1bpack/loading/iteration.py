@@ -9,55 +9,26 @@ from math import floor
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
-import torch
-from torch.utils.data import Sampler, SequentialSampler
-
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.display import Batch
-from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.finalizers import Ending, when_gone
 from sa1bpack.keywords import checks_options
-from sa1bpack.loading.batch.spec import warn_of_dropped
-from sa1bpack.loading.devices import no_memory
+from sa1bpack.loading.batch.spec import BatchSpec, warn_of_dropped
+from sa1bpack.loading.loaded_batch import LoadedBatch, completed, through_pipeline
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import IterationState, OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
-from sa1bpack.loading.order.orders import SequentialOrder
 from sa1bpack.loading.order.rules import BatchRules
 from sa1bpack.loading.progress_line import ProgressLine
 from sa1bpack.loading.reader_crew import ReaderCrew
+from sa1bpack.loading.resumable import Resumable
 from sa1bpack.loading.shard_prefetcher import check_order
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
-from sa1bpack.transforms.batch import batch_class
-from sa1bpack.transforms.host import unseen
+from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import counted
-
-
-class LoadedBatch(NamedTuple):
-    """A batch of an epoch as it is when the consumer gets it.
-
-    Attributes:
-        ordered: which batch it is, and the samples that remained.
-        tensors: its arrays; None if no sample remained.
-        errors: errors of dropped samples.
-        nbytes: bytes of the batch, see LoadingStats.
-        ready: number of batches that were complete when this one was asked for; None if that is not
-            known.
-        is_transformed: `tensors` is what a pipeline made of the batch.
-    """
-
-    ordered: OrderedBatch
-    tensors: Any
-    errors: list[ReadError]
-    nbytes: int
-    ready: int | None
-    is_transformed: bool = False
-
-
-# Images of a batch that a message names.
-_NAMED = 8
 
 # How long ending an iteration waits for copies in progress. Nothing depends on it: a thread that is
 # still reading ends by itself, and cannot affect a later epoch.
@@ -90,57 +61,8 @@ class Producer(Protocol):
         """End the epoch; wait at most `wait` seconds for reads in progress."""
 
 
-class EpochSampler(Sampler[int]):
-    """What a library that drives the loop finds as the `sampler` of a loader: it sets the epoch.
-
-    Lightning, Fabric, Accelerate and loops written for a DistributedSampler call
-    `loader.sampler.set_epoch`, or that of `loader.batch_sampler.sampler`. The loader itself decides
-    which samples come, so a library that takes them from here, to make a DataLoader of its own, is
-    refused.
-    """
-
-    def __init__(self, batches: OrderedBatches):
-        self._batches = batches
-
-    @property
-    def sampler(self) -> "EpochSampler":
-        """This object, for those who look for the sampler of a batch sampler."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the next epoch, as `OrderedBatches.set_epoch`."""
-        self._batches.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """Samples of an epoch, of all ranks together."""
-        return len(self._batches.order)
-
-    def __iter__(self) -> NoReturn:
-        raise LoaderError(
-            "only the loader itself takes its samples, so nobody can make another DataLoader of "
-            "its sampler, as Accelerate's skip_first_batches does: to resume a Loader use "
-            "load_state_dict, which accelerator.register_for_checkpointing(loader) makes "
-            "load_state call; or use make_dataloader, as Trainer requires"
-        )
-
-
-class UnshuffledSampler(EpochSampler, SequentialSampler):
-    """An EpochSampler of a loader that has the same samples in every epoch.
-
-    Lightning knows it by its base class, and then need not turn off the shuffling for
-    `overfit_batches`.
-    """
-
-
-def sampler_of(batches: OrderedBatches) -> EpochSampler:
-    """The `sampler` of a loader of these batches."""
-    if isinstance(batches.order, SequentialOrder):
-        return UnshuffledSampler(batches)
-    return EpochSampler(batches)
-
-
 @checks_options
-class BaseLoader(ABC):
+class BaseLoader(Resumable):
     """Loads the batches of a dataset in an order: the base of Loader and PackDataLoader.
 
     Attributes:
@@ -148,8 +70,8 @@ class BaseLoader(ABC):
         dropped: with on_error="drop", the errors of samples dropped from the batches so far.
     """
 
+    batches: OrderedBatches
     _counts: EpochCounts | None = None  # of the latest epoch
-    _ending: Ending | None = None  # ends the latest epoch, once
     # What the consumer calls with each batch; None: nothing, or its threads do.
     _pipeline: Callable[[Any], Any] | None = None
 
@@ -178,16 +100,6 @@ class BaseLoader(ABC):
         The threads of a crew are those of a mix; None: the producer has its own.
         """
 
-    def end_epoch(self) -> None:
-        """End the current iteration, if any."""
-        if self._ending is not None:
-            self._ending.run()
-            self._ending = None
-
-    def __len__(self) -> int:
-        """Batches of the complete latest epoch, or of the one to come before any began."""
-        return len(self.batches)
-
     def __iter__(self) -> "Iteration":
         """An epoch: the next one, or the one that `set_epoch` or `load_state_dict` set.
 
@@ -212,6 +124,20 @@ class BaseLoader(ABC):
             raise LoaderError("no epoch has begun here: take a batch first")
         return counts.stats()
 
+    def _batch_spec(self, *, to_device: bool, relate: Relate | None = None) -> BatchSpec:
+        """The layout of the batches. Raises as `BatchSpec`."""
+        rules = self.batches.current.rules
+        return BatchSpec(
+            self._narrowed,
+            self._chosen,
+            self._options.layout,
+            to_device=to_device,
+            relate=relate,
+            repeats=rules.repeats,
+            marks_repeated=bool(rules.pad_last),
+            canvases=rules.canvases,
+        )
+
     def _narrow(self, ds: Dataset) -> None:
         """Set the dataset that is read: with the chosen fields alone."""
         self._narrowed = ds
@@ -224,29 +150,6 @@ class BaseLoader(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._narrow(self._dataset)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make this epoch the next iteration; ends one in progress.
-
-        If it is already the next one, the position in it that `load_state_dict` set is kept.
-        """
-        self.batches.set_epoch(epoch)
-        self.end_epoch()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state after the batch that was taken last: a few numbers and strings.
-
-        It is the same on every rank, and can be loaded on any number of ranks.
-        """
-        return self.batches.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iteration begin after the batch of the state; ends one in progress.
-
-        Raises OptionError if it is not a state of the same order of the same dataset.
-        """
-        self.batches.load_state_dict(state)
-        self.end_epoch()
 
     def _described(self, workers: str) -> str:
         """The text for `repr`: dataset, batches, position in the order, and threads or workers."""
@@ -492,55 +395,6 @@ class Iteration(BaseIteration):
         self._running = None
 
 
-def completed(loaded: LoadedBatch, spec: str, says_dropped: bool) -> Batch:
-    """A batch that was loaded, and of which some samples remained, with all of its keys.
-
-    Args:
-        loaded: the batch.
-        spec: of its samples.
-        says_dropped: it gets the key "dropped".
-
-    Raises:
-        LoaderError: its device has no memory for that.
-    """
-    tensors = loaded.tensors
-    batch = batch_class(spec)(
-        unseen(tensors),
-        epoch=loaded.ordered.epoch,
-        batch_idx=loaded.ordered.number,
-        global_step=loaded.ordered.step,
-    )
-    if loaded.ordered.sample_class is not None:
-        batch["sample_class"] = loaded.ordered.sample_class.number
-    batch.numbers = tensors.numbers
-    if says_dropped:
-        device = unseen(tensors)["indices"].device
-        try:
-            batch["dropped"] = rows_of(loaded.errors, device)
-        except torch.OutOfMemoryError as error:
-            raise no_memory(device, loaded.nbytes, str(error)) from None
-    return batch
-
-
-def through_pipeline(pipeline: Callable[[Any], Any], batch: Batch, ordered: OrderedBatch) -> Any:
-    """What a pipeline makes of a batch.
-
-    Raises UserCodeError for what a function of the user's raises, and what this package raises, by
-    both with the batch and its samples; OptionError for None in place of a batch.
-    """
-    ids = unseen(batch)["image_ids"]
-    images = counted(len(ids), "image")
-    if ids.device.type == "cpu":
-        images = f"the images {', '.join(map(str, ids[:_NAMED].tolist()))}"
-        if len(ids) > _NAMED:
-            images += f" and {len(ids) - _NAMED:,} more"
-    subject = f"batch {ordered.number} of epoch {ordered.epoch}, {images}"
-    result = call_user(pipeline, batch, role="pipeline", subject=subject)
-    if result is None:
-        raise OptionError(f"pipeline returned None for {subject}: return the batch")
-    return result
-
-
 def _clear_frames(error: BaseException | None) -> None:
     """Clear the frames of an error, and of those that caused it: they hold buffers."""
     while error is not None:
@@ -552,14 +406,3 @@ def _end_producer(producer: Producer, counts: EpochCounts, line: ProgressLine) -
     producer.end(END_SECONDS)
     counts.end(left=True)
     line.close()
-
-
-def rows_of(errors: list[ReadError], device: torch.device) -> torch.Tensor:
-    """int64 (d,): the rows of the samples, on a device.
-
-    Does not wait for it, as a copy from the host would.
-    """
-    rows = torch.empty(len(errors), dtype=torch.int64, device=device)
-    for row, error in zip(rows, errors, strict=True):
-        row.fill_(error.row)
-    return rows

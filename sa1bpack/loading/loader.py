@@ -18,17 +18,10 @@ from sa1bpack.disk.direct import ReadingMode, choose_mode
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import settle
 from sa1bpack.keywords import checks_options, takes_options
-from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import ChosenDevice, CudaDevice, Host
-from sa1bpack.loading.iteration import (
-    BaseLoader,
-    EpochSampler,
-    LoadedBatch,
-    completed,
-    sampler_of,
-    through_pipeline,
-)
+from sa1bpack.loading.iteration import BaseLoader
+from sa1bpack.loading.loaded_batch import LoadedBatch, completed, through_pipeline
 from sa1bpack.loading.located_batch import OPEN_SAMPLES
 from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
@@ -45,6 +38,7 @@ from sa1bpack.loading.plans import (
 )
 from sa1bpack.loading.reader_crew import ReaderCrew
 from sa1bpack.loading.reader_threads import ReaderThreads
+from sa1bpack.loading.resumable import Threaded
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.loading.tensors import arranging_bytes, float_bytes, sent_bytes
 from sa1bpack.options import group_of
@@ -78,7 +72,7 @@ _log = logging.getLogger("sa1bpack")
 
 
 @checks_options(**_OTHER_NAMES)
-class Loader(BaseLoader):
+class Loader(BaseLoader, Threaded):
     """Batches of a dataset as dicts of tensors, equal to those of `Collate`, which lists the keys.
 
     ::
@@ -105,11 +99,10 @@ class Loader(BaseLoader):
     inherited from the parent raises LoaderError. A copy or pickle of a Loader keeps the position in
     the order, but no iteration.
 
-    With `pipeline`, batches are what that makes of them. On a CPU, `pipeline_threads` call it ahead
-    of the consumer: in the order of the batches, and as long as results depend on the batch alone,
-    as those of a `transforms.Pipeline` do, with the results of calls in the loop. A state is that
-    after the batch that was taken last. With a device, the consumer calls it, on its current
-    stream.
+    With `pipeline`, batches are its results. On a CPU, `pipeline_threads` threads call it ahead of
+    the consumer. Results come in the order of the batches, and are those of calls in the loop as
+    long as they depend on the batch alone, as with a `transforms.Pipeline`. A state is that after
+    the batch that was taken last. With a device, the consumer calls it, on its current stream.
 
     Taking a batch raises ReadError, which names the sample, if one cannot be read, unless
     `on_error` is "drop"; LoaderTimeout if the batch takes longer than `timeout`; LoaderError if the
@@ -153,17 +146,9 @@ class Loader(BaseLoader):
                 "the batch, or use make_dataloader"
             )
         self._set_up(ds, batch_size, chosen)
-        rules = self.batches.current.rules
         self._device = ChosenDevice(chosen.device)
-        self._spec = BatchSpec(
-            self._narrowed,
-            self._chosen,
-            chosen.layout,
-            to_device=self._device.asked.type == "cuda",
-            relate=chosen.relate,
-            repeats=rules.repeats,
-            marks_repeated=bool(rules.pad_last),
-            canvases=rules.canvases,
+        self._spec = self._batch_spec(
+            to_device=self._device.asked.type == "cuda", relate=chosen.relate
         )
         chosen.check_pipeline(self._chosen)
         nbytes = dataset_bytes(self._narrowed, self._chosen)
@@ -208,20 +193,6 @@ class Loader(BaseLoader):
     def pipeline_threads(self) -> int:
         """Number of threads that call the pipeline; 0: the consumer calls it, or there is none."""
         return self._pipeline_threads
-
-    # As a DataLoader without workers has it: Accelerate's skip_first_batches makes one of what it
-    # finds here, and the sampler then says what to do instead.
-    prefetch_factor = None
-
-    @property
-    def sampler(self) -> EpochSampler:
-        """Has `set_epoch`, which libraries look for here: see `BaseLoader.set_epoch`."""
-        return sampler_of(self.batches)
-
-    @property
-    def batch_sampler(self) -> EpochSampler:
-        """As `sampler`."""
-        return sampler_of(self.batches)
 
     def __repr__(self) -> str:
         return self._described(f"{self._device}, {counted(self._threads, 'thread')}")
@@ -349,12 +320,6 @@ class Loader(BaseLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_pool": None, "_is_compiled": False}
-
-    def __enter__(self) -> "Loader":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _transformed(

@@ -25,7 +25,7 @@ from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.files import is_shortage, missing
 from sa1bpack.format.shard_reader import REPAIR
-from sa1bpack.format.side.spec import REMAKE
+from sa1bpack.format.side.manifest import REMAKE
 from sa1bpack.loading.batch.feature_arrays import BatchFeature
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import unpack_into

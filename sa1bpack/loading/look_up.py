@@ -156,6 +156,22 @@ def gather_scores(addresses: np.ndarray, samples: np.ndarray, out: np.ndarray) -
 
 
 @njit
+def _row_span(offsets: int, row: int, items: int, edges: np.ndarray) -> tuple[int, int]:
+    """The first item of a ragged row, and the one after its last; -1 if they are out of order.
+
+    Args:
+        offsets: address of the int64 offsets of the rows.
+        row: the row.
+        items: number of items there are.
+        edges: int64 (2,), scratch.
+    """
+    memcpy(edges.ctypes.data, offsets + 8 * row, 16)
+    if 0 <= edges[0] <= edges[1] <= items:
+        return edges[0], edges[1]
+    return -1, -1
+
+
+@njit
 def find_runs(shards: np.ndarray, samples: np.ndarray, masks: np.ndarray) -> None:
     """Find the runs of the kept masks of samples: rows of run_ends; -1 if they are out of order.
 
@@ -168,12 +184,9 @@ def find_runs(shards: np.ndarray, samples: np.ndarray, masks: np.ndarray) -> Non
     for k in range(len(samples)):
         for n in range(samples[k].kept_begin, samples[k].kept_end):
             mask = masks[n]
-            memcpy(edges.ctypes.data, shards[k].run_offset + 8 * mask.row, 16)
-            mask.begin = -1
-            mask.end = -1
-            if 0 <= edges[0] <= edges[1] <= shards[k].runs:
-                mask.begin = edges[0]
-                mask.end = edges[1]
+            begin, end = _row_span(shards[k].run_offset, mask.row, shards[k].runs, edges)
+            mask.begin = begin
+            mask.end = end
 
 
 @njit
@@ -193,13 +206,10 @@ def find_spans(
     for i in range(len(rows)):
         for a in range(len(numbers)):
             side = sides[owner[i], numbers[a]]
-            memcpy(edges.ctypes.data, side.offset + 8 * rows[i], 16)
+            begin, end = _row_span(side.offset, rows[i], side.items, edges)
             span = spans[i, a]
-            span.begin = -1
-            span.end = -1
-            if 0 <= edges[0] <= edges[1] <= side.items:
-                span.begin = edges[0]
-                span.end = edges[1]
+            span.begin = begin
+            span.end = end
 
 
 @njit
@@ -458,9 +468,11 @@ def _addresses(
         names: names of the arrays.
         shard_at: int64 (n,), which of them each sample is in.
     """
-    rows = [[shard.addresses.get(name, 0) for name in names] for shard in shards]
-    addresses: np.ndarray = np.array(rows, np.int64).reshape(len(shards), len(names))[shard_at]
-    return addresses
+    of_shards = np.zeros((len(shards), len(names)), np.int64)
+    for shard, addresses in zip(shards, of_shards, strict=True):
+        addresses[:] = [shard.addresses.get(name, 0) for name in names]
+    of_samples: np.ndarray = of_shards[shard_at]
+    return of_samples
 
 
 def _chosen(

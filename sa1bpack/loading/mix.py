@@ -5,7 +5,6 @@ is an `Iteration` of its Loader, as in a loop over that alone. But the threads t
 of one `ReaderCrew` for all sources, and places for the calls of pipelines are shared.
 """
 
-import logging
 import os
 import threading
 from collections import deque
@@ -24,17 +23,17 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.loading.iteration import (
     END_SECONDS,
     BaseIteration,
-    BaseLoader,
-    EpochSampler,
     Iteration,
     TakenBatch,
 )
 from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.mix_sources import check_names, checked_loaders, usual_weight
 from sa1bpack.loading.mix_stats import MixCounts, MixPlan, MixStats
 from sa1bpack.loading.options import MAX_THREADS
 from sa1bpack.loading.order.mixed_batches import MixedBatches, MixRun
-from sa1bpack.loading.order.mixture import MOST_SOURCES, RESTART, STOP, Mixture
+from sa1bpack.loading.order.mixture import RESTART, STOP, Mixture
 from sa1bpack.loading.reader_crew import ReaderCrew
+from sa1bpack.loading.resumable import Threaded
 from sa1bpack.schedules import Schedule
 from sa1bpack.threads import Slots
 from sa1bpack.wording import brief, counted
@@ -56,11 +55,9 @@ _OTHER_NAMES = {
     "epochs": "a loop over epochs: each iteration of a Mix is one",
 }
 
-_log = logging.getLogger("sa1bpack")
-
 
 @checks_options(**_OTHER_NAMES)
-class Mix:
+class Mix(Threaded):
     """Batches of several Loaders in one loop, each batch from one of them, in a random sequence.
 
     ::
@@ -86,15 +83,15 @@ class Mix:
     mix_step   number of the batch in the mix since training began
     =========  =================================================================================
 
-    `epoch`, `batch_idx` and `global_step` are those of the source, by which its masks and the draws
-    of its pipeline change: an image that comes again in an epoch of the mix is augmented in another
-    way. A pipeline must return a dict.
+    `epoch`, `batch_idx` and `global_step` are those of the source. The choice of its masks and the
+    random steps of its pipeline depend on them, so an image that comes again in an epoch of the mix
+    is augmented in another way. A pipeline must return a dict.
 
     Sequence: the source of a batch is drawn by the weights, which are shares of batches, and the
     draw depends on seed, epoch and number in the epoch alone. It is the same on any number of
     ranks, and all ranks have batches of one source at the same time.
 
-    Epochs: `at_end` says what happens when a source has had the last batch of its own epoch.
+    Epochs: `at_end` says what happens after the last batch of a source's own epoch.
 
     - "restart": it begins again with its next epoch. An epoch of the mix has `steps` batches, and
       sources continue in the next one where they were. What an early `break` leaves out does not
@@ -106,16 +103,16 @@ class Mix:
 
     State: `state_dict()` has the places of the mix and of each source. It is the same on every
     rank, and can be loaded on any number of them. Weights, `steps`, `threads` and what a Loader
-    allows may change; `seed` and `at_end` may not. A source that the state lacks begins at its
-    beginning. One that has grown, so that the samples which the state counts are the first of those
-    that it has now, has another order: it begins with its next epoch; with "stop" and "skip", which
-    tie its epoch to that of the mix, with this one again. Both are logged, and all other sources
-    keep their places. One that has changed otherwise, or that the Mix lacks, is an OptionError.
+    allows may change; `seed` and `at_end` may not. A source that the state lacks starts from its
+    beginning. A source that has grown, so that the samples in the state are the first of those that
+    it has now, has another order: it begins its next epoch, or with "stop" and "skip", which tie
+    its epoch to that of the mix, the current one again. Both are logged, and all other sources keep
+    their places. A source that has changed otherwise, or that the Mix lacks, is an OptionError.
 
-    Threads: all sources are read by the threads of the mix, of which `threads` work at a time;
-    those of each Loader count when it is iterated alone. A source for which no thread works gets
+    Threads: all sources are read by the threads of the mix, of which `threads` work at a time; the
+    `threads` of a Loader apply when it is iterated alone. A source for which no thread works gets
     one more, so that a slow source does not hold up others. On a CPU, as many calls of pipelines
-    run at a time as the Loader with the most `pipeline_threads` has. All end with the iteration.
+    run at a time as the largest `pipeline_threads` of a Loader. All end with the iteration.
 
     One iteration at a time, as of a Loader: a new one, `set_epoch`, `load_state_dict` and `close`
     end the one before; so does a loop over one of its loaders alone. Threads may share an
@@ -137,6 +134,8 @@ class Mix:
         ...     print([batch["source"] for batch in mix])
         ['large', 'large', 'large', 'all', 'large', 'all']
     """
+
+    batches: MixedBatches
 
     def __init__(
         self,
@@ -167,10 +166,10 @@ class Mix:
             OptionError: a value that cannot be used, a source that is no Loader or comes twice, or
                 weights that do not fit the loaders.
         """
-        self.loaders = _checked_loaders(loaders)
+        self.loaders = checked_loaders(loaders)
         if weights is None:
-            weights = {name: _usual_weight(loader) for name, loader in self.loaders.items()}
-        _check_names(weights, self.loaders)
+            weights = {name: usual_weight(loader) for name, loader in self.loaders.items()}
+        check_names(weights, self.loaders)
         mixture = Mixture.of(weights, seed, at_end)
         if steps is not None:
             steps = whole_number("steps", steps, 1, 2**63 - 1)
@@ -188,7 +187,6 @@ class Mix:
         self._changed = threading.Condition()
         self._scratch: deque[np.ndarray] = deque(maxlen=self.threads)
         self._counts: MixCounts | None = None
-        self._ending: Ending | None = None
         self._closed = False
 
     def _has_grown(self, name: str, size: int, fingerprint: str) -> bool:
@@ -208,13 +206,6 @@ class Mix:
             f"<Mix of {weights}: at_end {self.batches.mixture.at_end}, epoch {self.batches.epoch}, "
             f"{counted(self.threads, 'thread')}>"
         )
-
-    def __len__(self) -> int:
-        """Batches of the complete latest epoch of the mix, or of the one to come before any began.
-
-        With at_end="restart" it is the same for all epochs. Raises as `plan`.
-        """
-        return len(self.batches)
 
     def __iter__(self) -> "MixIteration":
         """An epoch of the mix: the next one, or what `set_epoch` or `load_state_dict` chose.
@@ -245,27 +236,24 @@ class Mix:
         counts = self._counts
         if counts is None or counts.pid != os.getpid():
             raise LoaderError("no epoch of the mix has begun here: take a batch first")
-        loading = {
-            name: loader.stats() if loader.has_begun else None
-            for name, loader in self.loaders.items()
-        }
+        loading = {}
+        for name, loader in self.loaders.items():
+            if loader.has_begun:
+                loading[name] = loader.stats()
         return counts.stats(loading)
 
     @property
     def has_equal_epochs(self) -> bool:
-        """True if every epoch of the mix has as many batches, as far as the mix decides that."""
+        """True if all epochs of the mix have as many batches, as far as the mix decides that."""
         mixture = self.batches.mixture
         if mixture.at_end == STOP:
             return len(self.loaders) == 1
         never_zero = all(min(weight.values) > 0 for weight in mixture.weights)
         return mixture.at_end == RESTART or never_zero
 
-    # What libraries look for in a DataLoader, see `Loader`.
-    prefetch_factor = None
-
     @property
     def dataset(self) -> Any:
-        """There is none, which AttributeError says: who takes it would make another loader."""
+        """Not available, as an AttributeError says: a library would make another loader of it."""
         raise AttributeError(
             "a Mix has no dataset, so nobody can make another DataLoader of it, as Accelerate's "
             "skip_first_batches and the Trainer of transformers do to resume: resume by "
@@ -274,56 +262,12 @@ class Mix:
             "`loaders` has a dataset"
         )
 
-    @property
-    def sampler(self) -> EpochSampler:
-        """Has `set_epoch`, which libraries look for here."""
-        return _MixSampler(self.batches)
-
-    @property
-    def batch_sampler(self) -> EpochSampler:
-        """As `sampler`."""
-        return _MixSampler(self.batches)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make this epoch of the mix the next iteration; ends one in progress.
-
-        If it is already the next one, the position in it that `load_state_dict` set is kept.
-        """
-        self.batches.set_epoch(epoch)
-        self.end_epoch()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state after the batch that was taken last: numbers and strings.
-
-        It is the same on every rank, and can be loaded on any number of ranks.
-        """
-        return self.batches.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iteration begin after the batch of the state; ends one in progress.
-
-        Raises OptionError if it is not a state of this mix, see there.
-        """
-        for name in self.batches.load_state_dict(state):
-            if name in state["sources"]:
-                reason = "has more samples than in the state that was loaded"
-            else:
-                reason = "is not in the state that was loaded"
-            _log.warning(
-                "source %r of the mix %s: it begins with a first batch, others continue",
-                name,
-                reason,
-            )
-        self.end_epoch()
-
     def end_epoch(self) -> None:
         """End the current iteration, if any."""
-        if self._ending is None:
-            return
-        for loader in self.loaders.values():
-            loader.end_epoch()
-        self._ending.run()
-        self._ending = None
+        if self._ending is not None:
+            for loader in self.loaders.values():
+                loader.end_epoch()
+        super().end_epoch()
 
     def new_crew(self) -> ReaderCrew:
         """The threads of an iteration, which have not begun yet."""
@@ -358,27 +302,6 @@ class Mix:
     def __getstate__(self) -> dict[str, Any]:
         without = {"_changed": None, "_counts": None, "_ending": None}
         return self.__dict__ | without | {"_scratch": deque(maxlen=self.threads), "_pid": 0}
-
-    def __enter__(self) -> "Mix":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-class _MixSampler(EpochSampler):
-    """What a library that drives the loop finds as the `sampler` of a mix: it sets the epoch."""
-
-    def __init__(self, batches: MixedBatches):
-        self._mixed = batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the next epoch of the mix."""
-        self._mixed.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        """Samples of one epoch of each source, of all ranks together."""
-        return sum(len(batches.order) for batches in self._mixed.sources)
 
 
 class MixIteration(BaseIteration):
@@ -538,63 +461,3 @@ def _completed(batch: Any, name: str, epoch: int, step: int) -> Any:
 def _end_mix(crew: ReaderCrew, counts: MixCounts) -> None:
     crew.end(END_SECONDS)
     counts.end()
-
-
-def _checked_loaders(loaders: Any) -> dict[str, Loader]:
-    """The sources of a mix. Raises OptionError for what cannot be mixed."""
-    if not isinstance(loaders, Mapping) or not 1 <= len(loaders) <= MOST_SOURCES:
-        raise OptionError(
-            f"loaders is {brief(loaders)}: pass a dict of 1 to {MOST_SOURCES} Loaders by their "
-            'names, such as {"sa1b": loader_a, "coco": loader_b}'
-        )
-    names: dict[int, str] = {}
-    for name, loader in loaders.items():
-        if not isinstance(name, str) or not name:
-            raise OptionError(f"a source is called {brief(name)}: choose a str as its name")
-        if not isinstance(loader, Loader):
-            raise OptionError(f"source {name!r} is {brief(loader)}: {_remedy(loader)}")
-        if id(loader) in names:
-            raise OptionError(
-                f"sources {names[id(loader)]!r} and {name!r} are the same Loader, which has one "
-                "place: make a second one"
-            )
-        names[id(loader)] = name
-    return dict(loaders)
-
-
-def _remedy(loader: Any) -> str:
-    if isinstance(loader, BaseLoader):
-        return (
-            "a Mix shares its threads among Loaders, and worker processes of a DataLoader would "
-            "compete with them: make a sa1bpack.Loader, with a pipeline in place of a transform"
-        )
-    return "a Mix takes Loaders, sa1bpack.Loader(ds, batch_size)"
-
-
-def _check_names(weights: Any, loaders: Mapping[str, Loader]) -> None:
-    """Raise OptionError unless there is a weight for each of the sources, and no other."""
-    if not isinstance(weights, Mapping):
-        raise OptionError(f"weights is {brief(weights)}: pass a dict of names and numbers")
-    missing = [name for name in loaders if name not in weights]
-    unknown = [name for name in weights if name not in loaders]
-    if missing or unknown:
-        texts = []
-        if missing:
-            texts.append(f"lacks {', '.join(map(repr, missing))}")
-        if unknown:
-            texts.append(f"has {', '.join(map(brief, unknown))}, which is no source")
-        raise OptionError(
-            f"weights {' and '.join(texts)}: give one number for each of {', '.join(loaders)}; 0 "
-            "leaves a source out"
-        )
-
-
-def _usual_weight(loader: Loader) -> float:
-    """The batches of an epoch of a source, as on one rank: no number of ranks changes it."""
-    rules = loader.batches.current.rules
-    size = rules.size_per_rank
-    if isinstance(size, Schedule):
-        size = size(0)
-    if rules.global_batch_size is not None:
-        size *= rules.world_size
-    return len(rules.order) / size

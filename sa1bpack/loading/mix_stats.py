@@ -197,11 +197,11 @@ class MixCounts:
         """Note that the epoch has ended: with the batch that was taken last."""
         self._ended = True
 
-    def stats(self, loading: Mapping[str, LoadingStats | None]) -> MixStats:
+    def stats(self, loading: Mapping[str, LoadingStats]) -> MixStats:
         """The figures so far.
 
         Args:
-            loading: name → what its Loader did.
+            loading: name → what its Loader did, of those that have begun.
         """
         with self._lock:
             now = self._last if self._ended else perf_counter()
@@ -212,6 +212,6 @@ class MixCounts:
                     samples=self._samples[name],
                     waited_seconds=self._waited[name],
                     epochs=self._epochs[name],
-                    loading=loading[name] if self._samples[name] else None,
+                    loading=loading.get(name) if self._samples[name] else None,
                 )
             return MixStats(self._epoch, self._ended, now - self._begun, sources)

@@ -63,7 +63,8 @@ class ReadingOptions(Options):
 
     `rank` and `world_size` of torch.distributed are those when the length or a batch is first asked
     for; 0 of 1 if it is not initialized, which is refused if torchrun or srun started several
-    processes. They stay: if torch.distributed has others later, that is a LoaderError.
+    processes. They do not change afterwards: if torch.distributed has others later, that is a
+    LoaderError.
 
     With on_error="drop", a batch in which no sample remains is skipped; with several ranks, which
     must all have the same number of batches, it is a LoaderError, and so is an epoch without any

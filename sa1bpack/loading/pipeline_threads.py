@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sa1bpack.arguments import MAX_SECONDS
 from sa1bpack.errors import LoaderTimeout
-from sa1bpack.loading.iteration import LoadedBatch
+from sa1bpack.loading.loaded_batch import LoadedBatch
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.threads import Slots, start_thread

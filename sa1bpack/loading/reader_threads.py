@@ -15,7 +15,7 @@ from sa1bpack.errors import ReadError
 from sa1bpack.finalizers import Ending, before_release
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch, SampleRange
 from sa1bpack.loading.devices import CudaDevice, Host, keep_if_failed
-from sa1bpack.loading.iteration import LoadedBatch
+from sa1bpack.loading.loaded_batch import LoadedBatch
 from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.loading.locator import Dropped, Locator
 from sa1bpack.loading.options import ReadingOptions

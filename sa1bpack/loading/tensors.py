@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sa1bpack.format.side.spec import SCALE_BYTES
+from sa1bpack.format.side.scaled import SCALE_BYTES
 from sa1bpack.loading.batch.regions import Regions, split_span
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.located_batch import LocatedBatch

@@ -181,7 +181,7 @@ class Relations(Derived):
     parents        int64    (m,)    the smallest mask that contains at least `share` of the mask's
                                     area; -1 for none. A parent is larger than its children; of
                                     masks with the same area, the lower index is the larger one
-    depths         int64    (m,)    how many parents, their parents, ... the mask has
+    depths         int64    (m,)    how many masks it lies in: its parent, the parent of that, ...
     levels         int64    (m,)    the third of the image's masks that it is in by area: 0 large,
                                     1 medium, 2 small; -1 without pixels
     =============  =======  ======  ============================================================

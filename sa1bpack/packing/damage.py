@@ -31,7 +31,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.shard_reader import Shard, open_shard
-from sa1bpack.format.side.spec import SIDES_NAME
+from sa1bpack.format.side.shards import SIDES_NAME
 from sa1bpack.format.verify import Scope, check_pack
 from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.records import (

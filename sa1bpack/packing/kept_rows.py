@@ -13,7 +13,7 @@ import numpy as np
 from sa1bpack.errors import AnnotationError
 from sa1bpack.format.side.kept import KeptKey
 from sa1bpack.format.side.rows import FeatureRows, joined
-from sa1bpack.format.side.spec import ShardIdentity
+from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.source.annotations import Annotations
 from sa1bpack.source.schemas import MAX_EXACT

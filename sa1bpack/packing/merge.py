@@ -30,16 +30,14 @@ from sa1bpack.format.manifest import (
     lost_remedy,
     refuse_in_pack,
 )
-from sa1bpack.format.side.spec import (
-    SIDES_NAME,
-    ShardIdentity,
+from sa1bpack.format.side.manifest import (
     create_side,
     first_difference,
     is_side,
     is_unused,
     read_side_manifest,
-    side_folders,
 )
+from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, side_folders
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions, RequestedOptions, differences

@@ -153,7 +153,7 @@ def pack(
 ) -> PackResult:
     """Pack SA-1B tars (or extracted folders) into shards under `output`.
 
-    Called again it resumes after the last complete shard, and adds sources that the pack does not
+    Called again, it resumes after the last complete shard, and adds sources that the pack does not
     have yet. Options that decide the bytes of a pack, and are left out, are those of the pack that
     `output` holds; defaults are for a new one.
 
@@ -163,13 +163,13 @@ def pack(
     Args:
         sources: paths or glob patterns of tars, folders and Parquet files, and URLs of tars: https,
             and s3 and gs, which may be patterns. A tar at a URL is read once, as a stream; a stream
-            that breaks off is continued at its byte. Of those that are complete in the pack nothing
-            is asked for.
+            that breaks off is continued at its byte. No request is made for those that the pack
+            holds completely.
         output: folder of the pack; created if it does not exist. Or the URL of one in an object
             store, s3 or gs, with `staging`.
-        staging: local folder in which the pack for an object store is made, shard by shard.
-            Uploaded shards take little of it: room for four is enough. It holds what a repeated run
-            continues.
+        staging: local folder in which the pack for an object store is made, shard by shard. Shards
+            leave it once they are uploaded: room for four is enough. It has what a repeated run
+            needs to continue.
         progress: show a bar on stderr; or a function that is called as function(bytes done, all
             bytes) of the sources, by one thread at a time. Default: a bar if stderr is a terminal.
 
@@ -428,7 +428,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
     others, its manifest says that it is not complete, and the result names them; repeat their parts
     and then the call. Shards of a source whose bytes were found to be wrong are removed.
 
-    Reads no tar. Killed at any moment, it is repeated.
+    Reads no tar. If it is killed, at any moment, repeat the call.
 
     Raises:
         NotAPack, FormatError: the pack is damaged.

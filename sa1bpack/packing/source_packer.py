@@ -22,7 +22,7 @@ from sa1bpack.format.files import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.manifest import DIGEST_NAMES, shard_name
 from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.format.side.kept import make_kept_features
-from sa1bpack.format.side.spec import ShardIdentity
+from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.packing.background import Background
 from sa1bpack.packing.decoder import Decoded, Decoder, InlineDecoder
 from sa1bpack.packing.kept_rows import KeptSpool

@@ -400,7 +400,7 @@ class TarDataset(MapStyle):
 
     @property
     def rejects(self) -> list[tuple[str, Reject]]:
-        """(name of the source, Reject) of members that are named like half of a pair and are none.
+        """(name of the source, Reject) of members that are named like half of a pair and are not.
 
         Those that cannot be decoded are not among them: nothing is decoded before it is asked for.
         """

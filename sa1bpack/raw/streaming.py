@@ -138,9 +138,9 @@ class IterableTarDataset(IterableDataset[Any]):
     # --------------------------------------------------------------------------------- iteration
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration is; it reaches workers that persist.
+        """Set the epoch of the next iteration, also in workers that persist.
 
-        A loaded state holds for its own epoch: of another one, all samples come.
+        A loaded state applies to its own epoch alone: any other epoch has all samples.
         """
         self._shared[_EPOCH] = whole_number("epoch", epoch, 0, 2**63 - 1)
         self._shared[_EPOCH_IS_SET] = 1
@@ -327,7 +327,7 @@ class IterableTarDataset(IterableDataset[Any]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration continue after the tars that a state names, in its epoch.
+        """Make the next iteration continue after the tars that a state names, in its epoch.
 
         A `set_epoch` that names another epoch after this, or before it where a StatefulDataLoader
         hands the state to its workers, asks for all of that epoch instead.

@@ -50,7 +50,8 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import PackFiles, Report
 from sa1bpack.format.side.shard import items_in
-from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
+from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.verify import check_files
 from sa1bpack.paths import naming
 from sa1bpack.progress import ProgressOption, reporting

@@ -45,7 +45,7 @@ from sa1bpack.format.manifest import (
     read_manifest,
 )
 from sa1bpack.format.side.kept import KeptKey, remove_kept_rows
-from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity
+from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import RequestedOptions

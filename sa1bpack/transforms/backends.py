@@ -59,7 +59,7 @@ def _without_triton(device: torch.device) -> str | None:
 
 @checks_options
 def describe_kernels(device: torch.device | str) -> str:
-    """What makes the large arrays of a batch on a device, and why if it is not obvious, as text.
+    """The kernels that make the large arrays of a batch on a device, as text, and why these.
 
     Examples:
         >>> T.describe_kernels("cpu")

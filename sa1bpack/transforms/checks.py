@@ -132,14 +132,6 @@ class StoredBatches:
         return {name: feature for name, feature in self.features.items() if feature.spatial}
 
 
-def check_relations(names: Iterable[str], features: Iterable[Any]) -> None:
-    """Raise OptionError for a relation with the name of one of the features of the dataset."""
-    if shared := sorted(set(names) & {feature.name for feature in features}):
-        raise OptionError(
-            f"relations has {brief(shared[0])}, also a feature of the dataset: leave one out"
-        )
-
-
 def check_made(batch: Items, needed: Collection[str]) -> None:
     """Raise OptionError unless a batch has keys that a pipeline's has."""
     if missing := sorted(set(needed) - batch.keys()):

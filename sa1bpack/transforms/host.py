@@ -101,7 +101,7 @@ def unseen(batch: Items) -> Items:
 
 @checks_options
 def forget_sent(batch: Items) -> None:
-    """Let pipelines read the numbers of a batch from its device, not from copies of what was sent.
+    """Make pipelines read the numbers of a batch from its device, not from copies on the host.
 
     A Loader's batch on CUDA does so by itself once one of its small tensors has been handed out, so
     this is only for code that writes to their memory without asking the batch for them.

@@ -40,7 +40,7 @@ class CropAroundMask(GeometricStep):
     mask, times a factor that is drawn from `scale`, with the box in its middle, as far as the image
     reaches: at the edge of the image it is moved inwards, and where it is larger than the image
     there is padding to the right or below. It is never larger than what holds the entire image. So
-    pixels are enlarged, or as they were, and never reduced.
+    pixels are enlarged or keep their size, and are never reduced.
 
     The result has one more key, `crop_mask`, int64 (B,): the number of that mask among those of its
     image, or -1 for an image of which no mask is visible, which stays as it is. A pipeline may have
@@ -67,13 +67,13 @@ class CropAroundMask(GeometricStep):
         Args:
             scale: range of the factor, 0 < low <= high, both finite. Below 1 the window cuts into
                 the box.
-            select: the mask: "random", each visible one of the image alike; or "largest", the one
-                with the largest box. For another rule, let the loader keep one mask: `max_masks=1,
-                mask_select="iou"`.
+            select: the mask: "random", any visible one of the image with equal probability; or
+                "largest", the one with the largest box. For another rule, let the loader keep one
+                mask: `max_masks=1, mask_select="iou"`.
             shift: 0 to 1: how far the box may be from the middle of the window, at random: 1 is as
                 far as the window still holds it.
-            min_side: the least longer side of the window in pixels of the canvas before: what keeps
-                specks from being enlarged without limit.
+            min_side: the longer side of the window is at least this long, in pixels of the canvas
+                before, so that specks are not enlarged without limit.
 
         Raises:
             OptionError: a value that is out of range.

@@ -147,9 +147,9 @@ class Pipeline:
     `sa1bpack.masks.draw_window`). Otherwise they are sampled from the grid in the batch, at the
     centres of the cells.
 
-    With `relations` there is one more key for each of them, see `Relate`: they are those of the
-    resulting masks, of what is left of them in the picture, in cells. Relations in the batch, of
-    the masks as they were stored, are passed through or replaced.
+    With `relations` there is one more key for each of them, see `Relate`: they describe the
+    resulting masks, as far as they are in the picture, in cells. Relations in the batch, of the
+    masks as they were stored, are passed through or replaced.
 
     No mask is dropped, so that all arrays keep their shapes: ignore masks that are not `valid`.
 
@@ -220,8 +220,8 @@ class Pipeline:
             relations: names of relations of the resulting masks, or a `Relate`. Batches must have
                 masks or runs.
             feature_sizes: name of a spatial feature → its grid over the canvas of the result: its
-                side or (height, width) in cells, up to 16384. Of others, as many pixels per cell
-                as before.
+                side or (height, width) in cells, up to 16384. Others keep their number of pixels
+                per cell.
             seed: seed of the random steps, 0 to 2**64 - 1.
 
         Raises:
@@ -239,9 +239,7 @@ class Pipeline:
         self.max_valid = max_valid
         if max_valid is not None:
             self.max_valid = whole_number("max_valid", max_valid, 1)
-        self._relate = Relate.of(relations)
-        if self._relate is not None:
-            checks.check_relations(self._relate.names, self.stored.features.values())
+        self._relate = Relate.of(relations, self.stored.features.values())
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self.steps = _checked_steps(items_of(steps))
         moving = [step for step in self.steps if isinstance(step, GeometricStep)]

@@ -67,7 +67,7 @@ class Seeded:
 
     `sa1bpack.open(pack, transform=sa1bpack.Seeded(augment))` draws the same numbers for an image in
     an epoch, whatever batch it is in, in any worker process of any number, on any rank, and after a
-    resume. Where an image comes several times in an epoch, each repetition draws others.
+    resume. Where an image comes several times in an epoch, each repetition draws other numbers.
 
     Before each call these are seeded, and after it they have the states that they had before:
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError, ReadingOptions
 from sa1bpack import open as open_pack
 from sa1bpack.finalizers import settle
-from sa1bpack.loading import iteration, tensors
+from sa1bpack.loading import loaded_batch, tensors
 from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout
 from sa1bpack.transforms import host
 
@@ -165,7 +165,7 @@ NO_WORKSPACE = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling
 STEPS = {
     "tensor": (tensors, "unpack_bits", NO_MEMORY, {"mask_layout": "padded"}, "cuda:0"),
     "workspace": (tensors, "unpack_bits", NO_WORKSPACE, {"mask_layout": "padded"}, "cuda:0"),
-    "the last key": (iteration, "rows_of", NO_MEMORY, {"on_error": "drop"}, "cpu"),
+    "the last key": (loaded_batch, "rows_of", NO_MEMORY, {"on_error": "drop"}, "cpu"),
 }
 
 

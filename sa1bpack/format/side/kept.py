@@ -12,15 +12,9 @@ from typing import Any, Literal
 
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import files
-from sa1bpack.format.side.spec import (
-    SIDES_NAME,
-    TEXT,
-    SideManifest,
-    SideSpec,
-    create_side,
-    side_name,
-    top_of_side,
-)
+from sa1bpack.format.side.manifest import SideManifest, create_side, top_of_side
+from sa1bpack.format.side.shards import SIDES_NAME
+from sa1bpack.format.side.spec import TEXT, SideSpec, side_name
 from sa1bpack.wording import brief
 
 # Types of the values of a kept key, as in its text.

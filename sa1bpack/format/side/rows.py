@@ -1,6 +1,6 @@
 """Rows of a feature as they are stored, of any kind: fixed, ragged or text, some missing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -129,3 +129,17 @@ def joined(rows: Sequence[FeatureRows]) -> FeatureRows:
         np.concatenate(lengths) if lengths else None,
         np.concatenate(present) if present else None,
     )
+
+
+def marked_missing(rows: Iterable[Any], present: Iterable[Any], missing: Any = None) -> list[Any]:
+    """The rows, with `missing` in place of those that are not there.
+
+    Args:
+        rows: rows of any form.
+        present: for each row, true if it is there.
+        missing: what stands for a row that is not.
+    """
+    marked = []
+    for row, is_there in zip(rows, present, strict=True):
+        marked.append(row if is_there else missing)
+    return marked

@@ -12,17 +12,11 @@ from sa1bpack.format import files
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.shard_reader import read_rows
 from sa1bpack.format.shard_writer import AppendFile, complete_group
+from sa1bpack.format.side.manifest import REMAKE, read_side_manifest
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import rows_read
-from sa1bpack.format.side.spec import (
-    CHECKSUM,
-    MAX_SIDE_ROW_BYTES,
-    REMAKE,
-    ShardIdentity,
-    SideSpec,
-    feature_shard_attributes,
-    read_side_manifest,
-)
+from sa1bpack.format.side.shards import ShardIdentity, feature_shard_attributes
+from sa1bpack.format.side.spec import CHECKSUM, MAX_SIDE_ROW_BYTES, SideSpec
 from sa1bpack.paths import naming
 
 # In the working folder of one that may be continued: what its rows are made by.

@@ -38,7 +38,6 @@ from sa1bpack.loading.batch.tables import (
     UNPACKED,
 )
 from sa1bpack.options import MASK_LAYOUTS
-from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.wording import brief
 
@@ -160,9 +159,6 @@ class BatchSpec:
         batch_features: the same in the batches.
         repeats: a sample may come again in an epoch, and batches have `repetitions`.
         marks_repeated: samples may fill up the last batch, and batches have `repeated`.
-        as_bool: the buffer holds unpacked masks.
-        pads_masks: masks in the buffer are padded; other fields may be, even if masks are not.
-        mask_bytes: bytes of the bits of one mask.
         numbers: numbers of each mask that the batch has. `load_samples` converts float64 to
             float32 and copies int64, which are all types that they can have.
         arrays: what is read piece by piece: images, masks or their runs, and features.
@@ -204,7 +200,7 @@ class BatchSpec:
                 "mask_size, choose 'padded' or 'concat', or use Pipeline(relations=...)"
             )
         if relate is not None:
-            check_relations(tuple(relate.names), ds.spec.features)
+            relate.check_features(ds.spec.features)
             if not chosen.masks:
                 raise OptionError(
                     f"{relate!r} needs masks, which fields leaves out: add 'masks' to fields, or "
@@ -230,9 +226,6 @@ class BatchSpec:
         self.relate = relate
         self.repeats = repeats
         self.marks_repeated = marks_repeated
-        self.as_bool = not (to_device or layout.packed)
-        self.pads_masks = layout.padded and not to_device
-        self.mask_bytes = masks.size**2 // 8
         self.numbers = [f for f in number_fields(ds.layout) if f.batch in chosen.numbers]
         self.batch_features = batch_features(ds.spec.features, layout.padded)
         self.arrays = self._large_arrays()
@@ -243,6 +236,21 @@ class BatchSpec:
             self.masks_at = names.index("run_ends" if self.reads_runs else "mask_bits")
         # Those of the latest batch: most batches without masks have the same.
         self._latest: tuple[BatchCounts, BatchPlaces] | None = None
+
+    @property
+    def as_bool(self) -> bool:
+        """True if the buffer holds unpacked masks."""
+        return not (self.to_device or self.mask_layout.packed)
+
+    @property
+    def pads_masks(self) -> bool:
+        """True if masks in the buffer are padded; other fields may be, even if masks are not."""
+        return self.mask_layout.padded and not self.to_device
+
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of the bits of one mask."""
+        return self.masks.size**2 // 8
 
     @property
     def reads_runs(self) -> bool:

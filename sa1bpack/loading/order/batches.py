@@ -72,23 +72,23 @@ class OrderedBatches:
     complete or not, the next one is the next epoch, unless `set_epoch` or `load_state_dict` choose
     another.
 
-    A state holds how many samples of which epoch are done, all ranks together. It is the same on
-    every rank, and resumes with the next sample on any number of ranks, with any batch size, and
-    with any treatment of the last batch. What decides the order (kind, seed, dataset, ...) must be
-    the same.
+    A state has the epoch, and how many of its samples are done, on all ranks together. It is the
+    same on every rank, and resumes with the next sample on any number of ranks, with any batch
+    size, and with any treatment of the last batch. What decides the order (kind, seed, dataset,
+    ...) must be the same.
 
     One iteration at a time: a new one, `set_epoch` and `load_state_dict` end the one before, which
     then raises LoaderError. An iteration begins with its first `next`. If none of its batches came
     out, the same epoch begins again, from the same batch.
 
-    Threads may share this object. A pickle or copy has the place in the order, and no iteration; a
-    forked child has its own, as the parent's was.
+    Threads may share this object. A pickle or copy has the place in the order, but no iteration; a
+    forked child has a place of its own, which begins where the parent's was.
 
     Args:
         order: the order of the samples.
-        batch_size: samples per batch of this rank, of each rank alike; or a schedule of it:
-            `PiecewiseSchedule`, `LinearSchedule`, `CosineSchedule`, `FunctionSchedule`, a list with
-            one value per epoch, or a function of the epoch. Samples keep their order.
+        batch_size: samples per batch on each rank; or a schedule of it: `PiecewiseSchedule`,
+            `LinearSchedule`, `CosineSchedule`, `FunctionSchedule`, a list with one value per epoch,
+            or a function of the epoch. Samples keep their order.
         global_batch_size: in place of batch_size: samples per batch over all ranks together, a
             multiple of world_size; or a schedule of it.
         rank: 0 to world_size - 1, `torch.distributed.get_rank()`.
@@ -98,8 +98,8 @@ class OrderedBatches:
             then on they stay: a process group that has others is an error.
         drop_last: drop the samples at the end that do not fill a batch. By default, they are a
             short batch.
-        pad_last: True: fill the last batch with the epoch's first samples; "ranks": only so far
-            that each rank has a sample of it. `EpochBatches` has the exact rules.
+        pad_last: True: fill the last batch with the epoch's first samples; "ranks": only until each
+            rank has a sample of it. `EpochBatches` has the exact rules.
         bucket_by: `Buckets` of the dataset, so that samples that are alike are in the same batch.
         schedules: names and schedules of other options of a loader, which a state has to agree
             with.
@@ -196,7 +196,7 @@ class OrderedBatches:
     def first_step(self, epoch: int) -> int:
         """The number of batches of all epochs before this one.
 
-        So it is the length of a run of that many epochs, and the step at which this one begins.
+        That is the length of a run of so many epochs, and the step at which this one begins.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         return self._of_settled_ranks().rules.cut.first_step(epoch)
@@ -270,6 +270,11 @@ class OrderedBatches:
             OptionError: the iteration has fewer than k batches.
         """
         return self.current.state_after(k)
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples of an epoch, of all ranks together."""
+        return len(self.order)
 
     @property
     def epoch(self) -> int:

@@ -15,12 +15,12 @@ MAX_TURNS = 2**32
 
 @checks_options
 class MaskPassOrder(SeededOrder):
-    """Every mask once per epoch: an image comes as often as its masks need, each time with others.
+    """Every mask once per epoch: an image comes as often as needed, each time with other masks.
 
     An image with m masks has ceil(m / `masks`) turns in every epoch, and none if it has no masks.
-    In each of them a loader with `max_masks=masks` and `mask_select="in_turn"`, which this order
-    needs, keeps other masks of it, about as many each time: which ones they are is drawn again for
-    every epoch. A transform of the dataset must not drop masks.
+    In each turn, a loader with `max_masks=masks` and `mask_select="in_turn"`, which this order
+    needs, keeps other masks of it, about the same number each time; they are drawn again in every
+    epoch. A transform of the dataset must not drop masks.
 
     The order of the current epoch is kept: 4 bytes per turn, and 12 while it is computed.
 

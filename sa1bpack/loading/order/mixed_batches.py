@@ -5,6 +5,7 @@ by that each source's `BatchRules` say where it is. So a place needs no memory o
 the place after any batch can be computed at any time.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ _OF_DATA = {"fingerprint", "size", "shards", "weights", "samples", "turns"}
 
 # Name of a source, number of samples, fingerprint → whether its first samples are those.
 HasGrown = Callable[[str, int, str], bool]
+
+_log = logging.getLogger("sa1bpack")
 
 
 class Bookmark(NamedTuple):
@@ -203,6 +206,11 @@ class MixedBatches:
     # --------------------------------------------------------------------------- the place of a run
 
     @property
+    def epoch_samples(self) -> int:
+        """Samples of one epoch of each source, of all ranks together."""
+        return sum(batches.epoch_samples for batches in self.sources)
+
+    @property
     def epoch(self) -> int:
         """The epoch of the latest iteration; before it has begun, of the one to come."""
         return self._run.epoch
@@ -328,12 +336,11 @@ class MixedBatches:
             "sources": sources,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iteration begin after the last batch of the state; end the running one.
 
-        Returns:
-            The names of sources that do not continue, because the state lacks them or has fewer
-            samples of them.
+        Sources that do not continue, because the state lacks them or has fewer samples of them, are
+        logged.
 
         Raises:
             OptionError: the state is damaged, has another version or belongs to another mix, or
@@ -342,13 +349,15 @@ class MixedBatches:
         saved = self._checked(state)
         epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
         positions = []
-        restarted = []
+        restarted = {}
         for name, batches in zip(self.mixture.names, self.sources, strict=True):
             position = None
             if name in saved:
                 position = self._position(name, batches, saved[name])
             if position is None:
-                restarted.append(name)
+                restarted[name] = "is not in the state that was loaded"
+                if name in saved:
+                    restarted[name] = "has more samples than in the state that was loaded"
                 position = self._beginning(epoch, saved.get(name))
             positions.append(position)
         bookmark = Bookmark(
@@ -359,7 +368,12 @@ class MixedBatches:
         )
         self._base = bookmark
         self._run = MixRun(epoch, bookmark, loaded=bookmark)
-        return restarted
+        for name, reason in restarted.items():
+            _log.warning(
+                "source %r of the mix %s: it begins with a first batch, others continue",
+                name,
+                reason,
+            )
 
     def _checked(self, state: Any) -> dict[str, Any]:
         """The states of sources that a state has.

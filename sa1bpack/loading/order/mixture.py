@@ -164,15 +164,28 @@ def _check_sums(weights: Sequence[Schedule]) -> None:
     texts = []
     for by in ("epoch", "step"):
         of_kind = [weight for weight in weights if weight.by == by]
-        starts = sorted({start for weight in of_kind for start in weight.starts} | {0})
-        zero_from = [start for start in starts if not any(weight(start) for weight in of_kind)]
-        if not zero_from:
+        zero_from = _first_zero(of_kind)
+        if zero_from is None:
             return
         if of_kind:
-            texts.append(f"from {by} {zero_from[0]} on")
+            texts.append(f"from {by} {zero_from} on")
     raise OptionError(
         f"weights are all 0 {' and '.join(texts)}: one source at least needs a weight above 0"
     )
+
+
+def _first_zero(weights: Sequence[Schedule]) -> int | None:
+    """The first epoch, or step, from which on all weights are 0 for a while; None: there is none.
+
+    The weights all change by epoch, or all by step.
+    """
+    starts = {0}
+    for weight in weights:
+        starts.update(weight.starts)
+    for start in sorted(starts):
+        if not any(weight(start) for weight in weights):
+            return start
+    return None
 
 
 def _until_one_ends(drawn: np.ndarray, left: np.ndarray) -> int:

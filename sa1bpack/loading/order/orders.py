@@ -658,8 +658,8 @@ class NodeShuffleOrder(SeededOrder):
     have some in common. `docs/order.md` shows what that saves, and what it costs in
     randomness.
 
-    The global batches are the same for any number of ranks, and a state resumes on any of them.
-    With another number of nodes each has another share, and fetches it once.
+    The global batches are the same for any number of ranks, and a state resumes on any of them. If
+    the number of nodes changes, each has another share, and fetches it once.
 
     The order of the current epoch is kept: 4 bytes per sample, 45 MB for all of SA-1B.
 

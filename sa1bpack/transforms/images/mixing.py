@@ -124,7 +124,8 @@ class CutMix(MixStep):
     def __init__(self, alpha: float = 1.0):
         """
         Args:
-            alpha: parameter of the distribution Beta(alpha, alpha); 1 for any area alike.
+            alpha: parameter of the distribution Beta(alpha, alpha); 1: all areas are equally
+                likely.
 
         Raises:
             OptionError: `alpha` is not from 1e-6 to 1e6.

@@ -189,10 +189,10 @@ class RandomGrayscale(PixelStep):
 
 @checks_options
 class GaussianBlur(PixelStep):
-    """Blur images, as torchvision's `GaussianBlur` does, some of them or all.
+    """Blur images, all or some at random, as torchvision's `GaussianBlur` does.
 
     Lengths are in pixels of the canvas. The edges of an image are those of the part of the canvas
-    that it covers: padding does not reach into it. What a rotation left empty does.
+    that it covers: padding does not bleed into it, but corners that a rotation left empty do.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -246,7 +246,7 @@ class RandomErasing(PixelStep):
     that the image covers. The batch gets `erase_box`, int64 (B, 4), x0, y0, x1, y1 in pixels of the
     canvas, x1 and y1 exclusive; zeros for an image that stays as it is.
 
-    By default only pixels are erased: a model is to complete the objects, so masks, boxes and
+    By default only pixels are erased: the model should complete the objects, so masks, boxes and
     points stay. With `masks=True`, the cells of masks whose centre lies in the rectangle become
     False, which `valid` and relations see, and `point_inside` is False for points in it; boxes
     stay.

@@ -109,7 +109,8 @@ def mask_crops(
     Returns:
         Crops of all masks but padding, in order. A mask that is no longer in the picture has no
         pixels: its crop is background, or 0, and its mask is empty; see `valid` of the batch. With
-        padded masks the call waits for a device that other code has had the mask counts of.
+        padded masks the call waits for the device if other code has taken the mask counts out of
+        the batch.
 
     Raises:
         OptionError: the batch is not a Pipeline's, or has no masks, or a value is invalid.

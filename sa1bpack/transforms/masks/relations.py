@@ -101,12 +101,24 @@ class Relate:
         vars(self).update(names=names, share=share, neighbors=neighbors)
 
     @classmethod
-    def of(cls, value: Any) -> "Relate | None":
-        """The option `relations` as a Relate, or None for no relation. Raises OptionError."""
+    def of(cls, value: Any, features: Iterable[Any] = ()) -> "Relate | None":
+        """The option `relations` as a Relate, or None for no relation.
+
+        Raises OptionError, also for a relation with the name of one of the features.
+        """
         relate = value if isinstance(value, Relate) else cls(items_of(value))
         if not relate.names:
             return None
+        relate.check_features(features)
         return relate
+
+    def check_features(self, features: Iterable[Any]) -> None:
+        """Raise OptionError for a relation with the name of one of the features of a dataset."""
+        shared = sorted(set(self.names) & {feature.name for feature in features})
+        if shared:
+            raise OptionError(
+                f"relations has {brief(shared[0])}, also a feature of the dataset: leave one out"
+            )
 
     def nbytes(self, rows: int, most: int) -> int:
         """Bytes of the relations of `rows` masks, padding included, at most `most` per sample."""

@@ -122,8 +122,9 @@ def label_map(batch: Items) -> Tensor:
     """The masks of each sample as one map of numbers, larger masks below smaller ones.
 
     Cell values are 1 + the number of the mask in its sample, which is its index along M of padded
-    masks; 0 where no mask is. Masks are ordered by their cells in the batch; of masks with as many,
-    the later one is on top. Masks that are not `valid`, in batches of a Pipeline, are left out.
+    masks; 0 where no mask is. Masks are ordered by their cells in the batch; of masks with equally
+    many, the later one is on top. Masks that are not `valid`, in batches of a Pipeline, are left
+    out.
 
     Args:
         batch: a batch with `masks` and `mask_counts`, of any layout.
@@ -208,15 +209,15 @@ def contours(batch: Items, width: int = 1, neighbors: int = 4) -> Tensor:
 
 @checks_options
 def holes(batch: Items, neighbors: int = 4) -> Tensor:
-    """The holes of each mask: cells outside of it from which no way outside leads off the grid.
+    """The holes of each mask: cells outside of it that it separates from the edge of the grid.
 
-    `masks | T.holes(batch)` are the masks with their holes filled, `binary_fill_holes` of scipy.
-    On a CPU a compiled kernel finds them. On a device they are found by sweeps, for which the host
-    waits: how far a way leads is known when it has been gone.
+    `masks | T.holes(batch)` are the masks with their holes filled, `binary_fill_holes` of scipy. On
+    a CPU a compiled kernel finds them. On a device they are found in sweeps, until one finds
+    nothing more, for which the host waits.
 
     Args:
         batch: a batch with `masks` and `mask_counts`, of any layout.
-        neighbors: 4: a way leads to cells that share an edge. 8: or a corner.
+        neighbors: 4: cells outside are connected if they share an edge. 8: or a corner.
 
     Returns:
         bool (B, M, h, w) or (T, h, w), as the masks; False in padding.

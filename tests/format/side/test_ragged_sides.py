@@ -22,8 +22,10 @@ import sa1bpack
 from sa1bpack import FormatError, OptionError, ReadError, verify
 from sa1bpack.errors import OutputRefused
 from sa1bpack.format.offsets import offsets_of
+from sa1bpack.format.side.manifest import SideManifest, create_side
 from sa1bpack.format.side.rows import FeatureRows
-from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side, shard_identities
+from sa1bpack.format.side.shards import shard_identities
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.side.writer import FeatureShardWriter
 
 kinds = st.builds(

@@ -1,0 +1,167 @@
+"""The manifest of a feature, written once, before all rows."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from sa1bpack.errors import FormatError, NotAPack, OutputRefused
+from sa1bpack.format import arrays, files
+from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME
+from sa1bpack.format.side.spec import FIXED_VERSION, SIDE_FORMAT_VERSION, SideSpec
+
+# The keys of the provenance in which all feature shards must agree: they decide the rows.
+MADE_WITH = ("function", "seed", "options", "pipeline", "mask_choice", "samples")
+TOP_FILES = {MANIFEST_NAME, arrays.METADATA_NAME, files.CHECKSUMS_NAME}
+AGAIN = "repeat the `sa1bpack derive` or the `sa1bpack.attach` that made the array"
+REMAKE = f"remove that folder, and {AGAIN}"
+
+
+@dataclass(frozen=True)
+class SideManifest:
+    """The manifest of a feature: its SideSpec, and how it was made.
+
+    Attributes:
+        provenance: JSON data for people: function, options, versions. No reader depends on it.
+    """
+
+    spec: SideSpec
+    provenance: dict[str, Any]
+
+
+def side_root_metadata(spec: SideSpec) -> dict[str, Any]:
+    """The zarr.json at the top of a feature."""
+    return arrays.group_metadata({"format": list(spec.version)})
+
+
+def is_side(folder: Path) -> bool:
+    """True if a folder has the manifest of a feature. Raises OSError if it cannot be read."""
+    try:
+        manifest = arrays.read_json(Path(folder) / MANIFEST_NAME)
+    except FormatError:
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == SIDE_FORMAT_NAME
+
+
+def read_side_manifest(folder: Path) -> SideManifest:
+    """Read and check the manifest of a feature.
+
+    Raises NotAPack if the folder is not a feature, FormatError if the manifest breaks a rule of
+    docs/format.md, VersionError for another major version, OSError if it cannot be read.
+    """
+    path = Path(folder) / MANIFEST_NAME
+    if not path.exists():
+        raise NotAPack(
+            f"{folder}: not a feature: it has no {MANIFEST_NAME}; make one with "
+            "`sa1bpack derive` or `sa1bpack.attach`"
+        )
+    keys = arrays.read_json(path, REMAKE)
+    if not isinstance(keys, dict) or keys.get("format") != SIDE_FORMAT_NAME:
+        raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a feature')
+    major = arrays.check_version(
+        path, keys.get("version"), SIDE_FORMAT_VERSION, REMAKE, oldest=FIXED_VERSION[0]
+    )
+    try:
+        provenance = msgspec.convert(keys.get("provenance", {}), dict[str, Any])
+        spec = SideSpec.from_json(keys)
+    except msgspec.ValidationError as error:  # also of an OptionError of the spec
+        later = "install the release of sa1bpack that wrote it, if it is a later one; otherwise "
+        raise FormatError(f"{path}: {error}; {later}{REMAKE}") from None
+    if major != spec.version[0]:
+        raise FormatError(
+            f"{path}: version is {major}, but rows of {spec.to_text()} have version "
+            f"{spec.version[0]}; {REMAKE}"
+        )
+    return SideManifest(spec, provenance)
+
+
+def top_of_side(manifest: SideManifest) -> dict[str, bytes]:
+    """The files of a feature above its feature shards: name → bytes."""
+    kind = {"format": SIDE_FORMAT_NAME, "version": manifest.spec.version}
+    described = {**kind, **manifest.spec.to_json(), "provenance": manifest.provenance}
+    top = {
+        MANIFEST_NAME: arrays.canonical_json(described),
+        arrays.METADATA_NAME: arrays.canonical_json(side_root_metadata(manifest.spec)),
+    }
+    digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in top.items()}
+    top[files.CHECKSUMS_NAME] = files.format_checksums(digests)
+    return top
+
+
+def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
+    """Make the folder of a feature, complete but for its feature shards, unless it exists.
+
+    Any number of processes may do so at once: the first one wins.
+
+    Args:
+        mark: beginning of its working name, for a process that later removes what it left when it
+            was killed.
+
+    Returns:
+        The manifest that the folder has.
+
+    Raises:
+        OutputRefused: the manifest is that of another array, or of one made with something else
+            (MADE_WITH), or the folder is not a feature.
+        FormatError, OSError: as for `read_side_manifest`.
+    """
+    files.make_folder(folder.parent)
+    files.remove_leftovers(folder.with_name(mark + folder.name))
+    if folder.is_dir():
+        files.remove_idle_locks(folder)
+    if not folder.exists():
+        staging = files.temporary_beside(folder.with_name(mark + folder.name))
+        try:
+            staging.mkdir()
+            for name, data in top_of_side(manifest).items():
+                files.write_durably(staging / name, data)
+            files.flush_folder(staging)
+            if files.claim_name(staging, folder):
+                return manifest
+        finally:
+            files.discard_entry(staging)
+    if not is_side(folder):
+        raise OutputRefused(f"{folder}: it exists and is not a feature; choose another folder")
+    stored = read_side_manifest(folder)
+    if (difference := first_difference(stored, manifest)) is not None:
+        raise OutputRefused(
+            f"{folder}: it is another feature, {difference}: choose another folder, or remove "
+            "this one"
+        )
+    return stored
+
+
+def first_difference(stored: SideManifest, expected: SideManifest) -> str | None:
+    """The difference that forbids rows of two features in one folder; None if there is none."""
+    expected_keys = asdict(expected.spec)
+    for key, value in asdict(stored.spec).items():
+        if value != expected_keys[key]:
+            return f"{key} is {value!r}, not {expected_keys[key]!r}"
+    for key in MADE_WITH:
+        value = stored.provenance.get(key)
+        other = expected.provenance.get(key)
+        if value != other:
+            return f"made with {key} {value!r:.400}, not {other!r:.400}"
+    return None
+
+
+def is_unused(folder: Path) -> bool:
+    """True if a feature has no feature shard, and no process that makes one or that was killed."""
+    names = {path.name for path in Path(folder).iterdir()}
+    return all(name in TOP_FILES or files.is_kept_in_use(name) for name in names)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove a feature unless it is in use, see `is_unused`, or comes into use meanwhile.
+
+    It is renamed before it is looked into, and a `FeatureShardWriter` reads the manifest after it
+    has made its lock file there: one of the two notices the other.
+    """
+    aside = files.temporary_beside(folder)
+    folder.rename(aside)
+    if is_unused(aside):
+        files.remove_entry(aside)
+    else:
+        aside.rename(folder)
