@@ -435,7 +435,7 @@ class Dataset(MapStyle, Pictured):
         """
         return self._metadata.mask_column(name)
 
-    @functools.cached_property
+    @property
     def mask_offsets(self) -> np.ndarray:
         """int64 (n + 1,): where the masks of each sample begin in `mask_column`.
 
@@ -551,7 +551,7 @@ class Dataset(MapStyle, Pictured):
         if len(self) != self.manifest.samples:
             samples = f"{len(self):,} of {samples}"
         parts = [samples]
-        if thresholds is None or "mask_offsets" in vars(self):  # else all shards are read for it
+        if thresholds is None or self._metadata.has_mask_offsets:  # else all shards are read for it
             with suppress(FormatError):  # of a damaged index
                 parts.append(counted(int(self.mask_offsets[-1]), "mask"))
         if thresholds is not None:

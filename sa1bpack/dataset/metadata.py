@@ -122,6 +122,11 @@ class Metadata:
             counts[columns.positions] = columns["mask_count"]
         return offsets_of(counts)
 
+    @property
+    def has_mask_offsets(self) -> bool:
+        """True if `mask_offsets` has been asked for: it is there without reading shards."""
+        return "mask_offsets" in vars(self)
+
     def columns(self) -> Iterator[Columns]:
         """Metadata of all samples, one shard at a time."""
         for positions in self._positions_by_shard():
