@@ -1,20 +1,31 @@
 """The speed at which batches reach a GPU and become training input, and the tests that need one.
 
-    python benchmarks/gpu.py TAR... [--json FILE] [--seconds 570] [--peers PYTHON] [--wheels DIR]
+    python benchmarks/gpu.py [TAR...] --out DIR [--budget 540] [--wheels DIR] [--peers PYTHON]
+    python benchmarks/gpu.py --rehearse
 
 One call, under ten minutes, whatever fails in between. Every part is a process of its own with its
 own limit of time (PARTS); what it has measured until it ends, fails or is stopped is kept. Figures
-come first, then the tests, in all the time that is left; what runs on a CPU has what they leave.
+come first, then the tests, in all the time that is left; what matters less has what they leave.
 
     machine     what is measured on: device, driver, versions
     kernels     compiles the kernels for CPU and GPU, so that no other part's time has that in it
     packs       two packs of the photographs of the tars: the default layout, and planes with runs
+    memory      how buffers are pinned, and the rates of copies from them and from other memory
     loading     the pinned copy (the ceiling), Loader with bits, with masks unpacked, DataLoader
-    model       forward and backward pass of a ViT-B at the size of the images, in bfloat16
+    sweep       Loader against the pinned copy: batches of 8, 32, 128 with 2, 4, 12 threads, beside
+                what simulate.py predicts
+    model       forward and backward pass of a ViT-B at the size of the images, in bfloat16, with
+                fused attention
     training    that, with a pipeline: on one batch that stays, and on batches of a Loader
-    steps       each step of a pipeline and complete pipelines, with the memory that they take
+    steps       each step of a pipeline, complete pipelines, prompts, clicks, crops, pictures of
+                masks: time of the device and of the host, and the memory that they take
+    rivals      JPEGs decoded on the device, by torchvision's nvJPEG and nvImageCodec, against packs
     compact     loading for planes: as they are stored, converted, with runs; and into a pipeline
+    quantized   features in half the bytes
+    large       results of more than 2**31 elements
     tests       pytest -m cuda
+    compiled    the model, compiled by torch.compile
+    sanitizer   tests of kernels under compute-sanitizer
     sam2        SAM 2's own steps for SA-1B, on a core of the CPU
     peers       FFCV, in the environment of `make peers`, or the Python that `--peers` names
 
@@ -23,12 +34,13 @@ median of the ratios of the same round. Batches are counted from the first one o
 or more; `start_ms` is what passes until it is there, `peak_mb` the most memory of the device. Which
 kernels ran is reported last: one that fails is replaced by slower operations.
 
-The results are printed as tables, and written to `--json` after every part; the logs of parts that
-did not end well go to a file beside it, with .log in place of .json. At the end, the results are
-compared with the targets. Without a CUDA device the same parts run on the CPU, and say so. No
-network is needed: packages that are missing, too old, or not made for what else is here, are named,
-or installed for the time of the run from a folder of wheels (gpu_wheels.py makes one), beside those
-that are there.
+The results are printed as tables, which are in DIR/gpu.md as well; DIR/gpu.json has all figures and
+is written after every part, DIR/gpu.jsonl gets each figure at once, and DIR/gpu.log the logs of
+parts that did not end well. At the end, the results are compared with the targets. Without a CUDA
+device the same parts run on the CPU, and say so; `--rehearse` runs each of them there, as small as
+it can be. No network is needed: packages that are missing, too old, or not made for what else is
+here, are named, or installed for the time of the run from a folder of wheels (gpu_wheels.py makes
+one), beside those that are there; so is nvImageCodec, if its wheel is among them.
 """
 
 import argparse
@@ -53,16 +65,23 @@ ROOT = Path(__file__).parents[1]
 # Part → the most seconds that it may take, of the tests the seconds that are kept for them. In all
 # that may be more than a run has, see limit_of.
 PARTS = {
-    "machine": 45, "kernels": 90, "packs": 60, "loading": 55, "model": 35, "training": 45,
-    "steps": 55, "compact": 45, "tests": 150, "sam2": 20, "peers": 50,
+    "machine": 40, "kernels": 80, "packs": 45, "memory": 30, "loading": 40, "sweep": 60,
+    "model": 30, "training": 40, "steps": 70, "rivals": 60, "compact": 30, "quantized": 25,
+    "large": 30, "tests": 110, "compiled": 50, "sanitizer": 60, "sam2": 25, "peers": 30,
 }  # fmt: skip
 # Parts whose figures the targets are about, and the tests: the others leave time for these.
 NEEDED = ("loading", "model", "training", "steps", "tests")
+# With --rehearse: as small as a part can be.
+REHEARSAL = {"rounds": 1, "images": 4, "masks": 2, "batch": 2, "side": 64}
+SAMPLE = ROOT / "tests/samples/sa_000000.tar"
+# Wheels that the run takes if they are there: nobody needs them.
+OPTIONAL_WHEELS = ("nvidia_nvimgcodec_*.whl", "nvidia_nvjpeg-*.whl")
 SPARE = 5  # seconds to stop a part and to write the results
 # Module → package: what is imported, and what these require. pip is to install no more: another
 # numpy than the one that torch was built for, say.
 REQUIRED = {
-    "google_crc32c": "google-crc32c", "msgspec": "msgspec", "numba": "numba", "numpy": "numpy",
+    "google_crc32c": "google-crc32c", "ml_dtypes": "ml-dtypes", "msgspec": "msgspec",
+    "numba": "numba", "numpy": "numpy",
     "PIL": "pillow", "pycocotools": "pycocotools", "pytest": "pytest", "hypothesis": "hypothesis",
     "simplejpeg": "simplejpeg", "torch": "torch", "tqdm": "tqdm", "xxhash": "xxhash",
     "zarr": "zarr", "zlib_ng": "zlib-ng",
@@ -152,10 +171,15 @@ def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[st
     Ends the program, naming them, if they are not in the folder of wheels.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    pip += ["--no-compile", "--find-links", str(wheels), "--target", str(folder / "site")]
+    optional = []
+    for pattern in OPTIONAL_WHEELS:
+        optional += sorted(map(str, (wheels or folder).glob(pattern)))
+    if optional and _succeeds(pip + optional):
+        paths.insert(0, str(folder / "site"))
     if unfit:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-        pip += ["--no-compile", "--find-links", str(wheels), "--target", str(folder / "site")]
-        if wheels is None or not _succeeds(pip + pinned([*unfit])):
+        if wheels is None or not _succeeds([*pip, "--upgrade", *pinned([*unfit])]):
             python = f"{sys.version_info.major}.{sys.version_info.minor}"
             raise SystemExit(
                 f"cannot be used here: {', '.join(f'{k} ({why})' for k, why in unfit.items())}. "
@@ -163,7 +187,8 @@ def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[st
                 f"benchmarks/gpu_wheels.py DIR {' '.join(unfit)} --python {python}`, then pass "
                 "--wheels DIR"
             )
-        paths.insert(0, str(folder / "site"))
+        if str(folder / "site") not in paths:
+            paths.insert(0, str(folder / "site"))
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
@@ -175,13 +200,16 @@ def _succeeds(command: list[str]) -> bool:
         return False
 
 
-def run_part(name: str, seconds: float, arguments: list[str], folder: Path, env: dict) -> dict:
+def run_part(
+    name: str, seconds: float, arguments: list[str], folder: Path, env: dict, lines: Path
+) -> dict:
     """Run a part in a process group of its own, and stop it when its time is over.
 
-    Returns its status ("ok", "failed", "timed out"), the figures that it wrote, and if it is not ok
-    the last lines of its log, which remains in the folder as `name`.log.
+    The part appends its figures to the file `lines`. Returns its status ("ok", "failed", "timed
+    out"), these figures, and if it is not ok the last lines of its log, which remains in the folder
+    as `name`.log.
     """
-    lines, log = folder / f"{name}.jsonl", folder / f"{name}.log"
+    log = folder / f"{name}.log"
     command = [sys.executable, str(Path(__file__).with_name("gpu_parts.py")), name, str(lines)]
     start = time.monotonic()
     with log.open("wb") as output:
@@ -197,20 +225,36 @@ def run_part(name: str, seconds: float, arguments: list[str], folder: Path, env:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started ends with it
             process.wait()
-    written = lines.read_text().splitlines() if lines.exists() else []
     part = {
         "status": status,
         "seconds": round(time.monotonic() - start, 1),
-        "figures": [json.loads(line) for line in written if line.endswith("}")],
+        "figures": figures_of(name, lines),
     }
     if status != "ok":
         part["log"] = log.read_text(errors="replace").strip().splitlines()[-20:]
     return part
 
 
+def figures_of(name: str, lines: Path) -> list[dict]:
+    """The figures of a part in a file; a line that was broken off is none, and ends the line."""
+    if not lines.exists():
+        return []
+    text = lines.read_text()
+    if not text.endswith("\n"):
+        with lines.open("a") as file:
+            file.write("\n")
+    figures = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            figure = json.loads(line)
+            if figure.pop("part", name) == name:
+                figures.append(figure)
+    return figures
+
+
 def summary(figures: list[dict]) -> list[dict]:
     """One row per way: the medians of its figures, and of the ratios of its speed to that of the
-    first way in the same round.
+    first way with the same unit in the same round.
 
     A figure is {"way", "round", "speed", ...}: a higher speed is better, whatever its unit.
     """
@@ -222,10 +266,13 @@ def summary(figures: list[dict]) -> list[dict]:
             row |= {key: figure[key] for key in figure if key not in ("way", "round")}
             found.setdefault(figure["way"], []).extend([figure] if "speed" in figure else [])
     speeds = {way: {each["round"]: each["speed"] for each in some} for way, some in found.items()}
-    ceiling = next(filter(None, speeds.values()), {})
+    ceilings: dict[str, dict] = {}  # unit → speeds of the first way
     for way, some in found.items():
         for key in {key for each in some for key, value in each.items() if type(value) is float}:
-            rows[way][key] = statistics.median(each[key] for each in some)
+            rows[way][key] = statistics.median(each[key] for each in some if key in each)
+        if not some:
+            continue
+        ceiling = ceilings.setdefault(some[0].get("unit", ""), speeds[way])
         shared = [
             speeds[way][number] / ceiling[number] for number in speeds[way] if number in ceiling
         ]
@@ -266,13 +313,12 @@ def _shown(value: object) -> str:
     return "not measured" if value is None else str(value).replace("|", "/")
 
 
-def write(results: dict, path: Path | None) -> None:
-    """Write the results, complete or not at all."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".part")
+def write(results: dict, out: Path | None) -> None:
+    """Write the results into a folder, complete or not at all."""
+    if out is not None:
+        unfinished = out / "gpu.json.part"
         unfinished.write_text(json.dumps(results, indent=1))
-        unfinished.replace(path)
+        unfinished.replace(out / "gpu.json")
 
 
 def limit_of(name: str, names: list[str], left: float) -> float:
@@ -284,11 +330,63 @@ def limit_of(name: str, names: list[str], left: float) -> float:
 
 def main() -> None:
     """Run all parts; exits with 1 if one did not succeed. A signal ends the part as well."""
+    options = parsed()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    end = time.monotonic() + options.budget - SPARE
+    names = [name for name in PARTS if not options.part or name in options.part]
+    parts: dict[str, dict] = {name: {"status": "not run", "figures": []} for name in PARTS}
+    results = {"command": sys.argv[1:], "parts": parts, "targets": []}
+    folder = Path(tempfile.mkdtemp(prefix="sa1bpack-gpu-", dir=options.folder))
+    lines = folder / "gpu.jsonl"
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        lines = options.out / "gpu.jsonl"
+        for file in ("gpu.jsonl", "gpu.md", "gpu.log"):
+            (options.out / file).unlink(missing_ok=True)
+    write(results, options.out)
+    try:
+        results["packages"] = versions()
+        say(", ".join(f"{package} {text}" for package, text in versions().items()), options.out)
+        unfit = unfit_packages()
+        for package, why in unfit.items():
+            say(f"to be replaced: {package} ({why})", options.out)
+        env = provide(unfit, options.wheels, folder)
+        if options.rehearse:
+            env |= {"CUDA_VISIBLE_DEVICES": ""}
+        given = json.dumps(options_of_parts(options, folder))
+        for name in names:
+            seconds = limit_of(name, names, end - time.monotonic())
+            if seconds > 0:
+                parts[name] = run_part(name, seconds, [given], folder, env, lines)
+            results["targets"] = compared(parts, options.side)
+            write(results, options.out)
+            if options.out and "log" in parts[name]:
+                with (options.out / "gpu.log").open("a") as logs:
+                    text = (folder / f"{name}.log").read_text(errors="replace")
+                    logs.write(f"---- {name}\n{text}\n")
+            say(part_text(name, parts[name]), options.out)
+            machine = parts["machine"].get("figures") or [{"device": ""}]
+            if options.cuda and machine[0]["device"].startswith("CPU"):
+                raise SystemExit("--cuda: there is no CUDA device")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    say(f"\n## Targets\n\n{table(results['targets'])}", options.out)
+    sys.exit(any(parts[name]["status"] != "ok" for name in names))
+
+
+def parsed() -> argparse.Namespace:
+    """The arguments of the program."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tars", nargs="+", type=Path, help="tars to take photographs from")
-    parser.add_argument("--json", type=Path, help="file for the results")
-    parser.add_argument("--seconds", type=float, default=570, help="of the run (570)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (5)")
+    parser.add_argument(
+        "tars", nargs="*", type=Path, default=[SAMPLE],
+        help="tars to take photographs from (that of the tests)",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
+    parser.add_argument("--budget", type=float, default=540, help="seconds of the run (540)")
+    parser.add_argument("--all", action="store_true", help="all parts, as without --part")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, as small as can be")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds that count (3)")
     parser.add_argument("--images", type=int, default=400, help="images in a pack (400)")
     parser.add_argument("--masks", type=int, default=64, help="masks per image (64)")
     parser.add_argument("--batch", type=int, default=8, help="samples per batch (8)")
@@ -300,57 +398,49 @@ def main() -> None:
     parser.add_argument("--test", action="append", help="only these tests, as pytest names them")
     parser.add_argument("--folder", type=Path, help="folder for packs (a temporary one)")
     options = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    end = time.monotonic() + options.seconds - SPARE
-    names = [name for name in PARTS if not options.part or name in options.part]
-    parts: dict[str, dict] = {name: {"status": "not run", "figures": []} for name in PARTS}
-    results = {"command": sys.argv[1:], "parts": parts, "targets": []}
-    name = tempfile.mkdtemp(prefix="sa1bpack-gpu-", dir=options.folder)
-    folder = Path(name)
-    write(results, options.json)
-    try:
-        results["packages"] = versions()
-        print(", ".join(f"{package} {text}" for package, text in versions().items()))
-        unfit = unfit_packages()
-        print("\n".join(f"to be replaced: {package} ({why})" for package, why in unfit.items()))
-        sys.stdout.flush()
-        env = provide(unfit, options.wheels, folder)
-        given = {
-            "tars": [str(path.absolute()) for path in options.tars], "folder": str(folder),
-            "rounds": options.rounds, "images": options.images, "masks": options.masks,
-            "batch": options.batch, "side": options.side,
-            "peers": options.peers or (str(PEERS) if PEERS.exists() else None),
-            "tests": options.test or CUDA_TESTS,
-        }  # fmt: skip
-        for name in names:
-            seconds = limit_of(name, names, end - time.monotonic())
-            if seconds > 0:
-                parts[name] = run_part(name, seconds, [json.dumps(given)], folder, env)
-            results["targets"] = compared(parts, options.side)
-            write(results, options.json)
-            if options.json and "log" in parts[name]:
-                with options.json.with_suffix(".log").open("a") as logs:
-                    text = (folder / f"{name}.log").read_text(errors="replace")
-                    logs.write(f"---- {name}\n{text}\n")
-            _print_part(name, parts[name])
-            machine = parts["machine"].get("figures") or [{"device": ""}]
-            if options.cuda and machine[0]["device"].startswith("CPU"):
-                raise SystemExit("--cuda: there is no CUDA device")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    print(f"\n## Targets\n\n{table(results['targets'])}")
-    sys.exit(any(parts[name]["status"] != "ok" for name in names))
+    if options.all and options.part:
+        parser.error("--all is all parts, --part some")
+    if options.rehearse:
+        vars(options).update(REHEARSAL)
+        options.test = options.test or ["tests/loading/test_device_cuda.py"]
+    return options
 
 
-def _print_part(name: str, part: dict) -> None:
-    print(f"\n## {name}: {part['status']}, {part.get('seconds', 0)} s\n")
+def options_of_parts(options: argparse.Namespace, folder: Path) -> dict:
+    """What a part is given."""
+    return {
+        "tars": [str(path.absolute()) for path in options.tars],
+        "folder": str(folder),
+        "rounds": options.rounds,
+        "images": options.images,
+        "masks": options.masks,
+        "batch": options.batch,
+        "side": options.side,
+        "peers": options.peers or (str(PEERS) if PEERS.exists() else None),
+        "tests": options.test or CUDA_TESTS,
+        "sanitizer": None,
+        "rehearse": options.rehearse,
+    }
+
+
+def say(text: str, out: Path | None) -> None:
+    """Print a text, and append it to the file of tables."""
+    print(text, flush=True)
+    if out is not None:
+        with (out / "gpu.md").open("a") as file:
+            file.write(text + "\n")
+
+
+def part_text(name: str, part: dict) -> str:
+    """The figures of a part: notes, a table, and the end of its log if it did not end well."""
+    texts = [f"\n## {name}: {part['status']}, {part.get('seconds', 0)} s\n"]
     notes = [figure for figure in part["figures"] if "way" not in figure]
     for note in notes:
-        print("\n".join(f"- {key}: {value}" for key, value in note.items()))
+        texts += [f"- {key}: {value}" for key, value in note.items()]
     if len(notes) < len(part["figures"]):
-        print("\n" + table(summary(part["figures"])))
-    print("\n".join(f"    {line}" for line in part.get("log", [])), flush=True)
+        texts.append("\n" + table(summary(part["figures"])))
+    texts += [f"    {line}" for line in part.get("log", [])]
+    return "\n".join(texts)
 
 
 if __name__ == "__main__":

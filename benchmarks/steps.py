@@ -170,6 +170,61 @@ def steps(
     }  # fmt: skip
 
 
+def after_steps(
+    samples: int, masks: int, device: torch.device, layout: Layout = LAYOUT
+) -> dict[str, Step]:
+    """Name → step: what else a pipeline does with masks, and what is made of its batches."""
+    side, grid = layout.image_size, layout.mask_size
+    on_host = made_batch(samples, masks, device, layout)
+    on_host["bboxes"][..., 2:] += 200.0  # source pixels, so that a crop is of something
+    batch = as_sent(on_host, device)
+    pixels = samples * 3 * side**2
+    cells = samples * masks * grid**2
+    whole = 5 * pixels + cells * 9 // 8  # of a pipeline with bits
+    ds = SimpleNamespace(
+        layout=layout, mask_size=grid, mask_sampling="area",
+        options=SimpleNamespace(coordinates="source"),
+    )  # fmt: skip
+
+    def pipeline(*chosen, **options) -> Callable[[], object]:
+        made = transforms.Pipeline(ds, chosen, **options)
+        return lambda: made(batch)
+
+    made = pipeline(*CROP)()
+    ids = transforms.mask_ids(made)
+    predicted = made["masks"].roll(3, -1)
+    prompts = transforms.Prompts({"point": 0.5, "box": 0.5}, points=3)
+    mask_prompts = transforms.Prompts("mask")
+    crop = 224 * side // 1024
+    rectangle = {"size": (side * 3 // 4, side), "mask_size": (grid * 3 // 4, grid)}
+
+    def clicks(where: str) -> Callable[[], object]:
+        return lambda: transforms.correction_clicks(
+            predicted, made["masks"], ids, where=where, seed=0, epoch=0
+        )
+
+    relations = ["mask_boxes", "ious", "depths"]
+    return {
+        "prompts: points and boxes": (lambda: prompts(made), cells),
+        "prompts: masks": (lambda: mask_prompts(made), 5 * cells),
+        "clicks: random": (clicks("random"), 2 * cells),
+        "clicks: interior": (clicks("interior"), 2 * cells),
+        "label map": (lambda: transforms.label_map(made), cells),
+        "contours": (lambda: transforms.contours(made, width=2), 2 * cells),
+        "holes": (lambda: transforms.holes(made), 2 * cells),
+        f"a crop of {crop} of every mask": (
+            lambda: transforms.mask_crops(made, size=crop, scale=1.2),
+            samples * masks * 13 * crop**2,
+        ),
+        "pipeline: crop around a mask": (pipeline(transforms.CropAroundMask()), whole),
+        "pipeline: crop, flip, covered masks left out": (pipeline(*CROP, max_cover=0.8), whole),
+        "pipeline: crop, flip, relations": (pipeline(*CROP, relations=relations), whole),
+        "pipeline: crop, flip, a rectangular canvas": (
+            pipeline(*CROP, **rectangle), whole * 3 // 4
+        ),
+    }  # fmt: skip
+
+
 def timed(work: Callable[[], object], device: torch.device, least: float) -> float:
     """Seconds per call: the mean of as many calls as take `least` seconds."""
 

@@ -20,6 +20,7 @@ RUNS = {
     "pixels": "TAR --size 64 --mask-size 32 --photos 1 --repeats 1",
     "remote": "--samples 4 --link 4000 --latency 0 --repeat 1",
     "seek": "TAR --images 4 --reads 2 --level 1", "synthetic": "TAR OUT --images 2 --masks 2",
+    "simulate": "--batches 20 --measure TAR",
     "small_files": "TAR --images 8 --batch 4 --rounds 1",
     "shuffle": "--samples 4096 --shards 4 --batch 32 --repeats 1",
 }  # fmt: skip
