@@ -117,7 +117,7 @@ class _Masks:
 def subject_of(
     batch: Batch, row: int, feature: str | None = None, predictions: Predictions | None = None
 ) -> Subject:
-    """The sample in this place of a batch: the entire canvas, with the masks that are valid.
+    """The sample in this place of a batch: its canvas without padding, with masks that are valid.
 
     Args:
         batch, row: the batch, and the place in it.
@@ -129,11 +129,12 @@ def subject_of(
             images are normalised by an unknown mean, the batch has no such feature, or predictions
             of another shape.
     """
-    rgb = _pixels(batch, row)
+    pixels = _pixels(batch, row)
+    canvas = _Canvas(pixels, *_content(batch, row, pixels))
     masks = _Masks.of(batch, row)
-    exact = _exact(batch, row, rgb.shape)
+    exact = _exact(batch, row, canvas)
     bits = _bits(batch, masks.rows, masks.count)
-    sample = _sample(batch, row, masks, rgb)
+    sample = _sample(batch, row, masks, canvas)
     if exact is None:
         sample["masks"] = bits[masks.valid]
         sample["areas"] = np.bitwise_count(sample["masks"]).sum((1, 2), dtype=np.int64)
@@ -143,27 +144,68 @@ def subject_of(
         area_unit = "px"
     ignored = None
     if not masks.valid.all() and "masks" in batch:
-        ignored = _over_canvas(bits[~masks.valid], rgb)
+        ignored = canvas.shapes(bits[~masks.valid])
     # The grid of the masks covers the canvas, as that of "squash".
     subject = Subject(
         sample,
         masks.count,
         fit="squash",
-        covered=(rgb.shape[0], rgb.shape[1]),
+        covered=canvas.sides,
         exact=exact,
         area_unit=area_unit,
-        prompts=_prompts(batch, masks, rgb),
+        prompts=_prompts(batch, masks, canvas),
         ignored=ignored,
     )
     if predictions is not None:
-        subject = _with_predictions(subject, batch, row, masks, predictions)
+        subject = _with_predictions(subject, batch, row, masks, canvas, predictions)
     if feature is not None:
-        pixels, title = feature_picture(feature, _feature(batch, row, feature))
-        subject = replace(subject, panels=(*subject.panels, Panel(title, pixels)))
+        picture, title = feature_picture(feature, _feature(batch, row, feature))
+        panel = Panel(title, picture, shown=canvas.shown_of(picture))
+        subject = replace(subject, panels=(*subject.panels, panel))
     return subject
 
 
-def _sample(batch: Batch, row: int, masks: _Masks, rgb: np.ndarray) -> Sample:
+@dataclass(frozen=True)
+class _Canvas:
+    """The canvas of a sample, and the part of it that is shown: the image, without padding.
+
+    Attributes:
+        pixels: uint8 (H, W, 3), RGB.
+        height, width: of the part from the top left corner that the image is in, in pixels.
+    """
+
+    pixels: np.ndarray
+    height: int
+    width: int
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """H and W."""
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+    def shapes(self, bits: np.ndarray) -> GridShapes:
+        """Masks whose grid covers the canvas."""
+        return GridShapes(bits, self.height, self.width, *self.sides)
+
+    def shown_of(self, picture: np.ndarray) -> tuple[float, float]:
+        """Rows and columns, of a picture (h, w, 3) over the canvas, that are shown."""
+        rows, columns = picture.shape[:2]
+        return rows * self.height / self.sides[0], columns * self.width / self.sides[1]
+
+
+def _content(batch: Batch, row: int, pixels: np.ndarray) -> tuple[int, int]:
+    """Height and width of the part of a canvas that its image is in."""
+    sides = np.array(pixels.shape[:2])
+    content = sides
+    if "input_sizes" in batch:
+        content = np.ceil(_array(batch["input_sizes"])[row])
+    elif "sizes" in batch:
+        content = _array(batch["sizes"])[row, 2:]
+    height, width = np.clip(content, 1, sides).astype(int).tolist()
+    return height, width
+
+
+def _sample(batch: Batch, row: int, masks: _Masks, canvas: _Canvas) -> Sample:
     """What a sample of a dataset has, but for masks and areas: of the masks that are valid."""
     boxes, points = _boxes_and_points(batch, row, masks.rows, masks.count)
     corners = boxes[masks.valid]
@@ -173,8 +215,8 @@ def _sample(batch: Batch, row: int, masks: _Masks, rgb: np.ndarray) -> Sample:
     sample = Sample(
         image_id=image_id,
         file_name=f"{row} of the batch",
-        image=rgb,
-        size=np.tile(rgb.shape[:2], 2),
+        image=canvas.pixels,
+        size=np.tile([canvas.height, canvas.width], 2),
         bboxes=np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2] - 1], 1),
         point_coords=points[masks.valid],
     )
@@ -182,12 +224,6 @@ def _sample(batch: Batch, row: int, masks: _Masks, rgb: np.ndarray) -> Sample:
         if key in batch:
             sample[key] = _array(batch[key][masks.rows])[masks.valid]
     return sample
-
-
-def _over_canvas(bits: np.ndarray, rgb: np.ndarray) -> GridShapes:
-    """Masks whose grid covers the canvas."""
-    height, width = rgb.shape[:2]
-    return GridShapes(bits, height, width, height, width)
 
 
 def _feature(batch: Batch, row: int, name: str) -> np.ndarray:
@@ -201,7 +237,7 @@ def _feature(batch: Batch, row: int, name: str) -> np.ndarray:
     return _array(batch[name][row])
 
 
-def _prompts(batch: Batch, masks: _Masks, rgb: np.ndarray) -> ShownPrompts | None:
+def _prompts(batch: Batch, masks: _Masks, canvas: _Canvas) -> ShownPrompts | None:
     """The prompts of the masks that are valid; None for a batch without."""
     if not {"prompt_points", "prompt_boxes", "prompt_masks"} & set(batch):
         return None
@@ -221,7 +257,7 @@ def _prompts(batch: Batch, masks: _Masks, rgb: np.ndarray) -> ShownPrompts | Non
         kinds = np.where((boxes != 0).any(1), _BOX, _POINT)
     shapes = None
     if "prompt_masks" in batch:
-        shapes = _over_canvas(_packed(_array(batch["prompt_masks"][masks.rows]) > 0), rgb)
+        shapes = canvas.shapes(_packed(_array(batch["prompt_masks"][masks.rows]) > 0))
         shapes = replace(shapes, bits=shapes.bits[masks.valid])
     return ShownPrompts(
         kinds=kinds[masks.valid],
@@ -233,7 +269,12 @@ def _prompts(batch: Batch, masks: _Masks, rgb: np.ndarray) -> ShownPrompts | Non
 
 
 def _with_predictions(
-    subject: Subject, batch: Batch, row: int, masks: _Masks, predictions: Predictions
+    subject: Subject,
+    batch: Batch,
+    row: int,
+    masks: _Masks,
+    canvas: _Canvas,
+    predictions: Predictions,
 ) -> Subject:
     """The sample with its predictions in a panel, and their IoU with the masks on the same grid."""
     predicted = _predicted(batch, row, masks, predictions)
@@ -256,7 +297,7 @@ def _with_predictions(
     order = np.argsort(-cells.sum((1, 2)), kind="stable")
     panel = Panel(
         title=title,
-        shapes=_over_canvas(_packed(cells), subject.rgb),
+        shapes=canvas.shapes(_packed(cells)),
         order=tuple(order.tolist()),
         colours=colours[order],
     )
@@ -349,13 +390,8 @@ def _packed(cells: np.ndarray) -> np.ndarray:
     return np.packbits(cells, axis=2, bitorder="little")
 
 
-def _exact(batch: Batch, row: int, canvas: tuple[int, ...]) -> ExactShapes | None:
-    """The masks of a sample in a batch of exact runs; None for another batch.
-
-    Args:
-        batch, row: the batch, and the place of the sample in it.
-        canvas: shape of the canvas, its height and width in pixels first.
-    """
+def _exact(batch: Batch, row: int, canvas: _Canvas) -> ExactShapes | None:
+    """The masks of a sample in a batch of exact runs; None for another batch."""
     if "masks" in batch or "runs" not in batch:
         return None
     runs = batch["runs"]
@@ -369,8 +405,8 @@ def _exact(batch: Batch, row: int, canvas: tuple[int, ...]) -> ExactShapes | Non
         run_offset=np.append(with_runs, offset[-1]) - offset[0],
         height=height,
         width=width,
-        shown_height=canvas[0] * height / stored_height,
-        shown_width=canvas[1] * width / stored_width,
+        shown_height=canvas.height * height / stored_height,
+        shown_width=canvas.width * width / stored_width,
     )
 
 

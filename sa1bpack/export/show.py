@@ -92,12 +92,12 @@ def show(
     """Draw samples of a pack or of a batch, to see whether masks, boxes and points match.
 
     Of a batch of Loader, make_dataloader, Collate, Pipeline or Prompts it shows what the model
-    gets: the canvas with its padding, normalised images with their colours back, and the masks that
-    are valid, with their boxes and the points that are inside. In place of these it shows prompts,
-    if the batch has them: points in the mask are green with a plus, others red with a minus; a mask
-    that is a prompt has white stripes. Masks that are not valid have grey ones. The batch may be on
-    any device. A batch without `spec` is taken to have boxes and points in stored coordinates, and
-    so is a sample, `ds[i]`.
+    gets: the images as they are on the canvas, without the padding, normalised ones in their
+    colours, and the masks that are valid, with their boxes and the points that are inside. If the
+    batch has prompts, it shows them in place of boxes and points: points in the mask are green with
+    a plus, others red with a minus; a mask that is a prompt has white stripes. Masks that are not
+    valid have grey ones. The batch may be on any device. A batch without `spec` is taken to have
+    boxes and points in stored coordinates, and so is a sample, `ds[i]`.
 
     Of a pack it shows the stored pixels without padding and the masks by their exact runs (by the
     stored bits if the pack has no runs), smaller masks over larger ones. Boxes and points are those
