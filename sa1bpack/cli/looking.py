@@ -10,6 +10,7 @@ from sa1bpack import interrupts
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import Help, one_or_several
 from sa1bpack.cli.exits import say, say_json, warn
+from sa1bpack.errors import OptionError
 from sa1bpack.export.look import Look
 from sa1bpack.masks.select import Thresholds
 from sa1bpack.options import BENCH_MASKS, MASK_LAYOUTS, REPORT_CHECKS
@@ -19,6 +20,13 @@ from sa1bpack.wording import counted
 def info(
     packs: Annotated[Sequence[str], Help("folders of packs, or quoted globs", "PACK")] = (),
     *,
+    sources: Annotated[
+        bool,
+        Help(
+            "print images, masks and rejects of each tar in place of the summary, the tars with "
+            "the most rejects first"
+        ),
+    ] = False,
     json: Annotated[
         bool,
         Help(
@@ -38,12 +46,15 @@ def info(
     examples:
       sa1bpack info                       # this machine
       sa1bpack info /data/packed
+      sa1bpack info /data/packed --sources | head    # tars with the most rejects
       sa1bpack info '/data/packs/*'
     """
     if packs:
         result = sa1bpack.info(one_or_several(packs))
-        text = result.as_text()
+        text = result.sources_text() if sources else result.as_text()
         facts = result.as_dict()
+    elif sources:
+        raise OptionError("--sources needs a pack, whose sources it lists: sa1bpack info PACK")
     else:
         from sa1bpack.cli.machine import describe_machine, describe_packages
 

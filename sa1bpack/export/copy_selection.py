@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack import interrupts
+from sa1bpack import __version__, interrupts
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.pack import Pack, PackFolder
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
@@ -32,6 +33,7 @@ from sa1bpack.format import files
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, folder_to_write
+from sa1bpack.format.run_log import CopyRecord, append_to_log
 from sa1bpack.format.shard_reader import Shard, open_shard, read_sample_rows
 from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.format.side.shards import ShardIdentity
@@ -53,7 +55,7 @@ from sa1bpack.packing.records import (
     published_shard,
     read_own_manifest,
 )
-from sa1bpack.progress import ProgressOption, check_progress, reporting_steps
+from sa1bpack.progress import ProgressOption, check_progress, report, reporting_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,7 @@ def copy_selection(
         missing = plan.missing(root, ledger)
         if publisher is not None:
             _copy(plan, missing, publisher, progress)
+            _log_copy(plan, missing, root)
     shards = plan.shards.values()
     return CopyResult(
         root=root,
@@ -443,6 +446,22 @@ def _copy(
         interrupts.check()
         publisher.ledger.sources.update(plan.sources)
         publisher.publish(complete=True)
+
+
+def _log_copy(plan: _Plan, missing: Sequence[_ShardCopy], root: Path) -> None:
+    """Note in the log of the new pack where its shards were copied from."""
+    if not missing:
+        return
+    copied = CopyRecord(
+        finished=datetime.now(UTC).replace(microsecond=0),
+        copied_from=[str(pack) for pack in plan.roots],
+        images=sum(len(shard.rows) for shard in missing),
+        sa1bpack=__version__,
+    )
+    try:
+        append_to_log(root, copied)
+    except OSError as error:  # the copy is complete
+        report(f"{root}: this copy is not logged ({error.strerror})")
 
 
 def _copy_feature(

@@ -21,6 +21,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from sa1bpack.dataset.layouts import check_layouts
 from sa1bpack.dataset.pack import Pack, open_folders
 from sa1bpack.errors import FormatError
+from sa1bpack.export.source_counts import (
+    PairAccount,
+    SourceAccount,
+    SourceCounts,
+    counts_of_sources,
+    joined_counts,
+    table_of_sources,
+)
 from sa1bpack.format.arrays import Count, group_bytes
 from sa1bpack.format.files import REMEDY
 from sa1bpack.format.index import find_duplicates
@@ -33,6 +41,7 @@ from sa1bpack.format.manifest import (
     identity_text,
     read_manifest,
 )
+from sa1bpack.format.run_log import CopyRecord, records_in_log
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.side.manifest import read_side_manifest
 from sa1bpack.format.side.shard import arrays_in
@@ -67,10 +76,10 @@ class ShownSource(msgspec.Struct):
     md5_checked: bool = False
 
 
-class _Attributes(msgspec.Struct):
-    packed_by: dict[str, str] = {}
-    unknown_keys: list[str] = []
-    altered_keys: list[str] = []
+class _Attributes(PairAccount):
+    packed_by: dict[str, str] = msgspec.field(default_factory=dict)
+    unknown_keys: list[str] = msgspec.field(default_factory=list)
+    altered_keys: list[str] = msgspec.field(default_factory=list)
 
 
 def text_of(value: Any) -> str:
@@ -181,6 +190,8 @@ class PackInfo(DiskUse):
         features: the features in PACK/side, whose files are not counted above: name → what it
             holds, how large it is, which function made it, and what is missing; or what is wrong
             with it.
+        of_sources: what the pack holds of each of its sources, by name.
+        copies: selections that were copied to the pack, by its log.
         packs: of several packs, what each holds; empty for one.
     """
 
@@ -191,6 +202,8 @@ class PackInfo(DiskUse):
     completeness: Completeness
     duplicates: list[str]
     features: dict[str, str]
+    of_sources: tuple[SourceCounts, ...] = ()
+    copies: tuple[CopyRecord, ...] = ()
     packs: tuple["PackInfo", ...] = ()
 
     @property
@@ -217,12 +230,28 @@ class PackInfo(DiskUse):
         flags: str | None = import_module(_PACK_OPTIONS).recorded_text(self.manifest.options, root)
         if flags is None:
             return None
-        words = ["sa1bpack pack TARS -o", quote(str(root)), flags]
+        words = ["sa1bpack pack", self._kind_of_sources, "-o", quote(str(root)), flags]
         if any(source.md5_checked for source in self.sources):
             words.append("--md5sums FILE")
         elif any(source.md5 is not None for source in self.sources):
             words.append("--md5")
         return " ".join(filter(None, words))
+
+    @property
+    def _kind_of_sources(self) -> str:
+        """What stands for the sources in a command."""
+        kinds = {source.kind for source in self.sources}
+        if len(kinds) > 1:
+            return "SOURCES"
+        return {"folder": "FOLDER", "parquet": "FILES"}.get("".join(kinds), "TARS")
+
+    @property
+    def most_rejects(self) -> SourceCounts | None:
+        """Of several sources, the one of which most members were rejected; None without rejects."""
+        with_rejects = [source for source in self.of_sources if source.rejects]
+        if len(self.of_sources) < 2 or not with_rejects:
+            return None
+        return max(with_rejects, key=lambda source: source.rejects)
 
     @property
     def reasons(self) -> dict[str, int]:
@@ -236,6 +265,10 @@ class PackInfo(DiskUse):
 
     def __str__(self) -> str:
         return self.as_text()
+
+    def sources_text(self) -> str:
+        """What the pack holds of each of its sources, a line of at most 80 columns for each."""
+        return table_of_sources(self.of_sources)
 
     def as_text(self) -> str:
         """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
@@ -271,6 +304,8 @@ class PackInfo(DiskUse):
                 "edges": edges.astype(np.int64).tolist(),
                 "images": images.tolist(),
             },
+            "sources": [source.as_dict() for source in self.of_sources],
+            "copied_from": [copy.as_dict() for copy in self.copies],
             "options": manifest.options,
             "command": self.command,
             "identity": identity_text(manifest.sources),
@@ -390,7 +425,12 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
     folders = open_folders(roots)
     check_layouts({folder.root: folder.manifest for folder in folders})
     held = read_info(roots, Pack(folders))
-    return replace(held, **vars(sum(packs, DiskUse())), packs=tuple(packs))
+    return replace(
+        held,
+        **vars(sum(packs, DiskUse())),
+        of_sources=joined_counts(pack.of_sources for pack in packs),
+        packs=tuple(packs),
+    )
 
 
 def _of_pack(root: Path) -> PackInfo:
@@ -409,9 +449,20 @@ def _of_pack(root: Path) -> PackInfo:
     if index is not None:
         paths += (root / index).rglob("*")
     files = sum(path.is_file() for path in paths)
-    shards = (open_shard(root / SHARDS_NAME / entry.name) for entry in held.manifest.shards)
-    outside = DiskUse(files=files, folders=1 + len(paths) - files)
-    return replace(held, **vars(sum(map(DiskUse.of, shards), outside)))
+    use = DiskUse(files=files, folders=1 + len(paths) - files)
+    accounts = []
+    for entry in held.manifest.shards:
+        shard = open_shard(root / SHARDS_NAME / entry.name)
+        use += DiskUse.of(shard)
+        accounts.append((entry, attributes_of(shard)))
+    where = f"{root / MANIFEST_NAME}: sources"
+    records = _checked(held.manifest.sources, list[SourceAccount], where)
+    return replace(
+        held,
+        **vars(use),
+        of_sources=counts_of_sources(accounts, records),
+        copies=tuple(records_in_log(root, CopyRecord)),
+    )
 
 
 # ------------------------------------------------------------------------------------- histograms

@@ -4,7 +4,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
@@ -15,6 +14,7 @@ import msgspec
 from sa1bpack import __version__
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
+from sa1bpack.format.run_log import RUNS_NAME, append_to_log, records_in_log
 from sa1bpack.packing.sample import Outcome, Packed
 from sa1bpack.progress import Advance, ProgressBar, ProgressOption, report, telling
 from sa1bpack.source.find import Source
@@ -208,9 +208,6 @@ def nothing_to_do(sources: int) -> str:
     return f"all {sources:,} sources are in the pack already; nothing to do"
 
 
-RUNS_NAME = ".runs.jsonl"
-
-
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run that decoded images.
 
@@ -250,23 +247,11 @@ def log_run(root: Path, progress: Progress, workers: int, outcome: str) -> None:
         sa1bpack=__version__,
     )
     try:
-        with (root / RUNS_NAME).open("ab") as file:
-            file.write(msgspec.json.encode(run) + b"\n")
+        append_to_log(root, run)
     except OSError as error:
         progress.note(f"{root / RUNS_NAME}: this run is not logged ({error.strerror})")
 
 
 def read_runs(root: Path) -> list[RunRecord]:
-    """The logged runs, in order; a line that a killed run left unfinished is skipped.
-
-    Empty if there is no log. Raises OSError if it cannot be read.
-    """
-    try:
-        lines = (root / RUNS_NAME).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    runs = []
-    for line in lines:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            runs.append(msgspec.json.decode(line, type=RunRecord))
-    return runs
+    """The logged runs, in order. Raises OSError if the log cannot be read."""
+    return records_in_log(root, RunRecord)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from commands import run
 from edited_packs import unfinished_pack
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -198,3 +199,69 @@ def test_every_value_is_counted_in_its_bin(values):
 def test_what_is_not_finite_or_has_no_logarithm_is_not_counted():
     for values, logarithmic in (([0.5, np.nan, np.inf, -np.inf], False), ([0, 5], True)):
         assert histogram(np.array(values), 30, logarithmic)[0].sum() == 1
+
+
+def test_every_source_has_its_counts_worst_first_in_80_columns(tmp_path):
+    tars = []
+    for number, images in enumerate([range(3), range(10, 17), range(20, 22)]):
+        contents = members(images)
+        for image in list(images)[:number]:
+            contents[f"./sa_{image}.json"] = b"{ not json"
+        name = f"{'long_' * 12}name_{number}" if number else "sa_000000"
+        tars.append(write_tar(tmp_path / f"{name}.tar", contents))
+    root = pack_small(tars, tmp_path / "pack").root
+    info = sa1bpack.info(root)
+    assert [(source.images, source.rejects) for source in info.of_sources] == [
+        (6, 1),
+        (0, 2),
+        (3, 0),
+    ]
+    assert sum(source.masks for source in info.of_sources) == info.manifest.masks
+    assert all(source.complete for source in info.of_sources)
+    heading, *lines = info.sources_text().splitlines()
+    assert heading.split() == ["source", "images", "masks", "rejects", "dropped"]
+    assert [line.split()[1] for line in lines] == ["0", "6", "3"] and "..." in lines[0]
+    assert max(map(len, [heading, *lines])) <= 80
+    assert "name_2: 2 (--sources lists all)" in " ".join(info.as_text().split())
+    assert info.as_dict()["sources"][2]["images"] == 3
+    code, out, _ = run("info", root, "--sources")
+    assert code == 0 and out == f"{info.sources_text()}\n"
+    code, _, error = run("info", "--sources")
+    assert code == 2 and "--sources needs a pack" in error
+
+
+def test_sources_of_several_packs_and_in_part_are_counted_once(tmp_path):
+    for name, images in (("a", [1, 2]), ("b", [3])):
+        (tmp_path / name).mkdir()
+        tar = write_tar(tmp_path / name / "sa_000000.tar", members(images))
+        pack_small(tar, tmp_path / name / "pack")
+    both = sa1bpack.info([tmp_path / "a/pack", tmp_path / "b/pack"])
+    assert [(source.name, source.images) for source in both.of_sources] == [("sa_000000", 3)]
+    unfinished_pack(tmp_path / "part")
+    part = sa1bpack.info(tmp_path / "part")
+    assert [source.complete for source in part.of_sources] == [False]
+    assert " (in part)" in part.sources_text()
+
+
+def test_a_copied_pack_says_what_it_was_copied_from(pack, tmp_path):
+    ds = sa1bpack.open(pack)
+    root = tmp_path / "copy"
+    sa1bpack.copy_selection(ds[:5], root, progress=False)
+    sa1bpack.copy_selection(ds[:5], root, progress=False)  # nothing is left to copy
+    info = sa1bpack.info(root)
+    [copy] = info.copies
+    assert copy.copied_from == [str(pack)] and copy.images == 5
+    assert f"copied 5 images from {pack}" in " ".join(info.as_text().split())
+    assert info.as_dict()["copied_from"][0]["copied_from"] == [str(pack)]
+    assert info.of_sources[0].left_out == len(ds) - 5
+    assert "left out" in info.sources_text()
+    assert sa1bpack.info(pack).copies == () and sa1bpack.verify(root).ok
+
+
+def test_the_command_says_what_the_sources_were(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, data in members([1]).items():
+        (folder / name).write_bytes(data)
+    pack_small(folder, tmp_path / "pack")
+    assert sa1bpack.info(tmp_path / "pack").command.startswith("sa1bpack pack FOLDER -o ")
