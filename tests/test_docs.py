@@ -88,8 +88,6 @@ def test_python_of_the_readme_runs_and_makes_the_pack_it_looks_at(folder, capsys
     assert "[2, 3, 512, 512]" in out and "[2, 64, 256, 256]" in out
 
 
-# The shards of xarray and zarr lie beside checksum files, which zarr does not know.
-@pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's use of torch
 @pytest.mark.filterwarnings("ignore:The `srun` command is available")  # Lightning, beside SLURM
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")  # torch.compile
