@@ -20,7 +20,7 @@ def shard(pristine_pack):
 
 
 def test_pack_opens_as_one_zarr_group_from_the_top(pristine_pack):
-    """Without a warning: they are errors here, and zarr warns of files beside nodes that it lists."""
+    """Without a warning, which is an error here: zarr warns of files beside nodes that it lists."""
     root = zarr.open_group(pristine_pack, mode="r")
     assert root.attrs["sa1bpack"] == {"format": [1, 0]}
     shards = ["sa_000000-000", "sa_000000-001", "sa_000001-000"]
