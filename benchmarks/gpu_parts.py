@@ -8,7 +8,8 @@ about loading, training, other decoders, large tensors and tests are in modules 
 import importlib
 import json
 import platform
-import random
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,11 +27,13 @@ from synthetic import make_tar
 
 import sa1bpack
 from sa1bpack import Loader, make_dataloader, transforms
+from sa1bpack.environment import available_cpus, memory_bytes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BUFFERS = 4
 LEAST = 0.5 if DEVICE.type == "cuda" else 0.05  # seconds of batches for a figure
 ROOT = Path(__file__).parents[1]
+LINK = "driver_version,pcie.link.gen.current,pcie.link.width.current,clocks.sm,clocks.mem"
 SAMPLES = 1 << 16  # of an epoch, at least: at 1024 pixels, more than is sent in that time
 Report = Callable[..., None]
 Options = SimpleNamespace
@@ -57,6 +60,26 @@ def machine(options: Options, report: Report) -> None:
         report(
             memory=f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free", capability=f"{major}.{minor}"
         )
+        report(link=_printed("nvidia-smi", f"--query-gpu={LINK}", "--format=csv,noheader"))
+    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    report(
+        processors=_printed("sh", "-c", "grep -m1 'model name' /proc/cpuinfo"),
+        cores=available_cpus(),
+        host_memory=f"{memory_bytes() / 1e9:.0f} GB",
+        nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
+        huge_pages=huge.read_text().strip() if huge.exists() else "not known",
+    )
+    for tool in ("compute-sanitizer", "gcc", "ptxas"):
+        report(**{tool: shutil.which(tool) or "not on the path"})
+
+
+def _printed(*command: str) -> str:
+    """What a program prints, or why it does not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]} cannot be asked: {error}"
+    return (done.stdout or done.stderr).strip()
 
 
 def kernels(options: Options, report: Report) -> None:
@@ -340,56 +363,10 @@ def _peak(work: Callable[[], object]) -> dict[str, float]:
     return counted_peak(before)
 
 
-# ----------------------------------------------------------------------------------------- others
-
-
-def sam2(options: Options, report: Report) -> None:
-    """SAM 2's steps for its own training on SA-1B; speeds in samples per second of one core."""
-    from pipeline import read_photos, sam2_sample
-
-    torch.set_num_threads(1)
-    photos = list(read_photos(options.tars, 2, 3).values())
-    draw = random.Random(0)
-    for number in range(options.rounds):
-        start = time.perf_counter()
-        for photo in photos:
-            sam2_sample(photo, 3, draw)
-        taken = (time.perf_counter() - start) / len(photos)
-        report(way="SAM 2's steps, 3 masks", round=number, speed=1 / taken, unit="samples/s")
-
-
-def peers(options: Options, report: Report) -> None:
-    """FFCV on the samples of the default pack, into memory of the host; samples per second."""
-    from peers import PeerError, open_peers
-
-    if not options.peers:
-        report(peers="not run: `make peers` installs them, --peers names their Python")
-        return
-    pack, folder = Path(options.folder) / "default", Path(options.folder)
-    with open_peers(pack, folder, options.batch, options.peers, ["ffcv_raw"]) as found:
-        ways, failures, notes = found
-        for name, reason in failures.items():
-            report(way=name, error=reason)
-        for note in notes:
-            report(note=note)
-        for number in range(options.rounds):
-            for name, way in ways.items():
-                with way(None) as epoch:
-                    epoch.prepare()
-                    start = time.perf_counter()
-                    try:
-                        samples = epoch()
-                    except PeerError as error:
-                        report(way=name, error=str(error))
-                        continue
-                    taken = time.perf_counter() - start
-                    report(way=name, round=number, speed=samples / taken, unit="samples/s")
-
-
 # Part → module and function: a module that cannot be imported loses its own parts alone.
 PLACES = {
     "machine": "gpu_parts", "kernels": "gpu_parts", "packs": "gpu_parts", "loading": "gpu_parts",
-    "compact": "gpu_parts", "steps": "gpu_parts", "sam2": "gpu_parts", "peers": "gpu_parts",
+    "compact": "gpu_parts", "steps": "gpu_parts", "sam2": "gpu_others", "peers": "gpu_others",
     "memory": "gpu_loading", "sweep": "gpu_loading", "quantized": "gpu_loading",
     "model": "gpu_training", "training": "gpu_training", "compiled": "gpu_training",
     "rivals": "gpu_rivals", "large": "gpu_large",

@@ -4,13 +4,16 @@ Photographs of the tars are decoded, resized to the pack's size, padded and norm
 a Pipeline make the same images of the packs. No masks on either side, which a pack has as well.
 """
 
+import importlib
 import queue
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import repeat
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -55,15 +58,13 @@ def rivals(options: Options, report: Report) -> None:
 
 
 def image_mb(ds) -> float:
-    """MB of a sample's pixels on the disk, of images of 3:2 in an unpadded pack."""
-    side = ds.layout.image_size
-    rows = side
-    if ds.layout.fit == "native":
-        rows = side * 2 // 3
-    per_pixel = 3.0
-    if ds.layout.pixels == "yuv420":
-        per_pixel = 1.5
-    return rows * side * per_pixel / 1e6
+    """MB of an image in a pack, by the average of the pack."""
+    nbytes = 0
+    for shard in ds.manifest.shards:
+        for array, rows in ds.layout.array_rows(shard.lengths).items():
+            if array.name == "image":
+                nbytes += rows * array.row_bytes
+    return nbytes / ds.manifest.samples / 1e6
 
 
 def photographs(options: Options) -> list[bytes]:
@@ -91,8 +92,13 @@ def by_torchvision() -> Decoder:
     """torchvision's decode_jpeg of a list, which uses nvJPEG on a CUDA device."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
+    known: dict[bytes, torch.Tensor] = {}  # which takes no time of the decoder
+
     def decode(jpegs: list[bytes]) -> list[torch.Tensor]:
-        data = [torch.frombuffer(bytearray(jpeg), dtype=torch.uint8) for jpeg in jpegs]
+        for jpeg in jpegs:
+            if jpeg not in known:
+                known[jpeg] = torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
+        data = [known[jpeg] for jpeg in jpegs]
         return decode_jpeg(data, mode=ImageReadMode.RGB, device=DEVICE)
 
     return decode
@@ -100,6 +106,7 @@ def by_torchvision() -> Decoder:
 
 def by_nvimgcodec() -> Decoder:
     """nvImageCodec's decoder, which chooses the hardware's or nvJPEG's."""
+    extend_package("nvidia", "nvimgcodec")
     from nvidia import nvimgcodec
 
     decoder = nvimgcodec.Decoder()
@@ -107,9 +114,24 @@ def by_nvimgcodec() -> Decoder:
     def decode(jpegs: list[bytes]) -> list[torch.Tensor]:
         stream = torch.cuda.current_stream().cuda_stream
         images = decoder.decode(jpegs, cuda_stream=stream)
+        if any(image is None for image in images):
+            raise RuntimeError("nvImageCodec returns None for a photograph: its log says why")
         return [torch.from_dlpack(image).permute(2, 0, 1) for image in images]
 
     return decode
+
+
+def extend_package(name: str, part: str) -> None:
+    """Let a package have a part that is installed in another folder than the package itself.
+
+    Where one of the wheels that share a package brings an `__init__.py`, Python looks for all parts
+    in that wheel's folder alone.
+    """
+    package = importlib.import_module(name)
+    for entry in sys.path:
+        folder = str(Path(entry) / name)
+        if (Path(folder) / part).is_dir() and folder not in list(package.__path__):
+            package.__path__.append(folder)
 
 
 def by_simplejpeg() -> Decoder:

@@ -100,7 +100,7 @@ def sanitizer(options: Options, report: Report) -> None:
         report(note="not run: compute-sanitizer is not here")
         return
     command = [
-        program, "--tool", "memcheck", "--target-processes", "all",
+        program, "--tool", "memcheck", "--target-processes", "application-only",
         sys.executable, *pytest_command(*SANITIZED),
     ]  # fmt: skip
     counts: dict[str, int] = {}

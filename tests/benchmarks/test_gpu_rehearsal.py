@@ -3,6 +3,7 @@ fails then is not known until the next one comes."""
 
 import importlib
 import json
+import sys
 
 import pytest
 import torch
@@ -75,6 +76,21 @@ def test_decoders_on_the_device_are_compared_with_packs_and_what_is_missing_is_s
     assert sum("taken_ms" in figures for figures in whole.values()) == 3
     stands_in = whole["rehearsed with simplejpeg and resize, batches of 2"]
     assert stands_in["disk_mb"] > whole["Loader and pipeline, RGB, batches of 2"]["disk_mb"]
+
+
+def test_a_part_of_a_package_is_found_in_another_folder(module, tmp_path, monkeypatch):
+    """As nvidia.nvimgcodec beside the libraries of torch."""
+    for folder, file in (("a", "shared_name/__init__.py"), ("b", "shared_name/part/__init__.py")):
+        path = tmp_path / folder / file
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("shared_name.part")
+    module("gpu_rivals").extend_package("shared_name", "part")
+    assert importlib.import_module("shared_name.part")
+    for name in ("shared_name", "shared_name.part"):
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_quantized_features_are_read(rehearse):
