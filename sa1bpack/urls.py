@@ -9,10 +9,11 @@ A URL is shown without its query, which signs it, and without a password.
 
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from sa1bpack import SCHEMES
@@ -62,6 +63,44 @@ class Lease(Protocol):
         """Note that the files are in use now."""
 
 
+class Span(NamedTuple):
+    """Bytes of a file.
+
+    Attributes:
+        path: path of the file below the folder that is read.
+        first, stop: first byte, and the one after the last.
+    """
+
+    path: str
+    first: int
+    stop: int
+
+
+class FetchedBytes(Protocol):
+    """Bytes that have been asked for."""
+
+    def wait(self) -> Any:
+        """The bytes, an object with a buffer. Raises as RangeReader."""
+
+    def cancel(self) -> None:
+        """Note that nobody waits for them any more."""
+
+
+class RangeReader(Protocol):
+    """A reader of ranges of files in a folder that is not on this machine, for any thread.
+
+    Raises:
+        StoreError: the folder cannot be read, has changed, or does not answer in time.
+        FormatError: a file is missing there, or ends before the bytes that are needed.
+    """
+
+    def begin(self, spans: Sequence[Span]) -> Sequence[FetchedBytes]:
+        """Ask for spans of files; those that lie next to each other become one request."""
+
+    def check_unchanged(self) -> None:
+        """Raise StoreError if the folder is not what it was when it was opened."""
+
+
 class SideSource(Protocol):
     """The place that feature shards come from.
 
@@ -76,6 +115,12 @@ class SideSource(Protocol):
 
     def fetch(self, spec: Any, shard: Any) -> Lease:
         """Fetch the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
+
+    def reader(self, shard: Any) -> RangeReader | None:
+        """Reads the values of a feature shard; None: they are fetched whole. See ShardSource."""
+
+    def kept_bytes(self, spec: Any, shard: Any, items: int) -> int:
+        """Bytes that the rows of a shard, of so many items, take on this machine."""
 
     def items(self, spec: Any, shard: Any) -> int:
         """The items of all ragged rows of a shard, 0 if rows are fixed. Raises as ShardSource."""
@@ -92,15 +137,20 @@ class ShardSource(Protocol):
         root: the folder that has its manifest and index, and the shards that were fetched.
         limit: bytes that shards take there at most.
         forks: it can be used in a child that was forked.
+        fetches_rows: rows of large arrays are fetched when they are needed: a shard is here without
+            them.
+        window: bytes of rows that are asked for ahead of their use, as the way there needs it.
     """
 
     url: str
     root: Path
     limit: int
     forks: bool
+    fetches_rows: bool
+    window: int
 
     def fetch(self, entry: Any, digest: str, layout: Any) -> Lease:
-        """Fetch a shard, whole, if it is not there.
+        """Fetch a shard, whole or without its large arrays, if it is not there.
 
         Args:
             entry, layout: the shard's `ShardEntry`, and the `Layout` of the pack.
@@ -112,6 +162,12 @@ class ShardSource(Protocol):
             FormatError: the shard is damaged where it comes from.
             OSError: the disk fails.
         """
+
+    def reader(self, entry: Any, digest: str) -> RangeReader | None:
+        """Reads the large arrays of a shard, see `fetch`; None: they are on this machine."""
+
+    def kept_bytes(self, entry: Any, layout: Any) -> int:
+        """Bytes that a shard takes on this machine."""
 
     def open_side(self, name: str) -> SideSource | None:
         """One of the pack's own features, None if it has none of that name; or one at a URL."""
@@ -172,8 +228,9 @@ def scheme_of(url: str) -> Any:
 
     It has the functions
 
-        open_pack(url, cache: Path, limit: int | None) → ShardSource, of a pack of which what is
-            read is kept in a folder, up to a limit in bytes
+        open_pack(url, cache: Path | None, limit: int | None, fetch: str) → ShardSource, of a pack
+            of which "rows" are fetched, or whole "shards", and what is kept is in a folder, up to a
+            limit in bytes
         verify(url, **options) → Report, as `sa1bpack.verify`
         bucket_publisher(url, staging: Path, options) → a context manager of the `Publisher` of
             a pack that is made in a staging folder and uploaded

@@ -24,7 +24,7 @@ from sa1bpack.dataset.rows import IdLookup, Rows, row_array, rows_at, shard_boun
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.sample_info import SampleInfo
 from sa1bpack.dataset.select import Columns
-from sa1bpack.dataset.shards import Location, OpenShard
+from sa1bpack.dataset.shards import ComingSample, Location, OpenShard, begin_samples
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.indices import select_nested, torch_subset
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sa1bpack")
 
+
+# A sample's place, its shard or why that cannot be opened, and what was asked for of it.
+_Located = tuple[Location, OpenShard | Exception, ComingSample | None]
+
+# Samples of a pack at a URL that are asked for together, by an iteration.
+_ASKED_TOGETHER = 16
 
 # Options and methods that people look for, and their names here.
 OTHER_NAMES: dict[str, str] = {
@@ -154,7 +160,7 @@ class Dataset(MapStyle, Pictured):
         if isinstance(index, slice) or np.ndim(index):
             return self._selected(index)
         location = self.pack.locate(self._row(index))
-        return self._sample((location, self.pack.try_open(location.shard)))
+        return self._sample((location, self.pack.try_open(location.shard), None))
 
     def _selected(self, selection: Any) -> "Dataset":
         return self._over(take(self._rows, selection))
@@ -168,16 +174,38 @@ class Dataset(MapStyle, Pictured):
         Shards that are not open yet are opened at the same time. With `on_error="return"`, the
         ReadError of a sample takes its place. Raises as `ds[index]` does.
         """
+        return self._samples(self._begun(indices), indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The samples in order; of a pack at a URL, some of them are asked for ahead."""
+        if not self.pack.fetches_rows:
+            yield from super().__iter__()
+            return
+        for start in range(0, len(self), _ASKED_TOGETHER):
+            stop = min(start + _ASKED_TOGETHER, len(self))
+            for located in self._begun(range(start, stop)):
+                yield self._sample(located)
+
+    def _begun(self, indices: Iterable[int]) -> list[_Located]:
+        """Where the samples at several indices are; what must be fetched of them is asked for."""
         locations = [self.pack.locate(self._row(index)) for index in indices]
         opened, failed = self.pack.open_many(location.shard for location in locations)
         shards = opened | failed
         located = [(location, shards[location.shard]) for location in locations]
-        return self._samples(located, indices)
+        coming = begin_samples(located, self._chosen)
+        return [(*place, asked) for place, asked in zip(located, coming, strict=True)]
 
-    def _sample(self, located: tuple[Location, OpenShard | Exception]) -> Any:
-        location, shard = located
+    def _sample(self, located: _Located) -> Any:
+        location, shard, coming = located
         return read_sample(
-            self.pack, location, shard, self.options, self.spec, self.mask_filter, self._chosen
+            self.pack,
+            location,
+            shard,
+            self.options,
+            self.spec,
+            self.mask_filter,
+            self._chosen,
+            coming,
         )
 
     def by_id(self, image_id: int) -> Any:

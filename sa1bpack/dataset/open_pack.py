@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from sa1bpack.arguments import bytes_of, choice
 from sa1bpack.dataset.dataset import OTHER_NAMES, Dataset
@@ -24,6 +24,9 @@ from sa1bpack.wording import brief
 if TYPE_CHECKING:
     from sa1bpack.option_keywords import SampleKeywords
 
+# What may be fetched of packs that are named by URL.
+FETCHES = ("rows", "shards")
+
 _log = logging.getLogger("sa1bpack")
 
 
@@ -36,6 +39,7 @@ def open(
     layouts: str = "equal",
     cache_dir: str | os.PathLike[str] | None = None,
     cache_size: int | str | None = None,
+    fetch: str | None = None,
     **options: Unpack["SampleKeywords"],
 ) -> Dataset:
     """Open a pack, or several as one, for training.
@@ -57,8 +61,7 @@ def open(
         path: folder of the pack; `~` is expanded. Several packs are a list of folders, or a glob
             pattern such as "/data/packs/*"; or the file that `Dataset.save_selection` wrote, which
             is opened with its packs, see docs/training.md. Or a URL, "s3://bucket/pack",
-            "gs://bucket/pack", or "file:///mnt/nfs/pack" for a slow file system: with `cache_dir`,
-            see docs/cloud.md.
+            "gs://bucket/pack", or "file:///mnt/nfs/pack" for a slow file system, see docs/cloud.md.
         duplicates: what becomes of image ids that occur more than once, in one pack or in several.
             "error" raises OptionError. "first" keeps one sample per id, that of the pack that is
             first in the list; of several in one pack, the first. The log and `Dataset.left_out` say
@@ -70,11 +73,18 @@ def open(
             samples and batches. Masks are the stored bits where all packs have bits of one grid;
             else they are drawn from the exact runs, on the grid of the first pack by the sampling
             "area", unless `mask_size` and `mask_sampling` say otherwise.
-        cache_dir: a folder on a local disk for packs and features that are named by URL. What is
-            read of them is fetched into it once, and shared by all processes of the machine.
+        cache_dir: a folder on a local disk for packs and features that are named by URL: their
+            shards are fetched into it, whole, once, and shared by all processes of the machine.
+            None: rows are fetched when they are needed, and not kept, but for indexes and small
+            arrays, a hundredth of a pack, which are in a folder of the user in the system's
+            temporary folder.
         cache_size: bytes that the cache may take, or a text such as "500 GB"; what was used least
             recently is removed. None: the size with which it was opened last, or four fifths of the
             free disk.
+        fetch: what is fetched of packs and features that are named by URL. "rows": the samples
+            that are read, when they are read, compared with their checksums; `cache_dir` has
+            indexes and small arrays. "shards": every shard, whole, when a sample of it is first
+            read; with `cache_dir`. None: "shards" with a `cache_dir`, "rows" without one.
 
     Raises:
         FormatError: the folder is not a pack, or its manifest or index is not what the format
@@ -82,10 +92,10 @@ def open(
         EmptyPack: there is no image, or none yet. Of several packs, those are passed over, with a
             warning.
         VersionError: a newer major version of the format.
-        OptionError: a value that is not one of the choices, a URL without `cache_dir`, a pattern
-            that matches nothing, packs that differ in their layout (see `layouts`), image ids that
-            occur more than once (see `duplicates`), or a feature that lacks the rows of a shard, or
-            has them for other bytes.
+        OptionError: a value that is not one of the choices, whole shards of a URL without
+            `cache_dir`, a pattern that matches nothing, packs that differ in their layout (see
+            `layouts`), image ids that occur more than once (see `duplicates`), or a feature that
+            lacks the rows of a shard, or has them for other bytes.
         ResourceShortage: the system refuses memory or an open file.
         StoreError: an object store cannot be reached, or refuses.
         MissingPackage: the packages for object stores are not installed: obstore, botocore.
@@ -100,7 +110,8 @@ def open(
     choice("layouts", layouts, LAYOUTS)
     limit = None if cache_size is None else bytes_of("cache_size", cache_size)
     cache = None if cache_dir is None else folder_to_write("cache_dir", cache_dir)
-    origins, empty = _origins(path, cache, limit)
+    fetching = _Fetching(cache, limit, _what_to_fetch(fetch, cache))
+    origins, empty = _origins(path, fetching)
     selections = [origin for origin in origins if isinstance(origin, Path) and is_selection(origin)]
     if selections:
         if len(origins) > 1:
@@ -108,13 +119,13 @@ def open(
         packs, recorded = packs_of(selections[0])
         if duplicates == "error":
             duplicates = recorded
-        origins, empty = _origins(packs, cache, limit)
-    cached = cache_dir is not None or cache_size is not None
+        origins, empty = _origins(packs, fetching)
+    cached = cache_dir is not None or cache_size is not None or fetch is not None
     if cached and origins and all(isinstance(origin, Path) for origin in origins):
         raise OptionError(
-            f"cache_dir is {brief(cache_dir)} and cache_size {brief(cache_size)}, but {origins[0]} "
-            "is read where it is: leave them out, or name a slow folder by a URL, "
-            "file:///mnt/nfs/pack"
+            f"cache_dir is {brief(cache_dir)}, cache_size {brief(cache_size)} and fetch "
+            f"{brief(fetch)}, but {origins[0]} is read where it is: leave them out, or name a slow "
+            "folder by a URL, file:///mnt/nfs/pack"
         )
     folders = open_folders(origins, empty)
     check_layouts({folder.root: folder.manifest for folder in folders}, layouts)
@@ -130,9 +141,34 @@ def open(
     return ds
 
 
-def _origins(
-    path: Any, cache: Path | None, limit: int | None
-) -> tuple[list[Path | ShardSource], list[EmptyPack]]:
+class _Fetching(NamedTuple):
+    """How packs at URLs are read.
+
+    Attributes:
+        cache: folder of the cache; None: a folder of the user.
+        limit: bytes that the cache may take; None: as before, or by the free disk.
+        fetch: "rows" or "shards".
+    """
+
+    cache: Path | None
+    limit: int | None
+    fetch: str
+
+
+def _what_to_fetch(fetch: str | None, cache: Path | None) -> str:
+    """What is fetched of packs at URLs. Raises OptionError."""
+    if fetch is None:
+        return "rows" if cache is None else "shards"
+    choice("fetch", fetch, FETCHES)
+    if fetch == "shards" and cache is None:
+        raise OptionError(
+            "fetch is 'shards', which are kept in a cache: name its folder, "
+            "cache_dir='/folder/on/a/local/disk', or leave fetch out to fetch what is read alone"
+        )
+    return fetch
+
+
+def _origins(path: Any, fetching: _Fetching) -> tuple[list[Path | ShardSource], list[EmptyPack]]:
     """Where the packs are: folders, and sources of what is named by URL.
 
     Also the errors of packs at URLs that have no image.
@@ -148,13 +184,8 @@ def _origins(
             origins += paths_of("path", name)
             continue
         url = pack_url("path", name)
-        if cache is None:
-            raise OptionError(
-                f"path is {url}: a URL is read through a cache: sa1bpack.open(path, "
-                "cache_dir='/folder/on/a/local/disk')"
-            )
         try:
-            origins.append(scheme_of(url).open_pack(url, cache, limit))
+            origins.append(scheme_of(url).open_pack(url, *fetching))
         except EmptyPack as error:
             empty.append(error)
     return origins, empty

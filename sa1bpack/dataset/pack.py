@@ -52,7 +52,7 @@ from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard
 from sa1bpack.format.side.shards import ShardIdentity, shard_identities
 from sa1bpack.threads import ThreadPool
-from sa1bpack.urls import FOLDER_BYTES, Counts, Lease, ShardSource
+from sa1bpack.urls import Counts, Lease, ShardSource
 from sa1bpack.wording import counted
 
 DUPLICATES = ("error", "first", "all")
@@ -143,10 +143,13 @@ class PackFolder:
         entry = self.manifest.shards[number]
         layout = self.layout
         leases: list[Lease] = []
+        reader = None
         if self.source is not None:
-            leases.append(self.source.fetch(entry, self.identities[number].digest, layout))
+            digest = self.identities[number].digest
+            leases.append(self.source.fetch(entry, digest, layout))
+            reader = self.source.reader(entry, digest)
         folder = self.shard_path(number)
-        shard = open_shard(folder, layout, deep=False)
+        shard = open_shard(folder, layout, deep=False, reader=reader)
         if shard.lengths != entry.lengths:
             raise FormatError(
                 f"{folder}: {shard.lengths}, but the manifest says {entry.lengths}; {REMEDY}"
@@ -348,7 +351,7 @@ class Pack:
         nbytes = sum(feature.fetched_bytes(number) for feature in self.features)
         folder, _ = self.places[number]
         if self.opens_shards and folder.source is not None:
-            nbytes += self.manifest.shards[number].bytes + FOLDER_BYTES
+            nbytes += folder.source.kept_bytes(self.manifest.shards[number], folder.layout)
         return nbytes
 
     def _opened(self, number: int) -> OpenShard:
@@ -570,6 +573,11 @@ class Pack:
     def sources(self) -> tuple[ShardSource, ...]:
         """The sources of shards of those packs that are not on this machine."""
         return tuple(folder.source for folder in self.folders if folder.source is not None)
+
+    @cached_property
+    def fetches_rows(self) -> bool:
+        """True if rows of a pack are fetched when they are needed."""
+        return any(source.fetches_rows for source in self.sources)
 
     @property
     def forks(self) -> bool:

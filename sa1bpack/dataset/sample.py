@@ -18,7 +18,7 @@ from sa1bpack.dataset.features import feature_paths
 from sa1bpack.dataset.fields import MASK_FIELDS, NUMBER_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.kept_masks import MaskFilter
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.shards import LOCATION, Location, OpenShard, ShardArrays
+from sa1bpack.dataset.shards import LOCATION, ComingSample, Location, OpenShard, ShardArrays
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
 from sa1bpack.format.arrays import map_array
@@ -380,6 +380,7 @@ def read_sample(
     spec: SampleSpec,
     masks_of: MaskFilter | None,
     chosen: ChosenFields | None = None,
+    coming: ComingSample | None = None,
 ) -> Any:
     """One sample of a pack: a dict as `Dataset` describes it, or what `transform` returned for it.
 
@@ -391,6 +392,7 @@ def read_sample(
         spec: the form that the options ask for.
         masks_of: which of the stored masks it has; None: all.
         chosen: what it has; None: everything.
+        coming: what was asked for of it, of a shard at a URL.
 
     Raises:
         ReadError: it cannot be read; with the sample's name.
@@ -404,8 +406,8 @@ def read_sample(
         row = location.shard_row
         first_mask = location.first_mask
         stop_mask = location.stop_mask
-        if options.verify_checksums:
-            arrays = shard.copy_sample(location)
+        if options.verify_checksums or shard.is_fetched:
+            arrays = shard.copy_sample(location, coming=coming, chosen=chosen)
             row = 0
             first_mask = 0
             stop_mask = arrays.lengths.masks

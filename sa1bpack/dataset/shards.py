@@ -18,17 +18,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.finalizers import Living, settle
-from sa1bpack.format.arrays import group_bytes
+from sa1bpack.format.fetched import ComingRows, FetchedArray, RowRequest, begin_rows
 from sa1bpack.format.files import is_shortage
 from sa1bpack.format.layout import AxisLengths
-from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
+from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows, rows_to_fetch
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.urls import FOLDER_BYTES, Lease, SideSource
+from sa1bpack.urls import Lease, RangeReader, SideSource
 
 _T = TypeVar("_T")
 
@@ -93,9 +94,11 @@ class Feature:
                     "`sa1bpack derive` again"
                 )
             return FeatureShard.without_rows(self.spec)
+        reader = None
         if folder in self.sources:
             leases.append(self.sources[folder].fetch(self.spec, shard))
-        return FeatureShard.open(folder, self.spec, shard)
+            reader = self.sources[folder].reader(shard)
+        return FeatureShard.open(folder, self.spec, shard, reader=reader)
 
     @cached_property
     def mean_items(self) -> float:
@@ -133,7 +136,7 @@ class Feature:
         items = 0
         if self.spec.ragged:
             items = self._items(number, self.sources[folder])
-        return FOLDER_BYTES + group_bytes(self.spec.arrays(shard.lengths, items))
+        return self.sources[folder].kept_bytes(self.spec, shard, items)
 
     def _items(self, number: int, source: SideSource) -> int:
         """The items of the ragged rows of a shard; once a few were asked for, about as many."""
@@ -217,7 +220,10 @@ class ShardArrays:
         self.lengths = lengths
         self.arrays = arrays
         self.features = features
-        self.addresses = {name: address_of(array) for name, array in arrays.items()}
+        self.addresses: dict[str, int] = {}
+        for name, array in arrays.items():
+            if not isinstance(array, FetchedArray):
+                self.addresses[name] = address_of(array)
         counts = [getattr(lengths, name) for name in _LENGTHS]
         addresses = [self.addresses.get(name, 0) for name in _ADDRESSES]
         self.record = np.array((*counts, *addresses), SHARD)[()]
@@ -239,6 +245,30 @@ class ShardArrays:
         if ref.feature >= 0:
             return self.features[ref.feature].values
         return self.arrays[ref.name]
+
+
+class ComingSample(NamedTuple):
+    """What was asked for of a sample in shards that are at URLs.
+
+    Attributes:
+        arrays: the rows of large arrays of its shard, by name.
+        features: the values of its features, None for those that are on this machine.
+        nbytes: bytes that are fetched.
+    """
+
+    arrays: dict[str, ComingRows]
+    features: tuple[ComingRows | None, ...]
+    nbytes: int
+
+    def cancel(self) -> None:
+        """Note that nobody waits for it any more."""
+        for coming in (*self.arrays.values(), *self.features):
+            if coming is not None:
+                coming.cancel()
+
+
+# Times that the rows of a sample are fetched which arrive with other bytes than were written.
+_FETCHES = 3
 
 
 class OpenShard(ShardArrays):
@@ -265,6 +295,81 @@ class OpenShard(ShardArrays):
         filled = [count for count in rows.values() if count]
         self.mappings = len(filled) + sum(feature.mappings for feature in features)
 
+    @property
+    def readers(self) -> list[RangeReader]:
+        """The readers of what must be fetched, of the shard and of its features."""
+        readers = []
+        if self.shard.reader is not None:
+            readers.append(self.shard.reader)
+        return readers + self._feature_readers()
+
+    def _feature_readers(self) -> list[RangeReader]:
+        fetched = [feature.fetched for feature in self.features]
+        return [values.reader for values in fetched if values is not None]
+
+    @cached_property
+    def is_fetched(self) -> bool:
+        """True if rows of it, or of its features, are fetched when they are needed."""
+        return len(self.readers) > 0
+
+    def begin(
+        self, locations: Sequence[Location], chosen: ChosenFields | None = None
+    ) -> list[ComingSample]:
+        """Ask for what must be fetched of samples, of all of them at once.
+
+        Nothing is asked for of a sample whose offsets are damaged: `copy_sample` says so.
+
+        Args:
+            locations: places of the samples, which are in this shard.
+            chosen: what is needed of them; None: everything.
+
+        Raises StoreError if nothing can be asked for.
+        """
+        requests: list[dict[tuple[str, int], RowRequest]] = []
+        for location in locations:
+            try:
+                requests.append(self._requests(location, chosen))
+            except FormatError:
+                requests.append({})
+        by_reader: dict[int, list[tuple[int, tuple[str, int]]]] = {}
+        for position, of_sample in enumerate(requests):
+            for key, request in of_sample.items():
+                by_reader.setdefault(id(request.array.reader), []).append((position, key))
+        coming: list[dict[tuple[str, int], ComingRows]] = [{} for _ in locations]
+        for places in by_reader.values():
+            asked = [requests[position][key] for position, key in places]
+            rows = begin_rows(asked[0].array.reader, asked)
+            for (position, key), arriving in zip(places, rows, strict=True):
+                coming[position][key] = arriving
+        return [self._coming(of_sample) for of_sample in coming]
+
+    def _requests(
+        self, location: Location, chosen: ChosenFields | None
+    ) -> dict[tuple[str, int], RowRequest]:
+        """What must be fetched of a sample, by array of the shard, or by number of the feature."""
+        requests: dict[tuple[str, int], RowRequest] = {}
+        if self.shard.reader is not None:
+            for name, request in rows_to_fetch(self.shard, location.shard_row).items():
+                if chosen is None or (chosen.images if name == "image" else chosen.masks):
+                    requests[name, -1] = request
+        return requests | self._feature_requests(location)
+
+    def _feature_requests(self, location: Location) -> dict[tuple[str, int], RowRequest]:
+        requests = {}
+        for number, feature in enumerate(self.features):
+            first, stop = feature.spec.row_range(
+                location.shard_row, location.first_mask, location.stop_mask
+            )
+            request = feature.rows_to_fetch(first, stop)
+            if request is not None:
+                requests["", number] = request
+        return requests
+
+    def _coming(self, coming: Mapping[tuple[str, int], ComingRows]) -> ComingSample:
+        arrays = {name: rows for (name, number), rows in coming.items() if number < 0}
+        features = tuple(coming.get(("", number)) for number in range(len(self.features)))
+        return ComingSample(arrays, features, sum(rows.nbytes for rows in coming.values()))
+
     def path(self, name: str) -> str:
         """The chunk file of an array."""
         return str(self.folder / self.shard.layout.array(name).chunk_path)
@@ -276,23 +381,56 @@ class OpenShard(ShardArrays):
         return self.path(ref.name)
 
     def copy_sample(
-        self, location: Location, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
+        self,
+        location: Location,
+        out: Mapping[str, np.ndarray] | None = None,
+        direct: bool = False,
+        coming: ComingSample | None = None,
+        chosen: ChosenFields | None = None,
     ) -> ShardArrays:
         """A sample, copied out of its files and compared with its checksums and with the index.
 
-        What is returned is a shard with this sample alone: row 0, masks from 0 on.
+        What is returned is a shard with this sample alone: row 0, masks from 0 on. What is fetched
+        and arrives with other bytes than were written is fetched again, a few times.
 
         Args:
             location: place of the sample, which is in this shard.
             out, direct: as in `format.shard_reader.read_sample_rows`.
+            coming: what was asked for by `begin`, if it was.
+            chosen: what is fetched of it, where something must be; None: everything. The rest is
+                left out, and the arrays of the shard cannot be compared with their checksum.
 
         Raises:
             FormatError: the rows are not what was written.
             OSError: they cannot be read.
             ResourceShortage: the system refuses an open file for lack of resources.
+            StoreError: they cannot be fetched, or have changed where they come from.
         """
+        if not self.is_fetched:
+            return self._copied(location, out, direct, None)
+        for _ in range(_FETCHES):
+            if coming is None:
+                [coming] = self.begin([location], chosen)
+            try:
+                return self._copied(location, out, direct, coming)
+            except FormatError as error:
+                failure = error
+                coming = None
+        for reader in self.readers:
+            reader.check_unchanged()
+        raise failure
+
+    def _copied(
+        self,
+        location: Location,
+        out: Mapping[str, np.ndarray] | None,
+        direct: bool,
+        coming: ComingSample | None,
+    ) -> ShardArrays:
+        """`copy_sample`, once."""
         row = location.shard_row
-        rows = CACHE.with_resources(lambda: read_sample_rows(self.shard, row, out, direct))
+        arrays = None if coming is None else coming.arrays
+        rows = CACHE.with_resources(lambda: read_sample_rows(self.shard, row, out, direct, arrays))
         stored = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
         indexed = [location.image_id, location.first_mask, location.stop_mask]
         if stored != indexed:
@@ -309,26 +447,37 @@ class OpenShard(ShardArrays):
             runs=len(rows.get("run_ends", ())),
             image_bytes=len(rows["image"]) if self.shard.layout.flat else 0,
         )
-        features = self._copied_features(location, direct)
+        features = self._copied_features(location, direct, coming)
         return ShardArrays(self.folder, lengths, rows, features, location.first_mask)
 
-    def _copied_features(self, location: Location, direct: bool) -> list[FeatureShard]:
+    def _copied_features(
+        self, location: Location, direct: bool, coming: ComingSample | None
+    ) -> list[FeatureShard]:
         """The features of a sample, copied and compared, each as if it had this sample alone."""
         features = []
-        for feature in self.features:
-            features.append(feature.with_rows(self.copy_feature(feature, location, direct), 1))
+        for number, feature in enumerate(self.features):
+            values = None if coming is None else coming.features[number]
+            rows = self.copy_feature(feature, location, direct, values)
+            features.append(feature.with_rows(rows, 1))
         return features
 
     def copy_feature(
-        self, feature: FeatureShard, location: Location, direct: bool = False
+        self,
+        feature: FeatureShard,
+        location: Location,
+        direct: bool = False,
+        coming: ComingRows | None = None,
     ) -> FeatureRows:
         """The stored rows of a sample in a feature, copied and compared with their checksum.
 
-        One row, or one per mask; read-only. Raises as `copy_sample` does.
+        One row, or one per mask; read-only. `coming` are its values, if they were asked for. Raises
+        as `copy_sample` does.
         """
         row = location.shard_row
         first, stop = feature.spec.row_range(row, location.first_mask, location.stop_mask)
-        rows = CACHE.with_resources(lambda: feature.read(row, first, stop, direct=direct))
+        rows = CACHE.with_resources(
+            lambda: feature.read(row, first, stop, direct=direct, coming=coming)
+        )
         return rows.read_only()
 
 
@@ -353,15 +502,55 @@ class OpenFeatures(OpenShard):
         self.leases = leases
         self.mappings = sum(feature.mappings for feature in features)
 
-    def copy_sample(
-        self, location: Location, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
+    @property
+    def readers(self) -> list[RangeReader]:
+        """The readers of features that must be fetched."""
+        return self._feature_readers()
+
+    def _requests(
+        self, location: Location, chosen: ChosenFields | None
+    ) -> dict[tuple[str, int], RowRequest]:
+        """What must be fetched of the features of a sample."""
+        return self._feature_requests(location)
+
+    def _copied(
+        self,
+        location: Location,
+        out: Mapping[str, np.ndarray] | None,
+        direct: bool,
+        coming: ComingSample | None,
     ) -> ShardArrays:
         """The features of a sample, copied out of their files and compared with their checksums."""
         lengths = AxisLengths(
             samples=1, masks=location.stop_mask - location.first_mask, runs=0, image_bytes=0
         )
-        features = self._copied_features(location, direct)
+        features = self._copied_features(location, direct, coming)
         return ShardArrays(self.folder, lengths, {}, features, location.first_mask)
+
+
+def begin_samples(
+    located: Sequence[tuple[Location, OpenShard | Exception]], chosen: ChosenFields | None
+) -> list[ComingSample | None]:
+    """Ask for what must be fetched of samples of any shards; None for those that are here.
+
+    Args:
+        located: places of the samples, and their shards, or why these cannot be opened.
+        chosen: what is needed of them; None: everything.
+
+    Raises StoreError if nothing can be asked for.
+    """
+    positions_of: dict[int, list[int]] = {}
+    for position, (_, shard) in enumerate(located):
+        if isinstance(shard, OpenShard) and shard.is_fetched:
+            positions_of.setdefault(id(shard), []).append(position)
+    coming: list[ComingSample | None] = [None] * len(located)
+    for positions in positions_of.values():
+        _, shard = located[positions[0]]
+        assert isinstance(shard, OpenShard), "only these are noted"
+        begun = shard.begin([located[position][0] for position in positions], chosen)
+        for position, sample in zip(positions, begun, strict=True):
+            coming[position] = sample
+    return coming
 
 
 class OpenShards:

@@ -373,12 +373,19 @@ def canvas_pieces(
     Each with the number of zeros before it, which are holes on disk; at last, with an empty piece,
     the zeros at the end.
     """
-    stop = 0
+    before = 0
+    for start, stop in canvas_spans(layout, height):
+        yield start - before, image[start:stop]
+        before = stop
+    yield layout.array("image").row_bytes - before, image[:0]
+
+
+def canvas_spans(layout: Layout, height: int) -> list[tuple[int, int]]:
+    """The bytes of a canvas that hold an image of stored `height`, as (first, stop)."""
+    spans = []
     for plane in image_planes(layout, height, layout.image_size):
-        zeros = plane.start - stop
-        stop = plane.start + plane.shape[0] * plane.stride
-        yield zeros, image[plane.start : stop]
-    yield layout.array("image").row_bytes - stop, image[:0]
+        spans.append((plane.start, plane.start + plane.shape[0] * plane.stride))
+    return spans
 
 
 def is_zero_beyond(layout: Layout, image: np.ndarray, height: int, width: int) -> bool:

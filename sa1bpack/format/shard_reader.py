@@ -1,5 +1,8 @@
 """Reading a shard: memory maps, checked before the first view, or copies compared with checksums.
 
+Of a shard at a URL the small arrays may be on this machine, and rows of the large ones be fetched:
+then `shard["image"]` is a `FetchedArray`, and a sample's rows are asked for before they are read.
+
 `open_shard` maps. `read_sample_rows` compares one sample with its XXH3-64, `read_array_rows` one
 array with the XXH3-128 of its file. Both read with `pread`, not through a memory map: the bytes
 that were compared are the bytes returned, whatever happens to the file afterwards, and a truncated
@@ -21,9 +24,18 @@ import xxhash
 from sa1bpack.disk.direct import open_to_read, read_direct
 from sa1bpack.errors import FormatError
 from sa1bpack.format import arrays, files
-from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes, image_planes, rows_checksum
+from sa1bpack.format.fetched import LARGE_ARRAYS, ComingRows, FetchedArray, RowRequest
+from sa1bpack.format.layout import (
+    ArraySpec,
+    Layout,
+    canvas_spans,
+    image_nbytes,
+    image_planes,
+    rows_checksum,
+)
 from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.paths import naming
+from sa1bpack.urls import RangeReader
 
 REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
 
@@ -45,22 +57,36 @@ class Shard:
         lengths: numbers of samples, masks, runs and image bytes.
         attributes: all attributes of the group, including those of the packer (such as rejects).
         entry: entry in the manifest, as it must be.
+        reader: fetches rows of the large arrays; None: all arrays are in the folder.
     """
 
-    def __init__(self, folder: Path, layout: Layout, attributes: dict[str, Any], entry: ShardEntry):
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        attributes: dict[str, Any],
+        entry: ShardEntry,
+        reader: RangeReader | None = None,
+    ):
         self.folder = folder
         self.layout = layout
         self.attributes = attributes
         self.entry = entry
         self.lengths = entry.lengths
-        self._arrays: dict[str, np.ndarray] = {}
+        self.reader = reader
+        self._arrays: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         """All rows of the array of that name. Raises UnknownName naming the arrays."""
         if name not in self._arrays:
             spec = self.layout.array(name)
-            self._arrays[name] = arrays.map_array(self.folder, spec, spec.rows(self.lengths))
-        return self._arrays[name]
+            rows = spec.rows(self.lengths)
+            if self.reader is not None and rows and name in LARGE_ARRAYS:
+                self._arrays[name] = FetchedArray(spec, rows, self.reader)
+            else:
+                self._arrays[name] = arrays.map_array(self.folder, spec, rows)
+        array: np.ndarray = self._arrays[name]
+        return array
 
     def __len__(self) -> int:
         return self.lengths.samples
@@ -92,7 +118,13 @@ class Shard:
         return {plane.name: plane.view(image) for plane in planes}
 
 
-def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True) -> Shard:
+def open_shard(
+    folder: Path,
+    layout: Layout | None = None,
+    *,
+    deep: bool = True,
+    reader: RangeReader | None = None,
+) -> Shard:
     """Open a shard, checking everything that can be checked without reading its data.
 
     These are the attributes of the group, the metadata of every array against the layout, the exact
@@ -103,6 +135,7 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
         layout: the layout of the pack; a shard with another layout is refused.
         deep: False: read only the metadata of the group, which repeats that of all arrays. No
             memory map depends on the rest, and opening reads 1 small file instead of 19.
+        reader: fetches rows of the large arrays, which are not in the folder; None: they are.
 
     Raises:
         FormatError: the shard is damaged; the message names the file, what was found and what is
@@ -129,8 +162,12 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
         count = getattr(entry, name)
         if count and not is_stored:
             raise FormatError(f"{path}: {name} is {count}, but the layout stores no {name}")
-    nbytes = arrays.check_group(folder, attributes, stored.array_rows(entry.lengths), deep)
-    shard = Shard(folder, stored, attributes, msgspec.structs.replace(entry, bytes=nbytes))
+    elsewhere = LARGE_ARRAYS if reader is not None else ()
+    nbytes = arrays.check_group(
+        folder, attributes, stored.array_rows(entry.lengths), deep, elsewhere
+    )
+    entry = msgspec.structs.replace(entry, bytes=nbytes)
+    shard = Shard(folder, stored, attributes, entry, reader)
     for spec in stored.arrays:
         if spec.child_axis is not None:
             last = entry.lengths.along(spec.child_axis)
@@ -172,6 +209,29 @@ def rows_of_sample(
     return rows
 
 
+def rows_to_fetch(shard: Shard, row: int) -> dict[str, RowRequest]:
+    """The rows of one sample that must be fetched, by array name: those of large arrays.
+
+    Raises FormatError as `rows_of_sample`.
+    """
+    requests: dict[str, RowRequest] = {}
+
+    def note(spec: ArraySpec, first: int, stop: int) -> np.ndarray:
+        array: Any = shard[spec.name]
+        if isinstance(array, FetchedArray):
+            within = None
+            if spec.name == "image" and not shard.layout.flat:
+                within = canvas_spans(shard.layout, int(shard["size"][row, 2]))
+            requests[spec.name] = RowRequest(array, first, stop, within)
+            return np.empty(0, spec.dtype)
+        if spec.child_axis is None:
+            return np.empty(0, spec.dtype)
+        return shard[spec.name][first:stop]
+
+    rows_of_sample(shard, row, note)
+    return requests
+
+
 def checksum_of_rows(layout: Layout, rows: Mapping[str, np.ndarray]) -> int:
     """The XXH3-64 of a sample from its `rows_of_sample`, which have offsets, not lengths."""
     lengths = {spec.name: np.diff(rows[spec.name]) for spec in layout.arrays if spec.offsets}
@@ -179,7 +239,11 @@ def checksum_of_rows(layout: Layout, rows: Mapping[str, np.ndarray]) -> int:
 
 
 def read_sample_rows(
-    shard: Shard, row: int, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
+    shard: Shard,
+    row: int,
+    out: Mapping[str, np.ndarray] | None = None,
+    direct: bool = False,
+    coming: Mapping[str, ComingRows] | None = None,
 ) -> dict[str, np.ndarray]:
     """All rows of one sample by array name, (n, *row_shape) each, compared with its checksum.
 
@@ -191,18 +255,39 @@ def read_sample_rows(
         out: arrays to read into, by name, of exactly the dtype and shape of the rows; the others
             are allocated.
         direct: read what is large past the page cache, where that is possible.
+        coming: rows of a shard at a URL that were asked for, see `rows_to_fetch`. Without some of
+            them these arrays are left out, and nothing can be compared.
 
     Raises:
         FormatError: the bytes are not those that were written, or a file is too short.
         OSError: a file cannot be opened or read.
+        StoreError: rows cannot be fetched.
     """
     targets = out or {}
+    left_out: list[str] = []
 
     def read(spec: ArraySpec, first: int, stop: int) -> np.ndarray:
-        path = f"{shard.folder}/{spec.chunk_path}"
-        return read_rows(path, spec, first, stop, targets.get(spec.name), direct)
+        target = targets.get(spec.name)
+        if shard.reader is None or spec.name not in LARGE_ARRAYS or first == stop:
+            path = f"{shard.folder}/{spec.chunk_path}"
+            return read_rows(path, spec, first, stop, target, direct)
+        arriving = (coming or {}).get(spec.name)
+        if arriving is None:
+            left_out.append(spec.name)
+            return np.empty((0, *spec.row_shape), spec.dtype)
+        if (arriving.first, arriving.stop) != (first, stop):
+            raise FormatError(
+                f"{shard.folder}: rows of {spec.name} of sample {row} are {first} to {stop}, but "
+                f"{arriving.first} to {arriving.stop} were asked for; {REPAIR}"
+            )
+        if target is None:
+            return arriving.rows()
+        target[...] = arriving.rows()
+        return target
 
     rows = rows_of_sample(shard, row, read)
+    if left_out:
+        return rows
     checksum = checksum_of_rows(shard.layout, rows)
     stored = int(rows["checksum"][0])
     if checksum != stored:

@@ -11,6 +11,7 @@ the use: the batch is loaded from those copies, once they agree with what was fo
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +20,18 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.sample import AS_STORED, read_error
-from sa1bpack.dataset.shards import Location, OpenShard, ShardArrays, address_of, shortage
+from sa1bpack.dataset.shards import (
+    ComingSample,
+    Location,
+    OpenShard,
+    ShardArrays,
+    address_of,
+    shortage,
+)
 from sa1bpack.disk.aio import CUT_SHORT
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
+from sa1bpack.format.fetched import FetchedArray
 from sa1bpack.format.files import is_shortage, missing
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.manifest import REMAKE
@@ -40,6 +49,7 @@ from sa1bpack.loading.batch.tables import (
 )
 from sa1bpack.loading.look_up import LookUp
 from sa1bpack.loading.order.epoch import OrderedBatch
+from sa1bpack.loading.row_prefetcher import RowPrefetcher
 from sa1bpack.loading.sample_reader import SampleReader, ShardFiles, file_table, open_files
 from sa1bpack.loading.stats import Read
 from sa1bpack.masks.arrays import check_image_runs
@@ -287,13 +297,16 @@ class LocatedBatch:
 
     # ------------------------------------------------------------------------------------ the copy
 
-    def copy(self, first: int, stop: int, reader: SampleReader) -> list[Read]:
+    def copy(
+        self, first: int, stop: int, reader: SampleReader, coming: RowPrefetcher | None = None
+    ) -> list[Read]:
         """Copy samples `first` to `stop` of the batch into the buffer that it was begun in.
 
         Errors of single samples are collected in `errors`.
 
         Args:
             reader: reader of this thread.
+            coming: what was asked for of samples that are not on this machine.
 
         Returns:
             What was read for that, in order.
@@ -302,16 +315,54 @@ class LocatedBatch:
             ResourceShortage: no more files can be opened.
         """
         reads = []
+        for start, end, is_checked in self._stretches(first, stop):
+            if is_checked:
+                reads += self._copy_checked(start, end, reader, coming)
+            else:
+                reads += self._copy_files(start, end, reader)
+        return reads
+
+    def _stretches(self, first: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """Samples `first` to `stop` in stretches: first, end, and whether copies are compared.
+
+        That is asked for, or they are samples of which something is fetched.
+        """
         if self._ds.options.verify_checksums:
-            for k in range(first, stop):
-                self._announce(k, reader.direct)
-            for k in range(first, stop):  # one at a time: it is in the processor's caches then
-                copied = self._opened(
-                    partial(list, [k]), partial(self._checked_copy, k, reader.direct)
-                )
-                if copied is not None:
-                    reads.append(self._load(k, k + 1, reader))
-            return reads
+            yield first, stop, True
+            return
+        fetched = np.array([shard.is_fetched for shard in self._shards], bool)
+        if not fetched.any():
+            yield first, stop, False
+            return
+        is_checked = fetched[self._shard_at[first:stop]]
+        edges = [0, *(np.flatnonzero(np.diff(is_checked)) + 1).tolist(), stop - first]
+        for start, end in pairwise(edges):
+            if start < end:
+                yield first + start, first + end, bool(is_checked[start])
+
+    def _copy_checked(
+        self, first: int, stop: int, reader: SampleReader, coming: RowPrefetcher | None
+    ) -> list[Read]:
+        """`copy`, of copies that are compared with their checksums."""
+        reads = []
+        for k in range(first, stop):
+            self._announce(k, reader.direct)
+        for k in range(first, stop):  # one at a time: it is in the processor's caches then
+            asked = None
+            if coming is not None:
+                asked = coming.take(int(self._tables.samples["row"][k]))
+            copied = self._opened(
+                partial(list, [k]), partial(self._checked_copy, k, reader.direct, asked)
+            )
+            if copied is not None:
+                reads.append(self._load(k, k + 1, reader))
+            if coming is not None and asked is not None:
+                coming.copied(asked)
+        return reads
+
+    def _copy_files(self, first: int, stop: int, reader: SampleReader) -> list[Read]:
+        """`copy`, straight out of the files."""
+        reads = []
         start = first
         while start < stop:
             end, files = self._open_files(start, stop, reader.direct)
@@ -523,18 +574,27 @@ class LocatedBatch:
         for spec in shard.layout.arrays:
             if spec.axis in spans and not (direct and spec.name in _IMAGE_AND_BITS):
                 first, stop = spans[spec.axis]
-                start = address_of(shard[spec.name]) + first * spec.row_bytes
+                array: Any = shard[spec.name]
+                if isinstance(array, FetchedArray):
+                    continue
+                start = address_of(array) + first * spec.row_bytes
                 read_ahead_map(start, (stop - first + spec.offsets) * spec.row_bytes)
 
-    def _checked_copy(self, k: int, direct: bool) -> ShardArrays:
+    def _checked_copy(
+        self, k: int, direct: bool, coming: ComingSample | None = None
+    ) -> ShardArrays:
         """Read all rows of sample k, and compare them with their checksums and what was located.
 
         What is compared is what is loaded: the copy, a shard of one sample, takes the place of its
         shard in `SampleTables`.
 
+        Args:
+            coming: what was asked for of it, of a shard at a URL.
+
         Raises:
             FormatError: the rows are not what was written, or what was located.
             OSError: they cannot be read.
+            StoreError: they cannot be fetched.
         """
         tables = self._tables
         spec = self._spec
@@ -542,7 +602,9 @@ class LocatedBatch:
         out = {}
         if spec.chosen.images and self._image.how == AS_STORED:  # pixels are read to their place
             out["image"] = self.places.regions["images"].view(self._dest.buffer)[k : k + 1]
-        copy = self._shard(k).copy_sample(location_of(located), out, direct)
+        copy = self._shard(k).copy_sample(
+            location_of(located), out, direct, coming=coming, chosen=spec.chosen
+        )
         samples = tables.samples[k : k + 1].copy()
         samples["array_row"] = 0
         samples["first_mask"] = 0

@@ -240,6 +240,8 @@ def io_obstacle(ds: Dataset, refs: Sequence[ArrayRef]) -> str | None:
     may lie on other file systems; see `ShardFiles`.
     """
     obstacle = None
+    if ds.pack.fetches_rows:
+        return "rows of packs at URLs are fetched"
     first = next(_filled(ds, refs), None)
     if first is not None:
         number, path = first

@@ -10,8 +10,9 @@ from itertools import islice, pairwise
 
 import numpy as np
 
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.display import Batch
-from sa1bpack.errors import ReadError
+from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.finalizers import Ending, before_release
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch, SampleRange
 from sa1bpack.loading.devices import CudaDevice, Host, keep_if_failed
@@ -21,6 +22,7 @@ from sa1bpack.loading.locator import Dropped, Locator
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch, joined, number_at
 from sa1bpack.loading.reader_crew import ReaderCrew, ThreadTools
+from sa1bpack.loading.row_prefetcher import RowPrefetcher
 from sa1bpack.loading.shard_prefetcher import ShardPrefetcher
 from sa1bpack.loading.stats import EpochCounts, Read
 from sa1bpack.wording import counted
@@ -30,6 +32,11 @@ from sa1bpack.wording import counted
 # the shards of others.
 _LOCATED_SAMPLES = 128
 _LOCATED_BATCHES = 4
+
+
+def _window(ds: Dataset) -> int:
+    """Bytes of rows that may be asked for ahead, of a dataset with packs at URLs."""
+    return max(source.window for source in ds.pack.sources)
 
 
 class ReaderThreads:
@@ -105,6 +112,11 @@ class ReaderThreads:
         self._prefetcher: ShardPrefetcher | None = None
         if ds.pack.sources:
             self._prefetcher = ShardPrefetcher(ds, self._remaining)
+        self._rows: RowPrefetcher | None = None
+        if self._prefetcher is not None and ds.pack.fetches_rows:
+            self._rows = RowPrefetcher(
+                ds, self._prefetcher.next_batches, partial(_window, ds), locator.spec.chosen
+            )
         self._located: deque[tuple[LocatedBatch, Dropped]] = deque()
         self._locate_next = 1  # batches
         # Used only by the consumer: the number of the batch that it waits for; batches that came
@@ -127,6 +139,8 @@ class ReaderThreads:
         """
         if self._prefetcher is not None:
             self._prefetcher.start()
+        if self._rows is not None:
+            self._rows.start()
         if not self._crew.is_shared:
             self._crew.start()
         self._crew.serve(self)
@@ -155,7 +169,7 @@ class ReaderThreads:
         try:
             if not self.queue.closed:
                 tools.enter(self._device)
-                reads = located.copy(*samples, tools.reader(self._direct))
+                reads = located.copy(*samples, tools.reader(self._direct), self._rows)
         except BaseException as error:
             batch.error = error
         self._counts.worked("copy", begin, reads)
@@ -206,8 +220,11 @@ class ReaderThreads:
             batches = list(islice(self._remaining, self._locate_next))
         else:
             begin = time.monotonic()
-            batches = self._prefetcher.next_batches(self._locate_next)
+            prefetcher = self._rows or self._prefetcher
+            batches = prefetcher.next_batches(self._locate_next)
             self._counts.fetch_seconds += time.monotonic() - begin
+        if not batches:
+            raise LoaderError("the epoch has ended")  # nobody waits for this batch
         samples = max(1, len(batches[0].indices))
         most = max(_LOCATED_BATCHES, _LOCATED_SAMPLES // samples)
         most = -(-most // self._together) * self._together
@@ -378,6 +395,8 @@ class ReaderThreads:
             return
         if self._prefetcher is not None:
             self._prefetcher.end()
+        if self._rows is not None:
+            self._rows.end()
         keep_if_failed()
         if self._keeping is not None:
             self._keeping.cancel()

@@ -25,6 +25,7 @@ from sa1bpack.format.arrays import (
     canonical_json,
     group_bytes,
 )
+from sa1bpack.format.fetched import LARGE_ARRAYS
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     cut_short,
@@ -164,7 +165,13 @@ def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:
 
 
 def fetch_group(
-    origin: Origin, path: str, digest: str, arrays: Mapping[ArraySpec, int], folder: Path
+    origin: Origin,
+    path: str,
+    digest: str,
+    arrays: Mapping[ArraySpec, int],
+    folder: Path,
+    *,
+    whole: bool = True,
 ) -> None:
     """Fetch a shard, or a feature shard, into a folder that is being made.
 
@@ -172,6 +179,7 @@ def fetch_group(
         path: path in the origin.
         digest: XXH3-128 of its checksum file.
         arrays: arrays that it has, each with its number of rows.
+        whole: False: without the chunk files of its large arrays.
 
     Raises:
         StoreError: the origin cannot be read, or has something else there by now.
@@ -195,6 +203,8 @@ def fetch_group(
                 raise FormatError(f"{origin.url}/{path}/{CHECKSUMS_NAME}: lacks {spec.chunk_path}")
             if rows:
                 files[spec.chunk_path] = ChunkFile(spec, rows).file_bytes, listed[spec.chunk_path]
+            if rows and not whole and spec.name in LARGE_ARRAYS:
+                del files[spec.chunk_path]
         fetch_files(origin, path, folder, files)
     except (FormatError, EndsEarly):
         if is_replaced(origin, f"{path}/{CHECKSUMS_NAME}", digest):
@@ -202,12 +212,17 @@ def fetch_group(
         raise
 
 
-def is_sound(folder: Path, digest: str) -> bool:
-    """True if a folder has all the bytes that its checksum file, of this digest, says."""
+def is_sound(folder: Path, digest: str, *, whole: bool = True) -> bool:
+    """True if a folder has all the bytes that its checksum file, of this digest, says.
+
+    Without `whole`, but for those of its large arrays.
+    """
     try:
         if file_digest(folder / CHECKSUMS_NAME) != digest:
             return False
         for name, listed_digest in read_checksums(folder / CHECKSUMS_NAME).items():
+            if not whole and is_large(name):
+                continue
             if file_digest(folder / name) != listed_digest:
                 return False
     except (FormatError, OSError):
@@ -300,14 +315,15 @@ def _ranges(files: Files) -> Iterator[tuple[str, int, int | None]]:
             yield name, first, min(first + RANGE_BYTES, nbytes)
 
 
-# Arrays that are a hundred times as large as all others; of a feature, its only one.
-LARGE = ("image", "mask_bits", "run_ends", "values")
-
-
 def is_large(path: str) -> bool:
     """True if a file is the chunk file of a large array."""
     folder, _, name = path.rpartition("/")
-    return folder.rpartition("/")[2] in LARGE and name != METADATA_NAME
+    return folder.rpartition("/")[2] in LARGE_ARRAYS and name != METADATA_NAME
+
+
+def small_arrays(arrays: Mapping[ArraySpec, int]) -> dict[ArraySpec, int]:
+    """The arrays without the large ones, each with its number of rows."""
+    return {spec: rows for spec, rows in arrays.items() if spec.name not in LARGE_ARRAYS}
 
 
 def no_pack(url: str, name: str) -> NotAPack:

@@ -13,6 +13,7 @@ import functools
 import glob
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -72,7 +73,9 @@ from sa1bpack.remote.origin import (
     is_replaced,
     is_sound,
     no_pack,
+    small_arrays,
 )
+from sa1bpack.remote.ranges import Flow, FolderRanges
 from sa1bpack.remote.stores import store_of
 from sa1bpack.remote.web import WebFile
 from sa1bpack.threads import ThreadPool
@@ -86,6 +89,9 @@ from sa1bpack.urls import (
     pack_url,
     parse_address,
 )
+
+# Begins the names of folders without large arrays, of which rows are fetched.
+_SMALL = "rows-"
 
 # A link to a feature shard that has not been fetched leads nowhere.
 _ABSENT = ".absent"
@@ -107,18 +113,36 @@ def open_origin(url: str) -> Origin:
     return _origin(url, os.getpid() if local_folder(url) is None else None)
 
 
-class _Cached:
-    """A folder of a cache with links to what was fetched from an origin, see ShardSource."""
+@functools.cache
+def _flow(url: str, process: int) -> Flow:
+    """What measures the requests to an origin, one object per process."""
+    return Flow()
 
-    def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock):
+
+class _Cached:
+    """A folder of a cache with links to what was fetched from an origin, see ShardSource.
+
+    Attributes:
+        fetches_rows: of shards, and feature shards, the large arrays are left out, of which rows
+            are fetched when they are needed.
+    """
+
+    def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, fetches_rows: bool):
         self.url = origin.url
         self.root = cache.root / name
         self.limit = cache.limit
         self.forks = origin.forks
+        self.fetches_rows = fetches_rows
         self._origin = origin
         self._cache = cache
         self._name = name
         self._lease = lease
+        self._flow = _flow(origin.url, os.getpid())
+
+    @property
+    def window(self) -> int:
+        """See ShardSource."""
+        return self._flow.bytes_ahead
 
     def counts(self) -> Counts:
         """The counts of what this process has read from this URL so far."""
@@ -140,18 +164,30 @@ class _Cached:
             name: name of its folder in the cache, without the digest.
             link: path of the link in this folder.
         """
-        name = f"shards/{name}-{digest}"
+        whole = not self.fetches_rows
+        prefix = "" if whole else _SMALL
+        name = f"shards/{prefix}{name}-{digest}"
         lease = self._cache.lease(name)
         if lease is not None:
             self._origin.count(Counts(hits=1))
         else:
             arrays = arrays_of()
-            fetch = functools.partial(fetch_group, self._origin, path, digest, arrays)
-            sound = functools.partial(is_sound, digest=digest)
-            lease = self._cache.hold(name, folder_bytes(arrays), fetch, sound)
+            fetch = functools.partial(fetch_group, self._origin, path, digest, arrays, whole=whole)
+            sound = functools.partial(is_sound, digest=digest, whole=whole)
+            lease = self._cache.hold(name, self._kept_bytes(arrays), fetch, sound)
             self._origin.count(Counts(misses=1))
         _link(self.root / link, self._cache.root / name)
         return lease
+
+    def _kept_bytes(self, arrays: Mapping[ArraySpec, int]) -> int:
+        """Bytes that a folder with these arrays takes in the cache."""
+        return folder_bytes(small_arrays(arrays) if self.fetches_rows else arrays)
+
+    def _reader(self, path: str, digest: str) -> FolderRanges | None:
+        """Reads the large arrays of a folder of the origin; None: they are in the cache."""
+        if not self.fetches_rows:
+            return None
+        return FolderRanges(self._origin, self._flow, path, digest)
 
 
 class RemotePack(_Cached):
@@ -163,35 +199,53 @@ class RemotePack(_Cached):
         arrays_of = functools.partial(layout.array_rows, entry.lengths)
         return self._fetch(path, entry.name, digest, arrays_of, path)
 
+    def reader(self, entry: ShardEntry, digest: str) -> FolderRanges | None:
+        """See ShardSource."""
+        return self._reader(f"{SHARDS_NAME}/{entry.name}", digest)
+
+    def kept_bytes(self, entry: ShardEntry, layout: Layout) -> int:
+        """See ShardSource."""
+        return self._kept_bytes(layout.array_rows(entry.lengths))
+
     def open_side(self, name: str) -> "RemoteSide | None":
         """See ShardSource. Raises NotAPack for a URL of something else."""
+        fetches_rows = self.fetches_rows
         if not is_pack_url(name):
-            return _open_side(self._origin, self._cache, f"{SIDES_NAME}/{name}/")
+            return _open_side(self._origin, self._cache, f"{SIDES_NAME}/{name}/", fetches_rows)
         origin = open_origin(pack_url("features", name))
-        side = _open_side(origin, self._cache, "")
+        side = _open_side(origin, self._cache, "", fetches_rows)
         if side is None:
             raise NotAPack(f"{name}: not a feature: it has no {MANIFEST_NAME}")
         return side
 
-    def __reduce__(self) -> tuple[Callable[[str, Path, str], "RemotePack"], tuple[str, Path, str]]:
-        return _reopened, (self.url, self._cache.root, self._name)
+    def __reduce__(self) -> tuple[Callable[..., "RemotePack"], tuple[str, Path, str, bool]]:
+        return _reopened, (self.url, self._cache.root, self._name, self.fetches_rows)
 
 
-def _reopened(url: str, root: Path, name: str) -> RemotePack:
+def _reopened(url: str, root: Path, name: str, fetches_rows: bool) -> RemotePack:
     """A pack that was pickled."""
     cache = Cache(root)
     lease = cache.lease(name)
     if lease is None:
         raise StoreError(f"{url}: it is no longer in the cache {root}; open it again")
-    return RemotePack(open_origin(url), cache, name, lease)
+    return RemotePack(open_origin(url), cache, name, lease, fetches_rows)
 
 
 class RemoteSide(_Cached):
     """A feature, see `urls.SideSource`, below a path in its origin: "", or "side/NAME/"."""
 
-    def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, prefix: str):
-        super().__init__(origin, cache, name, lease)
+    def __init__(
+        self,
+        origin: Origin,
+        cache: Cache,
+        name: str,
+        lease: Lock,
+        fetches_rows: bool,
+        prefix: str,
+    ):
+        super().__init__(origin, cache, name, lease, fetches_rows)
         self._prefix = prefix
+        self._digests: dict[str, str] = {}  # of feature shards that were fetched, by name
         self._digest = file_digest(self.root / MANIFEST_NAME)
 
     def fetch(self, spec: SideSpec, shard: ShardIdentity) -> Lock:
@@ -208,11 +262,21 @@ class RemoteSide(_Cached):
                 f"{self._origin.url}/{path}: no rows for {shard.name}; {why}"
             ) from None
         name = f"{spec.name}-{shard.feature_shard}"
+        self._digests[shard.feature_shard] = digest
 
         def arrays_of() -> Mapping[ArraySpec, int]:
             return spec.arrays(shard.lengths, self.items(spec, shard))
 
         return self._fetch(path, name, digest, arrays_of, shard.feature_shard)
+
+    def reader(self, shard: ShardIdentity) -> FolderRanges | None:
+        """See SideSource."""
+        name = shard.feature_shard
+        return self._reader(f"{self._prefix}{name}", self._digests[name])
+
+    def kept_bytes(self, spec: SideSpec, shard: ShardIdentity, items: int) -> int:
+        """See SideSource."""
+        return self._kept_bytes(spec.arrays(shard.lengths, items))
 
     def items(self, spec: SideSpec, shard: ShardIdentity) -> int:
         """See SideSource."""
@@ -246,14 +310,16 @@ def _link(link: Path, folder: Path) -> None:
             temporary.replace(link)
 
 
-def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
+def open_pack(url: str, folder: Path | None, limit: int | None, fetch: str) -> RemotePack:
     """A pack through the cache in a folder: manifest and index as they are now.
 
     Args:
         url: URL of the pack, as `pack_url` spells it.
-        folder: folder of the cache.
+        folder: folder of the cache; None: `default_folder`.
         limit: bytes that the cache may take; None: the limit with which it was opened last, or four
             fifths of the free disk.
+        fetch: "shards", whole; or "rows" of large arrays when they are needed, of shards whose
+            small arrays are in the cache.
 
     Raises:
         NotAPack: there is no pack.
@@ -262,15 +328,33 @@ def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
         CacheFull: there is no room in the cache.
         StoreError, OSError: the object store or the disk fails.
     """
-    cache = Cache(folder, limit)
+    cache = Cache(folder or default_folder(), limit)
     origin = open_origin(url)
+    fetches_rows = fetch == "rows"
     for _ in range(TRIES - 1):
         with suppress(FormatError):  # it may have been replaced while it was opened
-            return _open_pack(origin, cache)
-    return _open_pack(origin, cache)
+            return _open_pack(origin, cache, fetches_rows)
+    return _open_pack(origin, cache, fetches_rows)
 
 
-def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
+def default_folder() -> Path:
+    """The folder of the cache for who names none: of this user, in the system's temporary folder.
+
+    Raises OptionError if something else has that name.
+    """
+    folder = Path(tempfile.gettempdir(), f"sa1bpack-{os.getuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise OptionError(
+            f"{folder} is not a folder of this user, so that the index and the small arrays of a "
+            "pack at a URL cannot be kept there: name a folder, cache_dir='/folder/on/a/local/disk'"
+        )
+    return folder
+
+
+def _open_pack(origin: Origin, cache: Cache, fetches_rows: bool) -> RemotePack:
     url = origin.url
     heads = {}
     with TemporaryDirectory() as staging:
@@ -298,9 +382,11 @@ def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
             (target / name).write_bytes(data)
         fetch_files(origin, "", target, _index_files(manifest, listed))
 
-    name = _name("packs/", url, b"".join(heads.values()))
+    prefix = f"packs/{_SMALL if fetches_rows else ''}"  # links there are to other folders
+    name = _name(prefix, url, b"".join(heads.values()))
     nbytes = folder_bytes(index_arrays(manifest)) + sum(map(len, heads.values()))
-    return RemotePack(origin, cache, name, cache.hold(name, nbytes, fetch, lambda _: False))
+    lease = cache.hold(name, nbytes, fetch, lambda _: False)
+    return RemotePack(origin, cache, name, lease, fetches_rows)
 
 
 def _matches(manifest: Manifest, digest: str, listed: Mapping[str, str]) -> bool:
@@ -335,7 +421,7 @@ def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:
     return index_files
 
 
-def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
+def _open_side(origin: Origin, cache: Cache, prefix: str, fetches_rows: bool) -> RemoteSide | None:
     """A feature as it is now: its manifest, and a link for each feature shard.
 
     None if there is none.
@@ -346,7 +432,8 @@ def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
         return None
     path = prefix.rstrip("/")
     links = [name for name in origin.folders(prefix) if not name.startswith(".")]
-    name = _name("packs/side-", f"{origin.url}/{path}".rstrip("/"), repr((heads, links)).encode())
+    folder = f"packs/side-{_SMALL if fetches_rows else ''}"
+    name = _name(folder, f"{origin.url}/{path}".rstrip("/"), repr((heads, links)).encode())
 
     def fetch(target: Path) -> None:
         for file_name, data in heads.items():
@@ -356,7 +443,7 @@ def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
 
     nbytes = sum(map(len, heads.values())) + folder_bytes({})
     lease = cache.hold(name, nbytes, fetch, lambda _: False)
-    return RemoteSide(origin, cache, name, lease, prefix)
+    return RemoteSide(origin, cache, name, lease, fetches_rows, prefix)
 
 
 # ------------------------------------------------------------------------------- a pack is checked

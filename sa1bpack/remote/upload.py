@@ -21,6 +21,7 @@ import xxhash
 
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile, canonical_json, read_json
+from sa1bpack.format.fetched import LARGE_ARRAYS
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     discard_entry,
@@ -53,7 +54,7 @@ from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_
 from sa1bpack.packing.records import PublishedShard
 from sa1bpack.paths import naming
 from sa1bpack.remote.bucket import Bucket
-from sa1bpack.remote.origin import LARGE, fetch_files, is_large
+from sa1bpack.remote.origin import fetch_files, is_large
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import folder_url
 
@@ -358,7 +359,7 @@ def _restore_shard(root: Path, name: str, bucket: Bucket) -> None:
 def _empty_large_files(folder: Path, layout: Layout, lengths: AxisLengths) -> None:
     """Put files of the same length, that take no room, in place of the large ones."""
     for spec, rows in layout.array_rows(lengths).items():
-        if spec.name in LARGE and rows:
+        if spec.name in LARGE_ARRAYS and rows:
             path = folder / spec.chunk_path
             path.parent.mkdir(exist_ok=True)
             empty = temporary_beside(path)

@@ -65,3 +65,8 @@ def crowd_out(cache: Path, other: Path) -> None:
     """Read another pack through a cache, which has room for nothing else from then on."""
     list(open_cached(other, alone := cache.with_name("alone")))
     list(open_cached(other, cache, taken(alone) + taken(cache, "packs")))
+
+
+def open_rows(root: Path, cache: Path, **options) -> sa1bpack.Dataset:
+    """A pack of which rows are fetched; indexes and small arrays are in a cache."""
+    return sa1bpack.open(root.as_uri(), cache_dir=cache, fetch="rows", **options)

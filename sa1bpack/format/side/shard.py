@@ -10,6 +10,7 @@ import numpy as np
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format import arrays
+from sa1bpack.format.fetched import LARGE_ARRAYS, ComingRows, FetchedArray, RowRequest
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.format.shard_reader import read_rows
@@ -17,6 +18,7 @@ from sa1bpack.format.side.manifest import AGAIN, REMAKE
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shards import ShardIdentity, feature_shard_attributes
 from sa1bpack.format.side.spec import CHECKSUM, MAX_SIDE_ROW_BYTES, SideSpec
+from sa1bpack.urls import RangeReader
 from sa1bpack.wording import counted
 
 # Items of a feature shard, of a byte at least.
@@ -30,8 +32,8 @@ class FeatureShard:
     Attributes:
         folder: folder of the feature shard.
         spec: spec of the feature.
-        values: read-only memory map. Fixed rows, (rows, *stored_shape): one per sample or mask of
-            the shard. The items of ragged rows, (items, *row_shape).
+        values: read-only memory map, or a FetchedArray. Fixed rows, (rows, *stored_shape): one per
+            sample or mask of the shard. The items of ragged rows, (items, *row_shape).
         samples: n, number of samples of the shard.
         offset: int64 (rows + 1,), where each ragged row begins in `values`; None for fixed rows.
         present: uint8 (rows,), 1 for rows that are there; None if all are.
@@ -46,7 +48,13 @@ class FeatureShard:
 
     @classmethod
     def open(
-        cls, folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False
+        cls,
+        folder: Path,
+        spec: SideSpec,
+        shard: ShardIdentity,
+        *,
+        deep: bool = False,
+        reader: RangeReader | None = None,
     ) -> "FeatureShard":
         """Open the feature shard for a shard, with all checks that need none of its values.
 
@@ -55,6 +63,7 @@ class FeatureShard:
             spec: spec of the feature.
             shard: the shard that it must be for.
             deep: check also the metadata of each array, on which no memory map depends.
+            reader: fetches rows of the values, which are not in the folder; None: they are.
 
         Raises:
             FormatError: it is damaged; the message names the file, what was found and what is
@@ -67,8 +76,15 @@ class FeatureShard:
         try:
             items = items_of(opened) if spec.ragged else 0
             rows = spec.arrays(shard.lengths, items)
-            arrays.check_group(opened, feature_shard_attributes(spec, shard, items), rows, deep)
-            maps = {array.name: arrays.map_array(opened, array, rows[array]) for array in rows}
+            attributes = feature_shard_attributes(spec, shard, items)
+            elsewhere = LARGE_ARRAYS if reader is not None else ()
+            arrays.check_group(opened, attributes, rows, deep, elsewhere)
+            maps: dict[str, Any] = {}
+            for array, count in rows.items():
+                if reader is not None and count and array.name in LARGE_ARRAYS:
+                    maps[array.name] = FetchedArray(array, count, reader)
+                else:
+                    maps[array.name] = arrays.map_array(opened, array, count)
             feature_shard = cls(
                 opened,
                 spec,
@@ -181,6 +197,25 @@ class FeatureShard:
         items = expanded(first, offsets_of(lengths))
         return FeatureRows(self.values[items], lengths, present)
 
+    @property
+    def fetched(self) -> FetchedArray | None:
+        """The values, if their rows are fetched; None: they are on this machine."""
+        values: Any = self.values
+        if isinstance(values, FetchedArray):
+            return values
+        return None
+
+    def rows_to_fetch(self, first: int, stop: int) -> RowRequest | None:
+        """The values of rows `first` to `stop` that must be fetched; None: they are here.
+
+        Raises FormatError as `span` does.
+        """
+        fetched = self.fetched
+        if fetched is None:
+            return None
+        begin, end = self.span(first, stop)
+        return RowRequest(fetched, begin, end)
+
     def read(
         self,
         sample: int,
@@ -188,6 +223,7 @@ class FeatureShard:
         stop: int,
         out: np.ndarray | None = None,
         direct: bool = False,
+        coming: ComingRows | None = None,
     ) -> FeatureRows:
         """The rows of one sample, copied from the files and compared with their checksum.
 
@@ -196,17 +232,31 @@ class FeatureShard:
             first, stop: first row of the sample, and the one after its last; they exist.
             out: (stop - first, *stored_shape) to read fixed rows into; None: a new array.
             direct: read what is large past the page cache, where that is possible.
+            coming: the values, of a shard at a URL, if they have been asked for.
 
         Raises:
             FormatError: the bytes are not those that were written, or a file is too short.
             OSError: a file cannot be read.
+            StoreError: they cannot be fetched.
         """
 
         def read(array: ArraySpec, begin: int, end: int) -> np.ndarray:
             path = f"{self.folder}/{array.chunk_path}"
             if array.name != "values":
                 return read_rows(path, array, begin, end)
-            return read_rows(path, array, begin, end, out, direct)
+            fetched = self.fetched
+            if fetched is None or begin == end:
+                return read_rows(path, array, begin, end, out, direct)
+            arriving = coming or fetched.begin(begin, end)
+            if (arriving.first, arriving.stop) != (begin, end):
+                raise FormatError(
+                    f"{self.path}: values {begin} to {end} are those of sample {sample}, but "
+                    f"{arriving.first} to {arriving.stop} were asked for; {REMAKE}"
+                )
+            if out is None:
+                return arriving.rows()
+            out[...] = arriving.rows()
+            return out
 
         rows = rows_read(self.spec, first, stop, len(self.values), read, self.folder)
         stored = int(read(CHECKSUM, sample, sample + 1)[0])

@@ -1,0 +1,205 @@
+"""Arrays whose rows are fetched: large arrays of a shard that is not on this machine.
+
+A `FetchedArray` stands where a memory map would be. Nothing of it is here: rows that are taken out
+of it are fetched, as ranges of the array's chunk file, and are the caller's own. `begin` asks for
+rows without waiting, and `begin_rows` for those of many at once, so that ranges which lie next to
+each other become one request.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+from sa1bpack.format.layout import ArraySpec
+from sa1bpack.urls import FetchedBytes, RangeReader, Span
+
+# The arrays that are a hundred times as large as all others; of a feature, its only one.
+LARGE_ARRAYS = ("image", "mask_bits", "run_ends", "values")
+
+# Chosen rows that are closer than this are fetched together, with what is between them.
+_GAP = 1 << 14
+
+
+class ComingRows:
+    """Rows of an array that have been asked for.
+
+    Attributes:
+        first, stop: first row, and the one after the last.
+        nbytes: bytes that are fetched for them.
+    """
+
+    def __init__(
+        self,
+        spec: ArraySpec,
+        first: int,
+        stop: int,
+        pieces: Sequence[tuple[Span, FetchedBytes]],
+    ):
+        """
+        Args:
+            spec: the array.
+            first, stop: the rows.
+            pieces: what is fetched of them: spans of the chunk file, and their bytes. Whatever no
+                piece has is zero.
+        """
+        self.first = first
+        self.stop = stop
+        self.nbytes = sum(span.stop - span.first for span, _ in pieces)
+        self._spec = spec
+        self._pieces = pieces
+
+    def rows(self) -> np.ndarray:
+        """The rows, (stop - first, *row_shape), C-contiguous: waits for their bytes.
+
+        Raises as `urls.RangeReader`.
+        """
+        spec = self._spec
+        shape = (self.stop - self.first, *spec.row_shape)
+        start = self.first * spec.row_bytes
+        nbytes = prod(shape) * spec.dtype.itemsize
+        if len(self._pieces) == 1 and self.nbytes == nbytes:
+            _, fetched = self._pieces[0]
+            rows = np.frombuffer(fetched.wait(), spec.dtype).reshape(shape)
+            if rows.flags.aligned:
+                return rows
+            return rows.copy()
+        data = np.zeros(nbytes, np.uint8)
+        for span, fetched in self._pieces:
+            data[span.first - start : span.stop - start] = np.frombuffer(fetched.wait(), np.uint8)
+        return data.view(spec.dtype).reshape(shape)
+
+    def cancel(self) -> None:
+        """Note that nobody waits for the rows any more."""
+        for _, fetched in self._pieces:
+            fetched.cancel()
+
+
+class RowRequest(NamedTuple):
+    """Rows of an array that are to be asked for.
+
+    Attributes:
+        array: the array.
+        first, stop: first row, and the one after the last.
+        within: bytes of these rows, from the first on, that are needed, as (first, stop); the
+            others are zero. None: all.
+    """
+
+    array: "FetchedArray"
+    first: int
+    stop: int
+    within: Sequence[tuple[int, int]] | None = None
+
+    def spans(self) -> list[Span]:
+        """The spans of the chunk file that are needed."""
+        spec = self.array.spec
+        start = self.first * spec.row_bytes
+        within = self.within
+        if within is None:
+            within = [(0, self.stop * spec.row_bytes - start)]
+        spans = []
+        for begin, end in within:
+            if begin < end:
+                path = f"{self.array.folder}{spec.chunk_path}"
+                spans.append(Span(path, start + begin, start + end))
+        return spans
+
+
+def begin_rows(reader: RangeReader, requests: Sequence[RowRequest]) -> list[ComingRows]:
+    """Ask for rows of arrays that one reader reads, all at once.
+
+    Raises StoreError if nothing can be asked for.
+    """
+    spans_of = [request.spans() for request in requests]
+    pending = iter(reader.begin([span for spans in spans_of for span in spans]))
+    coming = []
+    for request, spans in zip(requests, spans_of, strict=True):
+        pieces = [(span, next(pending)) for span in spans]
+        coming.append(ComingRows(request.array.spec, request.first, request.stop, pieces))
+    return coming
+
+
+class FetchedArray:
+    """All rows of an array of which nothing is on this machine.
+
+    Attributes:
+        spec: the array.
+        reader: fetches its bytes.
+        folder: folder of the array below that of the reader: "", or "NAME/".
+        shape: (rows, *row_shape).
+        dtype: dtype of the rows.
+    """
+
+    def __init__(self, spec: ArraySpec, rows: int, reader: RangeReader, folder: str = ""):
+        self.spec = spec
+        self.reader = reader
+        self.folder = folder
+        self.shape = (rows, *spec.row_shape)
+        self.dtype = spec.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return len(self) * self.spec.row_bytes
+
+    def begin(self, first: int, stop: int) -> ComingRows:
+        """Ask for rows. Raises StoreError if nothing can be asked for."""
+        return begin_rows(self.reader, [RowRequest(self, first, stop)])[0]
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Rows by number, slice or int64 (k,) positions, as arrays of memory are indexed.
+
+        Raises IndexError; and as `urls.RangeReader`.
+        """
+        if isinstance(rows, slice):
+            positions = range(*rows.indices(len(self)))
+            if positions.step == 1:
+                return self._fetched(positions.start, max(positions.start, positions.stop))
+            rows = np.array(positions, np.int64)
+        if np.ndim(rows):
+            return self._chosen(np.asarray(rows))
+        row = int(rows)
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of an array of {len(self)}")
+        row %= len(self)
+        fetched: np.ndarray = self._fetched(row, row + 1)[0]
+        return fetched
+
+    def _fetched(self, first: int, stop: int) -> np.ndarray:
+        return self.begin(first, stop).rows()
+
+    def _chosen(self, positions: np.ndarray) -> np.ndarray:
+        """The rows at int64 (k,) positions, of which those that are close are fetched together."""
+        if not len(positions):
+            return np.empty((0, *self.spec.row_shape), self.dtype)
+        if positions.min() < -len(self) or positions.max() >= len(self):
+            raise IndexError(f"rows up to {positions.max()} of an array of {len(self)}")
+        order, inverse = np.unique(positions % len(self), return_inverse=True)
+        breaks = np.flatnonzero(np.diff(order) * self.spec.row_bytes > _GAP + self.spec.row_bytes)
+        starts = [0, *(breaks + 1).tolist()]
+        stops = [*(breaks + 1).tolist(), len(order)]
+        requests = []
+        for start, stop in zip(starts, stops, strict=True):
+            requests.append(RowRequest(self, int(order[start]), int(order[stop - 1]) + 1))
+        rows: np.ndarray = np.empty((len(order), *self.spec.row_shape), self.dtype)
+        coming = begin_rows(self.reader, requests)
+        for start, stop, part in zip(starts, stops, coming, strict=True):
+            rows[start:stop] = part.rows()[order[start:stop] - part.first]
+        chosen: np.ndarray = rows[inverse]
+        return chosen
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        """Nothing: whole, it may be larger than the memory. Raises OptionError."""
+        raise OptionError(
+            f"{self.spec.name} of a shard at a URL is read by rows, such as shard"
+            f"[{self.spec.name!r}][first:stop]: to have it whole as a memory map, open the pack "
+            "with a cache of whole shards (cache_dir, fetch='shards')"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self.spec.name}, {self.shape} {self.dtype}, rows of which are fetched>"

@@ -1,0 +1,159 @@
+"""Rows of samples that are fetched, asked for ahead of their use in the order of an epoch."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from sa1bpack.dataset.chosen import ChosenFields
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.shards import ComingSample, Location, begin_samples
+from sa1bpack.loading.order.epoch import OrderedBatch
+from sa1bpack.threads import start_thread
+
+# Batches that are taken at once from those whose shards are open.
+_TAKEN_TOGETHER = 4
+
+_IDLE_SECONDS = 10.0
+
+
+class RowPrefetcher:
+    """The requests for an epoch's samples, of which some bytes are always in flight.
+
+    A thread takes batches whose shards are open, in their order, and asks for their samples, until
+    so many bytes are in flight, or wait to be copied, as the way to their source needs. `take` has
+    what was asked for of a sample, for the thread that copies it.
+
+    What goes wrong here is not an error of the epoch: whoever copies a sample asks for it again.
+
+    Once the epoch has ended, the thread finishes the requests of a batch that it was making, and
+    those are cancelled. It may reach the order, the shards, and this object alone.
+    """
+
+    def __init__(
+        self,
+        ds: Dataset,
+        next_batches: Callable[[int], list[OrderedBatch]],
+        window: Callable[[], int],
+        chosen: ChosenFields,
+    ):
+        """
+        Args:
+            ds: the dataset.
+            next_batches: returns the next batches, up to a number, whose shards are open. The
+                thread alone calls it, until it has the last batch.
+            window: bytes that may be in flight, or wait to be copied.
+            chosen: what is needed of a sample.
+        """
+        self._ds = ds
+        self._next_batches = next_batches
+        self._window = window
+        self._chosen = chosen
+        self._changed = threading.Condition()
+        self._ready: deque[OrderedBatch | BaseException] = deque()
+        self._coming: dict[int, list[ComingSample]] = {}  # by row of the pack
+        self._bytes_ahead = 0
+        self._over = False
+
+    def start(self) -> None:
+        """Begin to ask."""
+        start_thread(self._ask, "sa1bpack-ask")
+
+    def end(self) -> None:
+        """Ask for nothing more, and cancel what nobody has taken."""
+        with self._changed:
+            self._over = True
+            left = [sample for samples in self._coming.values() for sample in samples]
+            self._coming.clear()
+            self._changed.notify_all()
+        for sample in left:
+            sample.cancel()
+
+    def next_batches(self, most: int) -> list[OrderedBatch]:
+        """The next batch, once its samples are asked for, and those after it, up to `most` in all.
+
+        Empty once the epoch has ended. Raises what the order raised.
+        """
+        with self._changed:
+            while not (self._ready or self._over):
+                self._changed.wait(_IDLE_SECONDS)
+            batches: list[OrderedBatch] = []
+            while self._ready and len(batches) < most:
+                batch = self._ready[0]
+                if isinstance(batch, BaseException):
+                    if not batches:
+                        raise batch
+                    break
+                batches.append(batch)
+                self._ready.popleft()
+            self._changed.notify_all()
+            return batches
+
+    def take(self, row: int) -> ComingSample | None:
+        """What was asked for of a sample, by its row in the pack; None if nothing was.
+
+        Whoever takes it calls `copied` once it does not need it any more.
+        """
+        with self._changed:
+            samples = self._coming.get(row)
+            if not samples:
+                return None
+            sample = samples.pop()
+            if not samples:
+                del self._coming[row]
+            return sample
+
+    def copied(self, sample: ComingSample) -> None:
+        """Note that the bytes of a sample are not needed any more."""
+        sample.cancel()
+        with self._changed:
+            self._bytes_ahead -= sample.nbytes
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------------------- in the thread
+
+    def _ask(self) -> None:
+        try:
+            for batch in self._batches():
+                self._wait_for_room()
+                if self._over:
+                    return
+                self._begin(batch)
+        except BaseException as error:
+            self._hand_over(error)
+
+    def _batches(self) -> Iterator[OrderedBatch]:
+        batches: list[OrderedBatch] = []
+        while not (batches and batches[-1].is_last):
+            batches = self._next_batches(_TAKEN_TOGETHER)
+            yield from batches
+
+    def _wait_for_room(self) -> None:
+        """Wait until few enough bytes are ahead, or the loader has no batch left to locate."""
+        with self._changed:
+            while not self._over and self._ready and self._bytes_ahead >= self._window():
+                self._changed.wait(_IDLE_SECONDS)
+
+    def _begin(self, batch: OrderedBatch) -> None:
+        """Ask for the samples of a batch, and hand it over."""
+        pack = self._ds.pack
+        records = pack.locate_many(self._ds.rows_at(batch.indices)).tolist()
+        locations = [Location(*record) for record in records]
+        opened, failed = pack.open_many(location.shard for location in locations)
+        shards = opened | failed
+        located = [(location, shards[location.shard]) for location in locations]
+        samples = begin_samples(located, self._chosen)
+        with self._changed:
+            for location, sample in zip(locations, samples, strict=True):
+                if sample is not None and not self._over:
+                    self._coming.setdefault(location.row, []).append(sample)
+                    self._bytes_ahead += sample.nbytes
+            was_over = self._over
+        if was_over:
+            for sample in filter(None, samples):
+                sample.cancel()
+        self._hand_over(batch)
+
+    def _hand_over(self, batch: OrderedBatch | BaseException) -> None:
+        with self._changed:
+            self._ready.append(batch)
+            self._changed.notify_all()
