@@ -9,16 +9,18 @@ A URL is shown without its query, which signs it, and without a password.
 
 import operator
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from sa1bpack import SCHEMES
 from sa1bpack.errors import MissingPackage, OptionError
 from sa1bpack.wording import brief
+
+if TYPE_CHECKING:
+    from sa1bpack.format.fetched import RangeReader
 
 WEB_SCHEMES = ("https", "http")
 STORE_SCHEMES = ("s3", "gs")
@@ -63,44 +65,6 @@ class Lease(Protocol):
         """Note that the files are in use now."""
 
 
-class Span(NamedTuple):
-    """Bytes of a file.
-
-    Attributes:
-        path: path of the file below the folder that is read.
-        first, stop: first byte, and the one after the last.
-    """
-
-    path: str
-    first: int
-    stop: int
-
-
-class FetchedBytes(Protocol):
-    """Bytes that have been asked for."""
-
-    def wait(self) -> Any:
-        """The bytes, an object with a buffer. Raises as RangeReader."""
-
-    def cancel(self) -> None:
-        """Note that nobody waits for them any more."""
-
-
-class RangeReader(Protocol):
-    """A reader of ranges of files in a folder that is not on this machine, for any thread.
-
-    Raises:
-        StoreError: the folder cannot be read, has changed, or does not answer in time.
-        FormatError: a file is missing there, or ends before the bytes that are needed.
-    """
-
-    def begin(self, spans: Sequence[Span]) -> Sequence[FetchedBytes]:
-        """Ask for spans of files; those that lie next to each other become one request."""
-
-    def check_unchanged(self) -> None:
-        """Raise StoreError if the folder is not what it was when it was opened."""
-
-
 class SideSource(Protocol):
     """The place that feature shards come from.
 
@@ -116,7 +80,7 @@ class SideSource(Protocol):
     def fetch(self, spec: Any, shard: Any) -> Lease:
         """Fetch the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
 
-    def reader(self, shard: Any) -> RangeReader | None:
+    def reader(self, shard: Any) -> "RangeReader | None":
         """Reads the values of a feature shard; None: they are fetched whole. See ShardSource."""
 
     def kept_bytes(self, spec: Any, shard: Any, items: int) -> int:
@@ -163,7 +127,7 @@ class ShardSource(Protocol):
             OSError: the disk fails.
         """
 
-    def reader(self, entry: Any, digest: str) -> RangeReader | None:
+    def reader(self, entry: Any, digest: str) -> "RangeReader | None":
         """Reads the large arrays of a shard, see `fetch`; None: they are on this machine."""
 
     def kept_bytes(self, entry: Any, layout: Any) -> int:

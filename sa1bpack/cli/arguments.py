@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args, get_origin
 
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
+from sa1bpack.urls import is_pack_url
 from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
@@ -148,14 +149,15 @@ def _run(function: Callable[..., int], values: Mapping[str, Any]) -> int:
 
 
 def one_or_several(paths: Sequence[str]) -> str | list[str]:
-    """The argument of `sa1bpack.open`: one path alone, which may be a selection, or a list.
+    """The argument of `sa1bpack.open`: one path or URL alone, which may be a selection, or a list.
 
-    Raises OptionError for a URL, which Python's call takes if there is a cache.
+    Raises OptionError for a URL of what is no pack.
     """
     from sa1bpack.paths import refuse_url
 
     for path in paths:
-        refuse_url("pack", path)
+        if not is_pack_url(path):
+            refuse_url("pack", path)
     return paths[0] if len(paths) == 1 else list(paths)
 
 

@@ -21,7 +21,13 @@ import numpy as np
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.finalizers import Living, settle
-from sa1bpack.format.fetched import ComingRows, FetchedArray, RowRequest, begin_rows
+from sa1bpack.format.fetched import (
+    ComingRows,
+    FetchedArray,
+    RangeReader,
+    RowRequest,
+    begin_rows,
+)
 from sa1bpack.format.files import is_shortage
 from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows, rows_to_fetch
@@ -29,7 +35,7 @@ from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.urls import Lease, RangeReader, SideSource
+from sa1bpack.urls import Lease, SideSource
 
 _T = TypeVar("_T")
 
@@ -260,6 +266,12 @@ class ComingSample(NamedTuple):
     features: tuple[ComingRows | None, ...]
     nbytes: int
 
+    def rows(self, ref: ArrayRef) -> ComingRows | None:
+        """What was asked for of an array; None if nothing was."""
+        if ref.feature >= 0:
+            return self.features[ref.feature]
+        return self.arrays.get(ref.name)
+
     def cancel(self) -> None:
         """Note that nobody waits for it any more."""
         for coming in (*self.arrays.values(), *self.features):
@@ -323,7 +335,8 @@ class OpenShard(ShardArrays):
             locations: places of the samples, which are in this shard.
             chosen: what is needed of them; None: everything.
 
-        Raises StoreError if nothing can be asked for.
+        Raises:
+            StoreError: nothing can be asked for.
         """
         requests: list[dict[tuple[str, int], RowRequest]] = []
         for location in locations:
@@ -408,11 +421,22 @@ class OpenShard(ShardArrays):
         """
         if not self.is_fetched:
             return self._copied(location, out, direct, None)
+        _, copy = self.arrived(location, coming, chosen, direct)
+        return copy
+
+    def arrived(
+        self,
+        location: Location,
+        coming: ComingSample | None,
+        chosen: ChosenFields | None,
+        direct: bool = False,
+    ) -> tuple[ComingSample, ShardArrays]:
+        """A sample of which something is fetched, see `copy_sample`; and what was fetched of it."""
         for _ in range(_FETCHES):
             if coming is None:
                 [coming] = self.begin([location], chosen)
             try:
-                return self._copied(location, out, direct, coming)
+                return coming, self._copied(location, None, direct, coming)
             except FormatError as error:
                 failure = error
                 coming = None
@@ -537,7 +561,8 @@ def begin_samples(
         located: places of the samples, and their shards, or why these cannot be opened.
         chosen: what is needed of them; None: everything.
 
-    Raises StoreError if nothing can be asked for.
+    Raises:
+        StoreError: nothing can be asked for.
     """
     positions_of: dict[int, list[int]] = {}
     for position, (_, shard) in enumerate(located):

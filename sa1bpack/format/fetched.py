@@ -8,19 +8,56 @@ each other become one request.
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import ArraySpec
-from sa1bpack.urls import FetchedBytes, RangeReader, Span
 
 # The arrays that are a hundred times as large as all others; of a feature, its only one.
 LARGE_ARRAYS = ("image", "mask_bits", "run_ends", "values")
 
 # Chosen rows that are closer than this are fetched together, with what is between them.
 _GAP = 1 << 14
+
+
+class Span(NamedTuple):
+    """Bytes of a file.
+
+    Attributes:
+        path: path of the file below the folder that is read.
+        first, stop: first byte, and the one after the last.
+    """
+
+    path: str
+    first: int
+    stop: int
+
+
+class FetchedBytes(Protocol):
+    """Bytes that have been asked for."""
+
+    def wait(self) -> Any:
+        """The bytes, an object with a buffer. Raises as RangeReader."""
+
+    def cancel(self) -> None:
+        """Note that nobody waits for them any more."""
+
+
+class RangeReader(Protocol):
+    """A reader of ranges of files in a folder that is not on this machine, for any thread.
+
+    Raises:
+        StoreError: the folder cannot be read, has changed, or does not answer in time.
+        FormatError: a file is missing there, or ends before the bytes that are needed.
+    """
+
+    def begin(self, spans: Sequence[Span]) -> Sequence[FetchedBytes]:
+        """Ask for spans of files; those that lie next to each other become one request."""
+
+    def check_unchanged(self) -> None:
+        """Raise StoreError if the folder is not what it was when it was opened."""
 
 
 class ComingRows:
@@ -54,7 +91,7 @@ class ComingRows:
     def rows(self) -> np.ndarray:
         """The rows, (stop - first, *row_shape), C-contiguous: waits for their bytes.
 
-        Raises as `urls.RangeReader`.
+        Raises as `RangeReader`.
         """
         spec = self._spec
         shape = (self.stop - self.first, *spec.row_shape)
@@ -154,7 +191,7 @@ class FetchedArray:
     def __getitem__(self, rows: Any) -> np.ndarray:
         """Rows by number, slice or int64 (k,) positions, as arrays of memory are indexed.
 
-        Raises IndexError; and as `urls.RangeReader`.
+        Raises IndexError; and as `RangeReader`.
         """
         if isinstance(rows, slice):
             positions = range(*rows.indices(len(self)))

@@ -21,6 +21,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.sample import AS_STORED, read_error
 from sa1bpack.dataset.shards import (
+    ArrayRef,
     ComingSample,
     Location,
     OpenShard,
@@ -31,7 +32,6 @@ from sa1bpack.dataset.shards import (
 from sa1bpack.disk.aio import CUT_SHORT
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
-from sa1bpack.format.fetched import FetchedArray
 from sa1bpack.format.files import is_shortage, missing
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.manifest import REMAKE
@@ -315,49 +315,91 @@ class LocatedBatch:
             ResourceShortage: no more files can be opened.
         """
         reads = []
-        for start, end, is_checked in self._stretches(first, stop):
-            if is_checked:
-                reads += self._copy_checked(start, end, reader, coming)
+        for start, end, is_fetched in self._stretches(first, stop):
+            if is_fetched:
+                reads += self._copy_fetched(start, end, reader, coming)
+            elif self._ds.options.verify_checksums:
+                reads += self._copy_checked(start, end, reader)
             else:
                 reads += self._copy_files(start, end, reader)
         return reads
 
     def _stretches(self, first: int, stop: int) -> Iterator[tuple[int, int, bool]]:
-        """Samples `first` to `stop` in stretches: first, end, and whether copies are compared.
-
-        That is asked for, or they are samples of which something is fetched.
-        """
-        if self._ds.options.verify_checksums:
-            yield first, stop, True
-            return
+        """Samples `first` to `stop` in stretches: first, end, and whether something is fetched."""
         fetched = np.array([shard.is_fetched for shard in self._shards], bool)
         if not fetched.any():
             yield first, stop, False
             return
-        is_checked = fetched[self._shard_at[first:stop]]
-        edges = [0, *(np.flatnonzero(np.diff(is_checked)) + 1).tolist(), stop - first]
+        is_fetched = fetched[self._shard_at[first:stop]]
+        edges = [0, *(np.flatnonzero(np.diff(is_fetched)) + 1).tolist(), stop - first]
         for start, end in pairwise(edges):
             if start < end:
-                yield first + start, first + end, bool(is_checked[start])
+                yield first + start, first + end, bool(is_fetched[start])
 
-    def _copy_checked(
+    def _copy_fetched(
         self, first: int, stop: int, reader: SampleReader, coming: RowPrefetcher | None
     ) -> list[Read]:
+        """`copy`, of samples of which rows are fetched, and compared with their checksums.
+
+        Rows are put where they go out of the memory that they arrived in.
+        """
+        reads = []
+        start = first
+        while start < stop:
+            end = min(start + OPEN_SAMPLES, stop)
+            arrived = []
+            for k in range(start, end):
+                asked = None
+                if coming is not None:
+                    asked = coming.take(int(self._tables.samples["row"][k]))
+                rows = self._opened(
+                    partial(list, [k]), partial(self._arrived, k, reader.direct, asked)
+                )
+                arrived.append((asked, rows))
+            reads.append(self._load(start, end, reader))
+            for asked, _ in arrived:
+                if coming is not None and asked is not None:
+                    coming.copied(asked)
+            del arrived  # the rows, which the tables have the addresses of, are copied
+            start = end
+        return reads
+
+    def _arrived(self, k: int, direct: bool, asked: ComingSample | None) -> ShardArrays:
+        """Wait for the rows of sample k, and enter where they are in memory.
+
+        Args:
+            direct: read what is on this machine past the page cache.
+            asked: what was asked for of it, if anything was.
+
+        Raises as `OpenShard.copy_sample`.
+        """
+        spec = self._spec
+        tables = self._tables
+        tables.files[k]["descriptor"] = NO_FILE
+        shard = self._shard(k)
+        location = location_of(tables.samples[k])
+        fetched, copy = shard.arrived(location, asked, spec.chosen, direct)
+        files = np.zeros(len(spec.refs), FILE)
+        files["descriptor"] = IN_MEMORY
+        for file, ref in zip(files, spec.refs, strict=True):
+            rows = copy.array(ref)
+            if len(rows):
+                row_bytes = rows.strides[0]
+                file["address"] = address_of(rows) - row_bytes * _first_row(
+                    shard, location, ref, fetched
+                )
+        tables.files[k] = files
+        return copy
+
+    def _copy_checked(self, first: int, stop: int, reader: SampleReader) -> list[Read]:
         """`copy`, of copies that are compared with their checksums."""
         reads = []
         for k in range(first, stop):
             self._announce(k, reader.direct)
         for k in range(first, stop):  # one at a time: it is in the processor's caches then
-            asked = None
-            if coming is not None:
-                asked = coming.take(int(self._tables.samples["row"][k]))
-            copied = self._opened(
-                partial(list, [k]), partial(self._checked_copy, k, reader.direct, asked)
-            )
+            copied = self._opened(partial(list, [k]), partial(self._checked_copy, k, reader.direct))
             if copied is not None:
                 reads.append(self._load(k, k + 1, reader))
-            if coming is not None and asked is not None:
-                coming.copied(asked)
         return reads
 
     def _copy_files(self, first: int, stop: int, reader: SampleReader) -> list[Read]:
@@ -574,27 +616,18 @@ class LocatedBatch:
         for spec in shard.layout.arrays:
             if spec.axis in spans and not (direct and spec.name in _IMAGE_AND_BITS):
                 first, stop = spans[spec.axis]
-                array: Any = shard[spec.name]
-                if isinstance(array, FetchedArray):
-                    continue
-                start = address_of(array) + first * spec.row_bytes
+                start = address_of(shard[spec.name]) + first * spec.row_bytes
                 read_ahead_map(start, (stop - first + spec.offsets) * spec.row_bytes)
 
-    def _checked_copy(
-        self, k: int, direct: bool, coming: ComingSample | None = None
-    ) -> ShardArrays:
+    def _checked_copy(self, k: int, direct: bool) -> ShardArrays:
         """Read all rows of sample k, and compare them with their checksums and what was located.
 
         What is compared is what is loaded: the copy, a shard of one sample, takes the place of its
         shard in `SampleTables`.
 
-        Args:
-            coming: what was asked for of it, of a shard at a URL.
-
         Raises:
             FormatError: the rows are not what was written, or what was located.
             OSError: they cannot be read.
-            StoreError: they cannot be fetched.
         """
         tables = self._tables
         spec = self._spec
@@ -602,9 +635,7 @@ class LocatedBatch:
         out = {}
         if spec.chosen.images and self._image.how == AS_STORED:  # pixels are read to their place
             out["image"] = self.places.regions["images"].view(self._dest.buffer)[k : k + 1]
-        copy = self._shard(k).copy_sample(
-            location_of(located), out, direct, coming=coming, chosen=spec.chosen
-        )
+        copy = self._shard(k).copy_sample(location_of(located), out, direct)
         samples = tables.samples[k : k + 1].copy()
         samples["array_row"] = 0
         samples["first_mask"] = 0
@@ -691,6 +722,17 @@ class LocatedBatch:
             f"{path}: ends before this sample, but was complete when it was opened. Restore the "
             "file from a copy, or run `sa1bpack repair` on the pack"
         )
+
+
+def _first_row(shard: OpenShard, location: Location, ref: ArrayRef, fetched: ComingSample) -> int:
+    """The row of an array, in its file, that the first of a sample's rows is."""
+    coming = fetched.rows(ref)
+    if coming is not None:
+        return coming.first
+    feature = shard.features[ref.feature]  # which is on this machine
+    rows = feature.spec.row_range(location.shard_row, location.first_mask, location.stop_mask)
+    first, _ = feature.span(*rows)
+    return first
 
 
 def _feature_rows(

@@ -23,7 +23,7 @@ class RowPrefetcher:
     so many bytes are in flight, or wait to be copied, as the way to their source needs. `take` has
     what was asked for of a sample, for the thread that copies it.
 
-    What goes wrong here is not an error of the epoch: whoever copies a sample asks for it again.
+    What goes wrong here is not an error of the epoch: who copies a sample asks for it again.
 
     Once the epoch has ended, the thread finishes the requests of a batch that it was making, and
     those are cancelled. It may reach the order, the shards, and this object alone.
@@ -91,7 +91,7 @@ class RowPrefetcher:
     def take(self, row: int) -> ComingSample | None:
         """What was asked for of a sample, by its row in the pack; None if nothing was.
 
-        Whoever takes it calls `copied` once it does not need it any more.
+        Who takes it calls `copied` once it does not need it any more.
         """
         with self._changed:
             samples = self._coming.get(row)

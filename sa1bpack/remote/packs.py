@@ -358,9 +358,10 @@ def _open_pack(origin: Origin, cache: Cache, fetches_rows: bool) -> RemotePack:
     url = origin.url
     heads = {}
     with TemporaryDirectory() as staging:
-        for name in (MANIFEST_NAME, CHECKSUMS_NAME):
+        asked = {name: origin.begin(name) for name in (MANIFEST_NAME, CHECKSUMS_NAME)}
+        for name, future in asked.items():
             try:
-                heads[name] = origin.read(name)
+                heads[name] = bytes(origin.result(future))
             except FileNotFoundError:
                 raise no_pack(url, name) from None
             Path(staging, name).write_bytes(heads[name])

@@ -21,9 +21,10 @@ from statistics import median
 from typing import Any
 
 from sa1bpack.errors import FormatError, StoreError
+from sa1bpack.format.fetched import Span
 from sa1bpack.format.files import CHECKSUMS_NAME
 from sa1bpack.remote.origin import RANGE_BYTES, EndsEarly, Origin, changed, is_replaced
-from sa1bpack.urls import Counts, Span
+from sa1bpack.urls import Counts
 
 # Spans of a file that are closer than this are one request: a request costs more than these bytes.
 _GAP = 1 << 14
@@ -58,7 +59,8 @@ class Flow:
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_MEASURED)  # that requests took
-        self._arrivals: deque[tuple[float, int]] = deque(maxlen=_MEASURED)  # when, how many bytes
+        self._arrivals: deque[tuple[float, int]] = deque()  # when, how many bytes
+        self._arrived_bytes = 0  # of these
         self.hedged = 0
 
     def arrived(self, begin: float, nbytes: int) -> None:
@@ -67,6 +69,10 @@ class Flow:
         with _measuring:
             self._seconds.append(now - begin)
             self._arrivals.append((now, nbytes))
+            self._arrived_bytes += nbytes
+            if len(self._arrivals) > _MEASURED:
+                _, forgotten = self._arrivals.popleft()
+                self._arrived_bytes -= forgotten
 
     def noted_hedge(self) -> None:
         """Note a second request."""
@@ -87,10 +93,9 @@ class Flow:
         with _measuring:
             if len(self._arrivals) < 2:
                 return LEAST_AHEAD
-            first, _ = self._arrivals[0]
+            first, before = self._arrivals[0]
             last, _ = self._arrivals[-1]
-            nbytes = sum(nbytes for _, nbytes in self._arrivals) - self._arrivals[0][1]
-            rate = nbytes / max(last - first, 1e-3)
+            rate = (self._arrived_bytes - before) / max(last - first, 1e-3)
             product = rate * min(self._seconds)
         return int(min(max(2 * product, LEAST_AHEAD), MOST_AHEAD))
 
@@ -131,7 +136,7 @@ class _Request:
         return future
 
     def wait(self) -> Any:
-        """The bytes. Raises as `urls.RangeReader`."""
+        """The bytes. Raises as `fetched.RangeReader`."""
         with self._lock:
             if self._data is None:
                 self._data = self._answer()
@@ -199,7 +204,7 @@ def _why(error: Exception) -> str:
 
 
 class _Part:
-    """A part of what one or several requests fetch, see `urls.FetchedBytes`."""
+    """A part of what one or several requests fetch, see `fetched.FetchedBytes`."""
 
     def __init__(self, requests: Sequence[_Request], skipped: int, nbytes: int):
         """
@@ -231,7 +236,7 @@ class _Part:
 
 
 class FolderRanges:
-    """Reads ranges of the files of a shard, or feature shard, see `urls.RangeReader`."""
+    """Reads ranges of the files of a shard, or feature shard, see `fetched.RangeReader`."""
 
     def __init__(self, origin: Origin, flow: Flow, path: str, digest: str):
         """

@@ -147,8 +147,8 @@ def test_samples_stay_as_they_are_when_the_cache_removes_them(layout_packs, tmp_
 def test_what_is_not_a_pack_and_what_lacks_a_cache(tmp_path, layout_packs):
     with pytest.raises(NotAPack, match=r"has no manifest\.json"):
         open_cached(tmp_path, tmp_path / "cache")
-    with pytest.raises(OptionError, match="a URL is read through a cache"):
-        sa1bpack.open(layout_packs().as_uri())
+    with pytest.raises(OptionError, match="fetch is 'shards', which are kept in a cache"):
+        sa1bpack.open(layout_packs().as_uri(), fetch="shards")
     with pytest.raises(OptionError, match="'500 GB'"):
         open_cached(layout_packs(), tmp_path / "cache", "much")
 

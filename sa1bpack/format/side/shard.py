@@ -10,7 +10,13 @@ import numpy as np
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format import arrays
-from sa1bpack.format.fetched import LARGE_ARRAYS, ComingRows, FetchedArray, RowRequest
+from sa1bpack.format.fetched import (
+    LARGE_ARRAYS,
+    ComingRows,
+    FetchedArray,
+    RangeReader,
+    RowRequest,
+)
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.format.shard_reader import read_rows
@@ -18,7 +24,6 @@ from sa1bpack.format.side.manifest import AGAIN, REMAKE
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shards import ShardIdentity, feature_shard_attributes
 from sa1bpack.format.side.spec import CHECKSUM, MAX_SIDE_ROW_BYTES, SideSpec
-from sa1bpack.urls import RangeReader
 from sa1bpack.wording import counted
 
 # Items of a feature shard, of a byte at least.
