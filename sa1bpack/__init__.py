@@ -30,7 +30,7 @@ from sa1bpack.lazy import names_of
 __version__ = "0.1.0"  # the build reads this line
 
 # Scheme of a URL → the module that reads and writes what is there, see `urls.scheme_of`.
-SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.packs")
+SCHEMES = dict.fromkeys(("s3", "gs", "az", "https", "http", "hf", "file"), "sa1bpack.remote.packs")
 
 # The module that draws datasets and batches for notebooks, see `sa1bpack.display.Pictured`.
 PICTURES = "sa1bpack.export.show"

@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from sa1bpack.format.fetched import RangeReader
 
 WEB_SCHEMES = ("https", "http")
-STORE_SCHEMES = ("s3", "gs")
+STORE_SCHEMES = ("s3", "gs", "az")
+# Of packs alone: data sets of Hugging Face's hub, hf://datasets/USER/NAME/FOLDER.
+HUB_SCHEME = "hf"
 
 # Bytes that a fetched folder takes besides the files of its arrays.
 FOLDER_BYTES = 1 << 16
 
 _FILE_URL = re.compile(rf"({'|'.join(STORE_SCHEMES + WEB_SCHEMES)})://", re.IGNORECASE)
-_PACK_URL = re.compile(rf"({'|'.join(STORE_SCHEMES)}|file)://", re.IGNORECASE)
+_PACK_SCHEMES = (*STORE_SCHEMES, *WEB_SCHEMES, HUB_SCHEME, "file")
+_PACK_URL = re.compile(rf"({'|'.join(_PACK_SCHEMES)})://", re.IGNORECASE)
 # What no URL contains, and what would end a line of a request.
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 
@@ -103,7 +106,8 @@ class ShardSource(Protocol):
         forks: it can be used in a child that was forked.
         fetches_rows: rows of large arrays are fetched when they are needed: a shard is here without
             them.
-        window: bytes of rows that are asked for ahead of their use, as the way there needs it.
+        window: bytes of rows that are asked for ahead of their use, as the way there needs it now.
+        most_ahead: the most that `window` can be.
     """
 
     url: str
@@ -112,6 +116,7 @@ class ShardSource(Protocol):
     forks: bool
     fetches_rows: bool
     window: int
+    most_ahead: int
 
     def fetch(self, entry: Any, digest: str, layout: Any) -> Lease:
         """Fetch a shard, whole or without its large arrays, if it is not there.
@@ -217,12 +222,12 @@ def scheme_of(url: str) -> Any:
 
 
 def is_url(text: object) -> bool:
-    """True for a text that begins like the URL of a tar: s3, gs, https or http."""
+    """True for a text that begins like the URL of a tar: s3, gs, az, https or http."""
     return isinstance(text, str) and _FILE_URL.match(text) is not None
 
 
 def is_pack_url(text: object) -> bool:
-    """True for a text that begins like the URL of a pack: s3, gs or file."""
+    """True for a text that begins like the URL of a pack: s3, gs, az, https, http, hf or file."""
     return isinstance(text, str) and _PACK_URL.match(text) is not None
 
 
@@ -327,7 +332,7 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """s3, gs, https or http."""
+        """s3, gs, az, https or http."""
         return self.url.partition("://")[0].lower()
 
     @property

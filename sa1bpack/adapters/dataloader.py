@@ -34,7 +34,7 @@ from sa1bpack.loading.iteration import BaseLoader
 from sa1bpack.loading.loaded_batch import LoadedBatch
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
+from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of, with_fetching
 from sa1bpack.loading.reader_crew import ReaderCrew
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.options import group_of
@@ -159,6 +159,7 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
         ds = self._narrowed
         spec = self._batch_spec(to_device=False)
         plan = largest_batch(ds, spec, self.batches, self._masks)
+        plan = with_fetching(plan, ds, self._chosen)
         workers = self.num_workers
         pinned = 0
         ahead = workers * ((self.prefetch_factor or 0) + 1)

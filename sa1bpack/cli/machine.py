@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sa1bpack import __version__
-from sa1bpack.dataset.shards import mapping_limit
+from sa1bpack.dataset.shard_cache import mapping_limit
 from sa1bpack.environment import (
     available_cpus,
     cpu_flags,

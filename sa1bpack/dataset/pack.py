@@ -27,15 +27,8 @@ import numpy as np
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter, batches_of_rows, bits_by_sample
 from sa1bpack.dataset.layouts import shared_layout
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, digest_of, row_array
-from sa1bpack.dataset.shards import (
-    CACHE,
-    LOCATION,
-    Feature,
-    Location,
-    OpenFeatures,
-    OpenShard,
-    OpenShards,
-)
+from sa1bpack.dataset.shard_cache import CACHE, OpenShards
+from sa1bpack.dataset.shards import LOCATION, Feature, Location, OpenFeatures, OpenShard
 from sa1bpack.errors import EmptyPack, FormatError, OptionError, ResourceShortage
 from sa1bpack.format.arrays import check_offsets_rise
 from sa1bpack.format.files import REMEDY

@@ -33,7 +33,8 @@ from sa1bpack.dataset.mask_relations import RELATION_NUMBERS, numbers_together, 
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, row_array, rows_at
 from sa1bpack.dataset.sample import SampleOptions
-from sa1bpack.dataset.shards import CACHE, Location
+from sa1bpack.dataset.shard_cache import CACHE
+from sa1bpack.dataset.shards import Location
 from sa1bpack.errors import FormatError, MaskError, OptionError, OutputRefused, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.format.manifest import refuse_in_pack

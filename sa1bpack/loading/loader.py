@@ -35,6 +35,7 @@ from sa1bpack.loading.plans import (
     joined_batches,
     largest_batch,
     regions_of,
+    with_fetching,
 )
 from sa1bpack.loading.reader_crew import ReaderCrew
 from sa1bpack.loading.reader_threads import ReaderThreads
@@ -201,6 +202,7 @@ class Loader(BaseLoader, Threaded):
         """The memory that iterating takes. Allocates nothing."""
         spec = self._spec
         plan = largest_batch(self._narrowed, spec, self.batches, self._masks)
+        plan = with_fetching(plan, self._narrowed, self._chosen)
         buffers = self._prefetch + 2
         if self._pipeline_threads:  # results may share memory with the batch that they are made of
             buffers += self._pipeline_threads + 1

@@ -20,6 +20,7 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.sample import AS_STORED, read_error
+from sa1bpack.dataset.shard_cache import shortage
 from sa1bpack.dataset.shards import (
     ArrayRef,
     ComingSample,
@@ -27,7 +28,6 @@ from sa1bpack.dataset.shards import (
     OpenShard,
     ShardArrays,
     address_of,
-    shortage,
 )
 from sa1bpack.disk.aio import CUT_SHORT
 from sa1bpack.disk.page_cache import read_ahead_map

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -63,6 +63,10 @@ class LoadingPlan:
             device are, and why.
         uncapped: without max_masks: which image decides how large a batch gets, and what a batch
             takes of SA-1B's images with 400 masks, and with a cap.
+        ahead_bytes: of packs at URLs whose rows are fetched, the most bytes that are asked for
+            ahead, besides `host_bytes`; 0 for others.
+        epoch_requests, epoch_bytes: requests, and bytes, that an epoch over all samples, of all
+            ranks, makes for rows of such packs at most: neighbours share requests.
         schedules: what changes from epoch to epoch or from step to step; the figures are those of
             the batch that takes the most bytes, of all epochs.
     """
@@ -82,6 +86,9 @@ class LoadingPlan:
     io: str = ""
     near: str = ""
     uncapped: str = ""
+    ahead_bytes: int = 0
+    epoch_requests: int = 0
+    epoch_bytes: int = 0
     schedules: str = ""
 
     def __str__(self) -> str:
@@ -104,6 +111,11 @@ class LoadingPlan:
             *(f"{size_text(nbytes)} {share}" for nbytes, share in shares if nbytes),
             f"and {size_text(self.batch_bytes)} for each further batch that you keep",
         )
+        if self.ahead_bytes:
+            notes.append(
+                f"up to {size_text(self.ahead_bytes)} are asked for ahead; an epoch fetches up to "
+                f"{size_text(self.epoch_bytes)} in {counted(self.epoch_requests, 'request')}"
+            )
         if self.together > 1:
             notes.append(f"up to {self.together} batches share their memory")
         return "; ".join([", ".join(memory), *filter(None, notes)])
@@ -166,6 +178,24 @@ def largest_batch(
         batch_bytes=nbytes,
         uncapped=uncapped,
         schedules=", ".join(f"{name}={schedule}" for name, schedule in schedules),
+    )
+
+
+def with_fetching(plan: LoadingPlan, ds: Dataset, chosen: ChosenFields) -> LoadingPlan:
+    """A plan with what is fetched in an epoch, if rows of the dataset are."""
+    pack = ds.pack
+    if not pack.fetches_rows:
+        return plan
+    arrays = sum(feature.spec.name in chosen.features for feature in pack.features)
+    if chosen.images:
+        arrays += 1
+    if chosen.masks:
+        arrays += len({"mask_bits", "run_ends"} & ds.layout.array_names)
+    return replace(
+        plan,
+        ahead_bytes=max(source.most_ahead for source in pack.sources),
+        epoch_requests=len(ds) * arrays,
+        epoch_bytes=dataset_bytes(ds, chosen),
     )
 
 

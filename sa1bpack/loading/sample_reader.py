@@ -14,7 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from sa1bpack.dataset.shards import CACHE, ArrayRef, OpenShard, ShardArrays, address_of
+from sa1bpack.dataset.shard_cache import CACHE
+from sa1bpack.dataset.shards import ArrayRef, OpenShard, ShardArrays, address_of
 from sa1bpack.disk.aio import CONTEXTS, Context
 from sa1bpack.disk.direct import aligned, open_to_read
 from sa1bpack.finalizers import Ending, when_gone

@@ -27,7 +27,7 @@ from sa1bpack.remote.attempts import Attempts, OnWait
 from sa1bpack.remote.origin import RANGE_BYTES, TRIES, EndsEarly, Origin
 from sa1bpack.remote.stores import error_text, final_error, open_store, package, store_of
 from sa1bpack.threads import ThreadPool, start_thread
-from sa1bpack.urls import Address, Patience, shown
+from sa1bpack.urls import HUB_SCHEME, STORE_SCHEMES, Address, Patience, shown
 
 # How long the end of the process waits at most for threads of the library: they need milliseconds,
 # but for one that asks for credentials.
@@ -105,8 +105,16 @@ def run_in_loop(work: Coroutine[Any, Any, Any]) -> Future[Any]:
     return asyncio.run_coroutine_threadsafe(work, loop)
 
 
+def parts_of(url: str) -> tuple[str, str, str]:
+    """Scheme, bucket or host, and key of the URL of a folder; a data set of the hub is a bucket."""
+    scheme, _, rest = url.partition("://")
+    parts = rest.split("/")
+    count = 3 if scheme == HUB_SCHEME else 1
+    return scheme, "/".join(parts[:count]), "/".join(parts[count:])
+
+
 class Bucket(Origin):
-    """A folder of a bucket, or a bucket.
+    """A folder of a bucket, or a bucket; or a folder of a web server, which lists nothing.
 
     Attributes:
         url: URL of the folder, without credentials.
@@ -134,9 +142,9 @@ class Bucket(Origin):
             Whatever `open_store` raises.
         """
         super().__init__(url)
-        scheme, _, rest = url.partition("://")
-        name, _, key = rest.partition("/")
+        scheme, name, key = parts_of(url)
         self.prefix = f"{key}/" if key else ""
+        self.lists = scheme in STORE_SCHEMES
         self._library = package("obstore")
         if store is None:
             store = open_store(scheme, name)

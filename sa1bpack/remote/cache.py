@@ -34,7 +34,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from sa1bpack.dataset.shards import CACHE as OPEN_SHARDS
+from sa1bpack.dataset.shard_cache import CACHE as OPEN_SHARDS
 from sa1bpack.errors import CacheFull, FormatError, OptionError, StoreError
 from sa1bpack.finalizers import Living, settle, when_gone
 from sa1bpack.format.files import (

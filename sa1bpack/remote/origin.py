@@ -67,10 +67,12 @@ class Origin(ABC):
     Attributes:
         url: URL of the folder, without credentials.
         forks: it can be read in a child that was forked.
+        lists: it can say which folders there are.
         counts: counts of what was fetched, and of hits and misses.
     """
 
     forks: bool
+    lists = True
 
     def __init__(self, url: str):
         self.url = url

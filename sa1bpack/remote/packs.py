@@ -51,7 +51,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import PackFiles, Report
 from sa1bpack.format.side.shard import items_in
-from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity
+from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, shard_identities
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.verify import check_files
 from sa1bpack.paths import naming
@@ -75,7 +75,7 @@ from sa1bpack.remote.origin import (
     no_pack,
     small_arrays,
 )
-from sa1bpack.remote.ranges import Flow, FolderRanges
+from sa1bpack.remote.ranges import MOST_AHEAD, Flow, FolderRanges
 from sa1bpack.remote.stores import store_of
 from sa1bpack.remote.web import WebFile
 from sa1bpack.threads import ThreadPool
@@ -138,6 +138,8 @@ class _Cached:
         self._name = name
         self._lease = lease
         self._flow = _flow(origin.url, os.getpid())
+
+    most_ahead = MOST_AHEAD
 
     @property
     def window(self) -> int:
@@ -209,11 +211,19 @@ class RemotePack(_Cached):
 
     def open_side(self, name: str) -> "RemoteSide | None":
         """See ShardSource. Raises NotAPack for a URL of something else."""
-        fetches_rows = self.fetches_rows
+        prefix = f"{SIDES_NAME}/{name}/"
+        origin = self._origin
+        if is_pack_url(name):
+            prefix = ""
+            origin = open_origin(pack_url("features", name))
+        if origin.lists:
+            names = [folder for folder in origin.folders(prefix) if not folder.startswith(".")]
+        else:  # those that a complete feature of this pack has
+            identities = shard_identities(self.root, read_manifest(self.root))
+            names = [identity.feature_shard for identity in identities]
+        side = _open_side(origin, self._cache, prefix, names, self.fetches_rows)
         if not is_pack_url(name):
-            return _open_side(self._origin, self._cache, f"{SIDES_NAME}/{name}/", fetches_rows)
-        origin = open_origin(pack_url("features", name))
-        side = _open_side(origin, self._cache, "", fetches_rows)
+            return side
         if side is None:
             raise NotAPack(f"{name}: not a feature: it has no {MANIFEST_NAME}")
         return side
@@ -422,8 +432,10 @@ def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:
     return index_files
 
 
-def _open_side(origin: Origin, cache: Cache, prefix: str, fetches_rows: bool) -> RemoteSide | None:
-    """A feature as it is now: its manifest, and a link for each feature shard.
+def _open_side(
+    origin: Origin, cache: Cache, prefix: str, links: list[str], fetches_rows: bool
+) -> RemoteSide | None:
+    """A feature as it is now: its manifest, and a link for each of its feature shards.
 
     None if there is none.
     """
@@ -432,7 +444,6 @@ def _open_side(origin: Origin, cache: Cache, prefix: str, fetches_rows: bool) ->
     except FileNotFoundError:
         return None
     path = prefix.rstrip("/")
-    links = [name for name in origin.folders(prefix) if not name.startswith(".")]
     folder = f"packs/side-{_SMALL if fetches_rows else ''}"
     name = _name(folder, f"{origin.url}/{path}".rstrip("/"), repr((heads, links)).encode())
 
@@ -494,6 +505,12 @@ class _Mirror(PackFiles):
         """
         super().__init__(root, "cached")
         origin = Bucket(url)
+        if not origin.lists:
+            raise OptionError(
+                f"{url}: a web server does not say which files there are, so that what is foreign "
+                "or missing could not be found: verify the pack where it was uploaded from, or "
+                "read it, which compares every sample with its checksum"
+            )
         self.url = url
         self._origin = origin
         self._sizes = origin.files()  # path → bytes

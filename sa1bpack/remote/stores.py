@@ -1,32 +1,37 @@
-"""Object stores, s3:// and gs://, by obstore, with the credentials of the cloud's own tools.
+"""Object stores, and folders of web servers, by obstore, with the cloud's own credentials.
 
 Credentials of S3 come from botocore, in the order of the AWS command line: environment, profile
 (`~/.aws`), single sign-on, container, instance; region and endpoint likewise. Those of Google Cloud
 come from obstore: GOOGLE_APPLICATION_CREDENTIALS, the file that `gcloud auth application-default
-login` writes, the instance. None of them is kept, shown or written.
+login` writes, the instance; those of Azure from the variables AZURE_STORAGE_ACCOUNT_NAME and
+AZURE_STORAGE_ACCOUNT_KEY, or the others that obstore knows. The token of Hugging Face's hub is
+HF_TOKEN, or the one that its own login keeps. None of them is kept, shown or written.
 """
 
 import functools
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.client import responses
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from sa1bpack.errors import MissingPackage, OptionError, StoreError
 from sa1bpack.remote.attempts import MAY_PASS
 from sa1bpack.remote.origin import EndsEarly
-from sa1bpack.urls import Address
+from sa1bpack.urls import HUB_SCHEME, WEB_SCHEMES, Address
 
 # A body that yields no byte for this long is broken. (The library's limit on a complete request, 30
 # s by default, would end every longer one.)
 READ_SECONDS = 60
 CONNECT_SECONDS = 20
 _NO_LIMIT = timedelta(days=365)
+# Times that the library repeats a request by itself.
+RETRIES = 10
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Z][A-Za-z]{1,63})</Code>")
 _NO_CREDENTIALS = "AWS credentials could not be obtained; `aws sts get-caller-identity` shows why"
@@ -39,14 +44,15 @@ _ITS_WORDS = re.compile(
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
 
-def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
+def open_store(scheme: str, bucket: str, *, retries: int | None = None) -> Any:
     """The obstore store of a bucket.
 
     Args:
-        scheme: "s3" or "gs".
-        bucket: name of the bucket.
+        scheme: "s3", "gs" or "az"; or of a web server: "https", "http" or "hf".
+        bucket: name of the bucket, or the container; host of a web server, and of the hub the
+            path of a data set, "datasets/USER/NAME".
         retries: number of times that the library repeats a request by itself: after 5xx, a refused
-            connection, or a body that breaks off. 0: never.
+            connection, or a body that breaks off. 0: never; None: RETRIES.
 
     Raises:
         MissingPackage: the packages of the extra `cloud` are not installed.
@@ -58,7 +64,13 @@ def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
         "read_timeout": timedelta(seconds=READ_SECONDS),
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
     }
-    retry = {"max_retries": retries}
+    retry = {"max_retries": RETRIES if retries is None else retries}
+    if scheme in (*WEB_SCHEMES, HUB_SCHEME):
+        return _web_store(stores, scheme, bucket, options, retry)
+    if scheme == "az":
+        if os.environ.get("AZURE_STORAGE_ENDPOINT", "").startswith("http://"):  # an emulator
+            options["allow_http"] = True
+        return stores.AzureStore(bucket, client_options=options, retry_config=retry)
     if scheme == "gs":
         with_http = options | {"allow_http": True}  # for an emulator, which only a key file names
         return stores.GCSStore(bucket, client_options=with_http, retry_config=retry)
@@ -66,6 +78,41 @@ def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
     if config.get("endpoint", "").startswith("http://"):
         options["allow_http"] = True
     return stores.S3Store(bucket, **config, client_options=options, retry_config=retry)
+
+
+def _web_store(
+    stores: ModuleType, scheme: str, host: str, options: dict[str, Any], retry: dict[str, Any]
+) -> Any:
+    """A store that reads files of a web server. Raises OptionError for no data set of the hub."""
+    url = f"{scheme}://{host}"
+    if scheme == HUB_SCHEME:
+        kind, _, name = host.partition("/")
+        name, _, revision = name.partition("@")
+        if kind != "datasets" or name.count("/") != 1:
+            raise OptionError(
+                f"hf://{host}: not a data set of the hub: name it as hf://datasets/USER/NAME, or "
+                "hf://datasets/USER/NAME@REVISION, and the folder of the pack in it"
+            )
+        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        url = f"{endpoint}/datasets/{name}/resolve/{revision or 'main'}"
+        token = _hub_token()
+        if token:
+            options = options | {"default_headers": {"Authorization": f"Bearer {token}"}}
+    if url.startswith("http://"):
+        options = options | {"allow_http": True}
+    return stores.HTTPStore(url, client_options=options, retry_config=retry)
+
+
+def _hub_token() -> str:
+    """The token of Hugging Face's hub, as its own tools find it; empty if there is none."""
+    token = os.environ.get("HF_TOKEN", "")
+    if token:
+        return token
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    path = Path(os.environ.get("HF_TOKEN_PATH", f"{home}/token")).expanduser()
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,6 +151,8 @@ def _s3_config(bucket: str) -> dict[str, Any]:
     config: dict[str, Any] = {"region": region or "us-east-1"}
     if endpoint:
         config["endpoint"] = endpoint
+    if os.environ.get("AWS_REQUEST_PAYER", "").lower() in ("requester", "1", "true"):
+        config["request_payer"] = True
     if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
         return config | {"skip_signature": True}
     if credentials is None:

@@ -85,6 +85,11 @@ def bucket_publisher(
             "finished pack is uploaded by a tool of the cloud, such as aws s3 sync)"
         )
     bucket = Bucket(folder_url("output", url))
+    if not bucket.lists:
+        raise OptionError(
+            f"output is {bucket.url!r}: a pack is made in an object store (s3://, gs://, az://), "
+            "or in a folder that is uploaded afterwards"
+        )
     if not bucket.prefix:
         raise OptionError(f"output is {bucket.url!r}: name a bucket and a folder in it")
     root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from sa1bpack.dataset.pack import PackFolder
-from sa1bpack.dataset.shards import CACHE
+from sa1bpack.dataset.shard_cache import CACHE
 
 PATIENCE = 60  # seconds until a test that would hang fails
 ARRAYS = 18  # of a shard with samples in the layout of `packed`

@@ -16,7 +16,7 @@ from reading_packs import write_pack
 
 import sa1bpack
 from sa1bpack import OptionError
-from sa1bpack.errors import ReadError, StoreError
+from sa1bpack.errors import NotAPack, ReadError, StoreError
 from sa1bpack.remote import ranges
 
 FORMS = [{"mask_format": form} for form in ("bits", "bool", "runs")]
@@ -402,3 +402,78 @@ def test_a_pack_in_a_bucket(in_bucket, tmp_path):
     ds = sa1bpack.open(url, cache_dir=tmp_path / "cache", fetch="rows", mask_format="runs")
     assert all_same(ds, own)
     same_epochs(own, ds, 2, shuffle=True)
+
+
+def test_a_plan_says_what_an_epoch_fetches(layout_packs, tmp_path, driven):
+    root = shutil.copytree(layout_packs("native", "yuv420", "runs"), tmp_path / "pack")
+    origin = driven(root)
+    assert sa1bpack.Loader(sa1bpack.open(root), 1).plan().epoch_requests == 0
+    ds = open_rows(root, tmp_path / "cache", mask_format="runs")
+    for fields in (None, ["images"]):
+        with sa1bpack.Loader(ds, 1, shuffle=True, fields=fields) as loader:
+            plan = loader.plan()
+            before = len(origin.ranges)
+            list(loader)
+        fetched = [
+            stop - first
+            for path, first, stop in origin.ranges[before:]
+            if path.split("/")[2] in ("image", "run_ends")
+        ]
+        assert len(fetched) <= plan.epoch_requests == len(ds) * (2 if fields is None else 1)
+        assert sum(fetched) <= plan.epoch_bytes
+        assert f"in {plan.epoch_requests} requests" in str(plan)
+
+
+# -------------------------------------------------------------------------------- other servers
+
+
+def serve_files(web, root, prefix: str) -> None:
+    """Let a server have the files of a folder, below a path."""
+    for path in root.rglob("*"):
+        if path.is_file():
+            web.files[f"{prefix}/{path.relative_to(root)}"] = path.read_bytes()
+
+
+def test_a_pack_on_a_web_server_without_listings(with_features, web, tmp_path):
+    serve_files(web, with_features.root, "/data/pack")
+    names = ["teacher", "level"]
+    own = sa1bpack.open(with_features.root, features=names)
+    url = f"{web.url}/data/pack"
+    ds = sa1bpack.open(url, features=names, cache_dir=tmp_path / "cache", fetch="rows")
+    assert all_same(ds, own)
+    same_epochs(own, ds, 4, shuffle=True)
+    assert all(path.startswith("/data/pack/") for path, _, _ in web.requests)
+    with pytest.raises(OptionError, match="a web server does not say which files there are"):
+        sa1bpack.verify(url)
+    with pytest.raises(NotAPack, match="feature 'more'"):
+        sa1bpack.open(url, features=["more"], cache_dir=tmp_path / "cache", fetch="rows")
+
+
+def test_a_pack_in_a_data_set_of_the_hub(layout_packs, web, tmp_path, monkeypatch):
+    root = layout_packs("native", "yuv420", "runs")
+    serve_files(web, root, "/datasets/user/name/resolve/main/packs/one")
+    monkeypatch.setenv("HF_ENDPOINT", web.url)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    cache = {"cache_dir": tmp_path / "cache", "fetch": "rows", "mask_format": "runs"}
+    ds = sa1bpack.open("hf://datasets/user/name/packs/one", **cache)
+    assert all_same(ds, sa1bpack.open(root, mask_format="runs"))
+    with pytest.raises(NotAPack, match="hf://datasets/user/name@v2/packs/one: not a pack"):
+        sa1bpack.open("hf://datasets/user/name@v2/packs/one", **cache)
+    assert any("/resolve/v2/packs/one" in path for path, _, _ in web.requests)
+    with pytest.raises(OptionError, match="not a data set of the hub"):
+        sa1bpack.open("hf://user/name/packs/one", **cache)
+
+
+def test_a_pack_in_a_container_of_azure(layout_packs, web, tmp_path, monkeypatch):
+    root = layout_packs("native", "yuv420", "runs")
+    serve_files(web, root, "/container/packs/one")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", web.url)
+    monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "true")
+    ds = sa1bpack.open(
+        "az://container/packs/one",
+        cache_dir=tmp_path / "cache",
+        fetch="rows",
+        mask_format="runs",
+    )
+    assert all_same(ds, sa1bpack.open(root, mask_format="runs"))
