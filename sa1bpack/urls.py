@@ -83,7 +83,7 @@ class SideSource(Protocol):
     def fetch(self, spec: Any, shard: Any) -> Lease:
         """Fetch the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
 
-    def reader(self, shard: Any) -> "RangeReader | None":
+    def reader(self, spec: Any, shard: Any) -> "RangeReader | None":
         """Reads the values of a feature shard; None: they are fetched whole. See ShardSource."""
 
     def kept_bytes(self, spec: Any, shard: Any, items: int) -> int:

@@ -82,9 +82,10 @@ def open(
             recently is removed. None: the size with which it was opened last, or four fifths of the
             free disk.
         fetch: what is fetched of packs and features that are named by URL. "rows": the samples
-            that are read, when they are read, compared with their checksums; `cache_dir` has
-            indexes and small arrays. "shards": every shard, whole, when a sample of it is first
-            read; with `cache_dir`. None: "shards" with a `cache_dir`, "rows" without one.
+            that are read, when they are read, compared with their checksums; in a `cache_dir` they
+            are kept as long as there is room, so that a second epoch is read from the disk.
+            "shards": every shard, whole, when a sample of it is first read; with `cache_dir`. None:
+            "shards" with a `cache_dir`, "rows" without one.
 
     Raises:
         FormatError: the folder is not a pack, or its manifest or index is not what the format

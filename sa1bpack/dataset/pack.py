@@ -95,6 +95,13 @@ class PackFolder:
                 f"says the shards have; {REMEDY}"
             )
 
+    @property
+    def name(self) -> str:
+        """The folder, or the URL that it comes from, for messages."""
+        if self.source is not None:
+            return self.source.url
+        return str(self.root)
+
     def index_path(self, name: str) -> Path:
         """The folder of an array of the index."""
         index = self.manifest.index
@@ -259,10 +266,10 @@ class Pack:
     @property
     def name(self) -> str:
         """The folder, or what several packs are called in messages."""
-        first = self.folders[0].root
+        first = self.folders[0].name
         if len(self.folders) == 1:
-            return str(first)
-        return f"{counted(len(self.folders), 'pack')}, {first} to {self.folders[-1].root}"
+            return first
+        return f"{counted(len(self.folders), 'pack')}, {first} to {self.folders[-1].name}"
 
     @cached_property
     def identities(self) -> tuple[ShardIdentity, ...]:

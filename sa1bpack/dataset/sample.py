@@ -608,7 +608,7 @@ def read_error(pack: Pack, location: Location, cause: Exception) -> ReadError:
         text = f"{file_name}, {text}"
     folder_row = folder.first_row[folder_shard] + location.shard_row
     return ReadError(
-        f"row {folder_row} of {folder.root} ({text}): {cause}",
+        f"row {folder_row} of {folder.name} ({text}): {cause}",
         entry.name,
         location.row,
         location.image_id,

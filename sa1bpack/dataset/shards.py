@@ -88,7 +88,7 @@ class Feature:
         reader = None
         if folder in self.sources:
             leases.append(self.sources[folder].fetch(self.spec, shard))
-            reader = self.sources[folder].reader(shard)
+            reader = self.sources[folder].reader(self.spec, shard)
         return FeatureShard.open(folder, self.spec, shard, reader=reader)
 
     @cached_property
@@ -257,6 +257,12 @@ class ComingSample(NamedTuple):
             return self.features[ref.feature]
         return self.arrays.get(ref.name)
 
+    def refuse(self) -> None:
+        """Note that it is not what was written."""
+        for coming in (*self.arrays.values(), *self.features):
+            if coming is not None:
+                coming.refuse()
+
     def cancel(self) -> None:
         """Note that nobody waits for it any more."""
         for coming in (*self.arrays.values(), *self.features):
@@ -424,6 +430,7 @@ class OpenShard(ShardArrays):
                 return coming, self._copied(location, None, direct, coming)
             except FormatError as error:
                 failure = error
+                coming.refuse()
                 coming = None
         for reader in self.readers:
             reader.check_unchanged()

@@ -44,6 +44,9 @@ class FetchedBytes(Protocol):
     def cancel(self) -> None:
         """Note that nobody waits for them any more."""
 
+    def refuse(self) -> None:
+        """Note that they are not the bytes that were written: nobody is to get them again."""
+
 
 class RangeReader(Protocol):
     """A reader of ranges of files in a folder that is not on this machine, for any thread.
@@ -107,6 +110,11 @@ class ComingRows:
         for span, fetched in self._pieces:
             data[span.first - start : span.stop - start] = np.frombuffer(fetched.wait(), np.uint8)
         return data.view(spec.dtype).reshape(shape)
+
+    def refuse(self) -> None:
+        """Note that the rows are not what was written."""
+        for _, fetched in self._pieces:
+            fetched.refuse()
 
     def cancel(self) -> None:
         """Note that nobody waits for the rows any more."""

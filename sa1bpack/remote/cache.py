@@ -370,6 +370,23 @@ class Cache:
                 )
             time.sleep(_LONGEST_WAIT)
 
+    def grow(self, name: str, nbytes: int) -> bool:
+        """Note that a folder in use takes more bytes; False if they are not free.
+
+        Nothing is removed for them.
+        """
+        with self._alone("room"):
+            if self.used + nbytes > self.limit:
+                return False
+            with (
+                suppress(FileNotFoundError),
+                Lock(self.root / f"{name}.lock", create=False) as lock,
+            ):
+                known, _ = lock.record
+                lock.note(known + nbytes)
+                return True
+        return False
+
     def _locks(self) -> Iterator[Lock]:
         for kind in _KINDS:
             for path in (self.root / kind).glob("*.lock"):

@@ -13,6 +13,7 @@ import functools
 import glob
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,7 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -59,6 +60,7 @@ from sa1bpack.progress import ProgressOption, reporting
 from sa1bpack.remote.attempts import OnWait
 from sa1bpack.remote.bucket import Bucket, Pieces, StoreFile
 from sa1bpack.remote.cache import Cache, Lock
+from sa1bpack.remote.kept_ranges import KEPT, KeptRanges
 from sa1bpack.remote.origin import (
     TRIES,
     Files,
@@ -119,6 +121,18 @@ def _flow(url: str, process: int) -> Flow:
     return Flow()
 
 
+class Fetching(NamedTuple):
+    """What is fetched of a pack, and what is kept.
+
+    Attributes:
+        rows: of large arrays, rows are fetched when they are needed; False: whole shards.
+        keeps: rows that were fetched are kept in the cache, as long as it has room.
+    """
+
+    rows: bool
+    keeps: bool
+
+
 class _Cached:
     """A folder of a cache with links to what was fetched from an origin, see ShardSource.
 
@@ -127,12 +141,13 @@ class _Cached:
             are fetched when they are needed.
     """
 
-    def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, fetches_rows: bool):
+    def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, how: Fetching):
         self.url = origin.url
         self.root = cache.root / name
         self.limit = cache.limit
         self.forks = origin.forks
-        self.fetches_rows = fetches_rows
+        self.fetches_rows = how.rows
+        self._how = how
         self._origin = origin
         self._cache = cache
         self._name = name
@@ -175,7 +190,7 @@ class _Cached:
         else:
             arrays = arrays_of()
             fetch = functools.partial(fetch_group, self._origin, path, digest, arrays, whole=whole)
-            sound = functools.partial(is_sound, digest=digest, whole=whole)
+            sound = functools.partial(_is_sound, digest=digest, whole=whole)
             lease = self._cache.hold(name, self._kept_bytes(arrays), fetch, sound)
             self._origin.count(Counts(misses=1))
         _link(self.root / link, self._cache.root / name)
@@ -185,11 +200,21 @@ class _Cached:
         """Bytes that a folder with these arrays takes in the cache."""
         return folder_bytes(small_arrays(arrays) if self.fetches_rows else arrays)
 
-    def _reader(self, path: str, digest: str) -> FolderRanges | None:
-        """Reads the large arrays of a folder of the origin; None: they are in the cache."""
+    def _reader(self, path: str, name: str, digest: str) -> FolderRanges | None:
+        """Reads the large arrays of a folder of the origin; None: they are in the cache.
+
+        Args:
+            path, digest: as in `fetch_group`.
+            name: name of its folder in the cache, without the digest.
+        """
         if not self.fetches_rows:
             return None
-        return FolderRanges(self._origin, self._flow, path, digest)
+        kept = None
+        if self._how.keeps:
+            folder = f"shards/{_SMALL}{name}-{digest}"
+            reserve = functools.partial(self._cache.grow, folder)
+            kept = KeptRanges(self._cache.root / folder, reserve)
+        return FolderRanges(self._origin, self._flow, path, digest, kept)
 
 
 class RemotePack(_Cached):
@@ -203,7 +228,7 @@ class RemotePack(_Cached):
 
     def reader(self, entry: ShardEntry, digest: str) -> FolderRanges | None:
         """See ShardSource."""
-        return self._reader(f"{SHARDS_NAME}/{entry.name}", digest)
+        return self._reader(f"{SHARDS_NAME}/{entry.name}", entry.name, digest)
 
     def kept_bytes(self, entry: ShardEntry, layout: Layout) -> int:
         """See ShardSource."""
@@ -221,24 +246,24 @@ class RemotePack(_Cached):
         else:  # those that a complete feature of this pack has
             identities = shard_identities(self.root, read_manifest(self.root))
             names = [identity.feature_shard for identity in identities]
-        side = _open_side(origin, self._cache, prefix, names, self.fetches_rows)
+        side = _open_side(origin, self._cache, prefix, names, self._how)
         if not is_pack_url(name):
             return side
         if side is None:
             raise NotAPack(f"{name}: not a feature: it has no {MANIFEST_NAME}")
         return side
 
-    def __reduce__(self) -> tuple[Callable[..., "RemotePack"], tuple[str, Path, str, bool]]:
-        return _reopened, (self.url, self._cache.root, self._name, self.fetches_rows)
+    def __reduce__(self) -> tuple[Callable[..., "RemotePack"], tuple[str, Path, str, Fetching]]:
+        return _reopened, (self.url, self._cache.root, self._name, self._how)
 
 
-def _reopened(url: str, root: Path, name: str, fetches_rows: bool) -> RemotePack:
+def _reopened(url: str, root: Path, name: str, how: Fetching) -> RemotePack:
     """A pack that was pickled."""
     cache = Cache(root)
     lease = cache.lease(name)
     if lease is None:
         raise StoreError(f"{url}: it is no longer in the cache {root}; open it again")
-    return RemotePack(open_origin(url), cache, name, lease, fetches_rows)
+    return RemotePack(open_origin(url), cache, name, lease, how)
 
 
 class RemoteSide(_Cached):
@@ -250,10 +275,10 @@ class RemoteSide(_Cached):
         cache: Cache,
         name: str,
         lease: Lock,
-        fetches_rows: bool,
+        how: Fetching,
         prefix: str,
     ):
-        super().__init__(origin, cache, name, lease, fetches_rows)
+        super().__init__(origin, cache, name, lease, how)
         self._prefix = prefix
         self._digests: dict[str, str] = {}  # of feature shards that were fetched, by name
         self._digest = file_digest(self.root / MANIFEST_NAME)
@@ -279,10 +304,10 @@ class RemoteSide(_Cached):
 
         return self._fetch(path, name, digest, arrays_of, shard.feature_shard)
 
-    def reader(self, shard: ShardIdentity) -> FolderRanges | None:
+    def reader(self, spec: SideSpec, shard: ShardIdentity) -> FolderRanges | None:
         """See SideSource."""
         name = shard.feature_shard
-        return self._reader(f"{self._prefix}{name}", self._digests[name])
+        return self._reader(f"{self._prefix}{name}", f"{spec.name}-{name}", self._digests[name])
 
     def kept_bytes(self, spec: SideSpec, shard: ShardIdentity, items: int) -> int:
         """See SideSource."""
@@ -304,6 +329,15 @@ class RemoteSide(_Cached):
         ) as error:
             raise FormatError(f"{name}: not JSON, or missing ({error}); upload it again") from None
         return items_in(metadata, name)
+
+
+def _is_sound(folder: Path, digest: str, whole: bool) -> bool:
+    """True if a folder that was made before the machine started is as it was.
+
+    Ranges that were kept are removed: they have no digests.
+    """
+    shutil.rmtree(folder / KEPT, ignore_errors=True)
+    return is_sound(folder, digest, whole=whole)
 
 
 def _link(link: Path, folder: Path) -> None:
@@ -329,7 +363,7 @@ def open_pack(url: str, folder: Path | None, limit: int | None, fetch: str) -> R
         limit: bytes that the cache may take; None: the limit with which it was opened last, or four
             fifths of the free disk.
         fetch: "shards", whole; or "rows" of large arrays when they are needed, of shards whose
-            small arrays are in the cache.
+            small arrays are in the cache. Rows are kept in a folder that is named, too.
 
     Raises:
         NotAPack: there is no pack.
@@ -340,11 +374,11 @@ def open_pack(url: str, folder: Path | None, limit: int | None, fetch: str) -> R
     """
     cache = Cache(folder or default_folder(), limit)
     origin = open_origin(url)
-    fetches_rows = fetch == "rows"
+    how = Fetching(rows=fetch == "rows", keeps=folder is not None)
     for _ in range(TRIES - 1):
         with suppress(FormatError):  # it may have been replaced while it was opened
-            return _open_pack(origin, cache, fetches_rows)
-    return _open_pack(origin, cache, fetches_rows)
+            return _open_pack(origin, cache, how)
+    return _open_pack(origin, cache, how)
 
 
 def default_folder() -> Path:
@@ -364,7 +398,7 @@ def default_folder() -> Path:
     return folder
 
 
-def _open_pack(origin: Origin, cache: Cache, fetches_rows: bool) -> RemotePack:
+def _open_pack(origin: Origin, cache: Cache, how: Fetching) -> RemotePack:
     url = origin.url
     heads = {}
     with TemporaryDirectory() as staging:
@@ -393,11 +427,11 @@ def _open_pack(origin: Origin, cache: Cache, fetches_rows: bool) -> RemotePack:
             (target / name).write_bytes(data)
         fetch_files(origin, "", target, _index_files(manifest, listed))
 
-    prefix = f"packs/{_SMALL if fetches_rows else ''}"  # links there are to other folders
+    prefix = f"packs/{_SMALL if how.rows else ''}"  # links there are to other folders
     name = _name(prefix, url, b"".join(heads.values()))
     nbytes = folder_bytes(index_arrays(manifest)) + sum(map(len, heads.values()))
     lease = cache.hold(name, nbytes, fetch, lambda _: False)
-    return RemotePack(origin, cache, name, lease, fetches_rows)
+    return RemotePack(origin, cache, name, lease, how)
 
 
 def _matches(manifest: Manifest, digest: str, listed: Mapping[str, str]) -> bool:
@@ -433,7 +467,7 @@ def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:
 
 
 def _open_side(
-    origin: Origin, cache: Cache, prefix: str, links: list[str], fetches_rows: bool
+    origin: Origin, cache: Cache, prefix: str, links: list[str], how: Fetching
 ) -> RemoteSide | None:
     """A feature as it is now: its manifest, and a link for each of its feature shards.
 
@@ -444,7 +478,7 @@ def _open_side(
     except FileNotFoundError:
         return None
     path = prefix.rstrip("/")
-    folder = f"packs/side-{_SMALL if fetches_rows else ''}"
+    folder = f"packs/side-{_SMALL if how.rows else ''}"
     name = _name(folder, f"{origin.url}/{path}".rstrip("/"), repr((heads, links)).encode())
 
     def fetch(target: Path) -> None:
@@ -455,7 +489,7 @@ def _open_side(
 
     nbytes = sum(map(len, heads.values())) + folder_bytes({})
     lease = cache.hold(name, nbytes, fetch, lambda _: False)
-    return RemoteSide(origin, cache, name, lease, fetches_rows, prefix)
+    return RemoteSide(origin, cache, name, lease, how, prefix)
 
 
 # ------------------------------------------------------------------------------- a pack is checked

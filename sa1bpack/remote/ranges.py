@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from itertools import groupby
 from statistics import median
@@ -23,6 +23,7 @@ from typing import Any
 from sa1bpack.errors import FormatError, StoreError
 from sa1bpack.format.fetched import Span
 from sa1bpack.format.files import CHECKSUMS_NAME
+from sa1bpack.remote.kept_ranges import KeptRanges
 from sa1bpack.remote.origin import RANGE_BYTES, EndsEarly, Origin, changed, is_replaced
 from sa1bpack.urls import Counts
 
@@ -206,22 +207,32 @@ def _why(error: Exception) -> str:
 class _Part:
     """A part of what one or several requests fetch, see `fetched.FetchedBytes`."""
 
-    def __init__(self, requests: Sequence[_Request], skipped: int, nbytes: int):
+    def __init__(
+        self, requests: Sequence[_Request], skipped: int, span: Span, kept: KeptRanges | None
+    ):
         """
         Args:
             requests: requests for bytes that follow each other.
             skipped: bytes of them that come before the part.
-            nbytes: bytes of the part.
+            span: the part.
+            kept: keeps what arrives; None: it is not kept.
         """
         self._requests = requests
         self._skipped = skipped
-        self._nbytes = nbytes
+        self._span = span
+        self._kept = kept
         for request in requests:
             request.users += 1
 
     def wait(self) -> Any:
         """See FetchedBytes."""
-        stop = self._skipped + self._nbytes
+        data = self._arrived()
+        if self._kept is not None and not self._kept.has(self._span):
+            self._kept.keep(self._span, data)
+        return data
+
+    def _arrived(self) -> memoryview:
+        stop = self._skipped + self._span.stop - self._span.first
         if len(self._requests) == 1:
             return memoryview(self._requests[0].wait())[self._skipped : stop]
         joined = bytearray()
@@ -234,27 +245,65 @@ class _Part:
         for request in self._requests:
             request.release()
 
+    def refuse(self) -> None:
+        """See FetchedBytes."""
+        if self._kept is not None:
+            self._kept.withdraw(self._span)
+
+
+class _KeptPart:
+    """A span that is kept, see `fetched.FetchedBytes`."""
+
+    def __init__(self, kept: KeptRanges, span: Span, fetch: Callable[[Span], _Part]):
+        self._kept = kept
+        self._span = span
+        self._fetch = fetch
+
+    def wait(self) -> Any:
+        """See FetchedBytes. What cannot be read any more is fetched."""
+        data = self._kept.read(self._span)
+        if data is None:
+            return self._fetch(self._span).wait()
+        return data
+
+    def cancel(self) -> None:
+        """See FetchedBytes."""
+
+    def refuse(self) -> None:
+        """See FetchedBytes."""
+        self._kept.withdraw(self._span)
+
 
 class FolderRanges:
     """Reads ranges of the files of a shard, or feature shard, see `fetched.RangeReader`."""
 
-    def __init__(self, origin: Origin, flow: Flow, path: str, digest: str):
+    def __init__(
+        self, origin: Origin, flow: Flow, path: str, digest: str, kept: KeptRanges | None = None
+    ):
         """
         Args:
             origin: where the folder is.
             flow: measures all requests to the origin.
             path: path of the folder in the origin.
             digest: XXH3-128 of its checksum file.
+            kept: what was fetched before, and keeps what is fetched; None: nothing is kept.
         """
+        self._kept = kept
         self._origin = origin
         self._flow = flow
         self._path = path
         self._digest = digest
 
-    def begin(self, spans: Sequence[Span]) -> list[_Part]:
+    def begin(self, spans: Sequence[Span]) -> list[_Part | _KeptPart]:
         """See RangeReader."""
-        parts: list[_Part | None] = [None] * len(spans)
-        order = sorted(range(len(spans)), key=lambda position: spans[position])
+        parts: list[_Part | _KeptPart | None] = [None] * len(spans)
+        to_fetch = []
+        for position, span in enumerate(spans):
+            if self._kept is not None and self._kept.has(span):
+                parts[position] = _KeptPart(self._kept, span, self._fetch)
+            else:
+                to_fetch.append(position)
+        order = sorted(to_fetch, key=lambda position: spans[position])
         for path, positions in groupby(order, key=lambda position: spans[position].path):
             for group in _neighbours(list(positions), spans):
                 first = spans[group[0]].first
@@ -265,9 +314,14 @@ class FolderRanges:
                     needed = _overlapping(requests, first, span)
                     skipped = span.first - needed[0][0]
                     parts[position] = _Part(
-                        [request for _, request in needed], skipped, span.stop - span.first
+                        [request for _, request in needed], skipped, span, self._kept
                     )
         return [part for part in parts if part is not None]
+
+    def _fetch(self, span: Span) -> _Part:
+        """Ask for a span, whatever is kept."""
+        requests = self._requests(span.path, span.first, span.stop)
+        return _Part(requests, 0, span, None)
 
     def _requests(self, path: str, first: int, stop: int) -> list[_Request]:
         requests = []

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from batches import all_same, same_batches, same_samples
-from cached_packs import open_cached, open_rows
+from cached_packs import open_cached, open_rows, taken
 from edited_packs import flip
 from layout_packs import LAYOUTS
 from packs_with_features import SPECS
@@ -477,3 +477,80 @@ def test_a_pack_in_a_container_of_azure(layout_packs, web, tmp_path, monkeypatch
         mask_format="runs",
     )
     assert all_same(ds, sa1bpack.open(root, mask_format="runs"))
+
+
+# ------------------------------------------------------------------------------- rows that are kept
+
+
+def rows_asked(origin) -> list[tuple[str, int, int]]:
+    """The ranges of large arrays that were asked for."""
+    names = ("image", "mask_bits", "run_ends", "values")
+    return [asked for asked in origin.ranges if asked[0].split("/")[-2] in names]
+
+
+@pytest.mark.parametrize("layout", [("native", "yuv420", "runs"), ("pad", "rgb", "bits+runs")])
+def test_in_a_cache_a_second_epoch_fetches_nothing(layout_packs, tmp_path, driven, layout):
+    root = shutil.copytree(layout_packs(*layout), tmp_path / "pack")
+    origin = driven(root)
+    own = sa1bpack.open(root)
+    for _ in range(2):
+        ds = open_rows(root, tmp_path / "cache")
+        same_epochs(own, ds, 2, shuffle=True)
+        assert all_same(ds, own)
+        if origin.ranges:
+            first = len(rows_asked(origin))
+    assert len(rows_asked(origin)) == first > 0
+    assert taken(tmp_path / "cache", "shards") >= sum(
+        stop - start for _, start, stop in rows_asked(origin)
+    )
+
+
+def test_kept_rows_of_features(with_features, tmp_path, driven):
+    root = shutil.copytree(with_features.root, tmp_path / "pack")
+    origin = driven(root)
+    own = sa1bpack.open(root, features=["teacher", "level"])
+    for _ in range(2):
+        ds = open_rows(root, tmp_path / "cache", features=["teacher", "level"])
+        assert all_same(ds, own)
+    asked = rows_asked(origin)
+    assert len(asked) == len(set(asked))
+
+
+def test_without_room_rows_are_fetched_again(layout_packs, tmp_path, driven):
+    root = shutil.copytree(layout_packs(), tmp_path / "pack")
+    origin = driven(root)
+    own = sa1bpack.open(root)
+    assert all_same(open_rows(root, tmp_path / "cache", cache_size="2 MB"), own)
+    before = len(rows_asked(origin))
+    assert all_same(open_rows(root, tmp_path / "cache"), own)
+    assert len(rows_asked(origin)) == 2 * before
+
+
+def test_kept_rows_that_are_damaged_are_fetched_again(layout_packs, tmp_path, driven):
+    root = shutil.copytree(layout_packs(), tmp_path / "pack")
+    origin = driven(root)
+    own = sa1bpack.open(root)
+    assert all_same(open_rows(root, tmp_path / "cache"), own)
+    for kept in (tmp_path / "cache/shards").rglob("kept/image*"):
+        flip(kept, 1000)
+    before = len(rows_asked(origin))
+    for _ in range(2):
+        assert all_same(open_rows(root, tmp_path / "cache"), own)
+    again = rows_asked(origin)[before:]
+    assert 0 < len(again) <= 3 * len(list((tmp_path / "cache/shards").glob("*/kept/image*")))
+    for kept in (tmp_path / "cache/shards").rglob("kept/image*"):
+        kept.unlink()
+    assert all_same(open_rows(root, tmp_path / "cache"), own)
+
+
+def test_after_a_start_of_the_machine_kept_rows_are_fetched_again(layout_packs, tmp_path, driven):
+    root = shutil.copytree(layout_packs(), tmp_path / "pack")
+    origin = driven(root)
+    own = sa1bpack.open(root)
+    assert all_same(open_rows(root, tmp_path / "cache"), own)
+    before = len(rows_asked(origin))
+    for lock in (tmp_path / "cache").glob("*/*.lock"):  # of an earlier run
+        nbytes = lock.read_text().split()[0]
+        lock.write_text(f"{nbytes} another-start\n")
+    assert all_same(open_rows(root, tmp_path / "cache"), own)
+    assert len(rows_asked(origin)) == 2 * before

@@ -1,0 +1,140 @@
+"""Ranges that were fetched and are kept: beside the small arrays of a shard, in its cache.
+
+::
+
+    CACHE/shards/rows-NAME-DIGEST/
+      image_id/ ...        the small arrays, complete
+      kept/image.c.0.0     large files with holes: what was fetched of them
+      kept/ranges          which ranges these are, in the order in which they were kept
+
+A range is listed once its bytes are written, by one append, so that a kill leaves nothing that is
+listed and not there. Processes append to the same list, and read what others have added. Nothing
+is flushed: after a start of the machine the folder `kept` is removed. Ranges are kept as long as
+the cache has room that nothing else takes; nothing is removed for them.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.format.fetched import Span
+from sa1bpack.format.files import opened, write_at
+
+# The folder of kept ranges in that of a shard.
+KEPT = "kept"
+_LIST = "ranges"
+
+# A range in the list: the number of its file by name, and its bytes; `is_there` is 0 where one is
+# withdrawn that had other bytes than were written.
+_RANGE = np.dtype([("file", "<u8"), ("first", "<u8"), ("stop", "<u8"), ("is_there", "<u8")])
+
+# Bytes that are reserved at once.
+_RESERVED = 16 << 20
+
+_log = logging.getLogger("sa1bpack")
+
+
+class KeptRanges:
+    """The kept ranges of the files of one shard, for any thread."""
+
+    def __init__(self, folder: Path, reserve: Callable[[int], bool]):
+        """
+        Args:
+            folder: folder of the shard in the cache, which stays as long as this object lives.
+            reserve: takes room in the cache for more bytes; False if there is none.
+        """
+        self._folder = folder / KEPT
+        self._reserve = reserve
+        self._lock = threading.Lock()
+        self._ranges: set[tuple[int, int, int]] = set()
+        self._list_bytes = 0  # that were read
+        self._room = 0
+        self._is_full = False
+        self._look()
+
+    def has(self, span: Span) -> bool:
+        """True if the bytes of a span are kept."""
+        key = (_number_of(span.path), span.first, span.stop)
+        with self._lock:
+            if key not in self._ranges:
+                self._look()
+            return key in self._ranges
+
+    def read(self, span: Span) -> bytes | None:
+        """The bytes of a span that is kept; None if they cannot be read."""
+        nbytes = span.stop - span.first
+        try:
+            with opened(self._path(span.path), os.O_RDONLY) as file:
+                data = os.pread(file, nbytes, span.first)
+        except OSError:
+            return None
+        return data if len(data) == nbytes else None
+
+    def keep(self, span: Span, data: Any) -> None:
+        """Keep the bytes of a span, if there is room."""
+        nbytes = span.stop - span.first
+        with self._lock:
+            if self._is_full:
+                return
+            if self._room < nbytes:
+                more = max(nbytes, _RESERVED)
+                if not self._reserve(more):
+                    self._is_full = True
+                    return
+                self._room += more
+            self._room -= nbytes
+        path = self._path(span.path)
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with opened(path, os.O_WRONLY | os.O_CREAT) as file:
+                write_at(file, data, span.first, path)
+            self._append(span, is_there=True)
+        except OSError as error:  # the disk is full: the range is fetched again
+            _log.info("%s: not kept: %s", path, error)
+            self._is_full = True
+
+    def withdraw(self, span: Span) -> None:
+        """Keep a span no longer: it has other bytes than were written."""
+        with self._lock:
+            self._ranges.discard((_number_of(span.path), span.first, span.stop))
+        with suppress(OSError):
+            self._append(span, is_there=False)
+
+    def _append(self, span: Span, is_there: bool) -> None:
+        record = np.array((_number_of(span.path), span.first, span.stop, is_there), _RANGE)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with opened(self._folder / _LIST, flags) as file:
+            os.write(file, record.tobytes())
+
+    def _look(self) -> None:
+        """Read what was added to the list."""
+        try:
+            with opened(self._folder / _LIST, os.O_RDONLY) as file:
+                nbytes = os.fstat(file).st_size // _RANGE.itemsize * _RANGE.itemsize
+                if nbytes <= self._list_bytes:
+                    return
+                data = os.pread(file, nbytes - self._list_bytes, self._list_bytes)
+        except OSError:
+            return
+        records = np.frombuffer(data[: len(data) // _RANGE.itemsize * _RANGE.itemsize], _RANGE)
+        self._list_bytes += records.nbytes
+        for number, first, stop, is_there in records.tolist():
+            if is_there:
+                self._ranges.add((number, first, stop))
+            else:
+                self._ranges.discard((number, first, stop))
+
+    def _path(self, path: str) -> Path:
+        """The file that has the kept ranges of a file of the shard."""
+        return self._folder / path.replace("/", ".")
+
+
+def _number_of(path: str) -> int:
+    """A number that stands for the path of a file of a shard in the list: its first eight bytes."""
+    return int.from_bytes(path.encode()[:8].ljust(8, b"\0"), "little")
