@@ -132,7 +132,7 @@ class Survey:
 def survey_of(dataset: Dataset, parts: ShardParts) -> Survey:
     """Read shards of a dataset, in random order, until they have 20,000 images, at most 64.
 
-    Of a pack that is read through a cache, one shard is read, because each is fetched whole.
+    Of a pack at a URL, one shard is read, because it, or its small arrays, are fetched for that.
     Damage does not end the survey.
     """
     survey = Survey()
