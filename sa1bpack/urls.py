@@ -12,15 +12,12 @@ import re
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from sa1bpack import SCHEMES
 from sa1bpack.errors import MissingPackage, OptionError
 from sa1bpack.wording import brief
-
-if TYPE_CHECKING:
-    from sa1bpack.format.fetched import RangeReader
 
 WEB_SCHEMES = ("https", "http")
 STORE_SCHEMES = ("s3", "gs", "az")
@@ -83,8 +80,8 @@ class SideSource(Protocol):
     def fetch(self, spec: Any, shard: Any) -> Lease:
         """Fetch the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
 
-    def reader(self, spec: Any, shard: Any) -> "RangeReader | None":
-        """Reads the values of a feature shard; None: they are fetched whole. See ShardSource."""
+    def reader(self, spec: Any, shard: Any) -> Any:
+        """The `RangeReader` of the values of a feature shard; None: they are on this machine."""
 
     def kept_bytes(self, spec: Any, shard: Any, items: int) -> int:
         """Bytes that the rows of a shard, of so many items, take on this machine."""
@@ -132,8 +129,8 @@ class ShardSource(Protocol):
             OSError: the disk fails.
         """
 
-    def reader(self, entry: Any, digest: str) -> "RangeReader | None":
-        """Reads the large arrays of a shard, see `fetch`; None: they are on this machine."""
+    def reader(self, entry: Any, digest: str) -> Any:
+        """The `RangeReader` of a shard's large arrays, see `fetch`; None: they are here."""
 
     def kept_bytes(self, entry: Any, layout: Any) -> int:
         """Bytes that a shard takes on this machine."""

@@ -371,7 +371,8 @@ class LocatedBatch:
             direct: read what is on this machine past the page cache.
             asked: what was asked for of it, if anything was.
 
-        Raises as `OpenShard.copy_sample`.
+        Raises:
+            Whatever `OpenShard.copy_sample` raises.
         """
         spec = self._spec
         tables = self._tables

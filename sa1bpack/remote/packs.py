@@ -13,7 +13,6 @@ import functools
 import glob
 import os
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +35,7 @@ from sa1bpack.format.arrays import METADATA_NAME, ChunkFile
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
+    discard_entry,
     file_digest,
     is_inside,
     read_checksums,
@@ -336,7 +336,8 @@ def _is_sound(folder: Path, digest: str, whole: bool) -> bool:
 
     Ranges that were kept are removed: they have no digests.
     """
-    shutil.rmtree(folder / KEPT, ignore_errors=True)
+    if (folder / KEPT).exists():
+        discard_entry(folder / KEPT)
     return is_sound(folder, digest, whole=whole)
 
 

@@ -28,14 +28,14 @@ from sa1bpack.remote.origin import RANGE_BYTES, EndsEarly, Origin, changed, is_r
 from sa1bpack.urls import Counts
 
 # Spans of a file that are closer than this are one request: a request costs more than these bytes.
-_GAP = 1 << 14
+GAP = 1 << 14
 
 # Seconds after which a request that got no answer is an error.
 DEADLINE = 120.0
 
 # A second request is made after this many times the usual seconds, and at least so many.
 _SLOW = 4.0
-_SLOW_SECONDS = 0.5
+SLOW_SECONDS = 0.5
 
 # Requests that the measurement looks back on, and the limits of what is asked for ahead.
 _MEASURED = 256
@@ -86,7 +86,7 @@ class Flow:
         with _measuring:
             if not self._seconds:
                 return DEADLINE / 4
-            return max(_SLOW * median(self._seconds), _SLOW_SECONDS)
+            return max(_SLOW * median(self._seconds), SLOW_SECONDS)
 
     @property
     def bytes_ahead(self) -> int:
@@ -342,7 +342,7 @@ def _neighbours(positions: list[int], spans: Sequence[Span]) -> list[list[int]]:
     end = 0
     for position in positions:
         span = spans[position]
-        is_near = len(groups) > 0 and span.first - end <= _GAP
+        is_near = len(groups) > 0 and span.first - end <= GAP
         if is_near and span.stop - spans[groups[-1][0]].first <= RANGE_BYTES:
             groups[-1].append(position)
             end = max(end, span.stop)

@@ -179,7 +179,7 @@ def test_neighbours_are_one_request(layout_packs, tmp_path, driven):
 
 
 def test_the_rows_below_an_image_on_its_canvas_are_not_fetched(tmp_path, driven, monkeypatch):
-    monkeypatch.setattr(ranges, "_GAP", 0)
+    monkeypatch.setattr(ranges, "GAP", 0)
     write_pack(tmp_path / "pack", {"sa_000000-000": (1, 2)})
     origin = driven(tmp_path / "pack")
     own = sa1bpack.open(tmp_path / "pack")
@@ -319,7 +319,7 @@ def test_a_request_without_an_answer_is_an_error_after_its_deadline(
 
 
 def test_of_a_slow_request_a_second_one_is_made(layout_packs, tmp_path, driven, monkeypatch):
-    monkeypatch.setattr(ranges, "_SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(ranges, "SLOW_SECONDS", 0.05)
     root = shutil.copytree(layout_packs(), tmp_path / "pack")
     origin = driven(root)
     own = sa1bpack.open(root)
