@@ -11,7 +11,7 @@ On one tar, in one run, in turn and repeatedly (medians are shown):
     pack xN     the same as pack x1 with as many workers as processors (at least two)
     usual way   PIL decode and resize, pycocotools decode of every mask at full size, each resized
                 to the mask grid, stacked; in memory, nothing is written
-    no pack     the fastest way that is known without a pack: PIL at the smallest scale that is
+    no pack     the best that one can do without a pack: simplejpeg at the smallest scale that is
                 large enough, masks resized as runs by rlemasklib (runs_domain.py, which says how to
                 install it); in memory, nothing is written
     Loader      an epoch over the pack, which is in the page cache, in batches of 8
@@ -203,7 +203,7 @@ def run_usual(tar: Path, out: Path, images: int) -> tuple[float, float]:
 
 
 def run_without_pack(tar: Path, out: Path, images: int) -> tuple[float, float]:
-    """The fastest way that is known without a pack, on the first images of the tar."""
+    """The best that one can do without a pack, on the first images of the tar."""
     from PIL import Image
     from runs_domain import decode_sample
 
@@ -214,7 +214,7 @@ def run_without_pack(tar: Path, out: Path, images: int) -> tuple[float, float]:
         for pair, (size, grid) in zip(pairs, sizes, strict=True):
             decode_sample(pair["jpg"], pair["json"], size, grid)
 
-    work()  # what PIL and rlemasklib load at first use
+    work()  # what these libraries load at first use
     wall, cpu = clock(work)
     factor = images / len(pairs)
     return wall * factor, cpu * factor

@@ -14,11 +14,14 @@ guide   Image float32 (3, 1024, 1024) and every mask float32 (256, 256), padded 
         at 1024 need 16 times the memory for them. Beside it: Loader on the pack, with the same
         tensors made of its batches, with bool masks, and with bits; and TarDataset, which decodes
         the tar.
-        And the fastest way that is known without a pack, as bytes: PIL decodes at the smallest
+        And the best that one can do without a pack, as bytes: simplejpeg decodes at the smallest
         scale that is large enough, and rlemasklib resizes masks as runs (runs_domain.py).
 SAM 2   Image float32 (3, 1024, 1024), normalised, and 3 random masks bool (1024, 1024), flipped at
-        random: the steps of SAM 2's training dataset for SA-1B (see pipeline.py), and Loader and
-        Pipeline on the pack's exact runs.
+        random: the steps of SAM 2's training dataset for SA-1B (see pipeline.py), the best without
+        a pack as above, and Loader and Pipeline on the pack's exact runs.
+
+"Times guide" and "times best" are relative to the first line of a task, and to the fastest of its
+lines without a pack: simplejpeg + rlemasklib, with the number of workers that is fastest for it.
 
 Samples/s are those of complete epochs in random order that take `--seconds` or more together. The
 start of workers counts, because it recurs every epoch; imports do not, nor does loading the
@@ -55,12 +58,13 @@ from pathlib import Path
 # Asking for a CUDA device must not begin to use one: this process forks those that do.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
+import msgspec
 import numpy as np
 import torch
 from PIL import Image
-from pipeline import Photo, sam2_sample
+from pipeline import MEAN, STD, Photo, sam2_sample
 from pycocotools import mask as coco
-from runs_domain import MISSING, decode_sample, is_installed
+from runs_domain import MISSING, decode_image, decode_masks, decode_sample, is_installed
 from synthetic import make_tar
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
@@ -78,7 +82,7 @@ SAMPLED_EVERY, LONGEST = 0.02, 600  # seconds
 FORK = multiprocessing.get_context("fork")
 
 GUIDE, SAM2 = "guide", "SAM 2"
-RUNS = "PIL + rlemasklib"
+RUNS = "simplejpeg + rlemasklib"
 BYTES = "Loader, bool masks"
 FIRST = {GUIDE: "guide, 0 workers", SAM2: "SAM 2's steps, 0 workers"}
 
@@ -144,6 +148,31 @@ class Sam2Dataset(Dataset):
         path = self.images[index]
         photo: Photo = path.read_bytes(), path.with_suffix(".json").read_bytes()
         return sam2_sample(photo, SAM2_MASKS, random.Random(index))
+
+
+class RunsSam2Dataset(Dataset):
+    """A folder of pairs, SAM 2's output by the fastest libraries.
+
+    A sample is image float32 (3, SIDE, SIDE), normalised, and masks bool (SAM2_MASKS, SIDE, SIDE).
+    """
+
+    def __init__(self, folder: Path):
+        self.images = sorted(folder.rglob("*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        path = self.images[index]
+        draw = random.Random(index)
+        annotations = msgspec.json.decode(path.with_suffix(".json").read_bytes())["annotations"]
+        masks = decode_masks(draw.sample(annotations, SAM2_MASKS), (SIDE, SIDE))
+        image = decode_image(path.read_bytes(), (SIDE, SIDE))
+        if draw.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            masks = np.ascontiguousarray(masks[..., ::-1])
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
+        return pixels.sub_(MEAN).div_(STD), torch.from_numpy(masks).view(torch.bool)
 
 
 def padded(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
@@ -241,6 +270,11 @@ def ways(folder: Path, batch: int, workers: list[int]) -> list[Way]:
     for count in few:
         begin = partial(usual, Sam2Dataset, count)
         found.append(Way(f"SAM 2's steps, {counted_workers(count)}", SAM2, begin))
+    if is_installed():
+        for count in few:
+            begin = partial(usual, RunsSam2Dataset, count)
+            name = f"{RUNS}, SAM 2's output, {counted_workers(count)}"
+            found.append(Way(name, SAM2, begin))
     found.append(Way("Loader and Pipeline", SAM2, pipeline, True))
     return found
 
@@ -371,18 +405,37 @@ def measure(lines: list[Way], rounds: int, seconds: float) -> list[dict]:
 
 
 def table(found: list[dict]) -> str:
-    """Medians; the third column is relative to the first line of the task, in the same round."""
-    lines = ["| way | samples/s | times | memory, MB |", "|---|---:|---:|---:|"]
+    """Medians, and ratios of the same round to two lines of the task, as the module explains."""
+    head = "| way | samples/s | times guide | times best | memory, MB |"
+    lines = [head, "|---|---:|---:|---:|---:|"]
     by_name = {figures["line"]: figures for figures in found}
     for figures in found:
         first = by_name.get(FIRST[figures["task"]])
-        times = f"{ratios(figures, first)[0]:.1f}" if first else ""
+        best = best_without_pack(found, figures["task"])
+        speed = f"{statistics.median(figures['speed']):.1f}"
+        to_first = times(figures, first)
+        to_best = times(figures, best)
         memory = figures["memory_bytes"]
-        lines.append(
-            f"| {figures['line']} | {statistics.median(figures['speed']):.1f} | {times} | "
-            f"{'' if memory is None else f'{memory / 1e6:,.0f}'} |"
-        )
+        megabytes = "" if memory is None else f"{memory / 1e6:,.0f}"
+        lines.append(f"| {figures['line']} | {speed} | {to_first} | {to_best} | {megabytes} |")
     return "\n".join(lines)
+
+
+def times(figures: dict, base: dict | None) -> str:
+    """The median ratio as text; empty without a line to compare with."""
+    if base is None:
+        return ""
+    return f"{ratios(figures, base)[0]:.1f}"
+
+
+def best_without_pack(found: list[dict], task: str) -> dict | None:
+    """The line of the task with the highest median that decodes by the fastest libraries."""
+    lines = [
+        figures for figures in found if figures["task"] == task and figures["line"].startswith(RUNS)
+    ]
+    if not lines:
+        return None
+    return max(lines, key=lambda figures: statistics.median(figures["speed"]))
 
 
 def ratios(figures: dict, base: dict) -> tuple[float, float, float]:
@@ -433,10 +486,9 @@ def claims(found: list[dict], cpus: int, cuda: bool) -> list[dict]:
 def against_the_fastest(found: list[dict]) -> str | None:
     """How many times the best line without a pack the Loader is, both with the same bytes."""
     ours = next(figures for figures in found if figures["line"] == BYTES)
-    others = [figures for figures in found if figures["line"].startswith(RUNS)]
-    if not others:
+    best = best_without_pack(found, GUIDE)
+    if best is None:
         return None
-    best = max(others, key=lambda figures: statistics.median(figures["speed"]))
     middle, least, most = ratios(ours, best)
     return f"{BYTES}: {middle:.0f} times {best['line']} ({least:.0f} to {most:.0f})"
 

@@ -19,6 +19,7 @@ RUNS = {
     "pipeline": "TAR --photos 2 --masks 2 --batch 2 --rounds 1",
     "pixels": "TAR --size 64 --mask-size 32 --photos 1 --repeats 1",
     "remote": "--samples 4 --link 4000 --latency 0 --repeat 1",
+    "runs_domain": "TAR --photos 1 --repeats 1",
     "seek": "TAR --images 4 --reads 2 --level 1", "synthetic": "TAR OUT --images 2 --masks 2",
     "simulate": "--batches 20 --measure TAR",
     "small_files": "TAR --images 8 --batch 4 --rounds 1",
