@@ -13,15 +13,24 @@ import sys
 import zipfile
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 ROOT = Path(__file__).parents[1]
 # pip takes each for itself: it does not know that a newer one has the older ones.
 PLATFORMS = [*(f"manylinux_2_{n}" for n in (28, 27, 24, 17, 12, 5)), "manylinux2014", "manylinux1"]
 
 
-def pinned(packages: list[str]) -> list[str]:
-    """The packages as constraints.txt pins them."""
+def pinned(packages: list[str], python: str) -> list[str]:
+    """The packages as constraints.txt pins them for a version of Python."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = {line.split("==")[0].lower().replace("_", "-"): line for line in lines if "==" in line}
+    pins = {}
+    for line in lines:
+        if "==" not in line:
+            continue
+        pin = Requirement(line)
+        if pin.marker is None or pin.marker.evaluate({"python_version": python}):
+            pins[canonicalize_name(pin.name)] = f"{pin.name}{pin.specifier}"
     return [pins.get(package, package) for package in packages]
 
 
@@ -45,7 +54,7 @@ def main() -> None:
     command += [given.folder, "--only-binary=:all:", "--implementation=cp"]
     command += [f"--python-version={given.python}"]
     command += [f"--platform={platform}_x86_64" for platform in PLATFORMS]
-    subprocess.run([*command, *pinned(given.packages)], check=True)
+    subprocess.run([*command, *pinned(given.packages, given.python)], check=True)
     for wheel in given.folder.glob("*.whl"):
         recompress(wheel)
     size = sum(wheel.stat().st_size for wheel in given.folder.glob("*.whl"))

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import setup_pillow
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from setup_pillow import Pil
 
 ROOT = Path(__file__).parent.parent
@@ -133,12 +136,42 @@ def test_set_up_fails_if_no_pil_works(monkeypatch):
         setup_pillow.install_and_record(WANTED, PINS)
 
 
-def constraints() -> dict[str, str]:
-    """Name to version, as constraints.txt pins them."""
+def constraints(python: str = "{}.{}".format(*sys.version_info)) -> dict[str, str]:
+    """Name to version, as constraints.txt pins them for a version of Python."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
-    return dict(pin.lower().replace("_", "-").split("==") for pin in pins)
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pins = [
+        pin for pin in pins if not pin.marker or pin.marker.evaluate({"python_version": python})
+    ]
+    names = [canonicalize_name(pin.name) for pin in pins]
+    assert len(names) == len(set(names)), "a name is pinned twice"
+    versions = [re.fullmatch(r"==([\w.]+)", str(pin.specifier))[1] for pin in pins]
+    return dict(zip(names, versions, strict=True))
+
+
+def supported() -> list[str]:
+    """Versions of Python that the package says that it supports."""
+    text = (ROOT / "pyproject.toml").read_text()
+    return re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
+
+
+def test_all_supported_versions_have_the_same_names_pinned():
+    first, *others = [constraints(python).keys() for python in supported()]
+    assert all(names == first for names in others)
+
+
+def test_what_is_said_of_python_is_the_same_everywhere():
+    """Classifiers, the lower bound, the tested matrix, README and the page for beginners."""
+    versions = supported()
+    oldest, newest = versions[0], versions[-1]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["requires-python"] == f">={oldest}"
+    assert project["tool"]["mypy"]["python_version"] == oldest
+    assert project["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == versions
+    for name in ("README.md", "docs/start.md"):
+        assert f"Python {oldest} to {newest}" in (ROOT / name).read_text(), name
 
 
 def test_every_requirement_is_pinned_exactly():
