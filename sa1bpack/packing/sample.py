@@ -188,21 +188,26 @@ def _image_rows(
     source_size = record.height, record.width
     height, width = stored_size(record.height, record.width, layout.image_size, layout.fit)
     image = buffers.image(image_nbytes(layout, height, width))
-    if layout.flat:
-        planes = image_planes(layout, height, width)
-        image_row = image
-    else:
-        planes = image_planes(layout, layout.image_size, layout.image_size)
-        image_row = image.reshape(layout.array("image").row_shape)
-    views = tuple(plane.view(image) for plane in planes)
-    pixels.decode_into(jpeg, source_size, (height, width), views, options.resample)
+    planes = _whole_planes(layout, image, height, width)
+    pixels.decode_into(jpeg, source_size, (height, width), planes, options.resample)
+    if not layout.flat:
+        image = image.reshape(layout.array("image").row_shape)
     return {
-        "image": image_row,
+        "image": image,
         "image_id": np.array([record.image_id], np.int64),
         "file_name": np.frombuffer(file_name.encode().ljust(FILE_NAME_BYTES, b"\0"), np.uint8),
         "size": np.array([[*source_size, height, width]], np.int32),
         "annotation_count": np.array([len(record)], np.int32),
     }
+
+
+def _whole_planes(
+    layout: Layout, image: np.ndarray, height: int, width: int
+) -> tuple[np.ndarray, ...]:
+    """The planes of an image of this stored size, or of its canvas, in its bytes, (n,) uint8."""
+    if not layout.flat:
+        height = width = layout.image_size
+    return tuple(plane.view(image) for plane in image_planes(layout, height, width))
 
 
 def _annotation_rows(
@@ -275,7 +280,11 @@ def warm_up(options: PackOptions) -> None:
     if options.records != SA1B:
         record["annotations"] = [annotation | {"segmentation": shape} for shape in _SHAPES]
         half = joined("sa_1.jpg", json.dumps(record).encode())
-    make_sample("sa_1.jpg", jpeg, half, options, Buffers(options))
+    buffers = Buffers(options)
+    make_sample("sa_1.jpg", jpeg, half, options, buffers)
+    # An image that keeps its size needs fewer kernels than one that does not.
+    smaller = _whole_planes(options.layout, buffers.image(most_image_bytes(options.layout)), 8, 8)
+    pixels.decode_into(jpeg, (16, 16), (8, 8), smaller, options.resample)
 
 
 def attempt(

@@ -106,14 +106,20 @@ def decode_into(
     form = None
     if bytes(data[:2]) != SOI:
         form = other_format(data)
-    if form is None:
+    if form is not None:
+        words = _words_at(size, read_rgb(bytes(data), form, source))
+    else:
         header = read_header(data)  # raises for what is no image
         check_size("JPEG", (header.height, header.width), source)
-        image = _stored_image(data, header, *size, resample)
-    else:
-        image = read_rgb(bytes(data), form, source)
-        image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
-    words = pixel_words(image)
+        readable = _is_usual(header) or _simplejpeg_reads(data)
+        if _is_left_to_pil(header, readable, resample):
+            words = _words_at(size, _decode_by_pil(data, header, readable))
+        elif source == size and len(planes) == 1 and planes[0].shape[1] == size[1]:
+            _decode(data, header, 1, "RGB", out=planes[0].reshape(-1))  # nothing is resized
+            planes[0][size[0] :] = 0
+            return
+        else:
+            words = _stored_words(data, header, *size, resample)
     sides = [size]
     if len(planes) == 3:
         rgbx_to_yuv420(words, *planes)
@@ -139,34 +145,57 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     return header.height, header.width
 
 
-def _stored_image(
-    jpeg: bytes | memoryview, header: JpegHeader, h: int, w: int, resample: str
-) -> Image.Image:
-    """Decode and resize to h x w: RGB or RGBX."""
+def _is_usual(header: JpegHeader) -> bool:
+    """True for a JPEG whose chroma all decoders treat alike, and which simplejpeg reads."""
+    return len(header.sampling) == 1 or header.sampling in _COMMON_SAMPLINGS
+
+
+def _is_left_to_pil(header: JpegHeader, readable: bool, resample: str) -> bool:
+    """True for a JPEG that PIL decodes, at full size; `readable`: simplejpeg could, too."""
+    if not readable or len(header.sampling) == 4:
+        return True
     # simplejpeg and PIL agree where PIL uses libjpeg-turbo as well and the file has nothing that
     # versions treat differently: unusual sampling, a guessed colour space, or a progressive file
     # with missing scans (which are smoothed).
-    gray = len(header.sampling) == 1
-    usual = gray or header.sampling in _COMMON_SAMPLINGS
     known_colours = header.adobe_transform == 1
     if header.adobe_transform is None:
         known_colours = header.jfif
-    alike = PIL_HAS_TURBO and header.sequential and usual and (gray or known_colours)
-    readable = usual or _simplejpeg_reads(jpeg)
-    if not readable or len(header.sampling) == 4 or (resample == "exact" and not alike):
-        return _decode_by_pil(jpeg, header, readable).resize((w, h), Image.Resampling.BICUBIC)
+    if len(header.sampling) == 1:
+        known_colours = True
+    alike = PIL_HAS_TURBO and header.sequential and _is_usual(header) and known_colours
+    return resample == "exact" and not alike
+
+
+def _stored_words(
+    jpeg: bytes | memoryview, header: JpegHeader, h: int, w: int, resample: str
+) -> np.ndarray:
+    """Decode by simplejpeg, and resize to h x w: uint32 (h, w), as `pixel_words` returns it.
+
+    The array may be in this thread's scratch.
+    """
     scale = 1
-    if resample == "fast" and usual:
+    if resample == "fast" and _is_usual(header):
         rgbx, scale = _decode_reduced(jpeg, header, h, w)
     else:
         rgbx = _decode(jpeg, header, 1)
     # A reduced image extends up to one of its pixels beyond the source's edge; the box excludes
     # that, so that nothing shifts relative to the masks.
+    if (header.height, header.width) == (h * scale, w * scale):  # nothing lies beyond
+        words: np.ndarray = rgbx.view("<u4")[..., 0]
+        words.flags.writeable = False  # as those of `pixel_words`: kernels are compiled for it
+        return words
     box = (0, 0, header.width / scale, header.height / scale)
     size = -(-header.width // scale), -(-header.height // scale)
     # No copy: PIL keeps a reference to `rgbx`, which outlives the call of resize.
     image = Image.frombuffer("RGBX", size, rgbx, "raw", "RGBX", rgbx.strides[0], 1)
-    return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
+    return pixel_words(image.resize((w, h), Image.Resampling.BICUBIC, box=box))
+
+
+def _words_at(size: tuple[int, int], image: Image.Image) -> np.ndarray:
+    """`pixel_words` of an RGB image at this size, height and width."""
+    if (image.height, image.width) != size:  # PIL would copy it
+        image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    return pixel_words(image)
 
 
 def _simplejpeg_reads(jpeg: bytes | memoryview) -> bool:
@@ -282,30 +311,40 @@ def _differ(edge: np.ndarray, beyond: np.ndarray) -> bool:
 _scratch = threading.local()
 
 
+def _scratch_of(nbytes: int) -> np.ndarray:
+    """uint8 (n,), at least so many bytes: this thread's, which the next image overwrites."""
+    buffer: np.ndarray | None = getattr(_scratch, "buffer", None)
+    if buffer is None or len(buffer) < nbytes:
+        buffer = np.empty(max(nbytes, HUGE_FROM), np.uint8)
+        if nbytes <= KEPT_SCRATCH:
+            _scratch.buffer = buffer
+    return buffer
+
+
 def _decode(
-    jpeg: bytes | memoryview, header: JpegHeader, scale: int, colours: str = "RGBX"
+    jpeg: bytes | memoryview,
+    header: JpegHeader,
+    scale: int,
+    colours: str = "RGBX",
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Decode at 1/scale of full size: (rows, columns, channels) uint8 in this thread's scratch.
+    """Decode at 1/scale of full size: (rows, columns, channels) uint8.
+
+    They are at the start of `out`, C-contiguous uint8, or in this thread's scratch.
 
     `strict` turns every warning of libjpeg-turbo into an error: otherwise it would continue with
     wrong or gray pixels after damaged data.
     """
     rows = -(-header.height // scale)
     columns = -(-header.width // scale)
-    nbytes = rows * columns * 4
-    buffer = getattr(_scratch, "buffer", b"")
-    if len(buffer) < nbytes:
-        buffer = np.empty(max(nbytes, HUGE_FROM), np.uint8)
-        if nbytes <= KEPT_SCRATCH:
-            _scratch.buffer = buffer
+    if out is None:
+        out = _scratch_of(rows * columns * 4)
     # Full size is requested as 0: 7/8 of a tiny image could reach it.
     least = {"min_height": 0, "min_width": 0}
     if scale > 1:
         least = {"min_height": rows, "min_width": columns}
     try:
-        image: np.ndarray = simplejpeg.decode_jpeg(
-            jpeg, colours, **least, buffer=buffer, strict=True
-        )
+        image: np.ndarray = simplejpeg.decode_jpeg(jpeg, colours, **least, buffer=out, strict=True)
     except ValueError as error:
         raise _damaged(bytes(jpeg), str(error)) from None
     return image

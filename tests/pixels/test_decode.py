@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import simplejpeg
-from jpegs import by_pil, jpeg_of, picture, psnr, stored_size
+from jpegs import by_pil, documented_planes, jpeg_of, picture, psnr, stored_size
 from PIL import Image, ImageFile
 
 from sa1bpack.errors import ImageError
@@ -103,6 +103,35 @@ def test_fast_is_close_to_exact(kind, fit):
         assert psnr(fast[:h, :w], decoded(data, size, fit, "exact")[0][:h, :w]) > 30
         assert not fast[h:].any()
         assert not fast[:, w:].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("resample", RESAMPLES)
+def test_an_image_of_the_stored_size_has_the_pixels_of_its_file(kind, resample):
+    """In a canvas of its width, in a wider one, and without any; as planes, too."""
+    data = KINDS[kind]()
+    expected = by_pil(data, H, W)
+    if resample == "fast" and kind in ("440", "411"):  # PIL's libjpeg may blend their chroma
+        expected = simplejpeg.decode_jpeg(data, "RGB")
+    for rows, columns in ((H, W), (H + 9, W), (H + 9, W + 5)):
+        out = np.full((rows, columns, 3), 7, np.uint8)
+        decode_into(data, (H, W), (H, W), (out,), resample)
+        np.testing.assert_array_equal(out[:H, :W], expected)
+        assert not out[H:].any() and not out[:, W:].any()
+    planes = tuple(np.full(plane.shape, 7, np.uint8) for plane in documented_planes(expected))
+    decode_into(data, (H, W), (H, W), planes, resample)
+    for plane, formula in zip(planes, documented_planes(expected), strict=True):
+        np.testing.assert_array_equal(plane, formula)
+
+
+@pytest.mark.parametrize("subsampling", [0, 2])
+def test_a_scale_of_the_decoder_that_is_the_stored_size_is_stored(subsampling):
+    """A photograph twice as large, in each direction, as what is stored: nothing is resampled."""
+    data = jpeg(picture(112, 160), subsampling=subsampling)
+    out, size = decoded(data, 80, "native", "fast", 112, 160)
+    assert size == (56, 80)
+    expected = simplejpeg.decode_jpeg(data, "RGB", min_height=56, min_width=80)
+    np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize("side, size", [(65, 32), (33, 16), (129, 32), (129, 16)])
