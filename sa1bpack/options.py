@@ -26,10 +26,12 @@ from sa1bpack.paths import local_path
 
 # Choices that a heavy module and the command, which loads quickly, declare both: the layouts of
 # masks in a batch (`loading.batch.spec.MaskLayout`), how much of a pack a report checks
-# (`export.report.Verification`), and the masks that `measuring.bench` reads.
+# (`export.report.Verification`), the masks that `measuring.bench` reads, and what becomes of packs
+# whose layouts differ (`sa1bpack.open`).
 MASK_LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 BENCH_MASKS = ("bits", "bool", "runs", "none")
 REPORT_CHECKS = ("sample", "quick", "full", "none")
+LAYOUTS = ("equal", "shared")
 
 _KEY = "option"  # in the metadata of a field
 

@@ -13,13 +13,24 @@ from sa1bpack.cli.exits import say, say_json, warn
 from sa1bpack.errors import OptionError
 from sa1bpack.export.look import Look
 from sa1bpack.masks.select import Thresholds
-from sa1bpack.options import BENCH_MASKS, MASK_LAYOUTS, REPORT_CHECKS
+from sa1bpack.options import BENCH_MASKS, LAYOUTS, MASK_LAYOUTS, REPORT_CHECKS
 from sa1bpack.wording import counted
+
+# Of the commands that open several packs as one.
+Layouts = Annotated[
+    str,
+    Help(
+        "what becomes of packs whose layouts differ: they are refused, or (shared) opened as what "
+        "all of them have",
+        choices=LAYOUTS,
+    ),
+]
 
 
 def info(
     packs: Annotated[Sequence[str], Help("folders of packs, or quoted globs", "PACK")] = (),
     *,
+    layouts: Layouts = "equal",
     sources: Annotated[
         bool,
         Help(
@@ -50,7 +61,7 @@ def info(
       sa1bpack info '/data/packs/*'
     """
     if packs:
-        result = sa1bpack.info(one_or_several(packs))
+        result = sa1bpack.info(one_or_several(packs), layouts=layouts)
         text = result.sources_text() if sources else result.as_text()
         facts = result.as_dict()
     elif sources:
@@ -106,6 +117,7 @@ def show(
         str | None,
         Help("draw only the masks that meet this condition, see `sa1bpack subset`", "CONDITION"),
     ] = None,
+    layouts: Layouts = "equal",
     look: Annotated[Look, Help("what is drawn")],
 ) -> int:
     """Draw samples of a pack on one sheet, 1600 pixels wide: stored pixels under
@@ -157,6 +169,7 @@ def show(
         large=large,
         rule=asdict(rule),
         where_masks=where_masks,
+        layouts=layouts,
         look=look,
     )
     write_picture(shown.picture, path)
@@ -240,6 +253,7 @@ def explore(
         str, Help("address to listen at; another than the default lets other machines in", "HOST")
     ] = "127.0.0.1",
     folder: Annotated[str, Help("where the page saves selections", "FOLDER")] = ".",
+    layouts: Layouts = "equal",
 ) -> int:
     """Serve a page to look at a pack, until Ctrl-C: thumbnails of all images, one
     image large with the exact outlines of its masks, their numbers and features,
@@ -264,7 +278,7 @@ def explore(
     and the page says which. Nothing is written but selections, into --folder.
     """
     paths = one_or_several(packs)
-    with sa1bpack.explore(paths, host=host, port=port, folder=folder) as page:
+    with sa1bpack.explore(paths, host=host, port=port, folder=folder, layouts=layouts) as page:
         for note in page.notes:
             warn(note)
         say(f"{page.url}\nCtrl-C ends it; selections are saved in {page.folder}")

@@ -13,6 +13,7 @@ from sa1bpack import interrupts
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import Address, Engine, Help, Machines, one_or_several
 from sa1bpack.cli.exits import say
+from sa1bpack.cli.looking import Layouts
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import brief, counted, size_text
@@ -74,6 +75,7 @@ def subset(
             choices=("error", "first"),
         ),
     ] = "error",
+    layouts: Layouts = "equal",
 ) -> int:
     """Select samples of one or several packs, and save their image ids in a small
     file. sa1bpack.open(OUTPUT) opens it for training; `show`, `export` and
@@ -108,7 +110,9 @@ def subset(
     file = local_path("output", output)
     if dry_run and not copy:
         raise OptionError("--dry-run is for --copy: a selection is a small file of ids")
-    ds = everything = sa1bpack.open(one_or_several(packs), duplicates=duplicates, features=features)
+    ds = everything = sa1bpack.open(
+        one_or_several(packs), duplicates=duplicates, layouts=layouts, features=features
+    )
     if ids is not None:
         ds = ds[ds.index_of(_read_ids(local_path("ids", ids)))]
     if source:

@@ -11,9 +11,6 @@ from sa1bpack.format.manifest import Manifest
 from sa1bpack.mask_numbers import ABSENT_NUMBERS
 from sa1bpack.wording import brief
 
-# What becomes of packs with different layouts, see `sa1bpack.open`.
-LAYOUTS = ("equal", "shared")
-
 # Keys of a layout that decide what an image is: packs that differ in one have no common samples.
 _OF_IMAGES = ("image_size", "fit", "pixels")
 

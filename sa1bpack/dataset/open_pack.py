@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from sa1bpack.arguments import bytes_of, choice
 from sa1bpack.dataset.dataset import OTHER_NAMES, Dataset
-from sa1bpack.dataset.layouts import LAYOUTS, check_layouts
+from sa1bpack.dataset.layouts import check_layouts
 from sa1bpack.dataset.pack import DUPLICATES, Pack, open_folders
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.errors import EmptyPack, OptionError
 from sa1bpack.format.manifest import completeness_of, folder_to_write
 from sa1bpack.format.selection import is_selection, packs_of
 from sa1bpack.keywords import checks_options, takes_options
-from sa1bpack.options import group_of
+from sa1bpack.options import LAYOUTS, group_of
 from sa1bpack.paths import listed, paths_of, refuse_dataset
 from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief

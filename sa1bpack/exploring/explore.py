@@ -81,6 +81,7 @@ def explore(
     host: str = "127.0.0.1",
     port: int | None = None,
     folder: str | os.PathLike[str] = ".",
+    layouts: str = "equal",
 ) -> Explorer:
     """Serve a page to look at a pack: images, masks and their numbers, filters, selections.
 
@@ -97,6 +98,7 @@ def explore(
             if that is in use.
         folder: where the page saves selections, which `sa1bpack.open` and `Dataset.load_selection`
             read.
+        layouts: what becomes of packs whose layouts differ, as in `sa1bpack.open`.
 
     Raises:
         OptionError: a pack without images or that cannot be opened, a folder that does not exist, a
@@ -120,7 +122,7 @@ def explore(
         dataset = as_dataset(pack)
         notes: list[str] = []
     else:
-        dataset, notes = _with_features(open_pack(pack, duplicates="all"))
+        dataset, notes = _with_features(open_pack(pack, duplicates="all", layouts=layouts))
     if not len(dataset):
         raise OptionError(f"{dataset.pack.name}: the dataset has no images to show")
     answers = Answers(dataset, notes)

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path, PurePath
@@ -17,6 +17,7 @@ from shlex import quote
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from sa1bpack.arguments import items_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
@@ -51,8 +52,9 @@ from sa1bpack.masks import encode_counts, mask_boxes
 from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.paths import naming, paths_of
 from sa1bpack.progress import ProgressOption, reporting_steps
-from sa1bpack.wording import brief
+from sa1bpack.wording import brief, counted
 
+_DOUBLES_NAMED = 5  # images of one name
 # A record is made from all other arrays.
 _NOT_EXPORTED = ("image", "image_offset", "mask_bits", "checksum")
 
@@ -177,16 +179,20 @@ def _chosen(
     return exported
 
 
-def _by_shard(ds: Dataset) -> Iterator[_Exported]:
-    """What is exported of each shard, of samples in the order of the pack."""
+def _places_by_shard(ds: Dataset) -> Iterator[tuple[int, np.ndarray]]:
+    """The number of each shard, and where its samples are, as `Pack.locate_many` has it."""
     pack = ds.pack
     places = pack.locate_many(ds.rows_at(np.arange(len(ds))))
     edges = np.searchsorted(places["shard"], np.arange(len(pack) + 1)).tolist()
     for number, (low, high) in enumerate(pairwise(edges)):
-        if low == high:
-            continue
-        shard = pack[number]
-        some = places[low:high]
+        if low < high:
+            yield number, places[low:high]
+
+
+def _by_shard(ds: Dataset) -> Iterator[_Exported]:
+    """What is exported of each shard, of samples in the order of the pack."""
+    for number, some in _places_by_shard(ds):
+        shard = ds.pack[number]
         exported = np.zeros(len(shard), np.bool_)
         exported[some["shard_row"]] = True
         kept = np.repeat(exported, np.diff(shard["mask_offset"]))
@@ -251,8 +257,9 @@ def export_sa1b(
             in all). Default: a bar if stderr is a terminal.
 
     Raises:
-        OptionError: a pack or an output that cannot be used, a pack without exact runs, or a
-            source, shard or image id that it does not have.
+        OptionError: a pack or an output that cannot be used, a pack without exact runs, a source,
+            shard or image id that it does not have, or two images of one source with one name: in
+            COCO's data sets, other folders may tell them apart, and records lie in one.
         OutputRefused: a file exists with other contents.
         FormatError: the pack is damaged. Nothing is written from a damaged file.
         OSError: the disk fails.
@@ -266,6 +273,7 @@ def export_sa1b(
     ds = _chosen(pack, sources, shards, image_ids)
     path = folder_to_write("output", output, "name a new folder, or one of an earlier export")
     result = ExportResult(path, complete=ds.manifest.complete)
+    _check_names(ds)
     with reporting_steps(progress, "image", len(ds)) as step:
         for exported in _by_shard(ds):
             shard = exported.shard
@@ -288,6 +296,49 @@ def export_sa1b(
     result.files = result.images - result.unchanged
     result.seconds = time.perf_counter() - started
     return result
+
+
+def _check_names(ds: Dataset) -> None:
+    """Raise OptionError if two images of one source would have one record, by their names."""
+    seen: dict[str, list[np.ndarray]] = {}
+    for number, places in _places_by_shard(ds):
+        with suppress(FormatError):  # of a damaged shard, which is said when it is its turn
+            shard = ds.pack[number]
+            digests = _name_digests(shard, places["shard_row"])
+            seen.setdefault(shard.entry.source, []).append(digests)
+    for source, parts in seen.items():
+        digests = np.sort(np.concatenate(parts))
+        doubles = np.flatnonzero(digests[1:] == digests[:-1])
+        if doubles.size:
+            raise _double_name(ds, source, digests[doubles[0]])
+
+
+def _name_digests(shard: Shard, rows: np.ndarray) -> np.ndarray:
+    """uint64 (k,): XXH3-64 of the names of images of a shard, without their endings."""
+    digests = []
+    for name in shard["file_name"][rows]:
+        stem = name.tobytes().rstrip(b"\0").rpartition(b".")[0]
+        digests.append(xxhash.xxh3_64_intdigest(stem))
+    return np.array(digests, np.uint64)
+
+
+def _double_name(ds: Dataset, source: str, digest: np.uint64) -> OptionError:
+    """The error for images of a source whose names without ending have this digest."""
+    images = []
+    for number, places in _places_by_shard(ds):
+        if ds.manifest.shards[number].source == source:
+            rows = places["shard_row"]
+            shard = ds.pack[number]
+            doubles = rows[_name_digests(shard, rows) == digest]
+            images += [_image(shard, row) for row in doubles.tolist()]
+    ids = ", ".join(str(image["image_id"]) for image in images[:_DOUBLES_NAMED])
+    name = images[0]["file_name"]
+    return OptionError(
+        f"{counted(len(images), 'image')} of the source {source}, with the ids {ids}, are called "
+        f"{brief(name)}, in several folders or with several endings, and would have one record: "
+        "choose COCO's form, which tells them apart (--format coco, export_coco), or export them "
+        "one at a time, --image-id, into folders of their own"
+    )
 
 
 # ------------------------------------------------------------------------------------- records

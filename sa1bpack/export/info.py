@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from sa1bpack.arguments import choice
 from sa1bpack.dataset.layouts import check_layouts
 from sa1bpack.dataset.pack import Pack, open_folders
 from sa1bpack.errors import FormatError
@@ -55,6 +56,7 @@ from sa1bpack.format.side.shards import (
 )
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import left_out_text
+from sa1bpack.options import LAYOUTS
 from sa1bpack.paths import paths_of
 from sa1bpack.wording import brief, counted, printable, size_text
 
@@ -62,6 +64,12 @@ _PACK_OPTIONS = "sa1bpack.packing.options"  # loaded when it is asked for: readi
 _BINS = 10
 _BINS_A_DECADE = 4
 _REASON = "rejects:"  # begins the keys of counts by reason
+
+
+class _ShownRecords(msgspec.Struct):
+    """What a source's record says of the records of its images; `file` has the annotations."""
+
+    file: str = ""
 
 
 class ShownSource(msgspec.Struct):
@@ -74,6 +82,7 @@ class ShownSource(msgspec.Struct):
     xxh128: str | None = None
     md5: str | None = None
     md5_checked: bool = False
+    records: _ShownRecords = msgspec.field(default_factory=_ShownRecords)
 
 
 class _Attributes(PairAccount):
@@ -231,6 +240,8 @@ class PackInfo(DiskUse):
         if flags is None:
             return None
         words = ["sa1bpack pack", self._kind_of_sources, "-o", quote(str(root)), flags]
+        if any(source.records.file for source in self.sources):
+            words.append("--annotations FILE")
         if any(source.md5_checked for source in self.sources):
             words.append("--md5sums FILE")
         elif any(source.md5 is not None for source in self.sources):
@@ -400,11 +411,13 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 @checks_options
-def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
+def info(root: str | Path | Iterable[str | Path], *, layouts: str = "equal") -> PackInfo:
     """Summarize a pack, or several as one.
 
     Args:
         root: folder of a pack, several, or a glob pattern.
+        layouts: what becomes of packs whose layouts differ, as in `sa1bpack.open`: "equal" raises
+            OptionError, "shared" summarizes what all of them have.
 
     Raises:
         FormatError, VersionError: one is not a pack, or is damaged.
@@ -418,12 +431,13 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
         >>> print(facts.as_text().splitlines()[2])
           images     3 in 1 shard from 1 source
     """
+    choice("layouts", layouts, LAYOUTS)
     packs = [_of_pack(path) for path in paths_of("root", root)]
     if len(packs) == 1:
         return packs[0]
     roots = [pack.roots[0] for pack in packs]
     folders = open_folders(roots)
-    check_layouts({folder.root: folder.manifest for folder in folders})
+    check_layouts({folder.root: folder.manifest for folder in folders}, layouts)
     held = read_info(roots, Pack(folders))
     return replace(
         held,

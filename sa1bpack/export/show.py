@@ -171,6 +171,7 @@ def draw_samples(
     threshold: float | None = None,
     rule: Mapping[str, Any] | None = None,
     where_masks: str | None = None,
+    layouts: str = "equal",
     look: Look | None = None,
 ) -> Shown:
     """As `show`, but unreadable samples are returned, not logged.
@@ -180,6 +181,7 @@ def draw_samples(
         rule: thresholds of masks, as `sa1bpack.open` takes them; not with a dataset.
         where_masks: condition of masks, as `Dataset.where_masks` takes it, of the samples that are
             drawn; not of a tar.
+        layouts: of several packs, as `sa1bpack.open` takes it.
         look: what is drawn.
     """
     chosen_by = [samples, image_ids, rows]
@@ -205,7 +207,7 @@ def draw_samples(
             raise OptionError("where_masks is for packs, but this is a tar or a folder of images")
         name, note, subjects = _of_source(source, choice, rule or {})
     else:
-        name, note, subjects = _of_dataset(_dataset_of(pack, rule or {}), choice)
+        name, note, subjects = _of_dataset(_dataset_of(pack, rule or {}, layouts), choice)
     unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
     if not large:
         return Shown(name, contact_sheet(subjects, name, note, choice.look), unreadable)
@@ -385,14 +387,14 @@ def _with_feature(dataset: Dataset, name: str) -> tuple[Dataset, str]:
     return dataset, dataset.spec.features[-1].name
 
 
-def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:
+def _dataset_of(pack: Any, rule: Mapping[str, Any], layouts: str) -> Dataset:
     """The dataset to show. Raises OptionError for one without images, and as `open` does."""
     if isinstance(pack, TarDataset):
         raise OptionError(
             f"pack is {brief(pack)}, of which no pictures are made: pass the path of a tar"
         )
     opened = isinstance(pack, Dataset) or torch_subset(pack)[1]
-    dataset = as_dataset(pack) if opened else open_pack(pack, **rule)
+    dataset = as_dataset(pack) if opened else open_pack(pack, layouts=layouts, **rule)
     if not len(dataset):
         raise OptionError(f"{dataset.pack.name}: the dataset has no images to show")
     return dataset

@@ -21,6 +21,7 @@ from sa1bpack.format.accounts import Shortfall, pack_shortfalls
 from sa1bpack.format.arrays import Count, canonical_json, check_version, read_json
 from sa1bpack.format.files import REMEDY, locked, replace_file, temporary_beside
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, AxisLengths, Layout
+from sa1bpack.format.source_records import stored_once, with_shared_values
 from sa1bpack.paths import check_can_be_folder, local_path, naming
 from sa1bpack.wording import brief, counted
 
@@ -134,6 +135,7 @@ def make_manifest(
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """The bytes of manifest.json; equal for equal manifests."""
+    manifest = msgspec.structs.replace(manifest, sources=stored_once(manifest.sources))
     return canonical_json(msgspec.to_builtins(manifest) | {"layout": manifest.layout.to_json()})
 
 
@@ -166,6 +168,7 @@ def read_manifest(root: Path) -> Manifest:
         manifest = msgspec.convert(data, Manifest)
     except msgspec.ValidationError as error:
         raise FormatError(f"{path}: {error}; {REMEDY}") from None
+    manifest = msgspec.structs.replace(manifest, sources=with_shared_values(manifest.sources))
     names: set[str] = set()
     for shard in manifest.shards:
         check_shard_name(shard.name, str(path))

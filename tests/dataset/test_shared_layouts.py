@@ -65,6 +65,26 @@ def opened(made, first, second, **options):
     return sa1bpack.open(roots, layouts="shared", **options)
 
 
+def test_commands_open_them_as_one(made, command, tmp_path):
+    """`info`, `show` and `subset` with --layouts shared; without, the error names what differs."""
+    roots = [made("a"), made("b", COCO)]
+    for words in (
+        ["info"],
+        ["show", "-o", tmp_path / "sheet.png"],
+        ["subset", "-o", tmp_path / "all.sel"],
+    ):
+        code, _, error = command(words[0], *roots, *words[1:])
+        assert code == 2 and "packs of different layouts cannot be opened together" in error
+        code, _, error = command(words[0], *roots, *words[1:], "--layouts", "shared")
+        assert code == 0, error
+    assert (tmp_path / "sheet.png").exists()
+    assert sa1bpack.info(roots, layouts="shared").manifest.samples == 5
+    selected = sa1bpack.open(tmp_path / "all.sel", layouts="shared")
+    assert len(selected) == 5
+    with pytest.raises(OptionError, match="layouts is 'other'"):
+        sa1bpack.info(roots, layouts="other")
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("verified", [False, True])
 def test_what_all_have_is_one_dataset(made, case, verified):

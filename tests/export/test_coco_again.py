@@ -60,6 +60,27 @@ def without(value: dict, *keys: str) -> dict:
     return {key: value[key] for key in value if key not in keys}
 
 
+def test_two_images_of_one_name_are_exported_as_coco_alone(tmp_path):
+    """In SA-1B's form they would have one record: nothing is written, and the error says so."""
+    rng = np.random.default_rng(20)
+    file = coco_set(rng, tmp_path / "set", 3, 9)
+    for image, where in zip(file["images"], ("a/x.jpg", "b/x.jpg", "b/y.jpg"), strict=True):
+        (tmp_path / "set" / where).parent.mkdir(exist_ok=True)
+        (tmp_path / "set" / image["file_name"]).rename(tmp_path / "set" / where)
+        image["file_name"] = where
+    root = packed(tmp_path / "set", file, tmp_path / "pack").root
+    first, second, third = (image["id"] for image in file["images"])
+    with pytest.raises(OptionError) as caught:
+        sa1bpack.export_sa1b(root, tmp_path / "out", progress=False)
+    text = str(caught.value)
+    assert f"2 images of the source set, with the ids {first}, {second}, are called 'x.jpg'" in text
+    assert "--format coco" in text and not (tmp_path / "out").exists()
+    alone = sa1bpack.export_sa1b(root, tmp_path / "out", image_ids=[second, third], progress=False)
+    assert alone.images == 2
+    names = {image["file_name"] for image in exported(root, tmp_path / "all.json")["images"]}
+    assert names == {"a/x.jpg", "b/x.jpg", "b/y.jpg"}
+
+
 def check_equal(found: dict, file: dict) -> None:
     """Assert that a file has what another one has; what its masks lack is of the masks."""
     for key in ("info", "licenses", "categories"):

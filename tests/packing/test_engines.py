@@ -9,7 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from data_sets import amg_masks, coco_set, picture_of, save, write_json, write_members
 from on_ray import on_ray
 from small_tars import SMALL, contents, members, pack_small, write_tar
 
@@ -47,6 +49,48 @@ def test_the_bytes_are_those_of_one_process(engine, sources, undisturbed, tmp_pa
     result = engine([*names, names[0]], root, **SMALL)
     assert result.complete and result.root == root
     assert contents(root) == undisturbed
+
+
+def coco_folders(rng: np.random.Generator, folder: Path) -> tuple[list[Path], dict[str, object]]:
+    """Two folders of one data set, whose annotation file lies elsewhere."""
+    file = coco_set(rng, folder / "a", 6, 20)
+    (folder / "b").mkdir()
+    for image in file["images"][3:]:
+        (folder / "a" / image["file_name"]).rename(folder / "b" / image["file_name"])
+    return [folder / "a", folder / "b"], {"annotations": write_json(folder / "all.json", file)}
+
+
+def amg_folders(rng: np.random.Generator, folder: Path) -> tuple[list[Path], dict[str, object]]:
+    """Two folders of images with lists of masks, of the automatic mask generator."""
+    for name in ("a", "b"):
+        for number in range(3):
+            save(picture_of(rng, 30, 40), folder / name / f"{number}.jpg")
+            masks = [record for _, record in amg_masks(rng, 30, 40, 3)]
+            write_json(folder / name / f"{number}.json", masks)
+    return [folder / "a", folder / "b"], {}
+
+
+def webdataset_tars(rng: np.random.Generator, folder: Path) -> tuple[list[Path], dict[str, object]]:
+    """Two tars of images alone, whose endings say so."""
+    tars = []
+    for name in ("a", "b"):
+        listed = {}
+        for number in range(3):
+            save(picture_of(rng, 30, 40), folder / "image.png")
+            listed[f"{name}{number}.img.png"] = (folder / "image.png").read_bytes()
+        tars.append(write_members(folder / f"{name}.tar", listed))
+    return tars, {"keys": "image=img.png"}
+
+
+@pytest.mark.parametrize("made", [coco_folders, amg_folders, webdataset_tars])
+def test_records_of_other_data_sets_are_packed_alike(engine, made, tmp_path, monkeypatch):
+    """Also of relative paths, as those of an annotation file."""
+    monkeypatch.chdir(tmp_path)
+    sources, options = made(np.random.default_rng(0), Path())
+    pack_small(sources, tmp_path / "expected", **options)
+    result = engine(sources, tmp_path / "pack", **SMALL, **options)
+    assert result.complete and not result.rejects
+    assert contents(tmp_path / "pack") == contents(tmp_path / "expected")
 
 
 def test_a_source_that_is_cut_off_is_given_up_and_completed_later(engine, tmp_path):

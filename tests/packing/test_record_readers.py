@@ -30,6 +30,7 @@ from small_tars import pack_small, rejects_of
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import OptionsDiffer, SourceError
+from sa1bpack.format.manifest import read_manifest
 from sa1bpack.masks import encode_counts
 
 SAMPLE = Path(__file__).parents[1] / "samples" / "sa_000000.tar"
@@ -212,6 +213,81 @@ def test_images_alone_are_packed_whatever_empty_says(tmp_path):
     assert long_name.startswith("long long long long ~") and long_name.endswith(".jpg")
     assert sa1bpack.verify(result.root).ok
     assert set(ds.layout.absent) >= {*LACKING, "annotation_id"}
+
+
+def test_two_images_with_one_id_of_their_names_are_not_both_packed(tmp_path):
+    """In a tar; of data sets whose images have ids of their own, both are packed."""
+    rng = np.random.default_rng(10)
+    members = {}
+    for name in ("a.jpg", "a.png", "b/a.png", "b.jpg"):
+        save(picture_of(rng, 30, 40), tmp_path / name)
+        members[name] = (tmp_path / name).read_bytes()
+    tar = write_members(tmp_path / "00000.tar", members)
+    listed = [{"id": n, "file_name": name} for n, name in enumerate(members)]
+    file = {"images": listed, "annotations": []}
+    for options in ({"records": "none"}, {"keys": "image=jpg;png"}):
+        result = pack(tar, tmp_path / f"of {next(iter(options))}", **options)
+        assert (result.images, result.reasons) == (3, {"duplicate": 1})
+        (line,) = rejects_of(result.root)
+        assert line["member"] == "a.png"
+        assert "it follows 'a.jpg', and an image without an id has" in line["detail"]
+        assert sa1bpack.verify(result.root).ok
+    for texts, images in ((False, 4), (True, 3)):
+        for image in listed:
+            image["id"] = str(image["id"]) if texts else int(image["id"])
+        path = write_json(tmp_path / f"{texts}.json", file)
+        result = pack(tar, tmp_path / f"coco {texts}", records="coco", annotations=path)
+        assert result.images == images and len(rejects_of(result.root)) == 4 - images
+
+
+def test_what_annotation_files_have_in_common_is_in_the_manifest_once(tmp_path):
+    """As LVIS over many tars: in the first source that has it; resumed packs have the same."""
+    rng = np.random.default_rng(11)
+    file = coco_set(rng, tmp_path / "all", 6, 12)
+    folders = []
+    for number in range(3):
+        folders.append(tmp_path / f"part{number}")
+        for image in file["images"][2 * number : 2 * number + 2]:
+            folders[-1].mkdir(exist_ok=True)
+            (tmp_path / "all" / image["file_name"]).rename(folders[-1] / image["file_name"])
+    path = write_json(tmp_path / "all.json", file)
+    whole = pack(folders, tmp_path / "whole", annotations=path).root
+    again = tmp_path / "again"
+    for folder in folders:
+        pack(folder, again, annotations=path)
+    assert checksums_of(again) == checksums_of(whole)
+    stored = json.loads((whole / "manifest.json").read_text())["sources"]
+    first, *others = [source["records"] for source in stored]
+    assert first["categories"] == file["categories"]
+    for records in others:
+        assert "categories" not in records
+        assert records["as_in"] == dict.fromkeys(("info", "licenses", "categories"), "part0")
+    for source in read_manifest(whole).sources:
+        for key in ("info", "licenses", "categories"):
+            assert source["records"][key] == file[key]
+    result = sa1bpack.export_coco(whole, tmp_path / "out.json", sources=["part2"], progress=False)
+    assert result.images == 2
+    exported = json.loads((tmp_path / "out.json").read_text())
+    assert exported["categories"] == file["categories"]
+
+    # One that differs keeps its own; so does 1.0 beside 1, which are equal in Python.
+    file["categories"][0]["id"] = 1.0
+    mine = pack(folders[1], tmp_path / "mine", annotations=write_json(tmp_path / "b.json", file))
+    sa1bpack.merge([pack(folders[0], tmp_path / "zero", annotations=path).root, mine.root],
+                   tmp_path / "merged")  # fmt: skip
+    stored = json.loads((tmp_path / "merged" / "manifest.json").read_text())["sources"]
+    assert str(stored[1]["records"]["categories"][0]["id"]) == "1.0"
+    assert stored[1]["records"]["as_in"] == dict.fromkeys(("info", "licenses"), "part0")
+
+
+def test_the_command_that_info_shows_has_the_annotations(tmp_path):
+    rng = np.random.default_rng(12)
+    file = coco_set(rng, tmp_path / "a", 2, 4)
+    path = write_json(tmp_path / "a.json", file)
+    root = pack(tmp_path / "a", tmp_path / "pack", annotations=path, keep=[]).root
+    text = sa1bpack.info(root).command
+    assert text.startswith(f"sa1bpack pack FOLDER -o {root} ")
+    assert text.endswith("--annotations FILE") and "--records coco" in text
 
 
 def test_members_of_webdataset_are_joined_by_their_keys(tmp_path):

@@ -19,6 +19,8 @@ class CocoReader(ImageReader):
     are a duplicate.
     """
 
+    ids_of_names = False
+
     def __init__(self, source: Source, options: PairOptions):
         """Read the annotation file through. Raises SourceError, also if there is none."""
         path = options.annotations
@@ -62,6 +64,8 @@ class CocoReader(ImageReader):
             met = brief(self._met[number])
             detail = f"reader coco: {self.file.path.name} lists one image, which {met} is"
             self.reject(member, "duplicate", detail)
+            return None
+        if isinstance(self.file.id_of(number), str) and not self.is_first(member, path):
             return None
         self._met[number] = path
         return self.file.record(number, self._descriptor)

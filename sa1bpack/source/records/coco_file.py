@@ -236,6 +236,9 @@ class CocoFile:
         best = [
             number for number, length in zip(candidates, lengths, strict=True) if length == longest
         ]
+        if len(best) > 1:  # an image at the top, beside others of its name in folders
+            whole = [n for n in best if len(self._paths[n].split("/")) == longest]
+            best = whole or best
         if len(best) == 1:
             return best[0]
         named = ", ".join(brief(self._ids[number]) for number in best[:NAMED])
@@ -243,6 +246,10 @@ class CocoFile:
             f"{self.path.name} lists {len(best)} images that may be it, with the ids {named}; "
             "correct their file_name"
         )
+
+    def id_of(self, number: int) -> int | str:
+        """The id of an image; one that is a text is not that of the pack."""
+        return self._ids[number]
 
     def path_of(self, number: int) -> str:
         """The path of an image as the file has it; empty for results."""

@@ -67,9 +67,12 @@ class ImageReader(PairReader, ABC):
 
     Attributes:
         all_images: images in other formats than JPEG count, too, where a folder has JPEGs.
+        ids_of_names: ids of images are those of their paths without endings, so of `a.jpg` and
+            `a.png` the first counts.
     """
 
     all_images = True
+    ids_of_names = True
 
     def __init__(self, source: Source, options: PairOptions):
         members = None
@@ -83,6 +86,7 @@ class ImageReader(PairReader, ABC):
             on_wait=options.on_wait,
         )
         self._seen: set[str] = set()
+        self._paths: dict[int, str] = {}  # id of a name → the path that has it
 
     @abstractmethod
     def record_of(self, member: Member, path: str) -> bytes | None:
@@ -109,6 +113,8 @@ class ImageReader(PairReader, ABC):
                 self.reject(member, "duplicate", f"it follows another one named {brief(path)}")
                 continue
             self._seen.add(path)
+            if self.ids_of_names and not self.is_first(member, path):
+                continue
             record = self.record_of(member, path)
             if record is None:
                 continue
@@ -125,3 +131,15 @@ class ImageReader(PairReader, ABC):
     def is_image(self, member: Member) -> bool:
         """True for a member that is named like an image."""
         return split_name(member.name)[1] == "jpeg"
+
+    def is_first(self, member: Member, path: str) -> bool:
+        """True for the first image of this path without its ending; others are rejected."""
+        first = self._paths.setdefault(name_id(path.rpartition(".")[0]), path)
+        if first == path:
+            return True
+        detail = (
+            f"it follows {brief(first)}, and an image without an id has that of its path without "
+            "ending, so both have one: rename one"
+        )
+        self.reject(member, "duplicate", detail)
+        return False
