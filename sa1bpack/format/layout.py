@@ -8,9 +8,8 @@ part of each row starts. Where the pixels of an image lie in its bytes is define
 """
 
 import functools
-import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -54,7 +53,12 @@ class AxisLengths:
     image_bytes: int = 0
 
     def __add__(self, other: "AxisLengths") -> "AxisLengths":
-        return AxisLengths(*map(operator.add, astuple(self), astuple(other)))
+        return AxisLengths(
+            samples=self.samples + other.samples,
+            masks=self.masks + other.masks,
+            runs=self.runs + other.runs,
+            image_bytes=self.image_bytes + other.image_bytes,
+        )
 
     def along(self, axis: Axis) -> int:
         """The number of rows along one axis."""
@@ -120,6 +124,8 @@ def array_spec(
         chunk_path=f"{name}/c{'.0' * len(dims)}",
     )
 
+
+_SHORT_BYTES = 4096  # see `rows_checksum`
 
 # Keys of a layout that are left out where their lists are empty.
 _LISTS = {"numbers", "absent"}
@@ -413,11 +419,22 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
             missing.
     """
     digest = xxhash.xxh3_64()
+    short = []  # rows that are hashed at once: a call for each takes longer than its bytes
     for spec in layout.arrays:
-        if spec.name == "image" and not layout.flat:
-            for zeros, piece in canvas_pieces(layout, byte_view(rows["image"]), stored_height):
+        if spec.name == "checksum":
+            continue
+        array = rows[spec.name]
+        is_canvas = spec.name == "image" and not layout.flat
+        if array.nbytes < _SHORT_BYTES and not is_canvas:
+            short.append(array.tobytes())
+            continue
+        digest.update(b"".join(short))
+        short = []
+        if is_canvas:
+            for zeros, piece in canvas_pieces(layout, byte_view(array), stored_height):
                 update_zeros(digest, zeros)
                 digest.update(piece.data)
-        elif spec.name != "checksum":
-            digest.update(rows[spec.name].data)
+        else:
+            digest.update(array.data)
+    digest.update(b"".join(short))
     return digest.intdigest()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.disk.direct import BLOCK, aligned
+from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.errors import PackError
 from sa1bpack.format import arrays, files
 from sa1bpack.format.layout import (
@@ -34,7 +34,16 @@ from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.paths import naming
 
 # Smaller appends are gathered before they are written.
-STAGE_BYTES = 64 * BLOCK
+_DIRECT_BYTES = 64 * BLOCK
+# What is gathered is written in pieces of this size, from a huge page: a list of small pages costs
+# more than writing them.
+STAGE_BYTES = HUGE_PAGE
+_FIRST_STAGE_BYTES = 8 * BLOCK  # most files of a shard are small
+# Those of fewer bytes than the first, of which a sample has some twenty, are gathered as they are
+# until together they have as many as the second: hashing and copying each takes longer than its
+# bytes.
+_SHORT_BYTES = BLOCK
+_WAITING_BYTES = 8 * BLOCK
 # Shorter runs of zeros are written: a hole costs an extra write, and would save little.
 HOLE_BYTES = 4 * BLOCK
 _ZEROS = np.zeros(HOLE_BYTES, np.uint8)
@@ -55,8 +64,10 @@ class AppendFile:
         """
         self.path = path
         self._digest = xxhash.xxh3_128()
-        self._stage = aligned(STAGE_BYTES)
+        self._stage = aligned(min(_FIRST_STAGE_BYTES, STAGE_BYTES))
         self._staged = 0  # bytes of the stage in use
+        self._waiting: list[bytes] = []  # the last appends, of which only the length is known yet
+        self._waiting_bytes = 0
         self._written = 0  # offset of the stage in the file: a block boundary, until the end
         if keep:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -68,7 +79,7 @@ class AppendFile:
     def _continue(self, keep: int) -> None:
         """Take over the first bytes of the file, and cut off the others."""
         while self.nbytes < keep:
-            piece = self._stage[: min(STAGE_BYTES, keep - self.nbytes)]
+            piece = self._stage[: min(self._stage.size, keep - self.nbytes)]
             files.read_at(self._fd, piece, self.nbytes, self.path)
             self._digest.update(piece.data)
             self._written += piece.size - piece.size % BLOCK
@@ -80,21 +91,44 @@ class AppendFile:
     @property
     def nbytes(self) -> int:
         """Bytes appended so far."""
-        return self._written + self._staged
+        return self._written + self._staged + self._waiting_bytes
 
     def append(self, data: np.ndarray) -> None:
-        """Append (n,) uint8; the array may change once this returns."""
-        self._digest.update(data.data)
+        """Append the bytes of a C-contiguous array, which may change once this returns."""
+        if data.nbytes < _SHORT_BYTES:
+            self._waiting.append(data.tobytes())
+            self._waiting_bytes += data.nbytes
+            if self._waiting_bytes >= _WAITING_BYTES:
+                self._take_waiting()
+            return
+        self._take_waiting()
+        self._append(files.byte_view(data))
+
+    def _take_waiting(self) -> None:
+        """Hash and gather the appends that wait for that."""
+        if self._waiting:
+            joined = b"".join(self._waiting)
+            self._waiting = []
+            self._waiting_bytes = 0
+            self._append(np.frombuffer(joined, np.uint8))
+
+    def _append(self, data: np.ndarray) -> None:
+        """Append (n,) uint8."""
         while data.size:
             blocks = data.size - data.size % BLOCK
-            if self._staged == 0 and blocks >= STAGE_BYTES and data.ctypes.data % BLOCK == 0:
+            least = min(_DIRECT_BYTES, STAGE_BYTES)
+            if self._staged == 0 and blocks >= least and data.ctypes.data % BLOCK == 0:
+                self._digest.update(data[:blocks].data)
                 self._write(data[:blocks])
                 data = data[blocks:]
             else:
-                data = self._gather(data)
+                rest = self._gather(data)
+                self._digest.update(data[: data.size - rest.size].data)  # still in the cache
+                data = rest
 
     def write_out(self) -> None:
         """Write what is gathered, too: every byte so far then outlives this process."""
+        self._take_waiting()
         written = self._written
         count = self._staged
         if count:  # written again with what comes after it
@@ -110,6 +144,7 @@ class AppendFile:
 
     def skip(self, count: int) -> None:
         """Append zeros; long runs become a hole."""
+        self._take_waiting()
         files.update_zeros(self._digest, count)
         if count >= HOLE_BYTES:
             padding = -self._staged % BLOCK
@@ -124,10 +159,14 @@ class AppendFile:
 
     def _gather(self, data: np.ndarray) -> np.ndarray:
         """Fill the stage, and write it once it is full; returns what there was no room for."""
-        fitting = data[: STAGE_BYTES - self._staged]
+        if self._staged + data.size > self._stage.size < STAGE_BYTES:
+            larger = aligned(STAGE_BYTES)
+            larger[: self._staged] = self._stage[: self._staged]
+            self._stage = larger
+        fitting = data[: self._stage.size - self._staged]
         self._stage[self._staged : self._staged + fitting.size] = fitting
         self._staged += fitting.size
-        if self._staged == STAGE_BYTES:
+        if self._staged == self._stage.size:
             self._write(self._stage)
             self._staged = 0
         return data[fitting.size :]
@@ -145,6 +184,7 @@ class AppendFile:
 
     def finish(self) -> str:
         """Write and flush the rest; returns the digest as 32 hexadecimal digits."""
+        self._take_waiting()
         if self._staged:
             if self._direct:  # a file need not end at a block boundary
                 self._direct = set_direct(self._fd, False)
@@ -312,7 +352,7 @@ class ShardWriter:
         for spec, file in self._files.items():
             if spec.child_axis is not None:
                 ends = self.lengths.along(spec.child_axis) + np.cumsum(rows[spec.name])
-                file.append(files.byte_view(ends))
+                file.append(ends)
             elif spec.name == "image" and not self.layout.flat:
                 image = files.byte_view(rows["image"])
                 height = int(rows["size"][0, 2])
@@ -320,7 +360,7 @@ class ShardWriter:
                     file.skip(zeros)
                     file.append(piece)
             else:
-                file.append(files.byte_view(rows[spec.name]))
+                file.append(rows[spec.name])
         self.lengths = self.lengths + sample_lengths(self.layout, rows)
         self._annotations += int(rows["annotation_count"][0])
 

@@ -446,7 +446,7 @@ class _Probe:
         elif outcome is not None:
             self.unknown_keys.update(outcome.unknown_keys)
             self.lengths += outcome.lengths
-            self.kept_bytes += bytes_of_rows(outcome.kept_rows.rows)
+            self.kept_bytes += bytes_of_rows(self.options.kept_keys, outcome.kept_rows)
             _, _, height, width = outcome.rows["size"][0].tolist()
             self.sizes.append((height, width))
 

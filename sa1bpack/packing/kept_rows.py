@@ -1,9 +1,10 @@
 """Values that are kept of records, as rows of features: those of a record, and of a shard."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,20 @@ import numpy as np
 
 from sa1bpack.errors import AnnotationError
 from sa1bpack.format.side.kept import KeptKey
-from sa1bpack.format.side.rows import FeatureRows, joined
+from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.source.annotations import Annotations
-from sa1bpack.source.schemas import MAX_EXACT
+from sa1bpack.source.schemas import MAX_EXACT, Texts
 from sa1bpack.wording import brief
 
 INT64 = range(-(2**63), 2**63)
 _decode = msgspec.json.Decoder().decode
+
+
+# The values of a key in one record, of its image or of each stored mask; None: there is none. Those
+# that are kept as JSON are its text.
+Values = list[Any]
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,13 @@ class KeptRows:
     """What is kept of a record.
 
     Attributes:
-        rows: the rows of each kept key, in the order of the options.
+        values: of each kept key, in the order of the options. They become arrays together with
+            those of other records, `rows_of`: of one record, an array takes longer than its values.
         altered: keys of which a value is exported in another way: null, which is no row, or an
             integer that is stored as a float.
     """
 
-    rows: tuple[FeatureRows, ...] = ()
+    values: tuple[Values, ...] = ()
     altered: frozenset[str] = frozenset()
 
 
@@ -48,33 +55,37 @@ def kept_of_record(record: Annotations, keys: Sequence[KeptKey], masks: np.ndarr
     Raises:
         AnnotationError: a value is not of the type of its key, code `kept-value`.
     """
-    rows = []
+    kept = []
     altered = set()
     for key in keys:
         texts = record.kept_texts[key.key]
         values = _values_of(record, key, texts)
-        if key.type != "json":
-            some_null = any(text == b"null" for text in texts)
-            if some_null or _has_whole_numbers(key, values):
+        if key.type == "json":
+            values = [None if text is None else bytes(text).strip() for text in texts]
+        else:
+            _check_values(record, key, values)
+            if values.count(None) > texts.count(None) or _has_whole_numbers(key, values):
                 altered.add(key.key)
-        of_key = _rows_of(record, key, values, texts)
         if key.axis == "mask" and len(masks) < len(values):
-            of_key = of_key.take(masks)
-        rows.append(of_key)
-    return KeptRows(tuple(rows), frozenset(altered))
+            values = [values[mask] for mask in masks.tolist()]
+        kept.append(values)
+    return KeptRows(tuple(kept), frozenset(altered))
 
 
-def _values_of(record: Annotations, key: KeptKey, texts: Sequence[bytes | None]) -> list[Any]:
-    """The value of each text; None for one that is missing."""
+def _values_of(record: Annotations, key: KeptKey, texts: Texts) -> Values:
+    """The value of each text; None for one that is missing, and for null."""
     present = [text for text in texts if text is not None]
     try:
-        decoded = iter(_decode(b"[" + b",".join(present) + b"]"))
+        decoded: Values = _decode(b"[" + b",".join(present) + b"]")
     except (msgspec.MsgspecError, ValueError, RecursionError):
         for position, text in enumerate(texts):
             if text is not None:
-                _check_text(record, key, position, text)
+                _check_text(record, key, position, bytes(text))
         raise
-    return [None if text is None else next(decoded) for text in texts]
+    if len(present) == len(texts):
+        return decoded
+    following = iter(decoded)
+    return [None if text is None else next(following) for text in texts]
 
 
 def _check_text(record: Annotations, key: KeptKey, position: int, text: bytes) -> None:
@@ -83,6 +94,14 @@ def _check_text(record: Annotations, key: KeptKey, position: int, text: bytes) -
         _decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _misfit(record, key, position, text.decode(errors="replace"), f" ({error})") from None
+
+
+def _check_values(record: Annotations, key: KeptKey, values: Values) -> None:
+    """Raise AnnotationError for a value that is not of the type of its key."""
+    fits = _FITS[key.type]
+    for position, value in enumerate(values):
+        if value is not None and not fits(value):
+            raise _misfit(record, key, position, value)
 
 
 def _has_whole_numbers(key: KeptKey, values: Sequence[Any]) -> bool:
@@ -95,19 +114,12 @@ def _has_whole_numbers(key: KeptKey, values: Sequence[Any]) -> bool:
     return any(isinstance(number, int) for value in numbers for number in value)
 
 
-def _rows_of(
-    record: Annotations, key: KeptKey, values: list[Any], texts: Sequence[bytes | None]
-) -> FeatureRows:
-    """The rows of the values of a key, None for a missing one. Raises AnnotationError."""
+def rows_of(key: KeptKey, values: Values) -> FeatureRows:
+    """The rows of values of a key, which are of its type, of one record or of several."""
     spec = key.spec
-    if key.type == "json":
-        present = np.array([text is not None for text in texts], np.uint8)
-        return _ragged_bytes([text or b"" for text in texts], present)
-    fits = _FITS[key.type]
-    for position, value in enumerate(values):
-        if value is not None and not fits(value):
-            raise _misfit(record, key, position, value)
     present = np.array([value is not None for value in values], np.uint8)
+    if key.type == "json":
+        return _ragged_bytes([value or b"" for value in values], present)
     if spec.text:
         return _ragged_bytes([(value or "").encode() for value in values], present)
     if spec.ragged:
@@ -189,20 +201,21 @@ class KeptSpool:
         """
         self._root = root
         self._keys = keys
-        self._samples: list[tuple[FeatureRows, ...]] = []
+        self._samples: list[tuple[Values, ...]] = []
         self._spool = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY, dir=str(root))  # noqa: SIM115
 
-    def append(self, rows: tuple[FeatureRows, ...]) -> None:
-        """Add the rows of the next sample, of each key."""
-        self._samples.append(rows)
+    def append(self, values: tuple[Values, ...]) -> None:
+        """Add the values of the next sample, of each key."""
+        self._samples.append(values)
         if len(self._samples) == _PIECE_SAMPLES:
             self._write_piece()
 
     def _write_piece(self) -> None:
         parts = []
-        for of_key in zip(*self._samples, strict=True):
-            counts = np.array([len(rows) for rows in of_key], np.int64)
-            rows = joined(of_key)
+        of_keys = zip(*self._samples, strict=True)
+        for key, of_key in zip(self._keys, of_keys, strict=True):
+            counts = np.array([len(values) for values in of_key], np.int64)
+            rows = rows_of(key, [*chain.from_iterable(of_key)])
             assert rows.present is not None  # any row may be missing
             lengths = None if rows.lengths is None else rows.lengths.tobytes()
             parts.append((counts.tobytes(), rows.values.tobytes(), lengths, rows.present.tobytes()))
@@ -252,10 +265,11 @@ def _rows_in(part: _Part, key: KeptKey) -> tuple[FeatureRows, np.ndarray]:
     return rows, np.frombuffer(counts, np.int64)
 
 
-def bytes_of_rows(rows: Iterable[FeatureRows]) -> int:
+def bytes_of_rows(keys: Sequence[KeptKey], kept: KeptRows) -> int:
     """The bytes that rows take in feature shards, without checksums and what is there once."""
     total = 0
-    for some in rows:
+    for key, values in zip(keys, kept.values, strict=True):
+        some = rows_of(key, values)
         for array in (some.values, some.lengths, some.present):
             if array is not None:
                 total += array.nbytes

@@ -83,7 +83,7 @@ class Buffers:
     ):
         """Use this memory, (n,) uint8, for the image and for the bits, or allocate it."""
         if image is None:
-            image = aligned(most_image_bytes(options.layout))
+            image = aligned(max(most_image_bytes(options.layout), HUGE_PAGE))
         if bits is None:
             bits = aligned(0)
         self._image = image
@@ -214,10 +214,11 @@ def _annotation_rows(
     record: Annotations, masks: np.ndarray, noncanonical: np.ndarray
 ) -> dict[str, np.ndarray]:
     """The numbers of these masks of a record."""
-    number_types = record.number_types[masks]
-    number_types[noncanonical[masks]] |= np.uint16(1 << NONCANONICAL_BIT)
-    rows = {name: values[masks] for name, values in record.numbers.items()}
-    rows["number_types"] = number_types
+    number_types = record.number_types
+    number_types[noncanonical] |= np.uint16(1 << NONCANONICAL_BIT)
+    rows = record.numbers | {"number_types": number_types}
+    if len(masks) < len(record):
+        rows = {name: values[masks] for name, values in rows.items()}
     return rows
 
 

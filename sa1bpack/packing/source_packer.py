@@ -215,7 +215,7 @@ class ShardBuilder:
             self._altered_keys |= outcome.kept_rows.altered
             self._writer.append(outcome.rows)
             if self._kept_spool is not None:
-                self._kept_spool.append(outcome.kept_rows.rows)
+                self._kept_spool.append(outcome.kept_rows.values)
 
     def _attributes(self) -> dict[str, Any]:
         """The record of the shard."""

@@ -21,6 +21,7 @@ from sa1bpack.source.schemas import (
     Number,
     RecordSchema,
     Side,
+    Texts,
     decode_untyped,
     kept_texts,
     keys_by_object,
@@ -128,9 +129,8 @@ class Annotations:
     shapes               MaskShapes   the shapes of masks of another data set; the array of counts
                                       is then empty, `bbox` is NaN and `area` -1 where they are
                                       those of the mask itself. None for records of SA-1B
-    kept_texts           dict         kept key, such as "annotations.score" → list of the JSON text,
-                                      bytes, of its value in the record, or in each mask; None for
-                                      one that lacks it
+    kept_texts           dict         kept key, such as "annotations.score" → the JSON texts of its
+                                      values in the record, or in each mask, see `Texts`
     ===================  ===========  =======================================================
 
     All arrays are C-contiguous and writable. `==` compares identity.
@@ -145,7 +145,7 @@ class Annotations:
     counts_text: np.ndarray
     counts_offset: np.ndarray
     unknown_keys: frozenset[str]
-    kept_texts: dict[str, list[bytes | None]]
+    kept_texts: dict[str, Texts]
     shapes: MaskShapes | None = None
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ def parse_annotations(
     numbers: tuple[MaskNumber, ...] = stored_numbers(),
     kept_keys: tuple[tuple[str, str], ...] = (),
 ) -> Annotations:
-    """Decode and check one JSON record; nothing in the result refers to `data`.
+    """Decode and check one JSON record; nothing in the result but kept texts refers to `data`.
 
     `numbers` are those that each mask has, or may have if they are optional; the keys of others are
     unknown ones, except `kept_keys`, see `schema_of`, whose values may be anything.

@@ -138,9 +138,11 @@ def keys_by_object(kept_keys: tuple[tuple[str, str], ...]) -> dict[str, tuple[st
     return of_object
 
 
-def kept_texts(
-    record: Any, kept_keys: tuple[tuple[str, str], ...]
-) -> dict[str, list[bytes | None]]:
+# The JSON texts of the values of a kept key, with space around them; None for one that is missing.
+Texts = list[bytes | msgspec.Raw | None]
+
+
+def kept_texts(record: Any, kept_keys: tuple[tuple[str, str], ...]) -> dict[str, Texts]:
     """The texts of the values of kept keys, see `Annotations`."""
     objects = {"": [record], "image": [record.image], "annotations": record.annotations}
     numbers = dict.fromkeys(objects, 0)
@@ -149,15 +151,8 @@ def kept_texts(
         field = _kept_field(numbers[parent])
         numbers[parent] += 1
         path = f"{parent}.{key}" if parent else key
-        texts[path] = [_text_of(getattr(value, field)) for value in objects[parent]]
+        texts[path] = [getattr(value, field) for value in objects[parent]]
     return texts
-
-
-def _text_of(value: msgspec.Raw | None) -> bytes | None:
-    """The JSON text of a kept value."""
-    if value is None:
-        return None
-    return bytes(value).strip()
 
 
 def _why_no_json(error: Exception, data: bytes) -> str:

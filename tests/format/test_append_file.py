@@ -15,11 +15,12 @@ from system import failing
 
 from sa1bpack.format.shard_writer import AppendFile
 
-# Zeros from here on are a hole; smaller appends are gathered.
+# Zeros from here on are a hole; smaller appends are gathered, and written in pieces of the last.
 HOLE_BYTES = 4 * BLOCK
 STAGE_BYTES = 64 * BLOCK
+PIECE_BYTES = 2 << 20
 
-EDGES = [0, 1, BLOCK, HOLE_BYTES, STAGE_BYTES, 2 * STAGE_BYTES + BLOCK]
+EDGES = [0, 1, BLOCK, HOLE_BYTES, STAGE_BYTES, 2 * STAGE_BYTES + BLOCK, PIECE_BYTES]
 pwrite = os.pwrite
 real_fcntl = fcntl.fcntl
 lengths = st.builds(

@@ -29,6 +29,7 @@ from sa1bpack.source.schemas import (
     Number,
     RecordSchema,
     Side,
+    Texts,
     decode_untyped,
     kept_texts,
     keys_by_object,
@@ -215,9 +216,9 @@ def parse_masks(
     )
 
 
-def _box_texts(masks: list[Any]) -> list[bytes | None]:
+def _box_texts(masks: list[Any]) -> Texts:
     """The JSON texts of the boxes of masks; None for one without."""
-    texts: list[bytes | None] = []
+    texts: Texts = []
     for mask in masks:
         has_box = mask.bbox[0] == mask.bbox[0]  # it is not NaN, which stands for none
         texts.append(msgspec.json.encode(mask.bbox) if has_box else None)
