@@ -322,10 +322,15 @@ def write(results: dict, out: Path | None) -> None:
 
 
 def limit_of(name: str, names: list[str], left: float) -> float:
-    """Seconds for a part: its own limit, or less if little time is left. The tests may have all
-    that is left."""
-    later = sum(PARTS[other] for other in names[names.index(name) + 1 :] if other in NEEDED)
-    return left if name == "tests" else min(PARTS[name], left - later)
+    """Seconds for a part: its own limit, or less if little time is left for what is needed later.
+
+    The tests may have all that is left, but what later parts may take if that leaves enough.
+    """
+    later = names[names.index(name) + 1 :]
+    if name == "tests":
+        rest = left - sum(PARTS[other] for other in later)
+        return rest if rest >= PARTS[name] else left
+    return min(PARTS[name], left - sum(PARTS[other] for other in later if other in NEEDED))
 
 
 def main() -> None:

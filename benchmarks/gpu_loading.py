@@ -24,6 +24,7 @@ from gpu_parts import (
 from load import warm
 from simulate import Machine, ceilings, simulate
 from simulate import Task as Loop
+from synthetic import make_tar
 
 import sa1bpack
 from sa1bpack import Loader
@@ -180,9 +181,14 @@ def quantized(options: Options, report: Report) -> None:
     shape, images, batch = EMBEDDING, 64, 32
     if options.rehearse:
         shape, images, batch = (4, 8, 8), 4, 2
-    pack = Path(options.folder) / "default"
-    ds = sa1bpack.open(pack)
-    ds = ds[np.arange(min(images, len(ds)))]
+    tar = Path(options.folder) / "few.tar"
+    make_tar(options.tars, tar, images, 1, level=0)
+    sizes = {"image_size": 64, "mask_size": 16}
+    if options.rehearse:
+        sizes["workers"] = 1
+    sa1bpack.pack(tar, Path(options.folder) / "few", **sizes)
+    tar.unlink()
+    ds = sa1bpack.open(Path(options.folder) / "few")
     rows = np.random.default_rng(0).standard_normal((len(ds), *shape), np.float32)
     rows = rows.astype(np.float16)
     ways = {}

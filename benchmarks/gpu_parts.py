@@ -92,7 +92,7 @@ def kernels(options: Options, report: Report) -> None:
     report(**{"seconds for kernels of the CPU": round(time.perf_counter() - start, 1)})
     if DEVICE.type == "cuda":
         start = time.perf_counter()
-        for name, (work, _) in _pipelines(options).items():
+        for name, (work, _) in _pipelines(options, report).items():
             try:
                 work()
             except Exception as error:  # the part "steps" will report it, too
@@ -102,13 +102,18 @@ def kernels(options: Options, report: Report) -> None:
     report(kernels=transforms.describe_kernels(DEVICE))
 
 
-def _pipelines(options: Options) -> dict[str, tuple]:
+def _pipelines(options: Options, report: Report) -> dict[str, tuple]:
     from steps import Layout, after_steps
     from steps import steps as made_steps
 
     layout = Layout(image_size=options.side, mask_size=options.side // 4)
     sizes = (options.batch, options.masks, DEVICE, layout)
-    return made_steps(*sizes) | after_steps(*sizes)
+    ways = made_steps(*sizes)
+    try:
+        ways |= after_steps(*sizes)  # which need a batch of a pipeline
+    except Exception as error:
+        report(note=f"steps after a pipeline: {type(error).__name__}: {error}"[:300])
+    return ways
 
 
 def packs(options: Options, report: Report) -> None:
@@ -333,7 +338,7 @@ def steps(options: Options, report: Report) -> None:
     from gpu_clock import call_figures
     from steps import timed
 
-    ways = _pipelines(options)
+    ways = _pipelines(options, report)
     least, rounds = (
         (0.1, options.rounds) if DEVICE.type == "cuda" else (0.0, min(options.rounds, 2))
     )

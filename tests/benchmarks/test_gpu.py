@@ -127,6 +127,7 @@ def test_ratios_are_those_of_the_same_round_and_targets_say_what_is_missing(gpu)
 def test_parts_fit_into_the_run_and_leave_time_for_those_that_the_targets_need(gpu):
     names = list(gpu.PARTS)
     assert gpu.limit_of("tests", names, 123) == 123
+    assert gpu.limit_of("tests", ["tests", "sanitizer"], 300) == 300 - gpu.PARTS["sanitizer"]
     for seconds in (535, 500, 450):
         left = seconds
         for name in names[: names.index("tests")]:
