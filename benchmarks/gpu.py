@@ -59,8 +59,6 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_wheels import pinned
-
 ROOT = Path(__file__).parents[1]
 # Part → the most seconds that it may take, of the tests the seconds that are kept for them. In all
 # that may be more than a run has, see limit_of.
@@ -179,8 +177,8 @@ def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[st
     if optional and _succeeds(pip + optional):
         paths.insert(0, str(folder / "site"))
     if unfit:
-        if wheels is None or not _succeeds([*pip, "--upgrade", *pinned([*unfit])]):
-            python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if wheels is None or not _succeeds([*pip, "--upgrade", *_pinned([*unfit], python)]):
             raise SystemExit(
                 f"cannot be used here: {', '.join(f'{k} ({why})' for k, why in unfit.items())}. "
                 "Install what is missing, or bring wheels: where there is a network, `python "
@@ -190,6 +188,15 @@ def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[st
         if str(folder / "site") not in paths:
             paths.insert(0, str(folder / "site"))
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _pinned(packages: list[str], python: str) -> list[str]:
+    """The packages as constraints.txt pins them, if what reads it is here."""
+    try:
+        from gpu_wheels import pinned
+    except ModuleNotFoundError:  # packaging is missing
+        return packages
+    return pinned(packages, python)
 
 
 def _succeeds(command: list[str]) -> bool:
