@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TextIO
 
 
-class Bar(Protocol):
+class ShownBar(Protocol):
     """What is drawn on the last line of a terminal."""
 
     def clear(self, nolock: bool = False) -> None:
@@ -35,7 +35,7 @@ class Screen:
     """
 
     def __init__(self) -> None:
-        self.bars: list[Bar] = []
+        self.bars: list[ShownBar] = []
         self.in_line = False
         self._pid = os.getpid()
 
@@ -46,7 +46,7 @@ class Screen:
             stream = stream.stream
         return BarStream(stream, self)
 
-    def show(self, bar: Bar) -> None:
+    def show(self, bar: ShownBar) -> None:
         """Note that a bar is shown from now on."""
         with bar.get_lock():
             if self._pid != os.getpid():  # what the parent showed is the parent's
@@ -58,7 +58,7 @@ class Screen:
             sys.stdout = self._above_bars(sys.stdout)
             sys.stderr = self._above_bars(sys.stderr)
 
-    def hide(self, bar: Bar) -> None:
+    def hide(self, bar: ShownBar) -> None:
         """Note that a bar is no longer shown, if it was."""
         with bar.get_lock():
             others = [shown for shown in self.bars if shown is not bar]

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sa1bpack.adapters.dealing import DealtBatches, EpochDataset
-from sa1bpack.adapters.sent_batch import SendingCollate, SentBatch
+from sa1bpack.adapters.worker_batches import WorkerBatch, WorkerCollate
 from sa1bpack.adapters.workers import SHARED_MEMORY, WatchedWorkers, made_to_send
 from sa1bpack.arguments import choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
@@ -85,7 +85,7 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
         batches = self.batches
         rules = batches.current.rules
         drops = options.on_error == "drop"
-        collate = SendingCollate(
+        collate = WorkerCollate(
             self._narrowed, options, self._chosen, self._masks, rules.repeats, ds.spec_text
         )
         if drops:
@@ -110,7 +110,7 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
     ) -> "_TorchEpoch":
         return _TorchEpoch(self, batches)
 
-    def iterate(self, batches: EpochBatches) -> Iterator[SentBatch]:
+    def iterate(self, batches: EpochBatches) -> Iterator[WorkerBatch]:
         """An epoch of torch's."""
         if self._iterator is None:
             self._pid = os.getpid()

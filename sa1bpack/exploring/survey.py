@@ -16,7 +16,7 @@ from sa1bpack.dataset.select import Columns
 from sa1bpack.errors import FormatError, StoreError
 from sa1bpack.exploring.filters import COUNT, Filter, any_mask, ranged_numbers
 from sa1bpack.exploring.shard_parts import ShardParts
-from sa1bpack.export.info import histogram
+from sa1bpack.export.histograms import histogram
 from sa1bpack.export.report import MAX_IMAGES, MAX_SHARDS
 from sa1bpack.format.problems import reason_of
 from sa1bpack.wording import counted

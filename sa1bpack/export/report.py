@@ -27,7 +27,8 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.export.drawing import drawn, file_of, fitted
-from sa1bpack.export.info import DiskUse, PackInfo, bin_text, histogram, read_info, template
+from sa1bpack.export.histograms import bin_text, histogram
+from sa1bpack.export.info import DiskUse, PackInfo, read_info, template
 from sa1bpack.export.sheet import mask_text, shape_text
 from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_subject

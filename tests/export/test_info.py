@@ -18,7 +18,7 @@ from small_tars import SMALL, changed, members, write_tar
 import sa1bpack
 from sa1bpack import FormatError, PackOptions
 from sa1bpack.errors import NotAPack
-from sa1bpack.export.info import histogram
+from sa1bpack.export.histograms import histogram
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from sa1bpack.loading.order.epoch import OrderedBatch
 from sa1bpack.transforms.batch import make_known
 
 
-class SentBatch(Batch):
+class WorkerBatch(Batch):
     """A batch for the loader itself. It has no keys if no sample remained.
 
     Attributes:
@@ -31,10 +31,10 @@ class SentBatch(Batch):
     errors: list[ReadError]
 
 
-make_known(SentBatch)
+make_known(WorkerBatch)
 
 
-class SendingCollate(Collate):
+class WorkerCollate(Collate):
     """Collate for the samples of a dataset, transforms included.
 
     Sends the errors of dropped samples with the batch: attributes that a worker sets stay in the
@@ -91,14 +91,14 @@ class SendingCollate(Collate):
             batch["global_step"] = _per_sample(step, len(samples))
         return batch
 
-    def _sent(self, samples: OrderedIndices) -> SentBatch:
+    def _sent(self, samples: OrderedIndices) -> WorkerBatch:
         """The batch for the loader itself."""
         errors = [sample for sample in samples if isinstance(sample, ReadError)]
         remaining = [sample for sample in samples if not isinstance(sample, ReadError)]
         ordered = samples.ordered
         if errors:
             ordered = ordered.take(np.array([not isinstance(s, ReadError) for s in samples]))
-        sent = SentBatch()
+        sent = WorkerBatch()
         sent.ordered = ordered
         sent.errors = errors
         if remaining:
