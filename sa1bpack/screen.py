@@ -145,7 +145,12 @@ class BarStream:
 
 def is_terminal(stream: TextIO | None) -> bool:
     """True if what is written to a stream is seen on a terminal."""
-    return stream is not None and stream.isatty()
+    if stream is None:
+        return False
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # what a program has put in its place, or it is closed
+        return False
 
 
 SCREEN = Screen()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from terminals import as_standard_streams, seen
 
 from sa1bpack import Loader
+from sa1bpack.finalizers import settle
 from sa1bpack.progress import report
 
 # Streams and texts that are printed after each batch.
@@ -76,6 +77,25 @@ def test_streams_that_are_no_terminal_are_left_alone(ds, capsys):
             assert (sys.stdout, sys.stderr) == streams
             print("text")
     assert capsys.readouterr().out == "text\n" * 2
+
+
+class Minimal:
+    """Enough for `print`."""
+
+    def write(self, text):
+        return len(text)
+
+
+@pytest.mark.parametrize("stdout", [None, Minimal()], ids=["none", "minimal"])
+def test_what_a_program_has_in_place_of_standard_output_is_left_alone(ds, monkeypatch, stdout):
+    with as_standard_streams(monkeypatch) as text:
+        with monkeypatch.context() as patch, Loader(ds, 6, progress=None) as loader:
+            patch.setattr(sys, "stdout", stdout)
+            for _ in loader:
+                print("nowhere")
+                assert sys.stdout is stdout
+        settle()
+    assert "epoch 0:" in text[0] and seen(text[0]) == []
 
 
 def test_a_stream_that_a_program_keeps_can_be_used_after_the_line(ds, monkeypatch):
