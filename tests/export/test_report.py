@@ -74,6 +74,9 @@ def test_numbers_are_those_of_info_and_histograms_count_everything(report, small
     ):  # fmt: skip
         assert re.search(rf"\b{name} +{value:,}\b", page.text), name
     assert "3 of 55 left out by --max-masks 8" in page.text
+    for counted in info.of_sources:
+        row = rf"{counted.name} \S+ [\d,]+ {counted.images} {counted.masks} "
+        assert re.search(row, page.text), row
     for name, value in info.manifest.options.items():
         shown = {"None": "none", "True": "yes", "False": "no"}.get(str(value), value)
         assert re.search(rf"\b{name} +{re.escape(str(shown))} ", page.text), name
