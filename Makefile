@@ -79,7 +79,7 @@ help:
 	@echo "              disk to measure; other loaders take 30 GB more while they run"
 	@echo "PACK_FLAGS=   more options, e.g. PACK_FLAGS='--workers 16'; see $(BIN)/sa1bpack pack --help"
 	@echo "TEST_FLAGS=   options for pytest, e.g. TEST_FLAGS='-k masks'"
-	@echo "PYTHON=$$PYTHON    Python for the set-up, 3.11 or newer"
+	@echo "PYTHON=$$PYTHON    Python for the set-up, 3.11 to 3.14; for the peers 3.12 or newer"
 
 # ---------------------------------------------------------------------------- set-up, only if needed
 
@@ -197,7 +197,11 @@ PEERS := $(VENV)-peers/bin/python
 
 peers:
 	@test -x $(PEERS) || $(PYTHON) -m venv $(VENV)-peers
+	@$(PEERS) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || { \
+	  echo "the other loaders need Python 3.12 or newer: remove $(VENV)-peers, and choose one:" \
+	       "make peers PYTHON=python3.13" >&2; exit 1; }
 	@$(PEERS) -m pip install --requirement benchmarks/requirements-peers.txt
+	@$(PEERS) -m pip install --no-deps --requirement benchmarks/requirements-mosaic.txt
 	@$(PEERS) -m pip install --requirement benchmarks/requirements-ffcv.txt \
 	  || echo "FFCV cannot be installed here: see benchmarks/requirements-ffcv.txt" >&2
 

@@ -21,7 +21,12 @@ from sa1bpack.disk.page_cache import drop_pages, resident_bytes
 # Module → settings of it that make no sense here, by a part of their names.
 COLD_PEERS = {
     "ffcv_raw": "OS cache",  # os_cache=True is for data that fits in memory
+    "loaderx": None,
+    "spdl": None,
+    "grain": None,
+    "lance": None,
     "litdata": None,
+    "mosaic_streaming": None,
     "hf_datasets": None,
     "tensorstore": None,
 }

@@ -29,6 +29,10 @@ from pathlib import Path
 # Module → name in the table if it cannot be started.
 PEERS = {
     "ffcv_raw": "FFCV, raw fields",
+    "loaderx": "loaderx",
+    "spdl": "SPDL",
+    "grain": "Grain",
+    "lance": "Lance",
     "litdata": "LitData",
     "mosaic_streaming": "MosaicML Streaming",
     "webdataset": "WebDataset",

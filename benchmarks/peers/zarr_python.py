@@ -5,6 +5,7 @@ per batch.
 """
 
 import asyncio
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ from zarr.core.sync import sync
 from peers.samples import Epoch, Samples, Stacker, batches_of
 
 DISTRIBUTION = "zarr"
+PIPELINES = {"batched": "BatchedCodecPipeline", "fused": "FusedCodecPipeline"}
+ROWS = {"row by row": False, "rows of a batch concurrently": True}
 WAYS = {
     "zarr-python": {
-        "row by row": {"concurrent": False},
-        "rows of a batch concurrently": {"concurrent": True},
+        f"{rows}, {pipeline} pipeline": {"concurrent": ROWS[rows], "pipeline": pipeline}
+        for rows, pipeline in product(ROWS, PIPELINES)
     }
 }
 
@@ -27,8 +30,10 @@ def prepare(samples: Samples, folder: Path) -> None:
     (folder / "pack").symlink_to(samples.pack.resolve(), target_is_directory=True)
 
 
-def open_reader(folder: Path, batch_size: int, concurrent: bool) -> Epoch:
+def open_reader(folder: Path, batch_size: int, concurrent: bool, pipeline: str) -> Epoch:
     """By row numbers, in the given order."""
+    path = f"zarr.core.codec_pipeline.{PIPELINES[pipeline]}"
+    zarr.config.set({"codec_pipeline.path": path})
     samples = Samples(folder / "pack")
     group = zarr.open_group(samples.shard, mode="r")
     images, masks = group["image"], group["mask_bits"]
