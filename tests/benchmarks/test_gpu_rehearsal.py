@@ -3,10 +3,13 @@ fails then is not known until the next one comes."""
 
 import importlib
 import json
+import re
 import sys
 
 import pytest
 import torch
+from simulated_cuda import SimulatedCuda
+from simulated_loading import simulate
 
 OF_LOADING = ("memory", "sweep", "rivals", "quantized")
 
@@ -65,6 +68,19 @@ def test_it_is_said_how_memory_is_pinned(rehearse):
     figures = rehearse("memory")
     assert {"a buffer of 1 MiB": "not pinned: batches stay on the CPU"} in figures
     assert all(way["speed"] > 0 for way in ways_of(figures).values())
+
+
+def test_how_memory_is_pinned_is_told_apart(module, monkeypatch):
+    cuda = SimulatedCuda()
+    simulate(monkeypatch, cuda)
+    loading = module("gpu_loading")
+    device = loading.device_here(loading.open_device("cuda"))
+    nbytes = 4 << 20
+    text = loading.buffer_text(device.allocate(nbytes), nbytes)
+    assert re.match(r"pinned by cudaHostRegister, in a memory map .*; \d+ of \d+ MiB in huge", text)
+    cuda.fail["pin"] = RuntimeError("CUDA error: operation not supported")
+    text = loading.buffer_text(device.allocate(nbytes), nbytes)
+    assert text.startswith("pinned by torch, because CUDA cannot pin memory of this process")
 
 
 def test_decoders_on_the_device_are_compared_with_packs_and_what_is_missing_is_said(rehearse):
