@@ -178,7 +178,8 @@ def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[st
         paths.insert(0, str(folder / "site"))
     if unfit:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        if wheels is None or not _succeeds([*pip, "--upgrade", *_pinned([*unfit], python)]):
+        tried = (_pinned([*unfit], python), [*unfit])  # the second: wheels of an earlier day
+        if wheels is None or not any(_succeeds([*pip, "--upgrade", *names]) for names in tried):
             raise SystemExit(
                 f"cannot be used here: {', '.join(f'{k} ({why})' for k, why in unfit.items())}. "
                 "Install what is missing, or bring wheels: where there is a network, `python "

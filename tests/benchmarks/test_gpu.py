@@ -157,8 +157,9 @@ def test_a_package_that_is_too_old_or_refuses_the_version_of_another_is_unfit(gp
     assert "numpy" not in found  # the machine's torch was built for it
 
 
-def test_missing_packages_come_from_a_folder_of_small_wheels(gpu, module, tmp_path):
-    """Without what they require: another numpy would take the place of the machine's."""
+def test_missing_packages_come_from_a_folder_of_small_wheels(gpu, module, tmp_path, monkeypatch):
+    """Without what they require: another numpy would take the place of the machine's. If there are
+    no wheels of the pinned versions, others do."""
     wheel = tmp_path / "probe-1.0-py3-none-any.whl"
     about = "Metadata-Version: 2.1\nName: probe\nVersion: 1.0\nRequires-Dist: numpy<1\n"
     made_as = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -168,6 +169,7 @@ def test_missing_packages_come_from_a_folder_of_small_wheels(gpu, module, tmp_pa
             file.writestr(f"probe-1.0.dist-info/{name}", text)
     module("gpu_wheels").recompress(wheel)
     assert [*tmp_path.iterdir()] == [wheel] and wheel.stat().st_size < 2000
+    monkeypatch.setattr(gpu, "_pinned", lambda packages, python: ["probe==2.0"])  # today's
     env = gpu.provide({"probe": "missing"}, tmp_path, tmp_path)
     assert env["PYTHONPATH"].startswith(f"{tmp_path / 'site'}:{ROOT}")
     assert (tmp_path / "site/probe.py").read_text() == "0" * 9999
