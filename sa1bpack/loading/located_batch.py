@@ -9,6 +9,7 @@ the use: the batch is loaded from those copies, once they agree with what was fo
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -348,6 +349,7 @@ class LocatedBatch:
         while start < stop:
             end = min(start + OPEN_SAMPLES, stop)
             arrived = []
+            begin = time.monotonic()
             for k in range(start, end):
                 asked = None
                 if coming is not None:
@@ -356,6 +358,8 @@ class LocatedBatch:
                     partial(list, [k]), partial(self._arrived, k, reader.direct, asked)
                 )
                 arrived.append((asked, rows))
+            if coming is not None:
+                coming.arrived(time.monotonic() - begin)
             reads.append(self._load(start, end, reader))
             for asked, _ in arrived:
                 if coming is not None and asked is not None:

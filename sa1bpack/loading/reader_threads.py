@@ -115,7 +115,11 @@ class ReaderThreads:
         self._rows: RowPrefetcher | None = None
         if self._prefetcher is not None and ds.pack.fetches_rows:
             self._rows = RowPrefetcher(
-                ds, self._prefetcher.next_batches, partial(_window, ds), locator.spec.chosen
+                ds,
+                self._prefetcher.next_batches,
+                partial(_window, ds),
+                locator.spec.chosen,
+                self._waited_for_rows,
             )
         self._located: deque[tuple[LocatedBatch, Dropped]] = deque()
         self._locate_next = 1  # batches
@@ -220,9 +224,11 @@ class ReaderThreads:
             batches = list(islice(self._remaining, self._locate_next))
         else:
             begin = time.monotonic()
-            prefetcher = self._rows or self._prefetcher
-            batches = prefetcher.next_batches(self._locate_next)
-            self._counts.fetch_seconds += time.monotonic() - begin
+            if self._rows is not None:
+                batches = self._rows.next_batches(self._locate_next)
+            else:
+                batches = self._prefetcher.next_batches(self._locate_next)
+                self._counts.fetch_seconds += time.monotonic() - begin
         if not batches:
             raise LoaderError("the epoch has ended")  # nobody waits for this batch
         samples = max(1, len(batches[0].indices))
@@ -237,6 +243,10 @@ class ReaderThreads:
                 self._located.extend(self._locator.locate(ordered.parts))
             else:
                 self._located.append((located, dropped))
+
+    def _waited_for_rows(self, seconds: float) -> None:
+        """Note that one of the threads waited for rows: that is a part of the time of all."""
+        self._counts.fetch_seconds += seconds / max(self._crew.budget, 1)
 
     def _joined(self, batches: Sequence[OrderedBatch]) -> list[OrderedBatch]:
         """The batches, small ones joined to as many as fit a buffer."""

@@ -1,6 +1,7 @@
 """Rows of samples that are fetched, asked for ahead of their use in the order of an epoch."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -35,6 +36,7 @@ class RowPrefetcher:
         next_batches: Callable[[int], list[OrderedBatch]],
         window: Callable[[], int],
         chosen: ChosenFields,
+        waited: Callable[[float], None],
     ):
         """
         Args:
@@ -43,11 +45,14 @@ class RowPrefetcher:
                 thread alone calls it, until it has the last batch.
             window: bytes that may be in flight, or wait to be copied.
             chosen: what is needed of a sample.
+            waited: called with the seconds that a thread waited for what was asked for, by one
+                thread at a time.
         """
         self._ds = ds
         self._next_batches = next_batches
         self._window = window
         self._chosen = chosen
+        self._waited = waited
         self._changed = threading.Condition()
         self._ready: deque[OrderedBatch | BaseException] = deque()
         self._coming: dict[int, list[ComingSample]] = {}  # by row of the pack
@@ -73,6 +78,7 @@ class RowPrefetcher:
 
         Empty once the epoch has ended. Raises what the order raised.
         """
+        begin = time.monotonic()
         with self._changed:
             while not (self._ready or self._over):
                 self._changed.wait(_IDLE_SECONDS)
@@ -85,6 +91,7 @@ class RowPrefetcher:
                     break
                 batches.append(batch)
                 self._ready.popleft()
+            self._waited(time.monotonic() - begin)
             self._changed.notify_all()
             return batches
 
@@ -101,6 +108,11 @@ class RowPrefetcher:
             if not samples:
                 del self._coming[row]
             return sample
+
+    def arrived(self, seconds: float) -> None:
+        """Note that a thread waited so long for the rows of samples."""
+        with self._changed:
+            self._waited(seconds)
 
     def copied(self, sample: ComingSample) -> None:
         """Note that the bytes of a sample are not needed any more."""

@@ -75,7 +75,8 @@ class LoadingStats:
         cache_misses: number of shards, and feature shards, that had to be fetched.
         fetched_bytes: bytes that were fetched.
         requests: number of requests to the object store, which it may charge for.
-        fetch_seconds: time that the next batch waited for its shards to be fetched or opened.
+        fetch_seconds: time that the next batch waited for its shards to be fetched or opened; of
+            rows that are fetched, time that threads waited for them, divided by their number.
         pipeline_seconds: time in a `transforms.Pipeline`, or whatever the Loader has as `pipeline`:
             in the loop itself, or of `pipeline_threads` together. On CUDA it is time of the host,
             which does not wait for the device. None: no pipeline was called with these batches as
@@ -167,7 +168,7 @@ class LoadingStats:
                        for 70 % of their time or more
         "first batch"  more than half of the waiting was for the first batch
         "tensors"      more than half of the waiting was to make the tensors of batches
-        "network"      batches waited for shards being fetched for 70 % of the epoch or more
+        "network"      batches waited for what was being fetched for 70 % of the epoch or more
         "disk"         the disk was read for 70 % of the epoch or more
         "threads"      the threads were at work for 70 % of their time or more, mostly copying
         "small batches"  neither, and a batch takes less than 10 ms: handing it over takes longer
@@ -206,7 +207,9 @@ class LoadingStats:
         if fetching >= _BUSY:
             rate = f"{size_text((self.fetched_bytes or 0) / seconds)}/s"
             share = percent_text(fetching)
-            return _Diagnosis("network", f"batches waited for shards {share} of the time, {rate}")
+            return _Diagnosis(
+                "network", f"batches waited for what was fetched {share} of the time, {rate}"
+            )
         reading = (self.disk_seconds or 0) / seconds
         if reading >= _BUSY:
             rate = f"{size_text(self.disk_bytes_per_second or 0)}/s"
@@ -386,7 +389,8 @@ class EpochCounts:
         threads: number of threads of a Loader; None: only what the consumer waited for is known.
         pipeline_threads: number of its threads that call a pipeline; None: the consumer does.
         reads_known: it is known where bytes come from.
-        fetch_seconds: time that batches waited for their shards, by the one thread that locates.
+        fetch_seconds: time that batches waited for their shards, by the one thread that locates; or
+            for rows, see LoadingStats.
     """
 
     def __init__(self, epoch: int, begun: float, clock: Callable[[], float] = time.perf_counter):
