@@ -168,7 +168,7 @@ class LoadingStats:
                        for 70 % of their time or more
         "first batch"  more than half of the waiting was for the first batch
         "tensors"      more than half of the waiting was to make the tensors of batches
-        "network"      batches waited for what was being fetched for 70 % of the epoch or more
+        "network"      batches waited for what was fetched for 70 % of the epoch or more
         "disk"         the disk was read for 70 % of the epoch or more
         "threads"      the threads were at work for 70 % of their time or more, mostly copying
         "small batches"  neither, and a batch takes less than 10 ms: handing it over takes longer

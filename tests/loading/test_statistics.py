@@ -122,7 +122,7 @@ DISK = {"disk_bytes": 18 * 10**9, "disk_seconds": 9.0}
         ({"first_batch_seconds": 3.1, "batches": 1}, "first batch", "for the first batch, 3.1 s"),
         ({"deliver_seconds": 2.0}, "tensors", "while the tensors of batches were made"),
         (DISK, "disk", "31 % of the epoch waited for data; the disk delivers 2 GB/s, read 90 % of"),
-        (DISK | FETCHED | {"fetch_seconds": 9.0}, "network", "waited for what was fetched 90 % of the time"),
+        (DISK | FETCHED | {"fetch_seconds": 9.0}, "network", "waited for what was fetched 90 %"),
         (FETCHED | {"fetch_seconds": 6.0}, "bursts", "the threads worked only 0 % of the time"),
         ({"copy_seconds": 18.0}, "threads", "2 threads worked 90 % of the time, mostly copying"),
         ({"copy_seconds": 8.0}, "bursts", "the threads worked only 40 % of the time"),
