@@ -500,17 +500,21 @@ class Collate:
         for key in added_keys:
             batch[key] = [sample[key] for sample in stored]
         if self._relate is not None:
-            clashing_names = set(self._relate.names) & batch.keys()
-            if clashing_names:
-                raise OptionError(
-                    f"relations include {brief(min(clashing_names))}, but the samples have that "
-                    "key, from a transform or a feature: leave one of them out"
-                )
-            most = None
-            if self.layout.padded and "runs" in batch:
-                most = masks.capacity  # other padded arrays, which would tell, may be left out
-            batch |= self._relate(batch, most)
+            batch |= self._relations(self._relate, batch, masks)
         return batch
+
+    def _relations(self, relate: Relate, batch: Batch, masks: _ChosenMasks) -> dict[str, Any]:
+        """The relations of the masks of a batch. Raises OptionError for a key that it has."""
+        clashing_names = set(relate.names) & batch.keys()
+        if clashing_names:
+            raise OptionError(
+                f"relations include {brief(min(clashing_names))}, but the samples have that key, "
+                "from a transform or a feature: leave one of them out"
+            )
+        most = None
+        if self.layout.padded and "runs" in batch:
+            most = masks.capacity  # other padded arrays, which would tell, may be left out
+        return relate(batch, most)
 
     def _ragged(self, sample: Mapping[str, Any]) -> list[SideSpec]:
         """The features with ragged rows that samples have, by the first of a batch."""

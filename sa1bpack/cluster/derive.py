@@ -13,7 +13,7 @@ from sa1bpack.deriving.functions import Function, function_name, function_of
 from sa1bpack.deriving.maker import FeatureShardMaker
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.deriving.run import derive
-from sa1bpack.deriving.target import DeriveResult, ShardToDo
+from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import ClusterError, OptionError
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.options import group_of
@@ -74,10 +74,7 @@ def derive_on_ray(
     maker = FeatureShardMaker(ds, name, fn, pipeline, options, chosen)
     shards = [shard.identity.name for shard in maker.shards]
     todo = maker.missing(maker.shards)
-    lacking: dict[str, list[ShardToDo]] = {feature: [] for feature in maker.targets}
-    for shard, targets in todo:
-        for target in targets:
-            lacking[target.name].append(shard)
+    lacking = maker.by_feature(todo)
     died: dict[str, Died] = {}
     if todo:
         with maker.loader(todo[0][0]) as loader:

@@ -109,6 +109,16 @@ class FeatureShardMaker:
                 todo.append((shard, lacking[shard.identity.name]))
         return todo
 
+    def by_feature(
+        self, todo: Sequence[tuple[ShardToDo, list[FeatureTarget]]]
+    ) -> dict[str, list[ShardToDo]]:
+        """Name of each feature → the shards for which it has no rows, of what is `missing`."""
+        shards: dict[str, list[ShardToDo]] = {name: [] for name in self.targets}
+        for shard, targets in todo:
+            for target in targets:
+                shards[target.name].append(shard)
+        return shards
+
     def result(
         self, made: Mapping[str, Sequence[ShardToDo]] | None = None
     ) -> DeriveResult | tuple[DeriveResult, ...]:

@@ -5,7 +5,6 @@ docs/format.md specifies it. It holds no pixels, and is read with Python's zlib 
 
 import os
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -204,12 +203,10 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray, SelectedMasks
     length = 8 * head.samples
     if isinstance(head.masks, MasksHead):
         length += head.masks.bytes
-    stream = zlib.decompressobj()
-    with suppress(zlib.error):
-        data = stream.decompress(body, length + 1)
-        if len(data) == length and stream.eof and not stream.unused_data:
-            ids = np.cumsum(np.frombuffer(data, "<i8", head.samples), dtype="<i8")
-            bits = np.frombuffer(data, np.uint8, offset=8 * head.samples)
+    data = _inflated(body, length)
+    if data is not None:
+        ids = np.cumsum(np.frombuffer(data, "<i8", head.samples), dtype="<i8")
+        bits = np.frombuffer(data, np.uint8, offset=8 * head.samples)
     if len(ids) != head.samples or xxhash.xxh3_128_hexdigest(ids.data) != head.ids_xxh128:
         raise FormatError(
             f"{path}: its ids are not the {head.samples} whose XXH3-128 is {head.ids_xxh128}, as "
@@ -223,3 +220,15 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray, SelectedMasks
             f"first line says; {_REMEDY}"
         )
     return head, ids, SelectedMasks(head.masks.count, bits, head.masks.where)
+
+
+def _inflated(body: bytes, length: int) -> bytes | None:
+    """The bytes that a zlib stream holds; None unless it is whole, and they are so many."""
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(body, length + 1)
+    except zlib.error:
+        return None
+    if len(data) != length or not stream.eof or stream.unused_data:
+        return None
+    return data
