@@ -1,6 +1,7 @@
 """The masks of a record, in whatever form it has them → runs, and what follows from those."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def _runs_of_shapes(
     noncanonical = np.zeros(len(record), np.bool_)
     order: list[np.ndarray] = []
     parts: list[Runs] = []
-    for form in np.unique(shapes.forms).tolist():
+    for form in sorted(set(shapes.forms.tolist())):
         masks = np.flatnonzero(shapes.forms == form)
         try:
             parts.append(_runs_of_form(record, shapes, form, masks, noncanonical))
@@ -106,6 +107,8 @@ def _in_order(parts: Sequence[Runs], masks: np.ndarray) -> Runs:
 
 def _of(offset: np.ndarray, masks: np.ndarray) -> np.ndarray:
     """Offsets of the pieces of some masks, between which there are only empty ones."""
+    if len(masks) == len(offset) - 1:  # of all masks
+        return offset
     return np.append(offset[masks], offset[-1])
 
 
@@ -145,6 +148,7 @@ def complete_numbers(record: Annotations, run_ends: np.ndarray, run_offset: np.n
         types[missing] |= _whole("bbox")
 
 
+@cache
 def _whole(name: str) -> np.uint16:
     """The bits of `number_types` that say that all columns of a number are integers."""
     bits = next(number.type_bits for number in MASK_NUMBERS if number.array == name)

@@ -404,11 +404,14 @@ def list_folder(folder: Path, all_images: bool = False) -> list[tuple[str, Membe
 
     files = []
     for parent, _, names in os.walk(folder, onerror=fail):
+        below = os.path.relpath(parent, folder) + "/"
+        if below == "./":
+            below = ""
         for name in names:
             if split_name(name)[1] is None:
                 continue
             path = os.path.join(parent, name)  # noqa: PTH118 - avoids an object per file
-            member, problem = decode_name(os.fsencode(os.path.relpath(path, folder)))
+            member, problem = decode_name(os.fsencode(below + name))
             size = 0
             kind: MemberKind = "special"
             with suppress(OSError):  # a dangling link is reported as a member that is not a file
