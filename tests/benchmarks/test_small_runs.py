@@ -11,6 +11,7 @@ RUNS = {
     "ahead": "TAR --images 8 --rounds 1 --size 64",
     "annotations": "TAR --repeat 1", "augmenting": "--side 32 --images 2 --rounds 1",
     "buckets": "--samples 3000", "counting": f"TAR {FEW}",
+    "coco": "TAR --images 4 --times 2 --rounds 1 --form jpeg png tar",
     "cloud": "--megabytes 8 --repeat 1", "decode": "TAR --photos 1 --size 64 --repeats 1",
     "features": f"TAR {FEW}", "fields": "TAR --small 32 --long 4 --rounds 1",
     "inflate": "TAR --repeat 1 --megabytes 2", "load": f"TAR {FEW}",
