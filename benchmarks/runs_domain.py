@@ -173,7 +173,10 @@ def milliseconds(ways: dict[str, Callable], photos: int, repeats: int) -> dict[s
 
 def main() -> None:
     """Measure all ways, and name the best."""
+    import torch
     from pipeline import read_photos
+
+    torch.set_num_threads(1)
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,9 +1,10 @@
 """Draw the figures of README.md from the measurements in docs/figures/*.json.
 
-`python scripts/make_figures.py` writes docs/figures/chart.svg and the sentences in README.md; with
---picture also docs/figures/sheet.jpg and batch.jpg, of the photographs of the sample tar; with
---training it runs the example of docs/training.md, and keeps its curves and predictions. After a
-new measurement, change the JSON (and docs/performance.md), and run it again: a test compares them.
+`python scripts/make_figures.py` writes docs/figures/chart.svg, the sentences in README.md, and the
+rows of docs/figures.md on them; with --picture also docs/figures/sheet.jpg and batch.jpg, of the
+photographs of the sample tar; with --training it runs the example of docs/training.md, and keeps
+its curves and predictions. After a new measurement, change the JSON (and docs/performance.md), and
+run it again: a test compares them.
 """
 
 import argparse
@@ -106,8 +107,7 @@ def summary(panels: list[dict]) -> str:
     text = (
         f"Without a pack, an image with 100 masks costs {guide} ms of processor time in every "
         "epoch if it is prepared the way guides to SA-1B describe (PIL and pycocotools), or "
-        f"{fastest} ms if it is prepared the fastest way we know "
-        "(PIL's draft mode and rlemasklib). "
+        f"{fastest} ms the best way without a pack ({packing['without_pack']}). "
         f"With sa1bpack, it costs **{pack} ms once**, then **{read} ms** in every epoch. "
         f"From memory, a Loader reads samples at **{share} times the speed** of copying their "
         f"bytes (the best of {peers} other ways reaches {peer_share}: {peer}). "
@@ -125,10 +125,30 @@ def against_peers(panel: dict) -> tuple[str, str, str, int]:
     return number(ours["value"]), number(best["value"]), best["name"], len(others)
 
 
-def with_summary(readme: str, text: str) -> str:
-    """README.md with what is between the marks replaced."""
+def origins(panels: list[dict]) -> str:
+    """The table of docs/figures.md on the figures of the chart."""
+    rows = ["| figure | command | measured | who can repeat it |", "|---|---|---|---|"]
+    packing, *loading = panels
+    values = [f"{line['name']}: {number(line['value'])} ms" for line in packing["lines"]]
+    rows.append(origin(packing, f"{'; '.join(values)} ({packing['without_pack']})"))
+    for panel in loading:
+        ours, best, name, count = against_peers(panel)
+        unit = panel["unit"]
+        rows.append(origin(panel, f"{ours} {unit}; the best of {count} others, {name}: {best}"))
+    return "\n".join(rows) + "\n"
+
+
+def origin(panel: dict, values: str) -> str:
+    """A row of the table."""
+    measured_on = f"{panel['date']}, {panel['machine']}"
+    title = panel["title"]
+    return f"| {title}: {values} | `{panel['command']}` | {measured_on} | {panel['repeat']} |"
+
+
+def with_summary(page: str, text: str) -> str:
+    """A page with what is between the marks replaced."""
     pattern = f"({re.escape(BEGIN)}).*?({re.escape(END)})"
-    return re.sub(pattern, lambda found: found[1] + text + found[2], readme, flags=re.S)
+    return re.sub(pattern, lambda found: found[1] + text + found[2], page, flags=re.S)
 
 
 def draw_pictures(folder: Path) -> None:
@@ -286,6 +306,8 @@ def main() -> None:
     (FIGURES / "chart.svg").write_text(chart(panels))
     readme = ROOT / "README.md"
     readme.write_text(with_summary(readme.read_text(), summary(panels)))
+    page = ROOT / "docs/figures.md"
+    page.write_text(with_summary(page.read_text(), origins(panels)))
     if options.picture:
         draw_pictures(FIGURES)
     if options.training:
