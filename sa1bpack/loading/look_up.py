@@ -6,7 +6,7 @@ no address outside an array results.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -156,19 +156,22 @@ def gather_scores(addresses: np.ndarray, samples: np.ndarray, out: np.ndarray) -
 
 
 @njit
-def _row_span(offsets: int, row: int, items: int, edges: np.ndarray) -> tuple[int, int]:
-    """The first item of a ragged row, and the one after its last; -1 if they are out of order.
+def _find_items(span: Any, offsets: int, row: int, items: int, edges: np.ndarray) -> None:
+    """Find the items of a ragged row; -1 if its offsets are out of order.
 
     Args:
+        span: MASK or SPAN. Out: begin and end.
         offsets: address of the int64 offsets of the rows.
         row: the row.
         items: number of items there are.
         edges: int64 (2,), scratch.
     """
     memcpy(edges.ctypes.data, offsets + 8 * row, 16)
+    span.begin = -1
+    span.end = -1
     if 0 <= edges[0] <= edges[1] <= items:
-        return edges[0], edges[1]
-    return -1, -1
+        span.begin = edges[0]
+        span.end = edges[1]
 
 
 @njit
@@ -184,9 +187,7 @@ def find_runs(shards: np.ndarray, samples: np.ndarray, masks: np.ndarray) -> Non
     for k in range(len(samples)):
         for n in range(samples[k].kept_begin, samples[k].kept_end):
             mask = masks[n]
-            begin, end = _row_span(shards[k].run_offset, mask.row, shards[k].runs, edges)
-            mask.begin = begin
-            mask.end = end
+            _find_items(mask, shards[k].run_offset, mask.row, shards[k].runs, edges)
 
 
 @njit
@@ -206,10 +207,7 @@ def find_spans(
     for i in range(len(rows)):
         for a in range(len(numbers)):
             side = sides[owner[i], numbers[a]]
-            begin, end = _row_span(side.offset, rows[i], side.items, edges)
-            span = spans[i, a]
-            span.begin = begin
-            span.end = end
+            _find_items(spans[i, a], side.offset, rows[i], side.items, edges)
 
 
 @njit
@@ -468,10 +466,11 @@ def _addresses(
         names: names of the arrays.
         shard_at: int64 (n,), which of them each sample is in.
     """
-    of_shards = np.zeros((len(shards), len(names)), np.int64)
-    for shard, addresses in zip(shards, of_shards, strict=True):
-        addresses[:] = [shard.addresses.get(name, 0) for name in names]
-    of_samples: np.ndarray = of_shards[shard_at]
+    of_shards: list[int] = []
+    for shard in shards:
+        of_shards += [shard.addresses.get(name, 0) for name in names]
+    addresses = np.array(of_shards, np.int64).reshape(len(shards), len(names))
+    of_samples: np.ndarray = addresses[shard_at]
     return of_samples
 
 
