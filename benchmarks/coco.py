@@ -293,12 +293,12 @@ def main() -> None:
 
 def measure(data: Path, form: str, scratch: Path, options) -> None:
     """Run all ways in turn on one form of the data set, and print the table."""
-    images = len(list((data / "jpeg" / "images").iterdir()))
+    images = len(list((data / ("png" if form == "png" else "jpeg") / "images").iterdir()))
     ways = ["floor", *(way for way in options.ways if way != "floor")]
     seconds = {way: [] for way in ways}
     for _ in range(options.rounds):
         for way in ways:
-            settle(scratch, images // 8)  # pairs of 4 MB; a pack has 1 MB per image
+            settle(scratch, images // 8)  # 4 MB each
             command = [sys.executable, __file__, *options.tars, "--data", str(data)]
             command += ["--one", way, form, "--scratch", str(scratch)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
