@@ -47,6 +47,7 @@ import numpy as np
 from cold_packs import KINDS, Kind, Spans, describe, files_of, make_pack, packs, spans
 from cold_peers import open_cold_peers
 from page_cache import drop_all
+from peers import PeerError
 
 from sa1bpack import Dataset, Loader
 from sa1bpack import open as open_pack
@@ -197,15 +198,25 @@ class OwnLine:
         return _in_process("forkserver", read, (*self._args, seed))
 
 
-def measure(kind: str, pack: Path, warm_up: Path, options, peers: dict) -> list[Result]:
-    """All lines of a pack and peers, in turn, `--rounds` times; every other round in reverse."""
+def measure(
+    kind: str, pack: Path, warm_up: Path, options, peers: dict, failures: dict[str, str]
+) -> list[Result]:
+    """All lines of a pack and peers, in turn, `--rounds` times; every other round in reverse.
+
+    A peer that fails is moved to `failures` (name → reason).
+    """
     lines = lines_of(KINDS[kind], options.io)
     ways = {str(line): OwnLine(kind, line, pack, warm_up, options) for line in lines} | peers
     results = {name: Result(kind, name, [], [], []) for name in ways}
     for number in range(options.rounds):
         for name, way in list(ways.items())[:: -1 if number % 2 else 1]:
-            way.drop()
-            seconds, cpu, samples = way.read(number)
+            try:
+                way.drop()
+                seconds, cpu, samples = way.read(number)
+            except PeerError as error:
+                failures[name] = str(error)
+                del ways[name], results[name]
+                continue
             result = results[name]
             result.speed.append(samples / seconds)
             result.cpu_ms.append(cpu / samples * 1e3)
@@ -216,12 +227,12 @@ def measure(kind: str, pack: Path, warm_up: Path, options, peers: dict) -> list[
 def measure_with_peers(kind: str, pack: Path, warm_up: Path, options):
     """As `measure`, with the peers' lines if there are any: results, failures, notes."""
     if not options.peers or kind != "default":
-        return measure(kind, pack, warm_up, options, {}), {}, []
+        return measure(kind, pack, warm_up, options, {}, {}), {}, []
     one = pack.with_name(pack.name + "-one-shard")
     make_pack(kind, options.tars, one, options.samples, shards=1)
     peers = open_cold_peers(one, options.folder, options.batch, options.peers, options.drop_caches)
     with peers as (ways, failures, notes):
-        return measure(kind, pack, warm_up, options, ways), failures, notes
+        return measure(kind, pack, warm_up, options, ways, failures), failures, notes
 
 
 def measure_first(kind: str, pack: Path, options) -> Iterator[dict]:
