@@ -97,10 +97,9 @@ URL = "s3://bucket/pack"
     "arguments",
     [
         ("info", URL), ("repair", URL), ("export", URL, "-o", "json"),
-        ("export", "{pack}", "-o", URL), ("show", URL, "-o", "a.png"),
-        ("show", "{pack}", "-o", URL),
+        ("export", "{pack}", "-o", URL), ("show", "{pack}", "-o", URL),
         ("report", URL, "-o", "a.html"), ("report", "{pack}", "-o", URL),
-        ("explore", URL), ("explore", "{pack}", "--folder", URL),
+        ("explore", "{pack}", "--folder", URL), ("bench", URL),
     ],
     ids=" ".join,
 )  # fmt: skip

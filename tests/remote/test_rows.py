@@ -130,6 +130,17 @@ def test_without_a_folder_the_index_is_kept_in_that_of_the_user(
         sa1bpack.open(root.as_uri())
 
 
+def test_commands_look_at_a_pack_at_a_url(layout_packs, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    url = layout_packs().as_uri()
+    code, out, error = command("show", url, "-o", tmp_path / "a.png", "--samples", 2)
+    assert (code, error) == (0, "") and "a.png" in out
+    code, out, error = command("subset", url, "-o", tmp_path / "a.sel", "--where", "mask_count > 1")
+    assert (code, error) == (0, "") and (tmp_path / "a.sel").exists()
+    again = sa1bpack.open(tmp_path / "a.sel")
+    assert len(again) == len(sa1bpack.open(layout_packs()).where("mask_count > 1"))
+
+
 def test_options_that_do_not_go_together(layout_packs, tmp_path):
     root = layout_packs()
     with pytest.raises(OptionError, match="fetch is 'shards', which are kept in a cache"):
