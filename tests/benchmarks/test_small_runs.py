@@ -10,6 +10,7 @@ FEW = "--rounds 1 --images 8 --masks 2 --batch 2"
 RUNS = {
     "ahead": "TAR --images 8 --rounds 1 --size 64",
     "annotations": "TAR --repeat 1", "augmenting": "--side 32 --images 2 --rounds 1",
+    "bucket": "--samples 40 --latency 1 --link 10 --rounds 1",
     "buckets": "--samples 3000", "counting": f"TAR {FEW}",
     "coco": "TAR --images 4 --times 2 --rounds 1 --form jpeg png tar",
     "cloud": "--megabytes 8 --repeat 1", "decode": "TAR --photos 1 --size 64 --repeats 1",
