@@ -178,7 +178,7 @@ def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[st
         paths.insert(0, str(folder / "site"))
     if unfit:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        tried = (_pinned([*unfit], python), [*unfit])  # the second: wheels of an earlier day
+        tried = (pinned_here([*unfit], python), [*unfit])  # the second: wheels of an earlier day
         if wheels is None or not any(_succeeds([*pip, "--upgrade", *names]) for names in tried):
             raise SystemExit(
                 f"cannot be used here: {', '.join(f'{k} ({why})' for k, why in unfit.items())}. "
@@ -191,7 +191,7 @@ def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[st
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def _pinned(packages: list[str], python: str) -> list[str]:
+def pinned_here(packages: list[str], python: str) -> list[str]:
     """The packages as constraints.txt pins them, if what reads it is here."""
     try:
         from gpu_wheels import pinned

@@ -223,6 +223,14 @@ def is_url(text: object) -> bool:
     return isinstance(text, str) and _FILE_URL.match(text) is not None
 
 
+def is_store_url(text: object) -> bool:
+    """True for a text that begins like a URL in an object store: s3, gs or az."""
+    if not isinstance(text, str):
+        return False
+    scheme, separator, _ = text.partition("://")
+    return bool(separator) and scheme.lower() in STORE_SCHEMES
+
+
 def is_pack_url(text: object) -> bool:
     """True for a text that begins like the URL of a pack: s3, gs, az, https, http, hf or file."""
     return isinstance(text, str) and _PACK_URL.match(text) is not None

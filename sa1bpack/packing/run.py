@@ -39,7 +39,7 @@ from sa1bpack.paths import local_path
 from sa1bpack.progress import ProgressOption, check_progress, report
 from sa1bpack.source.find import Source
 from sa1bpack.source.records.coco_file import forget_coco_file
-from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown
+from sa1bpack.urls import is_store_url, scheme_of, shown
 from sa1bpack.wording import counted, span_text
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def pack(
     check_progress(progress)
     require_decoder()
     url: str | None = None  # of an object store
-    if isinstance(output, str) and is_url(output) and is_pack_url(output):
+    if isinstance(output, str) and is_store_url(output):
         url = output
     if (url is None) != (staging is None):
         shown_output = str(output) if url is None else shown(url)

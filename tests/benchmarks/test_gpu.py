@@ -169,7 +169,7 @@ def test_missing_packages_come_from_a_folder_of_small_wheels(gpu, module, tmp_pa
             file.writestr(f"probe-1.0.dist-info/{name}", text)
     module("gpu_wheels").recompress(wheel)
     assert [*tmp_path.iterdir()] == [wheel] and wheel.stat().st_size < 2000
-    monkeypatch.setattr(gpu, "_pinned", lambda packages, python: ["probe==2.0"])  # today's
+    monkeypatch.setattr(gpu, "pinned_here", lambda packages, python: ["probe==2.0"])  # today's
     env = gpu.provide({"probe": "missing"}, tmp_path, tmp_path)
     assert env["PYTHONPATH"].startswith(f"{tmp_path / 'site'}:{ROOT}")
     assert (tmp_path / "site/probe.py").read_text() == "0" * 9999
