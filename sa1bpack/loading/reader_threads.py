@@ -237,6 +237,10 @@ class ReaderThreads:
         self._locate_next = min(2 * self._locate_next, most)
         joined_batches = self._joined(batches)
         results = self._locator.locate(joined_batches)
+        if self._rows is not None:
+            for _, dropped in results:
+                for _, error in dropped:
+                    self._rows.drop(error.row)
         for ordered, (located, dropped) in zip(joined_batches, results, strict=True):
             if dropped and ordered.parts and not self._drops:
                 # One by one: the batches before the one with the error are complete.

@@ -109,6 +109,12 @@ class RowPrefetcher:
                 del self._coming[row]
             return sample
 
+    def drop(self, row: int) -> None:
+        """Note that a sample will not be copied, by its row in the pack."""
+        sample = self.take(row)
+        if sample is not None:
+            self.copied(sample)
+
     def arrived(self, seconds: float) -> None:
         """Note that a thread waited so long for the rows of samples."""
         with self._changed:
@@ -140,9 +146,12 @@ class RowPrefetcher:
             yield from batches
 
     def _wait_for_room(self) -> None:
-        """Wait until few enough bytes are ahead, or the loader has no batch left to locate."""
+        """Wait until few enough bytes are ahead: more requests would slow down those before them.
+
+        Bytes that are ahead are copied in the end, or their sample is dropped: both are noted.
+        """
         with self._changed:
-            while not self._over and self._ready and self._bytes_ahead >= self._window():
+            while not self._over and self._bytes_ahead >= self._window():
                 self._changed.wait(_IDLE_SECONDS)
 
     def _begin(self, batch: OrderedBatch) -> None:
