@@ -14,6 +14,9 @@ from sa1bpack.threads import start_thread
 # Batches that are taken at once from those whose shards are open.
 _TAKEN_TOGETHER = 4
 
+# Batches that are asked for at least, beside the one that is asked for next.
+_BATCHES_AHEAD = 2
+
 _IDLE_SECONDS = 10.0
 
 
@@ -57,6 +60,7 @@ class RowPrefetcher:
         self._ready: deque[OrderedBatch | BaseException] = deque()
         self._coming: dict[int, list[ComingSample]] = {}  # by row of the pack
         self._bytes_ahead = 0
+        self._batch_bytes = 0  # of the batch that was asked for last
         self._over = False
 
     def start(self) -> None:
@@ -148,10 +152,14 @@ class RowPrefetcher:
     def _wait_for_room(self) -> None:
         """Wait until few enough bytes are ahead: more requests would slow down those before them.
 
+        At least those of two batches are: the rows of one arrive at about the same time, and the
+        network would be idle until those of the next one do.
         Bytes that are ahead are copied in the end, or their sample is dropped: both are noted.
         """
         with self._changed:
-            while not self._over and self._bytes_ahead >= self._window():
+            while not self._over and self._bytes_ahead >= max(
+                self._window(), _BATCHES_AHEAD * self._batch_bytes
+            ):
                 self._changed.wait(_IDLE_SECONDS)
 
     def _begin(self, batch: OrderedBatch) -> None:
@@ -164,6 +172,7 @@ class RowPrefetcher:
         located = [(location, shards[location.shard]) for location in locations]
         samples = begin_samples(located, self._chosen)
         with self._changed:
+            self._batch_bytes = sum(sample.nbytes for sample in samples if sample is not None)
             for location, sample in zip(locations, samples, strict=True):
                 if sample is not None and not self._over:
                     self._coming.setdefault(location.row, []).append(sample)
