@@ -24,7 +24,7 @@ from sa1bpack.dataset.rows import IdLookup, Rows, row_array, rows_at, shard_boun
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.sample_info import SampleInfo
 from sa1bpack.dataset.select import Columns
-from sa1bpack.dataset.shards import ComingSample, Location, OpenShard, begin_samples
+from sa1bpack.dataset.shards import ComingSample, Location, OpenShard
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.indices import select_nested, torch_subset
@@ -189,11 +189,7 @@ class Dataset(MapStyle, Pictured):
     def _begun(self, indices: Iterable[int]) -> list[_Located]:
         """Where the samples at several indices are; what must be fetched of them is asked for."""
         locations = [self.pack.locate(self._row(index)) for index in indices]
-        opened, failed = self.pack.open_many(location.shard for location in locations)
-        shards = opened | failed
-        located = [(location, shards[location.shard]) for location in locations]
-        coming = begin_samples(located, self._chosen)
-        return [(*place, asked) for place, asked in zip(located, coming, strict=True)]
+        return self.pack.begin(locations, self._chosen)
 
     def _sample(self, located: _Located) -> Any:
         location, shard, coming = located

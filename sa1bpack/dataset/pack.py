@@ -24,11 +24,20 @@ from pathlib import Path
 
 import numpy as np
 
+from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter, batches_of_rows, bits_by_sample
 from sa1bpack.dataset.layouts import shared_layout
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, digest_of, row_array
 from sa1bpack.dataset.shard_cache import CACHE, OpenShards
-from sa1bpack.dataset.shards import LOCATION, Feature, Location, OpenFeatures, OpenShard
+from sa1bpack.dataset.shards import (
+    LOCATION,
+    ComingSample,
+    Feature,
+    Location,
+    OpenFeatures,
+    OpenShard,
+    begin_samples,
+)
 from sa1bpack.errors import EmptyPack, FormatError, OptionError, ResourceShortage
 from sa1bpack.format.arrays import check_offsets_rise
 from sa1bpack.format.files import REMEDY
@@ -399,6 +408,28 @@ class Pack:
             else:
                 opened[number] = outcome
         return opened, failed
+
+    def begin(
+        self, locations: Sequence[Location], chosen: ChosenFields | None
+    ) -> list[tuple[Location, OpenShard | Exception, ComingSample | None]]:
+        """Open the shards of samples, and ask for what must be fetched of them.
+
+        Args:
+            locations: places of the samples.
+            chosen: what is needed of them; None: everything.
+
+        Returns:
+            For each sample its place, its shard or why that cannot be opened, and what was asked
+            for; None of one that is here.
+
+        Raises:
+            ResourceShortage, StoreError: as `open_many`.
+        """
+        opened, failed = self.open_many(location.shard for location in locations)
+        shards = opened | failed
+        located = [(location, shards[location.shard]) for location in locations]
+        coming = begin_samples(located, chosen)
+        return [(*place, asked) for place, asked in zip(located, coming, strict=True)]
 
     def try_open(self, number: int) -> OpenShard | Exception:
         """A shard, or the FormatError or OSError that says why it cannot be opened.

@@ -147,8 +147,7 @@ class RowRequest(NamedTuple):
         spans = []
         for begin, end in within:
             if begin < end:
-                path = f"{self.array.folder}{spec.chunk_path}"
-                spans.append(Span(path, start + begin, start + end))
+                spans.append(Span(spec.chunk_path, start + begin, start + end))
         return spans
 
 
@@ -172,15 +171,13 @@ class FetchedArray:
     Attributes:
         spec: the array.
         reader: fetches its bytes.
-        folder: folder of the array below that of the reader: "", or "NAME/".
         shape: (rows, *row_shape).
         dtype: dtype of the rows.
     """
 
-    def __init__(self, spec: ArraySpec, rows: int, reader: RangeReader, folder: str = ""):
+    def __init__(self, spec: ArraySpec, rows: int, reader: RangeReader):
         self.spec = spec
         self.reader = reader
-        self.folder = folder
         self.shape = (rows, *spec.row_shape)
         self.dtype = spec.dtype
 

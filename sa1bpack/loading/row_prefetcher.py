@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.shards import ComingSample, Location, begin_samples
+from sa1bpack.dataset.shards import ComingSample, Location
 from sa1bpack.loading.order.epoch import OrderedBatch
 from sa1bpack.threads import start_thread
 
@@ -167,10 +167,7 @@ class RowPrefetcher:
         pack = self._ds.pack
         records = pack.locate_many(self._ds.rows_at(batch.indices)).tolist()
         locations = [Location(*record) for record in records]
-        opened, failed = pack.open_many(location.shard for location in locations)
-        shards = opened | failed
-        located = [(location, shards[location.shard]) for location in locations]
-        samples = begin_samples(located, self._chosen)
+        samples = [sample for _, _, sample in pack.begin(locations, self._chosen)]
         with self._changed:
             self._batch_bytes = sum(sample.nbytes for sample in samples if sample is not None)
             for location, sample in zip(locations, samples, strict=True):

@@ -52,17 +52,12 @@ os.register_at_fork(
 
 
 class Flow:
-    """The flow of bytes from one origin, measured while it is read. Any thread may note requests.
-
-    Attributes:
-        hedged: requests that were made a second time because the first was slow.
-    """
+    """The flow of bytes from one origin, measured while it is read; for any thread."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_MEASURED)  # that requests took
         self._arrivals: deque[tuple[float, int]] = deque()  # when, how many bytes
         self._arrived_bytes = 0  # of these
-        self.hedged = 0
 
     def arrived(self, begin: float, nbytes: int) -> None:
         """Note a request that was begun at a time of `time.monotonic`, and is answered now."""
@@ -74,11 +69,6 @@ class Flow:
             if len(self._arrivals) > _MEASURED:
                 _, forgotten = self._arrivals.popleft()
                 self._arrived_bytes -= forgotten
-
-    def noted_hedge(self) -> None:
-        """Note a second request."""
-        with _measuring:
-            self.hedged += 1
 
     @property
     def slow_seconds(self) -> float:
@@ -162,7 +152,6 @@ class _Request:
                         f"within {DEADLINE:.0f} s; check the network, and try again"
                     )
                 if may_hedge:
-                    self._flow.noted_hedge()
                     self._futures.append(self._asked())
                 continue
             future = answered.pop()
