@@ -107,11 +107,11 @@ def main() -> None:
             root = Path(folder, str(number))
             sa1bpack.pack(TAR, root, workers=1, image_size=256, mask_size=64, **options)
             roots.append(root)
-        compile_records(Path(folder))
         loading = get_context("spawn").Process(target=compile_loading, args=(roots,))
         loading.start()
         try:
             compile_drawing(roots)
+            compile_records(Path(folder))
         finally:
             loading.join()
         if loading.exitcode:

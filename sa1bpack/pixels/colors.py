@@ -160,6 +160,13 @@ def _add_gray(
 
 
 @njit
+def _copy_row(values: np.ndarray, out: np.ndarray) -> None:
+    """Copy a row: `out[:] = values` would compile numba's text of an error, for eight seconds."""
+    for j in range(len(out)):
+        out[j] = values[j]
+
+
+@njit
 def _sum_gray(
     image: np.ndarray,
     inside: np.ndarray,
@@ -176,9 +183,9 @@ def _sum_gray(
     sums = scratch[3]
     sums[:] = _ZERO
     for i in range(rows.start, rows.stop):
-        red[:] = image[0, i]
-        green[:] = image[1, i]
-        blue[:] = image[2, i]
+        _copy_row(image[0, i], red)
+        _copy_row(image[1, i], green)
+        _copy_row(image[2, i], blue)
         _operate(red, green, blue, operations, before, _ZERO)
         _add_gray(red, green, blue, inside[i], sums)
     total = 0.0
