@@ -49,6 +49,7 @@ OF_OTHER_LOADERS: dict[str, str] = {
     "batch_sampler": "order: an Order",
     "mask_sampling": "mask_select",
     "generator": "seed",
+    "num_replicas": "world_size",
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
     "transform": "a transforms.Pipeline: pipeline of Loader, or called with each batch",
     "collate_fn": "sa1bpack.Collate with torch's DataLoader",

@@ -15,6 +15,7 @@ from sa1bpack import OptionError
     [
         ("sampler", "use order"), ("collate_fn", "use sa1bpack.Collate"), ("mask_transform", "use"),
         ("persistent_workers", "use it without this one: threads and workers"),
+        ("num_replicas", "use world_size"),
         ("maxmasks", "is max_masks meant\\? valid options: "), ("xyz", "; valid options: "),
     ],
 )  # fmt: skip
