@@ -19,11 +19,17 @@ _URL = re.compile(
 _WINDOWS_PATH = re.compile(r"([A-Za-z]):[\\/]+(.*)|\\\\[^\\]", re.DOTALL)
 
 
-def local_path(name: str, value: Any) -> Path:
+def local_path(name: str, value: Any, instead: str | None = None) -> Path:
     """A path of this machine, with `~` expanded.
 
-    Raises OptionError for what is not a path, and for a URL or a path of Windows, which `Path`
-    would take for a folder named `s3:` or `D:\\packed`.
+    Args:
+        name: name of the argument, for messages.
+        value: the path.
+        instead: why it cannot be a URL, and what to do; None: a mount, or a copy, helps.
+
+    Raises:
+        OptionError: what is not a path, or a URL or a path of Windows, which `Path` would take for
+            a folder named `s3:` or `D:\\packed`.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
     if not isinstance(text, str) or not text:
@@ -32,16 +38,17 @@ def local_path(name: str, value: Any) -> Path:
         )
     if "\0" in text:
         raise OptionError(f"{name} is {brief(value)}: give a path without a NUL character")
-    refuse_url(name, text)
+    refuse_url(name, text, instead)
     refuse_windows_path(name, text)
     # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.
     return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
-def paths_of(name: str, value: Any) -> list[Path]:
+def paths_of(name: str, value: Any, instead: str | None = None) -> list[Path]:
     """The paths that a path, a glob pattern, or a list of both stands for, in order.
 
     A pattern stands for what it matches, sorted by name; a path that exists is never a pattern.
+    `instead` is that of `local_path`.
 
     Raises OptionError for what is not a path, such as a Dataset, for a pattern that matches
     nothing, an empty list, and a path that is given twice.
@@ -49,7 +56,7 @@ def paths_of(name: str, value: Any) -> list[Path]:
     refuse_dataset(name, value)
     paths: list[Path] = []
     for pattern in listed(value):
-        path = local_path(name, pattern)
+        path = local_path(name, pattern, instead)
         if path.exists() or not glob.has_magic(str(path)):
             paths.append(path)
         elif matches := sorted(glob.glob(str(path))):
@@ -116,16 +123,18 @@ def looks_like_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
-def refuse_url(name: str, text: str) -> None:
-    """Raise OptionError for a URL."""
+def refuse_url(name: str, text: str, instead: str | None = None) -> None:
+    """Raise OptionError for a URL; `instead` is that of `local_path`."""
     if match := _URL.match(text):
         scheme = match[1] or match[2]
         shown = re.split("[?#]", text)[0]  # a query may be a signature
         shown = re.sub("(:/+)[^/]*@", r"\1", shown)  # and a user has a password
-        raise OptionError(
-            f"{name} is {shown!r}: {scheme.lower()} URLs are not supported; give a path of this "
-            "machine, such as a mounted folder or a local copy"
-        )
+        if instead is None:
+            instead = (
+                f"{scheme.lower()} URLs are not supported; give a path of this machine, such as a "
+                "mounted folder or a local copy"
+            )
+        raise OptionError(f"{name} is {shown!r}: {instead}")
 
 
 def refuse_windows_path(name: str, text: str) -> None:

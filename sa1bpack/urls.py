@@ -65,17 +65,36 @@ class Lease(Protocol):
         """Note that the files are in use now."""
 
 
-class SideSource(Protocol):
-    """The place that feature shards come from.
+class FetchedFrom(Protocol):
+    """A place that is not on this machine, and what is fetched from there.
 
     Attributes:
-        url: URL of the feature.
-        root: the folder that has the manifest of the feature, the names of all its feature shards,
-            and those that were fetched.
+        url: URL of the place.
+        root: the folder that has the manifest of what is there, and whatever was fetched.
+        limit: bytes that may be kept on this machine at most.
+        forks: it can be used in a child that was forked.
+        fetches_rows: rows of large arrays are fetched when they are needed: a shard is here without
+            them.
+        window: bytes of rows that are asked for ahead of their use, as the way there needs it now.
+        most_ahead: the most that `window` can be.
     """
 
     url: str
     root: Path
+    limit: int
+    forks: bool
+    fetches_rows: bool
+    most_ahead: int
+
+    @property
+    def window(self) -> int: ...
+
+    def counts(self) -> Counts:
+        """Counts of what this process has fetched from this URL so far."""
+
+
+class SideSource(FetchedFrom, Protocol):
+    """The place that feature shards come from; its root has links for all of them."""
 
     def fetch(self, spec: Any, shard: Any) -> Lease:
         """Fetch the rows of a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
@@ -89,31 +108,15 @@ class SideSource(Protocol):
     def items(self, spec: Any, shard: Any) -> int:
         """The items of all ragged rows of a shard, 0 if rows are fixed. Raises as ShardSource."""
 
-    def counts(self) -> Counts:
-        """Counts of what this process has fetched so far."""
 
-
-class ShardSource(Protocol):
+class ShardSource(FetchedFrom, Protocol):
     """The place that the shards of a pack come from if they are not on this machine.
 
     Attributes:
-        url: URL of the pack.
-        root: the folder that has its manifest and index, and the shards that were fetched.
-        limit: bytes that shards take there at most.
-        forks: it can be used in a child that was forked.
-        fetches_rows: rows of large arrays are fetched when they are needed: a shard is here without
-            them.
-        window: bytes of rows that are asked for ahead of their use, as the way there needs it now.
-        most_ahead: the most that `window` can be.
+        lists: the server says which files there are, hence which features.
     """
 
-    url: str
-    root: Path
-    limit: int
-    forks: bool
-    fetches_rows: bool
-    window: int
-    most_ahead: int
+    lists: bool
 
     def fetch(self, entry: Any, digest: str, layout: Any) -> Lease:
         """Fetch a shard, whole or without its large arrays, if it is not there.
@@ -135,11 +138,24 @@ class ShardSource(Protocol):
     def kept_bytes(self, entry: Any, layout: Any) -> int:
         """Bytes that a shard takes on this machine."""
 
-    def open_side(self, name: str) -> SideSource | None:
-        """One of the pack's own features, None if it has none of that name; or one at a URL."""
+    def open_side(self, name: str, whole: bool = False) -> SideSource | None:
+        """One of the pack's own features, None if it has none of that name; or one at a URL.
 
-    def counts(self) -> Counts:
-        """The counts of what this process has read from this URL so far."""
+        With `whole` its feature shards are fetched whole, whatever is fetched of shards.
+        """
+
+    def fetch_records(self, folder: Path) -> None:
+        """Make a folder look like that of the pack, without shards and rows of features.
+
+        It has what the pack says of itself: manifest, index, checksums, rejects, the log of runs,
+        and what features say of themselves, if the server can list them. Raises as `fetch`.
+        """
+
+    def fetch_shard_records(self, folder: Path) -> None:
+        """Add to such a folder what each shard says of itself: its checksum file and attributes.
+
+        Raises as `fetch`.
+        """
 
 
 @dataclass
@@ -197,6 +213,8 @@ def scheme_of(url: str) -> Any:
         open_pack(url, cache: Path | None, limit: int | None, fetch: str) → ShardSource, of a pack
             of which "rows" are fetched, or whole "shards", and what is kept is in a folder, up to a
             limit in bytes
+        open_side(url, shards) → SideSource, of a feature of packs on this machine, whose shards
+            these are
         verify(url, **options) → Report, as `sa1bpack.verify`
         bucket_publisher(url, staging: Path, options) → a context manager of the `Publisher` of
             a pack that is made in a staging folder and uploaded

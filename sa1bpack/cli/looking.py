@@ -28,7 +28,7 @@ Layouts = Annotated[
 
 
 def info(
-    packs: Annotated[Sequence[str], Help("folders of packs, or quoted globs", "PACK")] = (),
+    packs: Annotated[Sequence[str], Help("folders of packs, quoted globs, or URLs", "PACK")] = (),
     *,
     layouts: Layouts = "equal",
     sources: Annotated[
@@ -59,6 +59,7 @@ def info(
       sa1bpack info /data/packed
       sa1bpack info /data/packed --sources | head    # tars with the most rejects
       sa1bpack info '/data/packs/*'
+      sa1bpack info s3://bucket/packed    # index and small files are fetched
     """
     if packs:
         result = sa1bpack.info(one_or_several(packs), layouts=layouts)
@@ -83,8 +84,8 @@ def show(
     packs: Annotated[
         list[str],
         Help(
-            "folders of packs, quoted globs, or one selection of `sa1bpack subset`; or one tar, "
-            "or an extracted folder, whose first images are drawn",
+            "folders of packs, quoted globs, URLs, or one selection of `sa1bpack subset`; or one "
+            "tar, or an extracted folder, whose first images are drawn",
             "PACK",
         ),
     ],
@@ -186,7 +187,10 @@ def show(
 def report(
     packs: Annotated[
         list[str],
-        Help("folders of packs, complete or not, or quoted globs; several are one dataset", "PACK"),
+        Help(
+            "folders of packs, complete or not, quoted globs, or URLs; several are one dataset",
+            "PACK",
+        ),
     ],
     *,
     output: Annotated[
@@ -239,7 +243,7 @@ def report(
 def explore(
     packs: Annotated[
         list[str],
-        Help("folders of packs, quoted globs, or one selection of `sa1bpack subset`", "PACK"),
+        Help("folders of packs, quoted globs, URLs, or one selection of `subset`", "PACK"),
     ],
     *,
     port: Annotated[
@@ -290,7 +294,7 @@ def explore(
 
 
 def bench(
-    pack: Annotated[str, Help("folder of a pack", "PACK")],
+    pack: Annotated[str, Help("folder of a pack, or its URL", "PACK")],
     *,
     device: Annotated[str, Help("where batches go: cpu or cuda", "DEVICE")] = "cpu",
     batch_size: Annotated[int, Help("samples per batch", "N")] = 32,
@@ -329,6 +333,9 @@ def bench(
       sa1bpack bench /data/packed --device cuda --batch-size 16
       sa1bpack bench /data/packed --device cuda --batch-size 16 --sweep
       sa1bpack bench /data/packed --mask-format runs     # or none: pixels alone
+
+    Of a pack at a URL, rows are fetched and not kept: the network takes the place
+    of the disk, and nothing is warm.
 
     Nothing else should run meanwhile. Dropping pages slows down other programs
     that read the pack, and nothing else.

@@ -293,7 +293,7 @@ def verify(
         list[str],
         Help(
             "folders of packs, whose features in PACK/side are checked too; of features "
-            "elsewhere; quoted globs; or URLs of either in an object store, s3:// or gs://",
+            "elsewhere; quoted globs; or URLs of either",
             "PACK",
         ),
     ],

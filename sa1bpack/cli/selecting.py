@@ -179,7 +179,7 @@ def _read_ids(path: Path):
 def export(
     packs: Annotated[
         list[str],
-        Help("folders of packs, quoted globs, or one selection of `sa1bpack subset`", "PACK"),
+        Help("folders of packs, quoted globs, URLs, or one selection of `subset`", "PACK"),
     ],
     *,
     output: Annotated[str, Help("folder (sa1b) or file (coco) to write", "OUTPUT")],
@@ -215,6 +215,7 @@ def export(
       sa1bpack export /data/packed -o 12.json --format coco --source sa_000012
       sa1bpack export '/data/packs/*' -o /data/json
       sa1bpack export many.sel -o /data/json    # what `sa1bpack subset` saved
+      sa1bpack export s3://bucket/packed -o /data/json    # the runs are fetched
     """
     chosen: dict[str, Any] = {"sources": source, "shards": shard, "image_ids": image_id}
     paths = one_or_several(packs)

@@ -18,7 +18,7 @@ from sa1bpack.format.side.shards import (
     side_folders,
 )
 from sa1bpack.paths import listed, local_path
-from sa1bpack.urls import ShardSource, SideSource, is_pack_url, pack_url
+from sa1bpack.urls import ShardSource, SideSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
 
 MAX_FILE_NAME = 255  # bytes, of almost every file system
@@ -81,7 +81,7 @@ def _feature(
     needed: Sequence[ShardIdentity],
 ) -> Feature:
     """The feature of a name, a path or a URL. Raises as `find_features`."""
-    sources, folders = _places_of(name, packs)
+    sources, folders = _places_of(name, packs, shards)
     places = [*(source.root for source in sources), *folders]
     spec = read_side_manifest(places[0]).spec
     folder_of: dict[str, Path] = {}
@@ -108,23 +108,20 @@ def _feature(
 
 
 def _places_of(
-    name: str, packs: Sequence[Path | ShardSource]
+    name: str, packs: Sequence[Path | ShardSource], shards: Sequence[ShardIdentity]
 ) -> tuple[list[SideSource], list[Path]]:
-    """Where a feature is read through a cache, and its folders on this machine: at least one.
+    """Where a feature is fetched from, and its folders on this machine: at least one.
 
-    Raises NotAPack if there is none, OptionError for a URL without a cache to read it through.
+    Raises NotAPack if there is none.
     """
     caches = [pack for pack in packs if not isinstance(pack, Path)]
-    if is_pack_url(name):
-        if not caches:
-            raise OptionError(
-                f"features has {name}, but no pack is read through a cache that it could "
-                "be read through: copy it to a folder"
-            )
+    opened: list[SideSource | None] = []
+    folders: list[Path] = []
+    if is_pack_url(name) and caches:
         opened = [caches[0].open_side(name)]
-        folders = []
+    elif is_pack_url(name):
+        opened = [scheme_of(name).open_side(name, shards)]
     elif Path(name).is_absolute():
-        opened = []
         folders = [Path(name)]
     else:
         opened = [cache.open_side(name) for cache in caches]

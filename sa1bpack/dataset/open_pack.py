@@ -5,20 +5,19 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from sa1bpack.arguments import bytes_of, choice
 from sa1bpack.dataset.dataset import OTHER_NAMES, Dataset
 from sa1bpack.dataset.layouts import check_layouts
 from sa1bpack.dataset.pack import DUPLICATES, Pack, open_folders
+from sa1bpack.dataset.places import Fetching, origins_of
 from sa1bpack.dataset.sample import SampleOptions
-from sa1bpack.errors import EmptyPack, OptionError
+from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import completeness_of, folder_to_write
 from sa1bpack.format.selection import is_selection, packs_of
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.options import LAYOUTS, group_of
-from sa1bpack.paths import listed, paths_of, refuse_dataset
-from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
@@ -111,8 +110,8 @@ def open(
     choice("layouts", layouts, LAYOUTS)
     limit = None if cache_size is None else bytes_of("cache_size", cache_size)
     cache = None if cache_dir is None else folder_to_write("cache_dir", cache_dir)
-    fetching = _Fetching(cache, limit, _what_to_fetch(fetch, cache))
-    origins, empty = _origins(path, fetching)
+    fetching = Fetching(cache, limit, _what_to_fetch(fetch, cache))
+    origins, empty = origins_of("path", path, fetching)
     selections = [origin for origin in origins if isinstance(origin, Path) and is_selection(origin)]
     if selections:
         if len(origins) > 1:
@@ -120,7 +119,7 @@ def open(
         packs, recorded = packs_of(selections[0])
         if duplicates == "error":
             duplicates = recorded
-        origins, empty = _origins(packs, fetching)
+        origins, empty = origins_of("path", packs, fetching)
     cached = cache_dir is not None or cache_size is not None or fetch is not None
     if cached and origins and all(isinstance(origin, Path) for origin in origins):
         raise OptionError(
@@ -133,27 +132,13 @@ def open(
     pack = Pack(folders, duplicates)
     for folder in folders:
         if not folder.manifest.complete:
-            _log.warning("%s: %s", folder.root, completeness_of(folder.root, folder.manifest))
+            _log.warning("%s: %s", folder.name, completeness_of(folder.root, folder.manifest))
     ds = Dataset(pack, pack.rows, dataclasses.replace(sample_options, features=()))
     if selections:
         ds = ds.load_selection(selections[0])
     if sample_options.features:
         ds = ds.with_options(features=sample_options.features)
     return ds
-
-
-class _Fetching(NamedTuple):
-    """How packs at URLs are read.
-
-    Attributes:
-        cache: folder of the cache; None: a folder of the user.
-        limit: bytes that the cache may take; None: as before, or by the free disk.
-        fetch: "rows" or "shards".
-    """
-
-    cache: Path | None
-    limit: int | None
-    fetch: str
 
 
 def _what_to_fetch(fetch: str | None, cache: Path | None) -> str:
@@ -167,26 +152,3 @@ def _what_to_fetch(fetch: str | None, cache: Path | None) -> str:
             "cache_dir='/folder/on/a/local/disk', or leave fetch out to fetch what is read alone"
         )
     return fetch
-
-
-def _origins(path: Any, fetching: _Fetching) -> tuple[list[Path | ShardSource], list[EmptyPack]]:
-    """Where the packs are: folders, and sources of what is named by URL.
-
-    Also the errors of packs at URLs that have no image.
-    """
-    refuse_dataset("path", path)
-    names = listed(path)
-    if not any(map(is_pack_url, names)):
-        return [*paths_of("path", names)], []
-    origins: list[Path | ShardSource] = []
-    empty: list[EmptyPack] = []
-    for name in names:
-        if not is_pack_url(name):
-            origins += paths_of("path", name)
-            continue
-        url = pack_url("path", name)
-        try:
-            origins.append(scheme_of(url).open_pack(url, *fetching))
-        except EmptyPack as error:
-            empty.append(error)
-    return origins, empty

@@ -54,7 +54,7 @@ from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard
 from sa1bpack.format.side.shards import ShardIdentity, shard_identities
 from sa1bpack.threads import ThreadPool
-from sa1bpack.urls import Counts, Lease, ShardSource
+from sa1bpack.urls import Counts, FetchedFrom, Lease, ShardSource
 from sa1bpack.wording import counted
 
 DUPLICATES = ("error", "first", "all")
@@ -601,13 +601,19 @@ class Pack:
     # -------------------------------------------------------------------------- where it comes from
 
     @cached_property
-    def sources(self) -> tuple[ShardSource, ...]:
+    def shard_sources(self) -> tuple[ShardSource, ...]:
         """The sources of shards of those packs that are not on this machine."""
         return tuple(folder.source for folder in self.folders if folder.source is not None)
 
-    @cached_property
+    @property
+    def sources(self) -> tuple[FetchedFrom, ...]:
+        """What shards, and rows of features, are fetched from."""
+        sides = [source for feature in self.features for source in feature.sources.values()]
+        return (*self.shard_sources, *sides)
+
+    @property
     def fetches_rows(self) -> bool:
-        """True if rows of a pack are fetched when they are needed."""
+        """True if rows of a pack, or of a feature, are fetched when they are needed."""
         return any(source.fetches_rows for source in self.sources)
 
     @property
@@ -620,8 +626,6 @@ class Pack:
         if not self.sources:
             return None
         counts = {source.url: source.counts() for source in self.sources}
-        for feature in self.features:
-            counts |= {source.url: source.counts() for source in feature.sources.values()}
         return sum(counts.values(), Counts())
 
 

@@ -334,7 +334,7 @@ def _folder(ds: Dataset, name: str, output: Path | None) -> Path:
     """The folder of a feature. Raises OptionError if there is none."""
     if output is not None:
         return _outside(name, output)
-    if len(ds.pack.folders) == 1 and not ds.pack.sources:
+    if len(ds.pack.folders) == 1 and not ds.pack.shard_sources:
         return ds.root / SIDES_NAME / name
     raise OptionError(
         f"output is None, but {ds.pack.name} have no folder in common on this machine: choose one "

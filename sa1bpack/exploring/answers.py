@@ -108,9 +108,7 @@ class Answers:
     def about(self) -> dict[str, Any]:
         """What is looked at: names, counts, what conditions may name, and features."""
         dataset = self.dataset
-        sources = dataset.pack.sources
-        roots = [str(folder.root) for folder in dataset.pack.folders]
-        names = [source.url for source in sources] or roots
+        names = [folder.name for folder in dataset.pack.folders]
         return {
             "title": _title(names),
             "packs": names[:50],
@@ -120,7 +118,7 @@ class Answers:
             "masks": None if dataset.options.rule else int(dataset.mask_offsets[-1]),
             "rule": dataset.mask_filter.text if dataset.mask_filter else None,
             "is_complete": dataset.manifest.complete,
-            "is_cached": bool(sources),
+            "is_cached": bool(dataset.pack.shard_sources),
             "exact": dataset.layout.runs,
             "mask_size": dataset.layout.mask_size,
             "numbers": NUMBERS,

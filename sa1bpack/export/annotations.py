@@ -22,6 +22,7 @@ import xxhash
 from sa1bpack.arguments import items_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.places import places_of
 from sa1bpack.errors import (
     FormatError,
     MaskError,
@@ -31,6 +32,7 @@ from sa1bpack.errors import (
     UnknownName,
 )
 from sa1bpack.export.coco_records import CocoTexts, head_of
+from sa1bpack.export.fetched_shard import FetchedShard
 from sa1bpack.export.info import attributes_of
 from sa1bpack.export.kept_texts import KeptTexts, record_text, with_others
 from sa1bpack.format.files import (
@@ -50,7 +52,7 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import MaskNumber, annotation_keys
 from sa1bpack.masks import encode_counts, mask_boxes
 from sa1bpack.masks.arrays import check_image_runs
-from sa1bpack.paths import naming, paths_of
+from sa1bpack.paths import naming
 from sa1bpack.progress import ProgressOption, reporting_steps
 from sa1bpack.wording import brief, counted
 
@@ -150,11 +152,11 @@ def _chosen(
     `sa1bpack.open` raises, as for several packs that share an image id, but not for an id that one
     pack has twice.
     """
-    paths = paths_of("pack", pack)
+    paths = places_of("pack", pack)
     sources = list(items_of(sources))
     shards = list(items_of(shards))
     ids = [whole_number("image_ids", value, -(2**63), 2**63 - 1) for value in items_of(image_ids)]
-    saved = next(filter(is_selection, paths), None)
+    saved = next((path for path in paths if isinstance(path, Path) and is_selection(path)), None)
     if saved is not None and (len(paths) > 1 or sources or shards or ids):
         raise OptionError(f"{saved} is a selection: export it alone, without naming images")
     alone = len(paths) == 1 and saved is None
@@ -192,7 +194,10 @@ def _places_by_shard(ds: Dataset) -> Iterator[tuple[int, np.ndarray]]:
 def _by_shard(ds: Dataset) -> Iterator[_Exported]:
     """What is exported of each shard, of samples in the order of the pack."""
     for number, some in _places_by_shard(ds):
+        folder, _ = ds.pack.places[number]
         shard = ds.pack[number]
+        if folder.source is not None:
+            shard = FetchedShard(ds.pack, number, some["shard_row"])
         exported = np.zeros(len(shard), np.bool_)
         exported[some["shard_row"]] = True
         kept = np.repeat(exported, np.diff(shard["mask_offset"]))
@@ -206,8 +211,11 @@ def _by_shard(ds: Dataset) -> Iterator[_Exported]:
 def _check_files(shard: Shard) -> None:
     """Compare all files that records are made from with their checksums.
 
-    Raises FormatError for the first that differs.
+    Those of a pack at a URL were compared when they were fetched. Raises FormatError for the first
+    that differs.
     """
+    if shard.reader is not None:
+        return
     listed = read_checksums(shard.folder / CHECKSUMS_NAME)
     for spec, rows in shard.layout.array_rows(shard.lengths).items():
         if spec.name in _NOT_EXPORTED or not rows:
@@ -247,10 +255,13 @@ def export_sa1b(
     it is, so an interrupted export resumes when it is called again; one with other bytes is never
     overwritten.
 
+    Of a pack at a URL, the runs are fetched that are exported, and nothing of its pixels, unless
+    that is more than the images that are named.
+
     Args:
-        pack, output: folder of the pack, several, a glob pattern, or the file of a saved selection,
-            whose images are each exported once; and the folder to write to, which is created if it
-            does not exist.
+        pack, output: folder of the pack, or its URL, several, a glob pattern, or the file of a
+            saved selection, whose images are each exported once; and the folder to write to, which
+            is created if it does not exist.
         sources, shards, image_ids: export only the images that any of the three names. Default: the
             whole pack.
         progress: show a bar on stderr; or a function that is called as function(images done, images
@@ -262,6 +273,7 @@ def export_sa1b(
             COCO's data sets, other folders may tell them apart, and records lie in one.
         OutputRefused: a file exists with other contents.
         FormatError: the pack is damaged. Nothing is written from a damaged file.
+        StoreError: a URL cannot be read.
         OSError: the disk fails.
 
     Examples:
@@ -475,8 +487,8 @@ def export_coco(
     as it is if it has the same bytes. It takes 8 bytes of memory per image and per annotation.
 
     Args:
-        pack, output: folder of the pack, several, a glob pattern, or the file of a saved selection,
-            whose images are each exported once; and the file to write.
+        pack, output: folder of the pack, or its URL, several, a glob pattern, or the file of a
+            saved selection, whose images are each exported once; and the file to write.
         sources, shards, image_ids: export only the images that any of the three names. Default: the
             whole pack.
         renumber: number annotations from 1 in the order of the file, and keep SA-1B's id as

@@ -181,7 +181,12 @@ def _check_selection(ds: Dataset) -> None:
         )
     for folder in ds.pack.folders:
         if folder.source is not None:
-            raise OptionError(f"{folder.root} is the cache of a pack at a URL: copy it to a disk")
+            raise OptionError(
+                f"the dataset is of {folder.name}, but files are copied from disks of this "
+                "machine: copy the pack to a disk first (aws s3 sync, gsutil rsync), or save the "
+                "selection, which is read from there (ds.save_selection, `sa1bpack subset` "
+                "without --copy)"
+            )
 
 
 @contextmanager

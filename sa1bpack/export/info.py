@@ -20,8 +20,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.layouts import check_layouts
 from sa1bpack.dataset.pack import Pack, open_folders
+from sa1bpack.dataset.places import origins_of
 from sa1bpack.errors import FormatError
 from sa1bpack.export.histograms import bin_text, histogram
+from sa1bpack.export.pack_records import PackRecords, pack_records
 from sa1bpack.export.source_counts import (
     PairAccount,
     SourceAccount,
@@ -30,8 +32,8 @@ from sa1bpack.export.source_counts import (
     joined_counts,
     table_of_sources,
 )
-from sa1bpack.format.arrays import Count, group_bytes
-from sa1bpack.format.files import REMEDY
+from sa1bpack.format.arrays import METADATA_NAME, Count, group_bytes, read_json
+from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, read_checksums
 from sa1bpack.format.index import find_duplicates
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -57,7 +59,6 @@ from sa1bpack.format.side.shards import (
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.options import LAYOUTS
-from sa1bpack.paths import paths_of
 from sa1bpack.wording import brief, counted, printable, size_text
 
 _PACK_OPTIONS = "sa1bpack.packing.options"  # loaded when it is asked for: reading has no packer
@@ -82,6 +83,16 @@ class ShownSource(msgspec.Struct):
     md5: str | None = None
     md5_checked: bool = False
     records: _ShownRecords = msgspec.field(default_factory=_ShownRecords)
+
+
+class _OwnAttributes(msgspec.Struct):
+    sa1bpack: dict[str, Any]
+
+
+class _Metadata(msgspec.Struct):
+    """The metadata of the group of a shard, as far as it is read."""
+
+    attributes: _OwnAttributes
 
 
 class _Attributes(PairAccount):
@@ -122,8 +133,18 @@ def _checked(record: Any, schema: Any, where: str) -> Any:
 
 def attributes_of(shard: Shard) -> _Attributes:
     """A shard's record of its making. Raises FormatError for what no packer wrote."""
-    where = f"{shard.folder}: attributes"
-    attributes: _Attributes = _checked(shard.attributes, _Attributes, where)
+    return _checked_attributes(shard.attributes, shard.folder)
+
+
+def _attributes_in(folder: Path) -> _Attributes:
+    """The same, of a folder that has the metadata of a shard alone."""
+    path = folder / METADATA_NAME
+    metadata = _checked(read_json(path), _Metadata, str(path))
+    return _checked_attributes(metadata.attributes.sa1bpack, folder)
+
+
+def _checked_attributes(recorded: dict[str, Any], folder: Path) -> _Attributes:
+    attributes: _Attributes = _checked(recorded, _Attributes, f"{folder}: attributes")
     return attributes
 
 
@@ -132,8 +153,9 @@ class DiskUse:
     """The disk use of shards, and their records of their making; those of several add up.
 
     Attributes:
-        bytes: size of the chunk files, including holes; `disk_bytes` is their size on disk.
-        files, folders: number of each.
+        bytes: size of the chunk files, including holes; `disk_bytes` is their size on disk, at a
+            URL the same as `bytes`: objects have no holes.
+        files, folders: number of each; at a URL there are no folders.
         packed_by: the versions that packed them, one entry per combination.
         unknown_keys: keys of the JSON records that a pack does not store.
     """
@@ -154,6 +176,8 @@ class DiskUse:
             OSError: a file cannot be read.
         """
         attributes = attributes_of(shard)
+        if shard.reader is not None:
+            return cls.by_records(shard.folder, attributes, shard.entry.bytes)
         paths = [*shard.folder.rglob("*")]
         sizes = [path.stat().st_blocks * 512 for path in paths if path.is_file()]
         versions = []
@@ -164,6 +188,29 @@ class DiskUse:
             disk_bytes=sum(sizes),
             files=len(sizes),
             folders=len(paths) - len(sizes),
+            packed_by=versions,
+            unknown_keys=attributes.unknown_keys,
+        )
+
+    @classmethod
+    def by_records(cls, folder: Path, attributes: _Attributes, nbytes: int) -> "DiskUse":
+        """The use of a store by a shard at a URL.
+
+        Args:
+            folder: folder that has the checksum file of the shard.
+            attributes: its record of its making.
+            nbytes: bytes of its chunk files.
+
+        Raises:
+            FormatError: the checksum file is damaged.
+        """
+        versions = []
+        if attributes.packed_by:
+            versions.append(attributes.packed_by)
+        return cls(
+            bytes=nbytes,
+            disk_bytes=nbytes,
+            files=len(read_checksums(folder / CHECKSUMS_NAME)) + 1,
             packed_by=versions,
             unknown_keys=attributes.unknown_keys,
         )
@@ -183,13 +230,15 @@ class PackInfo(DiskUse):
     """Summary of a pack, or of several as one.
 
     Attributes:
-        roots: folder of the pack, or those of several packs that are summarized as one.
+        roots: folder of the pack, or its URL; of several packs that are summarized as one, those of
+            all.
         manifest: manifest of the pack; of several packs, one that lists the shards of all, with the
             sums of their counts.
         sources: records of the sources.
-        bytes: size of the chunk files, including holes; `disk_bytes` is their size on disk.
+        bytes: size of the chunk files, including holes; `disk_bytes` is their size on disk, at a
+            URL the same as `bytes`: objects have no holes.
         files, folders: number of each, without working files of a packer, as a limit on inodes
-            counts them.
+            counts them; at a URL, the objects that the checksum files list, and no folders.
         mask_counts: int64 (N,), number of masks of each sample.
         packed_by: the versions that packed it, one entry per combination.
         unknown_keys: keys of the JSON records that a pack does not store.
@@ -201,9 +250,10 @@ class PackInfo(DiskUse):
         of_sources: what the pack holds of each of its sources, by name.
         copies: selections that were copied to the pack, by its log.
         packs: of several packs, what each holds; empty for one.
+        unlisted: URLs whose server does not say which files there are, hence which features.
     """
 
-    roots: tuple[Path, ...]
+    roots: tuple[Path | str, ...]
     manifest: Manifest
     sources: tuple[ShownSource, ...]
     mask_counts: np.ndarray
@@ -213,6 +263,25 @@ class PackInfo(DiskUse):
     of_sources: tuple[SourceCounts, ...] = ()
     copies: tuple[CopyRecord, ...] = ()
     packs: tuple["PackInfo", ...] = ()
+    unlisted: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[str]:
+        """The absolute paths of the folders, or their URLs."""
+        return [str(root if isinstance(root, str) else root.resolve()) for root in self.roots]
+
+    @property
+    def at_urls(self) -> bool:
+        """True if all packs are at URLs."""
+        return all(isinstance(root, str) for root in self.roots)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not known of the packs."""
+        return [
+            f"{url}: the server does not say which files there are: features are not listed"
+            for url in self.unlisted
+        ]
 
     @property
     def annotations(self) -> int:
@@ -235,10 +304,12 @@ class PackInfo(DiskUse):
         if self.packs or self.manifest.counts.get("left_out_images"):
             return None
         root = self.roots[0]
-        flags: str | None = import_module(_PACK_OPTIONS).recorded_text(self.manifest.options, root)
+        output = "OUTPUT" if isinstance(root, str) else quote(str(root))
+        text_of_options = import_module(_PACK_OPTIONS).recorded_text
+        flags: str | None = text_of_options(self.manifest.options, Path(root))
         if flags is None:
             return None
-        words = ["sa1bpack pack", self._kind_of_sources, "-o", quote(str(root)), flags]
+        words = ["sa1bpack pack", self._kind_of_sources, "-o", output, flags]
         if any(source.records.file for source in self.sources):
             words.append("--annotations FILE")
         if any(source.md5_checked for source in self.sources):
@@ -322,16 +393,20 @@ class PackInfo(DiskUse):
             "packed_by": self.packed_by,
             "unknown_keys": self.unknown_keys,
             "features": self.features,
-            "notes": ([] if manifest.complete else [str(self.completeness)]) + self.duplicates,
+            "notes": [
+                *([] if manifest.complete else [str(self.completeness)]),
+                *self.duplicates,
+                *self.notes,
+            ],
             "packs": [pack.as_dict() for pack in self.packs],
         }
 
 
-def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
+def read_info(records: Sequence[PackRecords], pack: Pack | None) -> PackInfo:
     """A summary by manifests and indexes alone: figures of shards are 0.
 
     Args:
-        roots: folders of packs.
+        records: the records of packs.
         pack: the packs that have images, open as one; None for a pack that has no index yet.
 
     Raises:
@@ -340,11 +415,13 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
     ids = mask_counts = np.zeros(0, np.int64)
     duplicates: list[str] = []
     if pack is None:
-        manifests = [manifest := read_manifest(roots[0])]
+        manifests = [manifest := read_manifest(records[0].folder)]
     else:
         opened = {folder.root: folder.manifest for folder in pack.folders}
         # Of packs without an image, which are not among those that were opened, too.
-        manifests = [opened.get(root.absolute()) or read_manifest(root) for root in roots]
+        manifests = [
+            opened.get(record.opened_root) or read_manifest(record.folder) for record in records
+        ]
         manifest = pack.manifest
         rows = range(manifest.samples)
         ids = pack.image_ids(rows)
@@ -353,39 +430,45 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
     counts: Counter[str] = Counter()
     sources: list[ShownSource] = []
     states = []
-    for root, of_root in zip(roots, manifests, strict=True):
-        path = root / MANIFEST_NAME
+    for record, of_root in zip(records, manifests, strict=True):
+        path = record.folder / MANIFEST_NAME
         sources += _checked(of_root.sources, list[ShownSource], f"{path}: sources")
         counts.update(_checked(of_root.counts, dict[str, Count], f"{path}: counts"))
-        states.append(completeness_of(root, of_root))
+        state = completeness_of(record.folder, of_root)
+        states.append(replace(state, remedy=record.named(state.remedy)))
     return PackInfo(
-        roots=tuple(roots),
+        roots=tuple(record.name for record in records),
         manifest=msgspec.structs.replace(manifest, counts=dict(sorted(counts.items()))),
         sources=tuple(sources),
         mask_counts=mask_counts,
         completeness=next((state for state in states if not state.complete), states[0]),
         duplicates=duplicates,
-        features=_features_of(roots, manifests),
+        features=_features_of(records, manifests),
+        unlisted=tuple(
+            record.source.url
+            for record in records
+            if record.source is not None and not record.source.lists
+        ),
     )
 
 
-def _features_of(roots: Sequence[Path], manifests: Sequence[Manifest]) -> dict[str, str]:
+def _features_of(records: Sequence[PackRecords], manifests: Sequence[Manifest]) -> dict[str, str]:
     """Name → text of the features of packs; of several, their folders are named."""
-    if len(roots) == 1:
-        return dict(_features(roots[0], manifests[0]))
+    if len(records) == 1:
+        return dict(_features(records[0], manifests[0]))
     texts = {}
-    for root, manifest in zip(roots, manifests, strict=True):
-        for name, text in _features(root, manifest):
-            texts[f"{root}: {name}"] = text
+    for record, manifest in zip(records, manifests, strict=True):
+        for name, text in _features(record, manifest):
+            texts[f"{record.name}: {name}"] = text
     return texts
 
 
-def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _features(record: PackRecords, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Name and text of the features in PACK/side. Raises FormatError for damaged digests."""
-    folders = side_folders(root)
+    folders = side_folders(record.folder)
     shards: Sequence[ShardIdentity] = ()
     if folders:
-        shards = shard_identities(root, manifest)
+        shards = shard_identities(record.folder, manifest)
     for folder in folders:
         try:
             side = read_side_manifest(folder)
@@ -395,7 +478,7 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
                 if shard.feature_shard in names:
                     nbytes += group_bytes(arrays_in(folder, side.spec, shard))
         except FormatError as error:
-            yield folder.name, str(error)
+            yield folder.name, record.named(str(error))
             continue
         facts = [side.spec.to_text(), size_text(nbytes)]
         function = side.provenance.get("function")
@@ -413,15 +496,19 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
 def info(root: str | Path | Iterable[str | Path], *, layouts: str = "equal") -> PackInfo:
     """Summarize a pack, or several as one.
 
+    Of a pack at a URL, index and manifest are fetched, and two small files of each shard.
+
     Args:
-        root: folder of a pack, several, or a glob pattern.
+        root: folder of a pack, or its URL; several, or a glob pattern.
         layouts: what becomes of packs whose layouts differ, as in `sa1bpack.open`: "equal" raises
             OptionError, "shared" summarizes what all of them have.
 
     Raises:
         FormatError, VersionError: one is not a pack, or is damaged.
-        OptionError: a URL, a pattern that matches nothing, or packs of different layouts; the
-            message names what differs.
+        OptionError: a pattern that matches nothing, or packs of different layouts; the message
+            names what differs.
+        EmptyPack: the pack at a URL has no image.
+        StoreError, MissingPackage: a URL cannot be read.
 
     Examples:
         >>> facts = sa1bpack.info("packed")
@@ -431,48 +518,67 @@ def info(root: str | Path | Iterable[str | Path], *, layouts: str = "equal") -> 
           images     3 in 1 shard from 1 source
     """
     choice("layouts", layouts, LAYOUTS)
-    packs = [_of_pack(path) for path in paths_of("root", root)]
-    if len(packs) == 1:
-        return packs[0]
-    roots = [pack.roots[0] for pack in packs]
-    folders = open_folders(roots)
-    check_layouts({folder.root: folder.manifest for folder in folders}, layouts)
-    held = read_info(roots, Pack(folders))
+    origins, empty = origins_of("root", root)
+    if not origins:
+        raise empty[0]
+    with pack_records(origins, of_shards=True) as records:
+        packs = [_of_pack(record) for record in records]
+        if len(packs) == 1 and not empty:
+            return packs[0]
+        folders = open_folders(origins, empty)
+        check_layouts({folder.root: folder.manifest for folder in folders}, layouts)
+        held = read_info(records, Pack(folders))
+        return replace(
+            held,
+            **vars(sum(packs, DiskUse())),
+            of_sources=joined_counts(pack.of_sources for pack in packs),
+            packs=tuple(packs),
+        )
+
+
+def _of_pack(record: PackRecords) -> PackInfo:
+    """The summary of one pack."""
+    root = record.folder
+    pack = None
+    if read_manifest(root).index is not None:
+        pack = Pack(open_folders([record.origin]))
+    held = read_info([record], pack)
+    use = _own_use(record, held.manifest)
+    accounts = []
+    for entry in held.manifest.shards:
+        folder = root / SHARDS_NAME / entry.name
+        if record.source is None:
+            shard = open_shard(folder)
+            attributes = attributes_of(shard)
+            use += DiskUse.of(shard)
+        else:
+            attributes = _attributes_in(folder)
+            use += DiskUse.by_records(folder, attributes, entry.bytes)
+        accounts.append((entry, attributes))
+    where = f"{root / MANIFEST_NAME}: sources"
+    sources = _checked(held.manifest.sources, list[SourceAccount], where)
     return replace(
         held,
-        **vars(sum(packs, DiskUse())),
-        of_sources=joined_counts(pack.of_sources for pack in packs),
-        packs=tuple(packs),
+        **vars(use),
+        of_sources=counts_of_sources(accounts, sources),
+        copies=tuple(records_in_log(root, CopyRecord)),
     )
 
 
-def _of_pack(root: Path) -> PackInfo:
-    """The summary of one pack."""
-    index = read_manifest(root).index
-    pack = None
-    if index is not None:
-        pack = Pack(open_folders([root]))
-    held = read_info([root], pack)
-    # Outside its shards, without working files of a packer.
+def _own_use(record: PackRecords, manifest: Manifest) -> DiskUse:
+    """The files and folders of a pack outside its shards, without working files of a packer."""
+    root = record.folder
+    if record.source is not None:
+        listed = read_checksums(root / CHECKSUMS_NAME)
+        of_shards = [name for name in listed if name.startswith(f"{SHARDS_NAME}/")]
+        in_shards = [name for name in of_shards if name.endswith(f"/{CHECKSUMS_NAME}")]
+        return DiskUse(files=len(listed) - len(in_shards) + 1)
     paths = [
         path
         for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
         if not path.name.startswith(".") and path != root / SIDES_NAME
     ]
-    if index is not None:
-        paths += (root / index).rglob("*")
+    if manifest.index is not None:
+        paths += (root / manifest.index).rglob("*")
     files = sum(path.is_file() for path in paths)
-    use = DiskUse(files=files, folders=1 + len(paths) - files)
-    accounts = []
-    for entry in held.manifest.shards:
-        shard = open_shard(root / SHARDS_NAME / entry.name)
-        use += DiskUse.of(shard)
-        accounts.append((entry, attributes_of(shard)))
-    where = f"{root / MANIFEST_NAME}: sources"
-    records = _checked(held.manifest.sources, list[SourceAccount], where)
-    return replace(
-        held,
-        **vars(use),
-        of_sources=counts_of_sources(accounts, records),
-        copies=tuple(records_in_log(root, CopyRecord)),
-    )
+    return DiskUse(files=files, folders=1 + len(paths) - files)

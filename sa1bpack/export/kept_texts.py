@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.export.fetched_shard import FetchedShard
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.side.kept import PARENTS, KeptKey, kept_keys
@@ -30,7 +31,6 @@ class KeptTexts:
 
     def __init__(self, shard: Shard):
         """Open the features in PACK/side. Raises FormatError if one is damaged or missing."""
-        root = shard.folder.parent.parent
         self._shard = shard
         options = shard.attributes.get("options")
         self.keys: tuple[KeptKey, ...] = ()
@@ -39,6 +39,10 @@ class KeptTexts:
         self._features: list[FeatureShard] = []
         if not self.keys:
             return
+        if isinstance(shard, FetchedShard):
+            self._features = [shard.kept_rows(key) for key in self.keys]
+            return
+        root = shard.folder.parent.parent
         digest = file_digest(shard.folder / CHECKSUMS_NAME)
         identity = ShardIdentity(shard.entry.name, digest, shard.entry.lengths)
         for key in self.keys:

@@ -25,10 +25,12 @@ from sa1bpack import __version__
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.places import origins_of
 from sa1bpack.errors import FormatError
 from sa1bpack.export.drawing import drawn, file_of, fitted
 from sa1bpack.export.histograms import bin_text, histogram
 from sa1bpack.export.info import DiskUse, PackInfo, read_info, template
+from sa1bpack.export.pack_records import PackRecords, pack_records
 from sa1bpack.export.sheet import mask_text, shape_text
 from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_subject
@@ -40,7 +42,6 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.options import REPORT_CHECKS
 from sa1bpack.packing.progress import read_runs
-from sa1bpack.paths import paths_of
 from sa1bpack.progress import ProgressOption, check_progress
 from sa1bpack.wording import counted, printable
 
@@ -238,16 +239,16 @@ _LIGHT = (
 
 
 def verification(
-    roots: Sequence[Path], how: str, seed: int, progress: ProgressOption = None
+    records: Sequence[PackRecords], how: str, seed: int, progress: ProgressOption = None
 ) -> Verification:
     """Check packs by `how`, one of REPORT_CHECKS.
 
     Args:
-        roots: folders of the packs.
+        records: the records of the packs.
         seed: seed of the choice of shards.
         progress: as in `verify`, for one pack after the other.
     """
-    shards = sum(len(read_manifest(root).shards) for root in roots)
+    shards = sum(len(read_manifest(record.folder).shards) for record in records)
     parts = -(-shards // SAMPLED_SHARDS)
     part = None
     if how == "sample" and parts > 1:
@@ -255,15 +256,15 @@ def verification(
     elif how == "sample":
         how = "quick"
     started = time.monotonic()
-    checked = [] if how == "none" else roots
+    checked = [] if how == "none" else [record.name for record in records]
     reports = [
-        verify_pack(root, quick=how != "full", progress=progress, part=part) for root in checked
+        verify_pack(name, quick=how != "full", progress=progress, part=part) for name in checked
     ]
     verified = joined(reports)
     count = verified.counts.get("shards", 0)
     images = verified.counts.get("samples", 0)
     size = f"{counted(count, 'shard')} with {counted(images, 'image')}"
-    files_of_packs = "the pack's own files" if len(roots) == 1 else "the packs' own files"
+    files_of_packs = "the pack's own files" if len(records) == 1 else "the packs' own files"
     covered = {
         "none": "Nothing was checked for this report.",
         "sample": f"{_LIGHT}, of {count:,} of {counted(shards, 'shard')}, 1 in {parts:,} from a "
@@ -324,9 +325,13 @@ def report(
     any size: distributions of masks are those of some 20,000 images in at most 64 shards, and the
     page says which. Damage is reported on the page and in the result, never raised.
 
+    Of a pack at a URL, the small arrays of the shards that are surveyed are fetched, the samples
+    that are shown, and what is verified.
+
     Args:
-        pack: folder of a pack, complete or not; several, or a glob pattern, are one dataset. An
-            image id that is held more than once counts each time, and the page names it.
+        pack: folder of a pack, complete or not, or its URL; several, or a glob pattern, are one
+            dataset. An image id that is held more than once counts each time, and the page names
+            it.
         output: the page, `*.html`; an existing file is replaced atomically.
         verify: "sample" checks up to 8 shards as "quick" does. "quick" checks everything except
             pixels, bits and runs; "full" reads every byte, as `sa1bpack.verify` does; "none" checks
@@ -341,33 +346,49 @@ def report(
             different layouts.
         FormatError: the folder is not a pack, or its manifest or index is damaged, including the
             records of the packer in the manifest.
-        MissingPackage: neither pillow-simd nor Pillow is installed.
+        StoreError: a URL cannot be read.
+        MissingPackage: neither pillow-simd nor Pillow is installed, or what reads a URL.
 
     Examples:
         >>> result = sa1bpack.report("packed", "report.html", verify="none", samples=1)
         >>> result.path
         PosixPath('report.html')
     """
-    roots = tuple(paths_of("pack", pack))
     path = file_to_write("output", output, ".html")
     choice("verify", verify, REPORT_CHECKS)
     check_progress(progress)
     samples = checked_count("samples", samples)
     seed = whole_number("seed", seed, 0, MAX_WORD)
+    origins, empty = origins_of("pack", pack)
+    if not origins:
+        raise empty[0]
+    with pack_records(origins, of_shards=False) as records:
+        return _report(records, path, verify, samples, seed, progress)
+
+
+def _report(
+    records: Sequence[PackRecords],
+    path: Path,
+    how: str,
+    samples: int,
+    seed: int,
+    progress: ProgressOption,
+) -> ReportResult:
+    """`report`, whose arguments were checked, of packs whose records are here."""
     dataset = None
-    if len(roots) > 1 or read_manifest(roots[0]).index is not None:
-        dataset = open_pack(roots, duplicates="all")
-    held = read_info(roots, dataset.pack if dataset is not None else None)
+    if len(records) > 1 or read_manifest(records[0].folder).index is not None:
+        dataset = open_pack([record.name for record in records], duplicates="all")
+    held = read_info(records, dataset.pack if dataset is not None else None)
     manifest = held.manifest
     if dataset is None and not manifest.complete:  # else sa1bpack.open has logged it
-        _log.warning("%s: %s", roots[0].absolute(), held.completeness)
-    checked = verification(roots, verify, seed, progress)
+        _log.warning("%s: %s", records[0].folder.absolute(), held.completeness)
+    checked = verification(records, how, seed, progress)
     survey = PackSurvey()
     pictures: list[dict[str, str | int]] = []
     if dataset is not None:
         survey = survey_of(dataset, seed)
         pictures = _pictures(dataset, samples, seed, survey.unreadable)
-    replace_file(path, _page(held, checked, survey, pictures, seed).encode())
+    replace_file(path, _page(records, held, checked, survey, pictures, seed).encode())
     return ReportResult(
         path=path,
         images=manifest.samples,
@@ -379,6 +400,7 @@ def report(
 
 
 def _page(
+    records: Sequence[PackRecords],
     held: PackInfo,
     checked: Verification,
     survey: PackSurvey,
@@ -396,9 +418,9 @@ def _page(
     )
     runs = []
     rejects = []
-    for root in held.roots:
-        runs += read_runs(root)
-        rejects += _first_rejects(root)
+    for record in records:
+        runs += read_runs(record.folder)
+        rejects += _first_rejects(record.folder)
     return page.render(
         held=held,
         manifest=held.manifest,
@@ -411,7 +433,7 @@ def _page(
         pictures=pictures,
         seed=seed,
         version=__version__,
-        features=[f"{name}: {text}" for name, text in held.features.items()],
+        features=[f"{name}: {text}" for name, text in held.features.items()] + held.notes,
         charts=charts_of(held.manifest, held.mask_counts, survey),
     )
 

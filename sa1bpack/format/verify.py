@@ -104,12 +104,13 @@ def verify(
     Features in PACK/side are checked as well; for one in another folder, name that folder.
 
     A pack may be checked while a packer works on it. Names that start with "." at the top and under
-    shards/ are working files of a packer and are skipped. Of a pack in an object store, every
-    object is read once, and a shard with problems once more; the system's folder for temporary
-    files (TMPDIR) holds some 50 bytes per sample, and a hundredth of a shard.
+    shards/ are working files of a packer and are skipped. Of a pack at a URL, every file is read
+    once, and a shard with problems once more; the system's folder for temporary files (TMPDIR)
+    holds some 50 bytes per sample, and a hundredth of a shard. Web servers, and the hub, do not say
+    which files there are: those that the manifest and the checksum files name are checked.
 
     Args:
-        root: folder of the pack, or its URL in an object store: "s3://bucket/pack".
+        root: folder of the pack, or its URL: "s3://bucket/pack".
         quick: skip the pixels, mask bits and runs: structure, exact sizes, and the digests of all
             other files.
         progress: show a bar on stderr; or a function that is called as function(bytes done, all
@@ -125,7 +126,8 @@ def verify(
         OSError: the manifest cannot be read.
         StoreError: an object store fails.
         MissingPackage: the packages for the object store are not installed.
-        OptionError: another URL, or an unknown or impossible `io` or `part`.
+        OptionError: another URL, or that of a feature on a server that lists no files; or an
+            unknown or impossible `io` or `part`.
 
     Examples:
         >>> report = sa1bpack.verify("packed", quick=True)

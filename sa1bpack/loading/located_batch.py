@@ -734,10 +734,17 @@ def _first_row(shard: OpenShard, location: Location, ref: ArrayRef, fetched: Com
     coming = fetched.rows(ref)
     if coming is not None:
         return coming.first
-    feature = shard.features[ref.feature]  # which is on this machine
-    rows = feature.spec.row_range(location.shard_row, location.first_mask, location.stop_mask)
-    first, _ = feature.span(*rows)
-    return first
+    if ref.feature >= 0:  # which is on this machine
+        feature = shard.features[ref.feature]
+        rows = feature.spec.row_range(location.shard_row, location.first_mask, location.stop_mask)
+        first, _ = feature.span(*rows)
+        return first
+    firsts = {"sample": location.shard_row, "mask": location.first_mask}
+    layout = shard.shard.layout
+    for spec in layout.arrays:
+        if spec.child_axis is not None:  # comes before the arrays on that axis
+            firsts[spec.child_axis] = int(shard.arrays[spec.name][firsts[spec.axis]])
+    return firsts[layout.array(ref.name).axis]
 
 
 def _feature_rows(

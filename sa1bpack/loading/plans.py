@@ -186,6 +186,8 @@ def with_fetching(plan: LoadingPlan, ds: Dataset, chosen: ChosenFields) -> Loadi
     pack = ds.pack
     if not pack.fetches_rows:
         return plan
+    if not pack.shard_sources:  # features alone are at URLs
+        chosen = replace(chosen, images=False, masks=False, of_shards=False)
     arrays = sum(feature.spec.name in chosen.features for feature in pack.features)
     if chosen.images:
         arrays += 1

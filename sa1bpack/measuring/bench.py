@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sa1bpack.arguments import LEAST_SECONDS, MAX_SECONDS, choice, number, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.disk.direct import SHARE_OF_MEMORY, direct_obstacle
@@ -19,11 +21,18 @@ from sa1bpack.loading.devices import open_device
 from sa1bpack.loading.loader import DIRECT_THREADS, Loader
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.plans import dataset_bytes
-from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
+from sa1bpack.measuring.ceilings import (
+    device_ceiling,
+    fetch_samples,
+    large_spans,
+    memory_ceiling,
+    read_spans,
+)
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
 from sa1bpack.options import BENCH_MASKS
 from sa1bpack.paths import local_path
 from sa1bpack.progress import Advance, ProgressOption, check_progress, reporting
+from sa1bpack.urls import is_pack_url, pack_url
 from sa1bpack.wording import brief, counted, size_text
 
 # So many tell how much the same setting differs from itself.
@@ -145,11 +154,11 @@ def compare_settings(
     """
     ds = cold.open()
     task = warm
-    if dataset_bytes(ds) > SHARE_OF_MEMORY * memory_bytes():
+    if cold.at_url or dataset_bytes(ds) > SHARE_OF_MEMORY * memory_bytes():
         task = cold
     modes = ["cached"]
     with suppress(OptionError):
-        Loader(ds, batch, io="direct")
+        Loader(ds, batch, io="direct").plan()
         modes.append("direct")
     del ds
     if not task.cold:
@@ -168,7 +177,7 @@ def compare_settings(
     usual = ReadingOptions()
     options = {key: value for key, value in task.options.items() if value != getattr(usual, key)}
     lines = {}
-    if task.mask_format != "bits":
+    if task.at_url or task.mask_format != "bits":
         lines["open"] = f"ds = sa1bpack.open({str(task.pack)!r}, mask_format={task.mask_format!r})"
     for setting in (best, best_workers):
         lines[setting.reader] = setting.call(options, task.device)
@@ -297,18 +306,25 @@ _DEVICE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The speeds of memory, disk and device, in bytes per second.
+    """The speeds of memory, disk or network, and device, in bytes per second.
 
     Attributes:
         memory: copied past the processor's caches by one thread per core.
         disk: read past the page cache at random; None, with `why`, where that is not possible.
         device: copied to the device from pinned memory; None on a CPU.
+        network: fetched at random, of a pack at a URL; None of one on this machine.
     """
 
     memory: float
     disk: float | None
     device: float | None
     why: str = ""
+    network: float | None = None
+
+    @property
+    def cold(self) -> float | None:
+        """The speed of what a pack comes from that is not in memory."""
+        return self.network or self.disk
 
 
 @dataclass
@@ -316,13 +332,14 @@ class BenchResult:
     """Result of `bench`.
 
     Attributes:
-        pack: its folder.
+        pack: its folder or URL.
         samples: number of its samples.
         sample_bytes: bytes of a sample in large files that are read, on average: of its pixels and
             of its masks, whose part is `mask_bytes`.
         image_format, mask_format: what is read of them, in words.
         batch_size, cores, device: what it was measured with.
-        lines: loader → "cold" and "warm" → Speed.
+        lines: loader → "cold" and "warm" → Speed; of a pack at a URL "cold" alone, by rows that are
+            not kept.
         remaining_share: fraction of the pack that was in the page cache after its pages were
             dropped.
         sweeps: with `sweep`, the comparisons of settings.
@@ -355,13 +372,20 @@ class BenchResult:
         speeds = {
             f"memory, copied by {counted(self.cores, 'thread')}": ceilings.memory,
             "disk, random samples, O_DIRECT": ceilings.disk,
+            "network, random samples, not kept": ceilings.network,
             "device, from pinned memory": ceilings.device,
         }
         rows = [("ceiling", "bytes/s", "samples/s")]
         for name, speed in speeds.items():
             if speed is not None:
                 rows.append((name, size_text(speed), f"{speed / self.sample_bytes:,.0f}"))
-        head = ("loader", "cold", "of ceiling", "warm", "of ceiling", "host", "device")
+        head = ["loader", "cold", "of ceiling", "warm", "of ceiling", "host", "device"]
+        legend = (
+            "cold: samples/s from the disk; warm: from memory; host, device: memory that is taken"
+        )
+        if ceilings.network is not None:
+            head = ["loader", "samples/s", "of ceiling", "host", "device"]
+            legend = "samples/s from the network; host, device: memory that is taken"
         lines = [
             f"{self.pack}: {counted(self.samples, 'sample')} of {size_text(self.sample_bytes)}, "
             f"batches of {self.batch_size}",
@@ -376,7 +400,7 @@ class BenchResult:
         lines += [
             "",
             *_table([head, *map(self._row, self.lines)]),
-            "cold: samples/s from the disk; warm: from memory; host, device: memory that is taken",
+            legend,
         ]
         least = min((line["cold"] for line in self.lines.values()), key=lambda cold: cold.seconds)
         if least.seconds < _LEAST_SECONDS:
@@ -398,23 +422,22 @@ class BenchResult:
 
     def _row(self, name: str) -> list[str]:
         """A loader's row of the table."""
-        cold = self.lines[name]["cold"]
-        warm = self.lines[name]["warm"]
+        speeds = self.lines[name]
         ceilings = self.ceilings
         warm_ceiling = ceilings.memory
         if ceilings.device is not None:
             warm_ceiling = min(ceilings.memory, ceilings.device)
-        host_bytes = max(cold.host_bytes, warm.host_bytes)
-        device_bytes = max(cold.device_bytes, warm.device_bytes)
-        return [
-            name,
-            f"{cold.samples_per_second:,.0f}",
-            self._share_text(cold, ceilings.disk),
-            f"{warm.samples_per_second:,.0f}",
-            self._share_text(warm, warm_ceiling),
-            size_text(host_bytes),
-            size_text(device_bytes) if device_bytes else "-",
-        ]
+        row = [name]
+        for temperature, ceiling in (("cold", ceilings.cold), ("warm", warm_ceiling)):
+            if temperature in speeds:
+                speed = speeds[temperature]
+                row.append(f"{speed.samples_per_second:,.0f}")
+                row.append(self._share_text(speed, ceiling))
+        host_bytes = max(speed.host_bytes for speed in speeds.values())
+        device_bytes = max(speed.device_bytes for speed in speeds.values())
+        row.append(size_text(host_bytes))
+        row.append(size_text(device_bytes) if device_bytes else "-")
+        return row
 
     def _share_text(self, speed: Speed, ceiling: float | None) -> str:
         """What a loader reaches of a ceiling."""
@@ -462,6 +485,8 @@ def measure_ceilings(
     """
     ds = task.open()
     indices = some_samples(ds, _MOST_SAMPLES, _MOST_SHARDS)
+    if task.at_url:
+        return _ceilings_at_url(task, ds, indices, duration, with_masks=with_masks)
     spans = large_spans(ds, indices, with_masks=with_masks)
     sample_bytes = sum(count for sample in spans for _, _, count in sample) / len(spans)
     mask_bytes = sum(count for sample in spans for _, _, count in sample[1:]) / len(spans)
@@ -480,14 +505,38 @@ def measure_ceilings(
                 why = f"no sample was read within {duration:g} s"
         except OSError as error:  # of Linux AIO, or of a file
             why = str(error)
-    index = CUDA.index_of(task.device)
-    device = None
-    if index is not None:
-        device = device_ceiling(index, _DEVICE_BYTES, duration)
+    device = _device_ceiling(task, duration)
     return Ceilings(memory, disk, device, why), sample_bytes, mask_bytes
 
 
-def _task(path: Path, device: str, options: dict[str, Any], mask_format: str) -> Task:
+def _device_ceiling(task: Task, duration: float) -> float | None:
+    index = CUDA.index_of(task.device)
+    if index is None:
+        return None
+    return device_ceiling(index, _DEVICE_BYTES, duration)
+
+
+def _ceilings_at_url(
+    task: Task, ds: Dataset, indices: np.ndarray, duration: float, *, with_masks: bool
+) -> tuple[Ceilings, float, float]:
+    """`measure_ceilings` of a pack at a URL. Raises OptionError if nothing arrives in time."""
+    memory = memory_ceiling(available_cpus(), duration)
+    reading, mask_bytes = fetch_samples(ds, indices, duration, with_masks=with_masks)
+    if not reading.samples:
+        raise OptionError(
+            f"duration is {duration:g}, and no sample of {task.pack} arrived within these "
+            "seconds: choose a longer one"
+        )
+    ceilings = Ceilings(
+        memory=memory,
+        disk=None,
+        device=_device_ceiling(task, duration),
+        network=reading.nbytes / reading.seconds,
+    )
+    return ceilings, reading.nbytes / reading.samples, mask_bytes / reading.samples
+
+
+def _task(path: Path | str, device: str, options: dict[str, Any], mask_format: str) -> Task:
     """The task that is measured. Raises OptionError for options that do not fit it."""
     choice("mask_format", mask_format, BENCH_MASKS)
     ReadingOptions(**options)  # checks them
@@ -511,6 +560,16 @@ def _usual_settings(batch_size: int) -> dict[str, Setting]:
     return settings
 
 
+def _place(name: str, value: Any) -> Path | str:
+    """The folder of one pack, whose pages can be dropped, or its URL. Raises OptionError."""
+    if is_pack_url(value):
+        return pack_url(name, value)
+    path = local_path(name, value)
+    if path.is_file():
+        raise OptionError(f"{name} is {str(path)!r}, a file: name the folder of a pack")
+    return path
+
+
 @checks_options(masks="mask_format")
 def bench(
     pack: str | Path,
@@ -526,8 +585,12 @@ def bench(
 ) -> BenchResult:
     """Measure what this machine does with this pack.
 
+    A pack at a URL is measured by rows that are fetched and not kept: the network takes the place
+    of the disk, and nothing is warm. Workers are new processes then: the script needs
+    `if __name__ == "__main__":`.
+
     Args:
-        pack: folder of a pack.
+        pack: folder of a pack, or its URL.
         device: "cpu" or "cuda".
         batch_size, mask_layout, max_masks: options of both loaders.
         mask_format: what they read of the masks: "bits", "bool" or "runs", as in `sa1bpack.open`,
@@ -548,15 +611,14 @@ def bench(
     Raises:
         OptionError: a value that cannot be used.
         FormatError: the pack cannot be read.
+        StoreError: its URL cannot be read.
 
     Examples:
         >>> result = sa1bpack.bench("packed", batch_size=2, duration=1)  # doctest: +SKIP
         >>> print(result.as_text())  # doctest: +SKIP
     """
     check_progress(progress)
-    path = local_path("pack", pack)
-    if path.is_file():  # of one pack, whose pages can be dropped
-        raise OptionError(f"pack is {str(path)!r}, a file: name the folder of a pack")
+    path = _place("pack", pack)
     batch_size = whole_number("batch_size", batch_size, 1)
     duration = number("duration", duration, LEAST_SECONDS, MAX_SECONDS)
     options: dict[str, Any] = {"mask_layout": mask_layout, "max_masks": max_masks}
@@ -565,7 +627,8 @@ def bench(
     cold = replace(warm, cold=True)
     settings = _usual_settings(batch_size)
     with reporting(progress, "measurement") as advance:
-        measurements = Measurements(advance, total=1 + 2 * len(settings))
+        rounds = 1 if cold.at_url else 2
+        measurements = Measurements(advance, total=1 + rounds * len(settings))
         measurements.begin("ceilings")
         ceilings, sample_bytes, mask_bytes = measure_ceilings(
             cold, duration, with_masks=mask_format != "none"
@@ -590,10 +653,11 @@ def bench(
             if not result.lines:
                 result.remaining_share = cold.remaining_share()
             result.lines[name] = {"cold": measure(cold, setting, duration)}
-        warm.prepare()
-        for name, setting in settings.items():
-            measurements.begin(f"{name}, warm")
-            result.lines[name]["warm"] = measure(warm, setting, duration)
+        if not cold.at_url:
+            warm.prepare()
+            for name, setting in settings.items():
+                measurements.begin(f"{name}, warm")
+                result.lines[name]["warm"] = measure(warm, setting, duration)
         if sweep:
             result.sweeps, result.settings = compare_settings(
                 cold, warm, batch_size, duration, measurements

@@ -3,6 +3,7 @@
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
@@ -10,7 +11,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.shards import ComingSample
 from sa1bpack.disk.aio import REQUEST, Context
 from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.loading.batch.put import stream_copy
@@ -25,6 +28,7 @@ Spans = list[list[tuple[str, int, int]]]
 _COPIED = 32 << 20  # bytes that each thread copies at once: more than the processor's caches hold
 _ROUNDS = 3
 _AT_ONCE = 8  # samples that a thread requests together
+_ASKED_TOGETHER = 8  # samples of a pack at a URL
 
 _Result = TypeVar("_Result")
 
@@ -197,6 +201,58 @@ def _request(file: int, begin: int, count: int, block: int) -> tuple[int, ...]:
     before = begin % block
     needed = before + count
     return file, begin - before, -(-needed // block) * block, 0, needed
+
+
+def fetch_samples(
+    ds: Dataset, indices: np.ndarray, seconds: float, *, with_masks: bool = True
+) -> tuple[Reading, int]:
+    """Fetch samples of a pack at a URL in this order, and do nothing else with them.
+
+    As many bytes are in flight as a Loader has. Also the bytes of masks among those that arrived.
+
+    Args:
+        ds: the dataset.
+        indices: int64 (n,), the samples.
+        seconds: wait for nothing more after this time.
+        with_masks: masks are fetched, not only images.
+
+    Raises:
+        StoreError: the pack cannot be fetched.
+        FormatError: a shard is damaged.
+    """
+    chosen = ChosenFields.of(None if with_masks else ("images",), ds.layout, (), masks_key="masks")
+    [source, *_] = ds.pack.sources
+    rows = iter(ds.rows_at(indices).tolist())
+    coming: deque[ComingSample] = deque()
+    samples = 0
+    nbytes = 0
+    of_masks = 0
+    begin = time.perf_counter()
+    cpu = time.process_time()
+    try:
+        while time.perf_counter() - begin < seconds:
+            while sum(sample.nbytes for sample in coming) < source.window:
+                some = [ds.pack.locate(row) for row in islice(rows, _ASKED_TOGETHER)]
+                if not some:
+                    break
+                for _, shard, asked in ds.pack.begin(some, chosen):
+                    if isinstance(shard, Exception):
+                        raise shard
+                    if asked is not None:
+                        coming.append(asked)
+            if not coming:
+                break
+            sample = coming.popleft()
+            for name, array in sample.arrays.items():
+                array.rows()
+                of_masks += array.nbytes * (name != "image")
+            samples += 1
+            nbytes += sample.nbytes
+    finally:
+        for sample in coming:
+            sample.cancel()
+    elapsed = time.perf_counter() - begin
+    return Reading(elapsed, time.process_time() - cpu, samples, nbytes), of_masks
 
 
 def large_spans(ds: Dataset, indices: np.ndarray, *, with_masks: bool = True) -> Spans:

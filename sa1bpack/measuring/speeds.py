@@ -34,7 +34,7 @@ class Task:
     """A pack to read, and the batches to make of it.
 
     Attributes:
-        pack: folder of the pack.
+        pack: folder of the pack, or its URL.
         device: device of the batches.
         options: options of both loaders: mask_layout, max_masks.
         mask_format: as in `sa1bpack.open`.
@@ -42,14 +42,21 @@ class Task:
             many samples as fit into a part of the memory are read again and again.
     """
 
-    pack: Path
+    pack: Path | str
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)
     cold: bool = False
     mask_format: str = "bits"
 
+    @property
+    def at_url(self) -> bool:
+        """True if the pack is at a URL: its rows are fetched, and none is in the page cache."""
+        return isinstance(self.pack, str)
+
     def files(self) -> list[Path]:
-        """All files of the pack."""
+        """All files of the pack on this machine; none of one at a URL."""
+        if isinstance(self.pack, str):
+            return []
         return sorted(path for path in self.pack.rglob("*") if path.is_file())
 
     def open(self) -> Dataset:
@@ -115,7 +122,8 @@ class Speed:
     Attributes:
         samples_per_second: speed, for a cold task from the first request on, because what is read
             ahead during the first batch came from the disk as well; for a warm one after the first
-            batch.
+            batch, and so for workers that read a URL: they are new processes, whose start takes
+            seconds.
         host_bytes: the most memory that the process and its workers took in addition, while batches
             were taken.
         device_bytes: the most memory of the device that torch held, 0 on a CPU.
@@ -142,7 +150,9 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
         batches = chain.from_iterable(epochs)
         begin = time.perf_counter()
         samples = take(next(batches), task)
-        if not task.cold and len(loader) > 1:  # what was read ahead meanwhile is little of the rest
+        starts_processes = task.at_url and bool(setting.options.get("num_workers"))
+        # What was read ahead meanwhile is little of the rest.
+        if (starts_processes or not task.cold) and len(loader) > 1:
             begin = time.perf_counter()
             samples = 0
         limit = begin + seconds

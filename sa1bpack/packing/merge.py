@@ -54,6 +54,10 @@ from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.wording import brief
 
 _WORKING = "merge-"
+_NOT_AT_URLS = (
+    "a merge links files of the packs, or clones or copies them, on disks of this machine: copy "
+    "the packs to a disk, or open them as one without a merge, sa1bpack.open([...])"
+)
 _FICLONE = 0x40049409  # of Linux, linux/fs.h
 _ZEROS = bytes(1 << 16)  # so much is copied at a time, unless it is zeros: holes stay holes
 
@@ -133,8 +137,8 @@ def merge(
         True
     """
     started = time.perf_counter()
-    roots = paths_of("packs", packs)
-    root = local_path("output", output)
+    roots = paths_of("packs", packs, _NOT_AT_URLS)
+    root = local_path("output", output, _NOT_AT_URLS)
     check_apart(root, roots, output)
     check_can_be_folder(root, "give a new folder, or that of a pack")
     refuse_in_pack("output", root)

@@ -72,6 +72,11 @@ from sa1bpack.paths import local_path, patterns_of
 from sa1bpack.progress import ProgressOption, report, reporting
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
 
+_NOT_AT_URLS = (
+    "a repair exchanges folders of shards, each in one step, which a bucket cannot: copy the pack "
+    "to a disk (aws s3 sync URL DIR), sa1bpack repair DIR TARS, and copy back what was rebuilt"
+)
+
 
 @dataclass
 class RepairResult:
@@ -189,7 +194,7 @@ def repair(
     shards = list(items_of(shards))
     if share is not None and shards:
         raise OptionError(f"shards is {shards}, but a part has those of its sources: choose one")
-    root = local_path("pack", pack)
+    root = local_path("pack", pack, _NOT_AT_URLS)
     listed = []
     if links is not None:
         listed = read_links(local_path("links", links))

@@ -45,6 +45,11 @@ from sa1bpack.wording import counted, span_text
 if TYPE_CHECKING:
     from sa1bpack.option_keywords import RunKeywords
 
+_NO_PARTS_AT_URLS = (
+    "parts of a job share a folder, whose files they lock: finalize it on a disk, and upload it; "
+    "or pack into the bucket without --part"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
@@ -440,7 +445,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
         >>> sa1bpack.finalize("packed").missing
         {}
     """
-    root = local_path("pack", pack)
+    root = local_path("pack", pack, _NO_PARTS_AT_URLS)
     manifest = read_own_manifest(root)
     parts_folder = root / PARTS_NAME
     with folder_publisher(root, RequestedOptions()) as publisher:

@@ -11,5 +11,8 @@ Modules:
     bucket: a folder of a bucket: requests in one event loop; a tar read once, in ranges.
     cache: the folder of a cache: locks, limit, what is removed.
     upload: a pack that is made in a staging folder and uploaded.
-    packs: what the core calls: packs and features through a cache, and packs checked.
+    ranges, kept_ranges: ranges of files that are read by rows, and those that are kept.
+    records: what a pack says of itself, for summaries.
+    mirror, expected_files: a pack that is checked, and the files that it must have.
+    packs: what the core calls: packs and features through a cache.
 """

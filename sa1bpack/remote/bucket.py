@@ -255,6 +255,15 @@ class Bucket(Origin):
             )
         return await answer.bytes_async(), size, answer.meta["e_tag"]
 
+    def begin_size(self, path: str) -> Future[int]:
+        """Ask for the bytes that a file has, in a request that web servers answer, too."""
+
+        async def size_of(key: str) -> int:
+            _, size, _ = await self._get(key, 0, 1)
+            return size
+
+        return self._begin(path, size_of)
+
     def read(self, path: str) -> bytes:
         """See Origin."""
         return bytes(self.result(self.begin(path)))

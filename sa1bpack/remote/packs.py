@@ -15,9 +15,8 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
@@ -25,11 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import xxhash
 
-from sa1bpack.arguments import ALL, choice, part_of_job
-from sa1bpack.disk.direct import IO
 from sa1bpack.errors import EmptyPack, FormatError, NotAPack, OptionError, SourceError, StoreError
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile
 from sa1bpack.format.files import (
@@ -37,7 +33,6 @@ from sa1bpack.format.files import (
     TEMPORARY_PREFIX,
     discard_entry,
     file_digest,
-    is_inside,
     read_checksums,
 )
 from sa1bpack.format.index import index_arrays, index_name_of
@@ -50,17 +45,15 @@ from sa1bpack.format.manifest import (
     ShardEntry,
     read_manifest,
 )
-from sa1bpack.format.problems import PackFiles, Report
+from sa1bpack.format.problems import Report
 from sa1bpack.format.side.shard import items_in
 from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, shard_identities
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.format.verify import check_files
-from sa1bpack.paths import naming
-from sa1bpack.progress import ProgressOption, reporting
 from sa1bpack.remote.attempts import OnWait
-from sa1bpack.remote.bucket import Bucket, Pieces, StoreFile
+from sa1bpack.remote.bucket import Bucket, StoreFile
 from sa1bpack.remote.cache import Cache, Lock
 from sa1bpack.remote.kept_ranges import KEPT, KeptRanges
+from sa1bpack.remote.mirror import verify_at_url
 from sa1bpack.remote.origin import (
     TRIES,
     Files,
@@ -71,16 +64,15 @@ from sa1bpack.remote.origin import (
     fetch_files,
     fetch_group,
     folder_bytes,
-    is_large,
     is_replaced,
     is_sound,
     no_pack,
     small_arrays,
 )
 from sa1bpack.remote.ranges import MOST_AHEAD, Flow, FolderRanges
+from sa1bpack.remote.records import fetch_pack_records, fetch_shard_records
 from sa1bpack.remote.stores import store_of
 from sa1bpack.remote.web import WebFile
-from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import (
     STORE_SCHEMES,
     Address,
@@ -146,6 +138,7 @@ class _Cached:
         self.root = cache.root / name
         self.limit = cache.limit
         self.forks = origin.forks
+        self.lists = origin.lists
         self.fetches_rows = how.rows
         self._how = how
         self._origin = origin
@@ -234,24 +227,27 @@ class RemotePack(_Cached):
         """See ShardSource."""
         return self._kept_bytes(layout.array_rows(entry.lengths))
 
-    def open_side(self, name: str) -> "RemoteSide | None":
+    def open_side(self, name: str, whole: bool = False) -> "RemoteSide | None":
         """See ShardSource. Raises NotAPack for a URL of something else."""
-        prefix = f"{SIDES_NAME}/{name}/"
-        origin = self._origin
+        how = self._how
+        if whole:
+            how = how._replace(rows=False)
         if is_pack_url(name):
-            prefix = ""
-            origin = open_origin(pack_url("features", name))
-        if origin.lists:
-            names = [folder for folder in origin.folders(prefix) if not folder.startswith(".")]
-        else:  # those that a complete feature of this pack has
-            identities = shard_identities(self.root, read_manifest(self.root))
-            names = [identity.feature_shard for identity in identities]
-        side = _open_side(origin, self._cache, prefix, names, self._how)
-        if not is_pack_url(name):
-            return side
-        if side is None:
-            raise NotAPack(f"{name}: not a feature: it has no {MANIFEST_NAME}")
-        return side
+            return _open_side_at(name, self._cache, self._identities(), how)
+        prefix = f"{SIDES_NAME}/{name}/"
+        names = _feature_shards(self._origin, prefix, self._identities())
+        return _open_side(self._origin, self._cache, prefix, names, how)
+
+    def _identities(self) -> list[ShardIdentity]:
+        return shard_identities(self.root, read_manifest(self.root))
+
+    def fetch_records(self, folder: Path) -> None:
+        """See ShardSource."""
+        fetch_pack_records(self._origin, self.root, folder)
+
+    def fetch_shard_records(self, folder: Path) -> None:
+        """See ShardSource."""
+        fetch_shard_records(self._origin, self._identities(), folder)
 
     def __reduce__(self) -> tuple[Callable[..., "RemotePack"], tuple[str, Path, str, Fetching]]:
         return _reopened, (self.url, self._cache.root, self._name, self._how)
@@ -467,6 +463,42 @@ def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:
     return index_files
 
 
+def open_side(url: str, shards: Sequence[ShardIdentity]) -> "RemoteSide":
+    """A feature at a URL, of packs on this machine; its rows are fetched when they are needed.
+
+    Args:
+        url: URL of the feature.
+        shards: the shards of the packs.
+
+    Raises:
+        NotAPack: there is no feature.
+        StoreError, OSError: the object store or the disk fails.
+    """
+    cache = Cache(default_folder(), None)
+    return _open_side_at(url, cache, shards, Fetching(rows=True, keeps=False))
+
+
+def _open_side_at(
+    url: str, cache: Cache, shards: Sequence[ShardIdentity], how: Fetching
+) -> "RemoteSide":
+    """A feature at a URL, through a cache. Raises NotAPack for something else."""
+    origin = open_origin(pack_url("features", url))
+    side = _open_side(origin, cache, "", _feature_shards(origin, "", shards), how)
+    if side is None:
+        raise NotAPack(f"{url}: not a feature: it has no {MANIFEST_NAME}")
+    return side
+
+
+def _feature_shards(origin: Origin, prefix: str, shards: Sequence[ShardIdentity]) -> list[str]:
+    """Names of the feature shards of a feature below a path in its origin.
+
+    Where they cannot be listed, those that a complete feature of these shards has.
+    """
+    if origin.lists:
+        return [folder for folder in origin.folders(prefix) if not folder.startswith(".")]
+    return [shard.feature_shard for shard in shards]
+
+
 def _open_side(
     origin: Origin, cache: Cache, prefix: str, links: list[str], how: Fetching
 ) -> RemoteSide | None:
@@ -493,153 +525,6 @@ def _open_side(
     return RemoteSide(origin, cache, name, lease, how, prefix)
 
 
-# ------------------------------------------------------------------------------- a pack is checked
-
-# Files that are fetched whole, besides chunk files of small arrays.
-_WHOLE = (MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME)
-
-# What is needed of a shard after it was checked, to compare it with the index.
-_KEPT = ("image_id", "mask_offset")
-
-
-def verify(
-    url: str, *, quick: bool, progress: ProgressOption, io: str, part: tuple[int, int] | None
-) -> Report:
-    """Check a pack in an object store; arguments and errors are those of `format.verify.verify`."""
-    if choice("io", io, IO) == "direct":
-        raise OptionError("io is 'direct', but a pack in an object store is not read from a disk")
-    share = ALL
-    if part is not None:
-        share = part_of_job(part)
-    with tempfile.TemporaryDirectory(prefix="sa1bpack-verify-") as name:
-        mirror = _Mirror(Path(name), url)
-        try:
-            with reporting(progress, "byte") as advance:
-                report = check_files(mirror, quick=quick, advance=advance, share=share)
-        except FormatError as error:
-            raise type(error)(mirror.shown(str(error))) from None
-    problems = [replace(problem, what=mirror.shown(problem.what)) for problem in report.problems]
-    notes = tuple(map(mirror.shown, report.notes))
-    return replace(report, problems=tuple(problems), notes=notes)
-
-
-class _Mirror(PackFiles):
-    """The files of a pack in an object store, in a temporary folder.
-
-    Small files are fetched. Large ones are holes of their length there, and are read from the
-    store as streams, each once.
-    """
-
-    tries = 2  # the bytes may have been changed in transit
-
-    def __init__(self, root: Path, url: str):
-        """Fetch everything but the shards, of which only the checksum files.
-
-        Raises NotAPack if there is no manifest, FormatError for an object that cannot be a file,
-        StoreError, OptionError, MissingPackage.
-        """
-        super().__init__(root, "cached")
-        origin = Bucket(url)
-        if not origin.lists:
-            raise OptionError(
-                f"{url}: a web server does not say which files there are, so that what is foreign "
-                "or missing could not be found: verify the pack where it was uploaded from, or "
-                "read it, which compares every sample with its checksum"
-            )
-        self.url = url
-        self._origin = origin
-        self._sizes = origin.files()  # path → bytes
-        for path in self._sizes:
-            if not is_inside(path):
-                raise FormatError(f"{url}: {path!r} cannot name a file; remove that object")
-        if MANIFEST_NAME not in self._sizes:
-            raise no_pack(url, MANIFEST_NAME)
-        mark = f"/{CHECKSUMS_NAME}"
-        self._fetch(path for path in self._sizes if not self._shard_of(path) or path.endswith(mark))
-
-    def shown(self, text: str) -> str:
-        """A text with the URL in place of the temporary folder."""
-        return text.replace(str(self.root), self.url)
-
-    def fetch(self, shard: str) -> None:
-        """See PackFiles."""
-        self._fetch(path for path in self._sizes if self._shard_of(path) == shard)
-
-    def release(self, shard: str) -> None:
-        """See PackFiles."""
-        for path, size in self._sizes.items():
-            keep = path.rpartition("/")[2] in (METADATA_NAME, CHECKSUMS_NAME)
-            if self._shard_of(path) == shard and not keep and path.split("/")[2] not in _KEPT:
-                _make_hole(self.root / path, size)
-
-    def _pieces(self, path: Path) -> Pieces | None:
-        """The bytes of a file, if it is read from the origin."""
-        key = str(path.relative_to(self.root))
-        if not is_large(key):
-            return None
-        return self._origin.ranges(key, 0, path.stat().st_size)
-
-    def stream(self, path: Path, nbytes: int, helper: ThreadPool) -> Any:
-        """See PackFiles."""
-        pieces = self._pieces(path)
-        if pieces is None:
-            return super().stream(path, nbytes, helper)
-        return _ObjectStream(pieces)
-
-    def digest(self, path: Path) -> str:
-        """See PackFiles."""
-        pieces = self._pieces(path)
-        if pieces is None:
-            return super().digest(path)
-        digest = xxhash.xxh3_128()
-        for piece in pieces:
-            digest.update(piece)
-        return digest.hexdigest()
-
-    def _shard_of(self, path: str) -> str | None:
-        match path.split("/"):
-            case [folder, shard, _, *_] if folder == SHARDS_NAME:
-                return shard
-        return None
-
-    def _fetch(self, paths: Iterable[str]) -> None:
-        """Fetch files, several at once; make holes of those that are streamed."""
-        files: dict[str, tuple[int | None, str | None]] = {}
-        for path in paths:
-            name = path.rpartition("/")[2]
-            if not is_large(path) and (name in _WHOLE or name.startswith("c.")):
-                files[path] = self._sizes[path], None
-            else:  # also what is foreign, of which only the name is looked at
-                (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-                _make_hole(self.root / path, self._sizes[path])
-        fetch_files(self._origin, "", self.root, files)
-
-
-def _make_hole(path: Path, nbytes: int) -> None:
-    with path.open("wb") as file, naming(path):
-        file.truncate(nbytes)
-
-
-class _ObjectStream:
-    """The bytes of one object, read once from its start, as by FileStream. Raises StoreError."""
-
-    def __init__(self, pieces: Pieces):
-        self._pieces = pieces
-        self.close = pieces.close
-        self._data = bytearray()
-
-    def read(self, nbytes: int) -> np.ndarray:
-        """See FileStream."""
-        while len(self._data) < nbytes:
-            piece = next(self._pieces, None)
-            if piece is None:
-                break
-            self._data += piece
-        data = self._data[:nbytes]
-        self._data = self._data[nbytes:]
-        return np.frombuffer(data, np.uint8)
-
-
 # --------------------------------------------------------------------------------- other functions
 
 
@@ -648,6 +533,11 @@ def open_stream(address: Address, **options: Any) -> WebFile | StoreFile:
     if address.scheme in STORE_SCHEMES:
         return StoreFile(address, **options)
     return WebFile(address, **options)
+
+
+def verify(url: str, **options: Any) -> Report:
+    """See `scheme_of`; the options and errors are those of `mirror.verify`."""
+    return verify_at_url(url, **options)
 
 
 def bucket_publisher(url: str, staging: Path, options: Any) -> Any:

@@ -96,10 +96,8 @@ URL = "s3://bucket/pack"
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("info", URL), ("repair", URL), ("export", URL, "-o", "json"),
         ("export", "{pack}", "-o", URL), ("show", "{pack}", "-o", URL),
-        ("report", URL, "-o", "a.html"), ("report", "{pack}", "-o", URL),
-        ("explore", "{pack}", "--folder", URL), ("bench", URL),
+        ("report", "{pack}", "-o", URL), ("explore", "{pack}", "--folder", URL),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -111,6 +109,27 @@ def test_a_url_is_refused_by_name_and_nothing_is_created(
     code, out, error = command(*(text.format(pack=packed) for text in arguments))
     assert (code, out) == (2, "")
     assert f"'{URL}': s3 URLs are not supported; give a path of this machine" in error
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (("repair", URL, "a.tar"), "exchanges folders of shards"),
+        (("merge", URL, "{pack}", "-o", "out"), "links files of the packs"),
+        (("merge", "{pack}", "-o", URL), "links files of the packs"),
+        (("finalize", URL), "parts of a job share a folder"),
+    ],
+    ids=str,
+)
+def test_what_needs_a_folder_says_why_and_what_to_do(
+    command, packed, tmp_path, monkeypatch, arguments, why
+):
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    code, out, error = command(*(text.format(pack=packed) for text in arguments))
+    assert (code, out) == (2, "")
+    assert URL in error and why in error
     assert contents(tmp_path) == before
 
 

@@ -88,7 +88,7 @@ def test_what_is_not_a_feature_is_refused(pack, tmp_path):
         (["odd", pack / "side/odd"], OptionError, "'odd' more than once"),
         ([5], OptionError, "features is 5"),
         (["ftp://a/b"], OptionError, "URLs are not supported"),
-        (["s3://a/b"], OptionError, "no pack is read through a cache"),
+        ([(tmp_path / "nothing").as_uri()], NotAPack, "not a feature: it has no manifest"),
     ):
         with pytest.raises(error, match=message):
             sa1bpack.open(pack, features=features)
