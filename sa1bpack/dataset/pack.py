@@ -30,12 +30,14 @@ from sa1bpack.dataset.layouts import shared_layout
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, digest_of, row_array
 from sa1bpack.dataset.shard_cache import CACHE, OpenShards
 from sa1bpack.dataset.shards import (
+    INDEXED,
     LOCATION,
     ComingSample,
     Feature,
     Location,
     OpenFeatures,
     OpenShard,
+    address_of,
     begin_samples,
 )
 from sa1bpack.errors import EmptyPack, FormatError, OptionError, ResourceShortage
@@ -473,6 +475,20 @@ class Pack:
         locations["row"] = rows
         locations["image_id"] = self.image_ids(rows)
         return locations
+
+    def indexed_shards(self) -> np.ndarray:
+        """INDEXED (K,): the shards by the indices of the packs, for compiled code in this process.
+
+        The addresses are good as long as this is there.
+        """
+        shards = np.empty(len(self.places), INDEXED)
+        shards["first_row"] = self.first_row[:-1]
+        shards["first_mask"] = self._first_mask
+        folder_rows = self.first_row[:-1] + self._shift
+        for name in ("image_id", "mask_offset"):
+            addresses = [address_of(getattr(folder.index, name)) for folder in self.folders]
+            shards[name] = np.array(addresses)[self._folder_of] + 8 * folder_rows
+        return shards
 
     def shard_numbers(self, rows: np.ndarray) -> np.ndarray:
         """int64 (n,): the number of each row's shard."""

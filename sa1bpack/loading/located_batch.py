@@ -47,6 +47,7 @@ from sa1bpack.loading.batch.tables import (
     NO_FILE,
     Destination,
     SampleTables,
+    Sources,
 )
 from sa1bpack.loading.look_up import LookUp
 from sa1bpack.loading.order.epoch import OrderedBatch
@@ -140,8 +141,7 @@ class LocatedBatch:
             look_up: finds samples in the copies that are checked.
             shards: distinct shards, which batches that are located together share.
             shard_at: int64 (n,), which of them each sample is in.
-            tables: where the arrays of the samples are; their files are entered while they are
-                open.
+            tables: where the arrays of the samples are.
             choice: which masks are kept.
         """
         self._ds = ds
@@ -350,17 +350,19 @@ class LocatedBatch:
             end = min(start + OPEN_SAMPLES, stop)
             arrived = []
             begin = time.monotonic()
+            sources = self._no_files(start, end)
             for k in range(start, end):
                 asked = None
                 if coming is not None:
                     asked = coming.take(int(self._tables.samples["row"][k]))
+                files = sources.files[k - start]
                 rows = self._opened(
-                    partial(list, [k]), partial(self._arrived, k, reader.direct, asked)
+                    partial(list, [k]), partial(self._arrived, k, reader.direct, asked, files)
                 )
                 arrived.append((asked, rows))
             if coming is not None:
                 coming.arrived(time.monotonic() - begin)
-            reads.append(self._load(start, end, reader))
+            reads.append(self._load(start, end, reader, sources))
             for asked, _ in arrived:
                 if coming is not None and asked is not None:
                     coming.copied(asked)
@@ -368,23 +370,29 @@ class LocatedBatch:
             start = end
         return reads
 
-    def _arrived(self, k: int, direct: bool, asked: ComingSample | None) -> ShardArrays:
+    def _no_files(self, start: int, end: int) -> Sources:
+        """Sources of these samples, a row for each, to be filled in."""
+        files = np.zeros((end - start, len(self._spec.refs)), FILE)
+        files["descriptor"] = NO_FILE
+        return Sources(files, np.arange(len(self)) - start)
+
+    def _arrived(
+        self, k: int, direct: bool, asked: ComingSample | None, files: np.ndarray
+    ) -> ShardArrays:
         """Wait for the rows of sample k, and enter where they are in memory.
 
         Args:
             direct: read what is on this machine past the page cache.
             asked: what was asked for of it, if anything was.
+            files: FILE (p,), out.
 
         Raises:
             Whatever `OpenShard.copy_sample` raises.
         """
         spec = self._spec
-        tables = self._tables
-        tables.files[k]["descriptor"] = NO_FILE
         shard = self._shard(k)
-        location = location_of(tables.samples[k])
+        location = location_of(self._tables.samples[k])
         fetched, copy = shard.arrived(location, asked, spec.chosen, direct)
-        files = np.zeros(len(spec.refs), FILE)
         files["descriptor"] = IN_MEMORY
         for file, ref in zip(files, spec.refs, strict=True):
             rows = copy.array(ref)
@@ -393,7 +401,6 @@ class LocatedBatch:
                 file["address"] = address_of(rows) - row_bytes * _first_row(
                     shard, location, ref, fetched
                 )
-        tables.files[k] = files
         return copy
 
     def _copy_checked(self, first: int, stop: int, reader: SampleReader) -> list[Read]:
@@ -402,9 +409,13 @@ class LocatedBatch:
         for k in range(first, stop):
             self._announce(k, reader.direct)
         for k in range(first, stop):  # one at a time: it is in the processor's caches then
-            copied = self._opened(partial(list, [k]), partial(self._checked_copy, k, reader.direct))
+            sources = self._no_files(k, k + 1)
+            copied = self._opened(
+                partial(list, [k]),
+                partial(self._checked_copy, k, reader.direct, sources.files[0]),
+            )
             if copied is not None:
-                reads.append(self._load(k, k + 1, reader))
+                reads.append(self._load(k, k + 1, reader, sources))
         return reads
 
     def _copy_files(self, first: int, stop: int, reader: SampleReader) -> list[Read]:
@@ -412,15 +423,17 @@ class LocatedBatch:
         reads = []
         start = first
         while start < stop:
-            end, files = self._open_files(start, stop, reader.direct)
+            end, files, sources = self._open_files(start, stop, reader.direct)
             if files:  # else nothing is there to load; a small array may have been truncated
-                reads.append(self._load(start, end, reader))
-            del files  # what `SampleTables` has of them is not used again
+                reads.append(self._load(start, end, reader, sources))
+            del files, sources
             start = end
         return reads
 
-    def _open_files(self, start: int, stop: int, direct: bool) -> tuple[int, list[ShardFiles]]:
-        """Open the files of as many samples as are loaded together, and enter them in the tables.
+    def _open_files(
+        self, start: int, stop: int, direct: bool
+    ) -> tuple[int, list[ShardFiles], Sources]:
+        """Open the files of as many samples as are loaded together.
 
         Errors are kept.
 
@@ -430,43 +443,43 @@ class LocatedBatch:
             direct: open the files past the page cache, if their file system can do that.
 
         Returns:
-            One past the last of them, and the files, which must be kept until these are loaded.
+            One past the last of them; the files, which must be kept until these are loaded; and
+            what of them compiled code needs, a row for each shard of the batch.
 
         Raises:
             ResourceShortage: no more files can be opened.
         """
+        refs = self._spec.refs
         together = max(OPEN_SAMPLES, _BYTES_TOGETHER * len(self) // max(self.nbytes, 1))
         end = min(start + together, start + _MOST_TOGETHER, stop)
-        most_shards = max(_OPEN_FILES // max(len(self._spec.refs), 1), OPEN_SAMPLES)
-        opened = []
-        rows = np.zeros((len(self._shards), len(self._spec.refs)), FILE)
-        rows["descriptor"] = NO_FILE
-        numbers = dict.fromkeys(self._shard_at[start:end].tolist())
-        if len(numbers) > most_shards:
+        most_shards = max(_OPEN_FILES // max(len(refs), 1), OPEN_SAMPLES)
+        numbers: Sequence[int] = range(len(self._shards))
+        if len(numbers) > 1 and (end - start < len(self) or len(numbers) > most_shards):
             numbers, end = self._first_shards(start, end, most_shards)
+        rows = np.zeros((len(self._shards), len(refs)), FILE)
+        rows["descriptor"] = NO_FILE
+        opened = []
         for number in numbers:
             shard = self._shards[number]
             files = self._opened(
                 partial(self._positions_in, number, start, end),
-                partial(open_files, shard, self._spec.refs, direct),
+                partial(open_files, shard, refs, direct),
             )
             if files is not None:
                 opened.append(files)
                 rows[number] = files.table
-        self._tables.files[start:end] = rows[self._shard_at[start:end]]
-        return end, opened
+        return end, opened, Sources(rows, self._shard_at)
 
-    def _first_shards(self, start: int, end: int, most: int) -> tuple[dict[int, None], int]:
-        """The shards of samples from `start` on, as long as these are in `most` of them.
+    def _first_shards(self, start: int, end: int, most: int) -> tuple[list[int], int]:
+        """The shards of samples `start` to `end`, or of the first of these that are in `most`.
 
         Returns their numbers, and one past the last of these samples.
         """
-        numbers: dict[int, None] = {}
-        for position, number in enumerate(self._shard_at[start:end].tolist(), start):
-            if number not in numbers and len(numbers) == most:
-                return numbers, position
-            numbers[number] = None
-        return numbers, end
+        shard_at = self._shard_at[start:end].tolist()
+        numbers = list(dict.fromkeys(shard_at))
+        if len(numbers) <= most:
+            return numbers, end
+        return numbers[:most], start + shard_at.index(numbers[most])
 
     def _positions_in(self, number: int, start: int, end: int) -> list[int]:
         """The positions of samples `start` to `end` that are in a shard, by its number here."""
@@ -498,7 +511,7 @@ class LocatedBatch:
     def compile(self) -> None:
         """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel."""
         self.begin(np.empty(self.nbytes, np.uint8))
-        self._load(0, 0, SampleReader(direct=False))
+        self._load(0, 0, SampleReader(direct=False), self._no_files(0, 0))
         masks = self._spec.masks
         if not self._spec.reads_runs:
             return
@@ -509,12 +522,12 @@ class LocatedBatch:
             bits = masks.draw(ends, offset, np.ones(4))
             unpack_into(bits, np.empty((1, masks.size, masks.size), np.bool_), np.arange(1))
 
-    def _load(self, first: int, stop: int, reader: SampleReader) -> Read:
+    def _load(self, first: int, stop: int, reader: SampleReader, sources: Sources) -> Read:
         """Load these samples, whose files are open, and keep the error of each, if any.
 
         The runs of each are checked, or its masks are drawn from them; texts become strings.
         """
-        read = self._load_arrays(first, stop, reader)
+        read = self._load_arrays(first, stop, reader, sources)
         for feature in self._spec.batch_features:
             if feature.spec.text:
                 self._decode(feature, first, stop)
@@ -547,12 +560,12 @@ class LocatedBatch:
                     self._failed[k] = FormatError(f"{path}: text is not UTF-8 ({error})")
             row += 1
 
-    def _load_arrays(self, first: int, stop: int, reader: SampleReader) -> Read:
+    def _load_arrays(self, first: int, stop: int, reader: SampleReader, sources: Sources) -> Read:
         """`_load` but for texts."""
         source = self._spec.mask_source
         dest = self._dest
         if not self._spec.reads_runs:
-            return reader.load(self._tables, dest, first, stop)
+            return reader.load(self._tables, sources, dest, first, stop)
         samples = self._tables.samples[first:stop]
         first_kept = 0
         end_kept = 0
@@ -563,7 +576,7 @@ class LocatedBatch:
         if source == "drawn":
             offset = dest.run_offset - dest.run_offset[0]
             dest = dest._replace(run_ends=np.empty(offset[-1], np.int32), run_offset=offset)
-        read = reader.load(self._tables, dest, first, stop)
+        read = reader.load(self._tables, sources, dest, first, stop)
         masks_at = self._spec.masks_at
         for k in np.flatnonzero(dest.status[first:stop, masks_at] == 0) + first:
             sample = self._tables.samples[k]
@@ -624,11 +637,11 @@ class LocatedBatch:
                 start = address_of(shard[spec.name]) + first * spec.row_bytes
                 read_ahead_map(start, (stop - first + spec.offsets) * spec.row_bytes)
 
-    def _checked_copy(self, k: int, direct: bool) -> ShardArrays:
+    def _checked_copy(self, k: int, direct: bool, files: np.ndarray) -> ShardArrays:
         """Read all rows of sample k, and compare them with their checksums and what was located.
 
         What is compared is what is loaded: the copy, a shard of one sample, takes the place of its
-        shard in `SampleTables`.
+        shard in `SampleTables`, and in `files`: FILE (p,), out.
 
         Raises:
             FormatError: the rows are not what was written, or what was located.
@@ -679,8 +692,8 @@ class LocatedBatch:
         for spans, of_copy, _, _ in _feature_rows(tables, copied, k, kept_begin):
             spans["begin"] = of_copy["begin"]
             spans["end"] = of_copy["end"]
-        tables.files[k] = file_table(copy, spec.refs)
-        tables.files[k]["descriptor"] = IN_MEMORY
+        files[:] = file_table(copy, spec.refs)
+        files["descriptor"] = IN_MEMORY
         return copy
 
     # -------------------------------------------------------------------------------------- errors

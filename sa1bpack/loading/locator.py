@@ -15,10 +15,11 @@ from itertools import groupby
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.shards import Location, address_of
+from sa1bpack.dataset.shards import address_of
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import ReadError
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
+from sa1bpack.loading.batch.place_rows import RowPlaces
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import SAMPLE, SampleTables
 from sa1bpack.loading.located_batch import LocatedBatch, canvases_of, sample_error
@@ -44,6 +45,7 @@ class Locator:
         self.spec = spec
         self.masks = masks
         self._look_up = LookUp(ds, spec)
+        self._places = RowPlaces(ds.pack)
 
     def locate(self, batches: Sequence[OrderedBatch]) -> list[tuple[LocatedBatch, Dropped]]:
         """The located batches, and the errors of the samples that they lack.
@@ -69,8 +71,7 @@ class Locator:
     ) -> list[tuple[LocatedBatch, Dropped]]:
         """`locate` for batches of one epoch, with the masks that are kept in all of them."""
         pack = self.ds.pack
-        samples = self._samples(batches)
-        numbers, shard_at = np.unique(samples["shard"], return_inverse=True)
+        samples, numbers, shard_at = self._samples(batches)
         opened, failed = pack.open_many(numbers.tolist())
         positions = np.arange(len(samples))  # in all batches together, of the samples that remain
         errors: dict[int, ReadError] = {}  # by position
@@ -120,21 +121,23 @@ class Locator:
             start = end
         return located_batches
 
-    def _samples(self, batches: list[OrderedBatch]) -> np.ndarray:
-        """SAMPLE (n,): which samples the batches have, and where they are by the index."""
-        indices = np.concatenate([batch.indices for batch in batches])
-        locations = self.ds.pack.locate_many(self.ds.rows_at(indices))
+    def _samples(self, batches: list[OrderedBatch]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """SAMPLE (n,): which samples the batches have, and where they are by the index.
+
+        And as `RowPlaces.place`, the distinct shards, and which of them each sample is in.
+        """
+        indices = batches[0].indices
+        if len(batches) > 1:
+            indices = np.concatenate([batch.indices for batch in batches])
         samples = np.zeros(len(indices), SAMPLE)
-        for name in Location._fields:
-            samples[name] = locations[name]
-        samples["array_row"] = locations["shard_row"]
+        numbers, shard_at = self._places.place(self.ds.rows_at(indices), samples)
         start = 0
         for batch in batches:
             end = start + len(batch.indices)
             if batch.repetitions is not None:
                 samples["repetition"][start:end] = batch.repetitions
             start = end
-        return samples
+        return samples, numbers, shard_at
 
     def prepare(self, compiles: bool) -> None:
         """Begin to read the index; compile the kernels that copy what is located, or load them.
@@ -184,7 +187,6 @@ def _cut(tables: SampleTables, first: int, stop: int) -> SampleTables:
         samples=samples,
         masks=tables.masks[kept_begin:kept_end],
         numbers=tables.numbers[first:stop],
-        files=tables.files[first:stop],
         sample_spans=tables.sample_spans[first:stop],
         mask_spans=tables.mask_spans[kept_begin:kept_end],
         sample_present=tables.sample_present[first:stop],

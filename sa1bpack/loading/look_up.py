@@ -23,7 +23,7 @@ from sa1bpack.loading.batch.feature_arrays import BatchFeature
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import address_of
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.batch.tables import FILE, MASK, NO_FILE, SPAN, SampleTables
+from sa1bpack.loading.batch.tables import MASK, SPAN, SampleTables
 
 
 class Stored(NamedTuple):
@@ -36,6 +36,7 @@ class Stored(NamedTuple):
         channels: channels of images without a canvas: 3, or 0 for planes.
         side: the largest side of a stored image in pixels.
         with_runs: masks come from runs, whose offsets are checked.
+        scaled: coordinates are scaled from the source to the stored image.
     """
 
     with_sizes: bool
@@ -44,6 +45,7 @@ class Stored(NamedTuple):
     channels: int
     side: int
     with_runs: bool
+    scaled: bool
 
 
 @njit
@@ -66,19 +68,26 @@ def _rising(edges: np.ndarray, most: int) -> bool:
 
 
 @njit
-def look_up(shards: np.ndarray, samples: np.ndarray, stored: Stored, fits: np.ndarray) -> None:
+def look_up(
+    shards: np.ndarray,
+    shard_at: np.ndarray,
+    samples: np.ndarray,
+    stored: Stored,
+    fits: np.ndarray,
+) -> None:
     """Find and check the images of samples, and the runs of their masks.
 
     Args:
-        shards: SHARD (n,), the shard of each sample.
-        samples: SAMPLE (n,); rows in the arrays exist. Out: size, and bytes of the image.
+        shards: SHARD (s,), distinct shards.
+        shard_at: int64 (n,), which of them each sample is in.
+        samples: SAMPLE (n,); rows in the arrays exist. Out: size, scale, and bytes of the image.
         stored: properties of the stored samples.
         fits: bool (n,), out: everything is within its array.
     """
     image_edge = np.empty(2, np.int64)
     size = np.empty(4, np.int32)
     for k in range(len(samples)):  # all of them are announced before the first is waited for
-        shard = shards[k]
+        shard = shards[shard_at[k]]
         row = samples[k].array_row
         first = samples[k].first_mask
         stop = samples[k].stop_mask
@@ -89,11 +98,13 @@ def look_up(shards: np.ndarray, samples: np.ndarray, stored: Stored, fits: np.nd
         if stored.with_runs and 0 <= first <= stop <= shard.masks:
             read_ahead_map(shard.run_offset + 8 * first, 8 * (stop + 1 - first))
     for k in range(len(samples)):
-        shard = shards[k]
+        shard = shards[shard_at[k]]
         sample = samples[k]
         row = sample.array_row
         first = sample.first_mask
         stop = sample.stop_mask
+        sample.scale[0] = 1
+        sample.scale[1] = 1
         fits[k] = False
         if not 0 <= first <= stop <= shard.masks:
             continue
@@ -107,6 +118,9 @@ def look_up(shards: np.ndarray, samples: np.ndarray, stored: Stored, fits: np.nd
             width = int(size[3])
             if size.min() < 1 or max(height, width) > stored.side:
                 continue
+            if stored.scaled:
+                sample.scale[0] = size[3] / size[1]
+                sample.scale[1] = size[2] / size[0]
         if not stored.with_images:
             sample.image_begin = 0
             sample.image_bytes = 0
@@ -175,19 +189,23 @@ def _find_items(span: Any, offsets: int, row: int, items: int, edges: np.ndarray
 
 
 @njit
-def find_runs(shards: np.ndarray, samples: np.ndarray, masks: np.ndarray) -> None:
+def find_runs(
+    shards: np.ndarray, shard_at: np.ndarray, samples: np.ndarray, masks: np.ndarray
+) -> None:
     """Find the runs of the kept masks of samples: rows of run_ends; -1 if they are out of order.
 
     Args:
-        shards: SHARD (n,), the shard of each sample.
+        shards: SHARD (s,), distinct shards.
+        shard_at: int64 (n,), which of them each sample is in.
         samples: SAMPLE (n,).
         masks: MASK (T,); rows are in the shards. Out: begin and end.
     """
     edges = np.empty(2, np.int64)
     for k in range(len(samples)):
+        shard = shards[shard_at[k]]
         for n in range(samples[k].kept_begin, samples[k].kept_end):
             mask = masks[n]
-            _find_items(mask, shards[k].run_offset, mask.row, shards[k].runs, edges)
+            _find_items(mask, shard.run_offset, mask.row, shard.runs, edges)
 
 
 @njit
@@ -197,9 +215,9 @@ def find_spans(
     """Find the items of ragged rows; -1 if the offsets of a row are out of order.
 
     Args:
-        sides: SIDE (n, f), the features of the shard of each sample.
-        owner: int64 (q,), the sample of each row.
-        rows: int64 (q,), rows in the features of its shard, which exist.
+        sides: SIDE (s, f), the features of distinct shards.
+        owner: int64 (q,), which of the shards each row is in.
+        rows: int64 (q,), rows in the features of that shard, which exist.
         numbers: int64 (a,), which of the features.
         spans: SPAN (q, a). Out: begin and end.
     """
@@ -261,15 +279,16 @@ class FeatureLookUp:
                 np.zeros(of_samples, np.uint8),
                 np.zeros(of_masks, np.uint8),
             )
-        sides = np.zeros((len(samples), self._count), SIDE)
-        if len(shards):
-            sides = np.stack([shard.sides for shard in shards])[shard_at]
-        owner = np.arange(len(samples))
-        mask_owner = np.repeat(owner, samples["kept_end"] - samples["kept_begin"])
-        _announce_offsets(sides, samples, self._ragged["mask"])
+        sides = np.zeros((len(shards), self._count), SIDE)
+        for of_shard, shard in zip(sides, shards, strict=True):
+            of_shard[:] = shard.sides
         sample_rows = np.ascontiguousarray(samples["array_row"])
+        sample_spans, sample_present = self._of_axis("sample", sides, shard_at, sample_rows)
+        mask_owner = shard_at[:0]
+        if len(masks):
+            mask_owner = np.repeat(shard_at, samples["kept_end"] - samples["kept_begin"])
+            _announce_offsets(sides, shard_at, samples, self._ragged["mask"])
         mask_rows = np.ascontiguousarray(masks["row"])
-        sample_spans, sample_present = self._of_axis("sample", sides, owner, sample_rows)
         mask_spans, mask_present = self._of_axis("mask", sides, mask_owner, mask_rows)
         return sample_spans, mask_spans, sample_present, mask_present
 
@@ -298,7 +317,9 @@ def _numbers(features: Sequence[BatchFeature], axis: str, attribute: str) -> np.
 
 
 @njit
-def _announce_offsets(sides: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> None:
+def _announce_offsets(
+    sides: np.ndarray, shard_at: np.ndarray, samples: np.ndarray, numbers: np.ndarray
+) -> None:
     """Let the system begin to read the offsets of the rows of masks.
 
     Those of samples were read when the shard was opened, and are few.
@@ -307,7 +328,8 @@ def _announce_offsets(sides: np.ndarray, samples: np.ndarray, numbers: np.ndarra
         for a in range(len(numbers)):
             first = samples[k].first_mask
             count = samples[k].stop_mask - first
-            read_ahead_map(sides[k, numbers[a]].offset + 8 * first, 8 * (count + 1))
+            offsets = sides[shard_at[k], numbers[a]].offset
+            read_ahead_map(offsets + 8 * first, 8 * (count + 1))
 
 
 class LookUp:
@@ -318,11 +340,9 @@ class LookUp:
         self._layout = layout
         self._filter = ds.mask_filter
         self._of_masks = spec.chosen.of_masks
-        self._scaled = ds.options.coordinates == "stored" and spec.chosen.of_shards
         self._numbers = [field.array for field in spec.numbers]
         self._fields = number_fields(layout)
         self._features = FeatureLookUp(spec.batch_features)
-        self._large_arrays = len(spec.arrays)
         self._stored = Stored(
             with_sizes=spec.chosen.of_shards,
             with_images=spec.chosen.images,
@@ -330,6 +350,7 @@ class LookUp:
             channels=3 if layout.pixels == "rgb" else 0,
             side=layout.image_size,
             with_runs=spec.reads_runs,
+            scaled=ds.options.coordinates == "stored" and spec.chosen.of_shards,
         )
         # Of a stored canvas of RGB that is cut to that of a class.
         self._row_bytes = 0
@@ -348,8 +369,8 @@ class LookUp:
         """Find samples.
 
         Args:
-            samples: SAMPLE (n,), with the rows of samples and masks in their arrays; the rest of
-                them is filled in.
+            samples: SAMPLE (n,), with the rows of samples and masks in their arrays, and no masks
+                kept; the rest of them is filled in.
             shards: distinct shards.
             shard_at: int64 (n,), which of them each sample is in.
             epoch: epoch of the batches.
@@ -360,21 +381,32 @@ class LookUp:
         Returns:
             bool (n,), which of the samples fit their arrays; and the tables of these.
         """
-        # Few shards have many of the samples, or each has one: what is taken per shard is repeated.
-        records = np.array([shard.record for shard in shards], SHARD)[shard_at]
+        records = np.array([shard.record for shard in shards], SHARD)
         fits = np.empty(len(samples), np.bool_)
-        look_up(records, samples, self._stored, fits)
+        look_up(records, shard_at, samples, self._stored, fits)
         if canvases is not None:
             self._cut_to_canvases(samples, canvases, fits)
         if not fits.all():
             samples = samples[fits]
-            records = records[fits]
             shard_at = shard_at[fits]
-        if self._scaled:
-            size = samples["size"]
-            samples["scale"] = size[:, [3, 2]] / size[:, [1, 0]]
-        else:
-            samples["scale"] = 1
+        masks = np.empty(0, MASK)
+        if self._of_masks:
+            masks = self._kept(samples, shards, shard_at, epoch, choice)
+        if self._stored.with_runs:
+            find_runs(records, shard_at, samples, masks)
+        numbers = _addresses(shards, self._numbers, shard_at)
+        found = self._features.find(shards, shard_at, samples, masks)
+        return fits, SampleTables(samples, masks, numbers, *found)
+
+    def _kept(
+        self,
+        samples: np.ndarray,
+        shards: Sequence[ShardArrays],
+        shard_at: np.ndarray,
+        epoch: int,
+        choice: MaskChoice,
+    ) -> np.ndarray:
+        """MASK (T,): the masks of samples that are kept, whose places are entered in these."""
         mask_rows, counts = self._passing(samples, shards, shard_at)
         if not choice.keeps_all(counts):
             in_shards = [shards[k] for k in shard_at.tolist()]
@@ -386,16 +418,9 @@ class LookUp:
         samples["kept_end"] = offsets[1:]
         masks = np.empty(len(mask_rows), MASK)
         masks["row"] = mask_rows
-        if self._stored.with_runs:
-            find_runs(records, samples, masks)
-        else:
-            masks["begin"] = mask_rows
-            masks["end"] = mask_rows + 1
-        files = np.zeros((len(samples), self._large_arrays), FILE)
-        files["descriptor"] = NO_FILE
-        numbers = _addresses(shards, self._numbers, shard_at)
-        found = self._features.find(shards, shard_at, samples, masks)
-        return fits, SampleTables(samples, masks, numbers, files, *found)
+        masks["begin"] = mask_rows
+        masks["end"] = mask_rows + 1
+        return masks
 
     def _cut_to_canvases(self, samples: np.ndarray, canvases: np.ndarray, fits: np.ndarray) -> None:
         """Leave out samples that are larger than the canvas of their class: sizes have changed.
@@ -411,12 +436,7 @@ class LookUp:
     def _passing(
         self, samples: np.ndarray, shards: Sequence[ShardArrays], shard_at: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The masks that the samples have: int64 (C,) rows in the arrays, int64 (n,) counts.
-
-        None of which nothing is read.
-        """
-        if not self._of_masks:
-            return np.empty(0, np.int64), np.zeros(len(samples), np.int64)
+        """The masks that the samples have: int64 (C,) rows in the arrays, int64 (n,) counts."""
         first = samples["first_mask"]
         counts = samples["stop_mask"] - first
         mask_rows = expanded(first, offsets_of(counts))
@@ -466,6 +486,8 @@ def _addresses(
         names: names of the arrays.
         shard_at: int64 (n,), which of them each sample is in.
     """
+    if not names:
+        return np.empty((len(shard_at), 0), np.int64)
     of_shards: list[int] = []
     for shard in shards:
         of_shards += [shard.addresses.get(name, 0) for name in names]

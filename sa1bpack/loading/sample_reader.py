@@ -27,6 +27,7 @@ from sa1bpack.loading.batch.tables import (
     Destination,
     ReadState,
     SampleTables,
+    Sources,
 )
 from sa1bpack.loading.stats import Read
 from sa1bpack.paths import naming
@@ -46,7 +47,7 @@ class ShardFiles:
     """The files of a shard and of its features, open as long as this object lives.
 
     Attributes:
-        table: FILE (p,), one for each file, in the order of `tables.SampleTables.files`.
+        table: FILE (p,), one for each file, as a row of `tables.Sources.files`.
     """
 
     def __init__(self, shard: OpenShard, refs: tuple[ArrayRef, ...], direct: bool):
@@ -170,7 +171,9 @@ class SampleReader:
         )
         self._asking = 0  # calls that ask for each row
 
-    def load(self, tables: SampleTables, dest: Destination, first: int, stop: int) -> Read:
+    def load(
+        self, tables: SampleTables, sources: Sources, dest: Destination, first: int, stop: int
+    ) -> Read:
         """Load samples `first` to `stop` of a batch by `load_samples`.
 
         It is called again with more scratch memory as long as that does not suffice.
@@ -182,7 +185,7 @@ class SampleReader:
         if context is not None:
             self._state = self._state._replace(context=context.value)
         self._state = self._state._replace(asks_all=self._asking > 0)
-        while outcome := load_samples(self._state, tables, dest, first, stop):
+        while outcome := load_samples(self._state, tables, sources, dest, first, stop):
             if outcome < 0:
                 assert context is not None  # which only reads past the page cache use
                 self._context = None

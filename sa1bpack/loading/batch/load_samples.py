@@ -42,7 +42,13 @@ from sa1bpack.disk.page_cache import (
     read_ahead_map,
 )
 from sa1bpack.kernels import external, memcpy, memset, njit, types
-from sa1bpack.loading.batch.put import address_of, put_image, stream_copy, unpack_rows
+from sa1bpack.loading.batch.put import (
+    address_of,
+    announce,
+    put_image,
+    stream_copy,
+    unpack_rows,
+)
 from sa1bpack.loading.batch.tables import (
     ANSWER,
     AS_IT_IS,
@@ -58,6 +64,7 @@ from sa1bpack.loading.batch.tables import (
     Destination,
     ReadState,
     SampleTables,
+    Sources,
 )
 
 # Pieces of one array that are closer than this are read together: a request costs more.
@@ -70,6 +77,9 @@ _FIRST_ASKED = 4
 _ASKED_OF = 8
 _ANSWERS = 64  # files that are remembered in a call; of two with the same place, the later one
 _NEVER = -(1 << 62)  # rows of a file of which one was not in memory
+
+# Pieces in memory are announced to the processor so many before they are copied.
+_PIECES_AHEAD = 2
 
 # pread transfers at most 2 GiB - 4 KiB per call.
 _MOST = 1 << 30
@@ -94,7 +104,12 @@ class _DirectReads(NamedTuple):
 
 @njit
 def load_samples(
-    state: ReadState, tables: SampleTables, dest: Destination, first: int, stop: int
+    state: ReadState,
+    tables: SampleTables,
+    sources: Sources,
+    dest: Destination,
+    first: int,
+    stop: int,
 ) -> int:
     """Load samples `first` to `stop` of a batch.
 
@@ -107,7 +122,7 @@ def load_samples(
             _announce_numbers(tables, dest, k)
     pieces = _list_pieces(tables, dest, first, stop)
     reads = _DirectReads(np.empty(len(pieces), REQUEST), np.empty(len(pieces), np.int64))
-    request_count, scratch_bytes = _choose_readers(state, tables, dest, pieces, reads)
+    request_count, scratch_bytes = _choose_readers(state, tables, sources, dest, pieces, reads)
     if scratch_bytes > len(state.scratch):
         return scratch_bytes
     usage = np.zeros(18, np.uint64)
@@ -126,6 +141,7 @@ def load_samples(
     state.counts[0].nanoseconds = _nanoseconds() - begin
     for n in range(len(pieces)):
         piece = pieces[n]
+        _announce_later(pieces, n + _PIECES_AHEAD)
         failed = dest.status[piece.sample, piece.array]
         if failed == 0 and piece.file != IN_MEMORY:
             failed = read_bytes(piece.file, piece.offset, piece.length, piece.source)
@@ -271,6 +287,7 @@ def _listed(tables: SampleTables, array: np.record, k: int, n: int) -> Any:
 def _choose_readers(
     state: ReadState,
     tables: SampleTables,
+    sources: Sources,
     dest: Destination,
     pieces: np.ndarray,
     reads: _DirectReads,
@@ -301,7 +318,7 @@ def _choose_readers(
     while start < len(pieces):
         k = pieces[start].sample
         c = pieces[start].array
-        file = tables.files[k, c]
+        file = sources.files[sources.rows[k], c]
         length = 0
         file_end = 0  # of the pieces of this array
         stop = start
@@ -517,6 +534,13 @@ def read_bytes(file: int, position: int, count: int, target: int) -> int:
             if code != EINTR:  # a signal came before any byte did
                 return code
     return 0
+
+
+@njit
+def _announce_later(pieces: np.ndarray, n: int) -> None:
+    """Have the beginning of piece n read, if there is one, and it is in memory."""
+    if n < len(pieces) and pieces[n].file == IN_MEMORY:
+        announce(pieces[n].source, pieces[n].length)
 
 
 @njit

@@ -144,7 +144,6 @@ class SampleTables(NamedTuple):
         samples: SAMPLE (n,).
         masks: MASK (T,).
         numbers: int64 (n, f), addresses of the arrays of numbers per mask.
-        files: FILE (n, p).
         sample_spans: SPAN (n, a).
         mask_spans: SPAN (T, b).
         sample_present: uint8 (n, c), 0 for rows that are missing.
@@ -154,11 +153,22 @@ class SampleTables(NamedTuple):
     samples: np.ndarray
     masks: np.ndarray
     numbers: np.ndarray
-    files: np.ndarray
     sample_spans: np.ndarray
     mask_spans: np.ndarray
     sample_present: np.ndarray
     mask_present: np.ndarray
+
+
+class Sources(NamedTuple):
+    """Where the large arrays of samples are read from: open files of shards, or memory.
+
+    Attributes:
+        files: FILE (s, p).
+        rows: int64 (n,), which row of these each sample of the batch has.
+    """
+
+    files: np.ndarray
+    rows: np.ndarray
 
 
 class Destination(NamedTuple):

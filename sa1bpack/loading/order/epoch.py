@@ -11,8 +11,12 @@ from sa1bpack.indices import SampleClass
 from sa1bpack.loading.order.buckets import Buckets
 from sa1bpack.loading.order.orders import BUCKETS, LEFT_OVER, Key, permutation
 from sa1bpack.loading.order.rules import RANKS, BatchRules
+from sa1bpack.user_code import is_of_user
 
 STATE_VERSION = 1
+
+# Batches whose samples the order is asked for together.
+_TAKEN_TOGETHER = 16
 
 
 class Position(NamedTuple):
@@ -183,7 +187,49 @@ class EpochBatches:
         return self._count
 
     def __iter__(self) -> Iterator[OrderedBatch]:
-        return (self[k] for k in range(len(self)))
+        plain = self._plain_batches()
+        for first in range(0, plain, _TAKEN_TOGETHER):
+            yield from self._taken_together(first, min(first + _TAKEN_TOGETHER, plain))
+        for k in range(plain, len(self)):
+            yield self[k]
+
+    def _plain_batches(self) -> int:
+        """How many of the first batches are full, and have each sample of some positions once."""
+        rules = self.rules
+        order = rules.order
+        if rules.buckets is not None or order.arranges or is_of_user(order):
+            return 0
+        if order.repeats or order.copies is not None or not rules.cut.sizes.constant:
+            return 0
+        return self._full
+
+    def _taken_together(self, first: int, stop: int) -> Iterator[OrderedBatch]:
+        """Batches `first` to `stop`, of `_plain_batches`, as `self[k]` makes each.
+
+        The order is asked once for all of them: most of what one takes is not for its samples.
+        """
+        rules = self.rules
+        ranks = rules.world_size
+        begin, end = self._span(self.first + first)
+        size = end - begin
+        low = size * rules.rank // ranks
+        high = size * (rules.rank + 1) // ranks
+        indices = rules.order.take(self.epoch, begin, begin + (stop - first) * size)
+        step = rules.cut.first_step(self.epoch) + self.first
+        repeated = np.zeros(high - low, bool) if rules.pad_last else None
+        after = [Position(self.epoch, begin + (k + 1) * size) for k in range(stop - first)]
+        if stop == len(self):
+            after[-1] = self.position_after(stop)
+        for k in range(first, stop):
+            start = (k - first) * size
+            yield OrderedBatch(
+                epoch=self.epoch,
+                number=self.first + k,
+                step=step + k,
+                indices=indices[start + low : start + high],
+                after=after[k - first],
+                repeated=repeated,
+            )
 
     def __getitem__(self, k: int) -> OrderedBatch:
         """Batch k, counted from `start`, with the samples of this rank.

@@ -43,7 +43,7 @@ def context():
 
 @pytest.fixture(scope="module")
 def opened(paths):
-    """opened[how]: FILE (2,), what `SampleTables.files` says of the two files.
+    """opened[how]: FILE (2,), what `Sources.files` says of the two files.
 
     "past": opened past the page cache, "through": not; "memory": in memory. In place of memory maps
     there are copies of the files: pages that are mapped cannot be dropped.
@@ -126,7 +126,6 @@ class Batch:
             samples=self.samples,
             masks=self.chosen,
             numbers=numbers,
-            files=self.files,
             sample_spans=np.zeros((self.count, 0), tables.SPAN),
             mask_spans=np.zeros((len(self.chosen), 0), tables.SPAN),
             sample_present=np.zeros((self.count, 0), np.uint8),
@@ -134,7 +133,8 @@ class Batch:
         )
         state = tables.ReadState(context, asks_all, aligned(scratch), self.counts)
         stop = self.count if stop is None else stop
-        return load_samples(state, samples, dest, first, stop)
+        sources = tables.Sources(self.files, np.arange(self.count))
+        return load_samples(state, samples, sources, dest, first, stop)
 
     def image(self, k: int) -> bytes:
         return self.buffer[k * self.image_bytes :][: self.samples["image_bytes"][k]].tobytes()
