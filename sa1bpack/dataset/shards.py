@@ -47,8 +47,8 @@ _LENGTHS = ("masks", "runs", "image_bytes")
 _ADDRESSES = ("size", "image_offset", "run_offset")
 SHARD = np.dtype([(name, np.int64) for name in (*_LENGTHS, *_ADDRESSES)])
 
-# What it finds of a shard by the index of its pack: first row in the pack, or in all packs together,
-# addresses of the image id of that row and of the offset of its masks, and that offset.
+# What it finds of a shard by the index of its pack: first row in the pack, or in all packs
+# together, addresses of the image id of that row and of the offset of its masks, and that offset.
 INDEXED = np.dtype(
     [(name, np.int64) for name in ("first_row", "image_id", "mask_offset", "first_mask")]
 )

@@ -36,7 +36,7 @@ from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.files import is_shortage, missing
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.manifest import REMAKE
-from sa1bpack.loading.batch.feature_arrays import BatchFeature
+from sa1bpack.loading.batch.feature_arrays import BatchFeature, mask_positions
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import BatchCounts, BatchPlaces, BatchSpec
@@ -63,7 +63,7 @@ _IMAGE_AND_BITS = ("image", "mask_bits")
 
 # Samples that a thread loads together: this many, and more of small ones, up to so many bytes.
 OPEN_SAMPLES = 8
-_BYTES_TOGETHER = 8 << 20
+_BYTES_TOGETHER = 24 << 20
 _MOST_TOGETHER = 4096
 
 # Files that a thread holds open at once, if that is enough for OPEN_SAMPLES of as many shards.
@@ -164,26 +164,28 @@ class LocatedBatch:
             np.cumsum(_lengths(tables.masks), out=self.run_offset[1:])
         self._image = spec.image_of(ordered.sample_class)
         self._texts: dict[str, list[str]] = {}
+        self._lengths: dict[str, np.ndarray] = {}  # of features with ragged rows
         self.places = self._placed()
         self._failed: dict[int, Exception] = {}
 
     def _placed(self) -> BatchPlaces:
         """The places of the arrays; items of ragged rows, and texts, are given theirs."""
         tables = self._tables
-        ragged = [feature for feature in self._spec.batch_features if feature.spec.ragged]
-        items = tuple(feature.items(tables) for feature in ragged)
-        for feature, count in zip(ragged, items, strict=True):
-            positions = self._positions(feature)
-            feature.place(tables, positions, count)
+        layout = self._spec.row_layout(len(self), self.capacity, self.total)
+        items = []
+        for feature in self._spec.ragged:
+            lengths = feature.lengths(tables)
+            self._lengths[feature.spec.name] = lengths
+            items.append(feature.place(tables, lengths, layout))
             if feature.spec.text:
-                self._texts[feature.spec.name] = [""] * len(positions)
+                self._texts[feature.spec.name] = [""] * len(lengths)
         counts = BatchCounts(
             samples=len(self),
             capacity=self.capacity,
             total=self.total,
             runs=int(self.run_offset[-1]),
             image=self._image,
-            items=items,
+            items=tuple(items),
         )
         return self._spec.places(counts)
 
@@ -207,21 +209,6 @@ class LocatedBatch:
     def _shard(self, k: int) -> OpenShard:
         """The shard of sample k."""
         return self._shards[int(self._shard_at[k])]
-
-    def _positions(self, feature: BatchFeature) -> np.ndarray:
-        """int64 (rows,): where the rows of a feature are among those of the batch's array."""
-        if not feature.per_mask:
-            return np.arange(len(self))
-        return self._mask_positions(padded=self._spec.mask_layout.padded)
-
-    def _mask_positions(self, padded: bool) -> np.ndarray:
-        """int64 (T,): where the masks are among the rows of arrays, padded or not."""
-        positions = np.arange(self.total)
-        if padded:
-            first = self._tables.samples["kept_begin"]
-            shift = np.arange(len(self)) * self.capacity - first
-            positions += np.repeat(shift, self._counts)
-        return positions
 
     def texts(self, feature: BatchFeature) -> list[Any]:
         """The rows of a feature of text, once all samples are copied.
@@ -287,11 +274,11 @@ class LocatedBatch:
         if "mask_offsets" in regions:
             arrays["mask_offsets"] = np.append(samples["kept_begin"], self.total)
         if "mask_positions" in regions:
-            arrays["mask_positions"] = self._mask_positions(padded=True)
+            arrays["mask_positions"] = mask_positions(self._tables, self.capacity)
         for feature in self._spec.batch_features:
             if feature.has_small_arrays:
-                positions = self._positions(feature)
-                arrays |= feature.small_arrays(self._tables, self.places.layout, positions)
+                lengths = self._lengths.get(feature.spec.name)
+                arrays |= feature.small_arrays(self._tables, lengths, self.places.layout)
         for key, array in arrays.items():
             if key in regions:
                 regions[key].view(buffer)[...] = array
@@ -537,28 +524,32 @@ class LocatedBatch:
         """Make strings of the texts of these samples, which are in the buffer."""
         begin = first
         end = stop
-        owner = np.arange(len(self))
         if feature.per_mask:
             samples = self._tables.samples
             begin = int(samples["kept_begin"][first]) if first < stop else 0
             end = int(samples["kept_end"][stop - 1]) if first < stop else 0
-            owner = np.repeat(owner, self._counts)
         region = self.places.regions[feature.spec.name]
         stored: Any = region.view(self._dest.buffer)
         data = memoryview(stored)
         texts = self._texts[feature.spec.name]
         starts = feature.spans(self._tables)["out"][begin:end].tolist()
-        lengths = feature.lengths(self._tables)[begin:end].tolist()
+        lengths = self._lengths[feature.spec.name][begin:end].tolist()
         row = begin
         for start, length in zip(starts, lengths, strict=True):
             try:
                 texts[row] = str(data[start : start + length], "utf-8")
             except UnicodeDecodeError as error:
-                k = int(owner[row])
+                k = self._owner(feature, row)
                 if not self._dest.status[k].any():  # else it was not read
                     path = self._shard(k).features[feature.number].path
                     self._failed[k] = FormatError(f"{path}: text is not UTF-8 ({error})")
             row += 1
+
+    def _owner(self, feature: BatchFeature, row: int) -> int:
+        """The sample that has a row of a feature."""
+        if not feature.per_mask:
+            return row
+        return int(np.searchsorted(self._tables.samples["kept_end"], row, side="right"))
 
     def _load_arrays(self, first: int, stop: int, reader: SampleReader, sources: Sources) -> Read:
         """`_load` but for texts."""

@@ -182,9 +182,10 @@ class SampleReader:
         """
         begin = time.perf_counter()
         context = self._context
-        if context is not None:
-            self._state = self._state._replace(context=context.value)
-        self._state = self._state._replace(asks_all=self._asking > 0)
+        address = 0 if context is None else context.value
+        asks_all = self._asking > 0
+        if (self._state.context, self._state.asks_all) != (address, asks_all):
+            self._state = self._state._replace(context=address, asks_all=asks_all)
         while outcome := load_samples(self._state, tables, sources, dest, first, stop):
             if outcome < 0:
                 assert context is not None  # which only reads past the page cache use

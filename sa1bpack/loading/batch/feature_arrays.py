@@ -7,6 +7,7 @@ numbers, one row after another, and leave it as strings: they are never sent to 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -91,7 +92,7 @@ class BatchFeature:
             return False
         return self.spec.text or not self.spec.ragged
 
-    @property
+    @cached_property
     def keys(self) -> FeatureKeys:
         """Its keys in a batch."""
         return FeatureKeys.of(self.spec)
@@ -153,55 +154,78 @@ class BatchFeature:
         lengths: np.ndarray = spans["end"] - spans["begin"]
         return lengths
 
-    def items(self, tables: SampleTables) -> int:
-        """As in `entries`, for samples that are located."""
-        lengths = self.lengths(tables)
-        if self.pads_items:
-            return int(lengths.max(initial=0))
-        return int(lengths.sum())
-
-    def place(self, tables: SampleTables, positions: np.ndarray, items: int) -> None:
+    def place(self, tables: SampleTables, lengths: np.ndarray, layout: RowLayout) -> int:
         """Set where the items of each ragged row go.
 
         Args:
             tables: of the samples; out: `out` of the spans.
-            positions: int64 (rows,), numbers of the rows among those of the batch's array.
-            items: as in `entries`.
+            lengths: int64 (rows,), items of its rows.
+            layout: rows of the batch.
+
+        Returns:
+            The items, as in `entries`.
         """
         spans = self.spans(tables)
         if self.pads_items:
-            spans["out"] = positions * items
-        else:
-            spans["out"] = offsets_of(self.lengths(tables))[:-1]
+            items = int(lengths.max(initial=0))
+            spans["out"] = self.positions(tables, layout) * items
+            return items
+        offsets = offsets_of(lengths)
+        spans["out"] = offsets[:-1]
+        return int(offsets[-1])
+
+    def positions(self, tables: SampleTables, layout: RowLayout) -> np.ndarray:
+        """int64 (rows,): where its rows are among those of the batch's array."""
+        if self.per_mask:
+            return mask_positions(tables, layout.capacity if layout.padded else -1)
+        return np.arange(layout.samples)
 
     def small_arrays(
-        self, tables: SampleTables, layout: RowLayout, positions: np.ndarray
+        self, tables: SampleTables, lengths: np.ndarray | None, layout: RowLayout
     ) -> dict[str, np.ndarray]:
         """Its arrays with one number per row: offsets or lengths, and which rows are present.
 
         Args:
             tables: of the samples.
+            lengths: int64 (rows,), items of its rows; None of fixed rows.
             layout: rows of the batch.
-            positions: as in `place`.
         """
         keys = self.keys
-        shape = layout.shape(self.per_mask)
         arrays = {}
-        if self.pads_items:
-            arrays[keys.lengths] = _spread(self.lengths(tables), positions, shape)
-        elif keys.offsets:
-            arrays[keys.offsets] = offsets_of(self.lengths(tables))
+        if lengths is not None:
+            if self.pads_items:
+                arrays[keys.lengths] = self._spread(lengths, tables, layout)
+            elif keys.offsets:
+                arrays[keys.offsets] = offsets_of(lengths)
         if keys.present:
             present = tables.mask_present if self.per_mask else tables.sample_present
-            arrays[keys.present] = _spread(present[:, self.present_at] != 0, positions, shape)
+            flags = present[:, self.present_at] != 0
+            arrays[keys.present] = self._spread(flags, tables, layout)
         return arrays
 
+    def _spread(self, values: np.ndarray, tables: SampleTables, layout: RowLayout) -> np.ndarray:
+        """The values of its rows at their positions in an array, with zeros elsewhere."""
+        shape = layout.shape(self.per_mask)
+        if not (self.per_mask and layout.padded):
+            return values
+        spread = np.zeros(prod(shape), values.dtype)
+        spread[self.positions(tables, layout)] = values
+        return spread.reshape(shape)
 
-def _spread(values: np.ndarray, positions: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The values at their positions in an array of this shape, with zeros elsewhere."""
-    spread = np.zeros(prod(shape), values.dtype)
-    spread[positions] = values
-    return spread.reshape(shape)
+
+def mask_positions(tables: SampleTables, capacity: int) -> np.ndarray:
+    """int64 (T,): where the masks of a batch are among the rows of an array.
+
+    Args:
+        tables: of the samples.
+        capacity: rows per sample of a padded array; -1: all masks follow one another.
+    """
+    positions = np.arange(len(tables.masks))
+    if capacity >= 0:
+        first = tables.samples["kept_begin"]
+        shift = np.arange(len(first)) * capacity - first
+        positions += np.repeat(shift, tables.samples["kept_end"] - first)
+    return positions
 
 
 def batch_features(specs: tuple[SideSpec, ...], padded: bool) -> list[BatchFeature]:

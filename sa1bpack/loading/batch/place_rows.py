@@ -89,7 +89,7 @@ def place_rows(
 
 @njit
 def _shard_of(shards: np.ndarray, row: int) -> int:
-    """The last shard whose first row is not after a row: that has rows, as the next begins later."""
+    """The last shard whose first row is not after a row, so that it has rows."""
     low = 0
     high = len(shards)
     while low < high:

@@ -157,6 +157,7 @@ class BatchSpec:
         relate: relations that are added to the batch; None: none.
         features: features of the dataset.
         batch_features: the same in the batches.
+        ragged: those of them with ragged rows.
         repeats: a sample may come again in an epoch, and batches have `repetitions`.
         marks_repeated: samples may fill up the last batch, and batches have `repeated`.
         numbers: numbers of each mask that the batch has. `load_samples` converts float64 to
@@ -228,6 +229,7 @@ class BatchSpec:
         self.marks_repeated = marks_repeated
         self.numbers = [f for f in number_fields(ds.layout) if f.batch in chosen.numbers]
         self.batch_features = batch_features(ds.spec.features, layout.padded)
+        self.ragged = [feature for feature in self.batch_features if feature.spec.ragged]
         self.arrays = self._large_arrays()
         self.refs = tuple(array.ref for array in self.arrays)
         names = [array.ref.name for array in self.arrays]
@@ -352,7 +354,7 @@ class BatchSpec:
         latest = self._latest
         if latest is not None and latest[0] == counts:
             return latest[1]
-        ragged = [feature.spec.name for feature in self.batch_features if feature.spec.ragged]
+        ragged = [feature.spec.name for feature in self.ragged]
         regions, nbytes = self.regions(
             counts.samples,
             counts.capacity,
