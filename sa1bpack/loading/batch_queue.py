@@ -73,6 +73,23 @@ class SentBatch:
     small: np.ndarray
 
 
+class Changes:
+    """The lock of pools and of their queues, and who waits with it for what.
+
+    Threads wait for work: each piece wakes one of them. Consumers wait for the batch that is next.
+
+    Attributes:
+        lock: the lock. It is reentrant.
+        work: threads wait for something to do.
+        batches: consumers wait for a batch.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.work = threading.Condition(self.lock)
+        self.batches = threading.Condition(self.lock)
+
+
 class BufferPool:
     """Buffers in circulation: free, filled by threads, used by the consumer, free again.
 
@@ -84,8 +101,8 @@ class BufferPool:
     at a time, so the garbage collector may call them at any point.
 
     Attributes:
-        changed: the lock and condition for a free buffer. The queues of epochs wait on it as well,
-            so that a thread that waits for a buffer is also woken when its epoch ends.
+        changes: the lock, which the queues of epochs have as well, and who waits for a free buffer
+            or for other work.
         count: number of buffers that were planned.
         all: buffers that exist.
         free: buffers that can be taken.
@@ -99,7 +116,7 @@ class BufferPool:
         allocate: Callable[..., Buffer],
         count: int,
         threads: int = 1,
-        changed: threading.Condition | None = None,
+        changes: Changes | None = None,
     ):
         """Allocate the buffers.
 
@@ -108,13 +125,13 @@ class BufferPool:
                 least that size.
             count: number of buffers.
             threads: number of threads of an epoch.
-            changed: the lock and condition, which pools may share whose buffers the same threads
-                fill; None: of its own.
+            changes: the lock, which pools share whose buffers the same threads fill; None: of its
+                own.
 
         Raises:
             Whatever `allocate` raises.
         """
-        self.changed = changed or threading.Condition()
+        self.changes = changes or Changes()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
         self.allocate = allocate
         self.count = count
@@ -151,8 +168,8 @@ class BufferPool:
             self.free.appendleft(buffer)
         else:
             self.free.append(buffer)
-        with self.changed:
-            self.changed.notify_all()
+        with self.changes.lock:
+            self.changes.work.notify()
 
     def refill(self) -> None:
         """Replace buffers that were lost, so that an epoch begins with as many as were planned.
@@ -192,11 +209,11 @@ class BufferPool:
                 self.count,
                 size_text(len(added[0].bytes)),
             )
-        with self.changed:
+        with self.changes.lock:
             for buffer in added:
                 self.all.add(buffer)
             self.free.extend(added)
-            self.changed.notify_all()
+            self.changes.work.notify_all()
 
     def close(self) -> None:
         """Drop the buffers. Those of batches in use live as long as the batches."""
@@ -263,7 +280,7 @@ class BatchQueue:
         self.ready = 0
         self.closed = False
         self._pool = pool
-        self._changed = pool.changed
+        self._changes = pool.changes
         self._batches: deque[QueuedBatch] = deque()  # begun, and not taken
         self._ranges: deque[tuple[QueuedBatch, SampleRange]] = deque()  # to be copied
         self._locating: QueuedBatch | None = None
@@ -272,14 +289,15 @@ class BatchQueue:
     def close(self) -> None:
         """End the epoch: every wait ends, no batch is begun, and complete batches are discarded."""
         self.closed = True
-        with self._changed:
+        with self._changes.lock:
             # Not cleared: the consumer may be about to take the first of them.
             discarded = self._batches
             self._batches = deque()
             for batch in discarded:
                 if batch.is_complete:
                     self._discard(batch)
-            self._changed.notify_all()
+            self._changes.work.notify_all()
+            self._changes.batches.notify_all()
 
     def _discard(self, batch: QueuedBatch) -> None:
         """Release what a batch has; the traceback of its error may reference the threads."""
@@ -305,7 +323,11 @@ class BatchQueue:
         A thread that gets a batch to locate must `share` or `complete` it.
         """
         if self._ranges:
-            return self._ranges.popleft()
+            task = self._ranges.popleft()
+            if self.is_done:
+                with self._changes.lock:
+                    self._changes.work.notify_all()  # threads end
+            return task
         if not self._may_begin():
             return None
         batch = QueuedBatch(self._pool.free.popleft())
@@ -331,12 +353,12 @@ class BatchQueue:
 
     def share(self, batch: QueuedBatch, ranges: list[SampleRange]) -> None:
         """Let threads copy a located batch, in ranges. `copied` tells which was the last."""
-        with self._changed:
+        with self._changes.lock:
             batch.ranges_left = len(ranges)
             for samples in ranges:
                 self._ranges.append((batch, samples))
+            self._changes.work.notify(len(ranges) - 1)  # this thread takes one of them
             self._end_locating(batch)
-            self._changed.notify_all()
 
     def _end_locating(self, batch: QueuedBatch) -> None:
         """Let another thread locate the next batch, unless this is the last one of the epoch.
@@ -345,10 +367,14 @@ class BatchQueue:
         """
         self._locating = None
         self._all_begun = batch.located is None or batch.located.ordered.is_last
+        if self._all_begun:
+            self._changes.work.notify_all()  # threads end
+        else:
+            self._changes.work.notify()
 
     def copied(self, batch: QueuedBatch) -> bool:
         """Note that a range of the batch is copied. True for the last one: `complete` the batch."""
-        with self._changed:
+        with self._changes.lock:
             batch.ranges_left -= 1
             return batch.ranges_left == 0
 
@@ -359,7 +385,7 @@ class BatchQueue:
 
         With `free`, its buffer is no longer needed.
         """
-        with self._changed:
+        with self._changes.lock:
             batch.error = error
             batch.is_complete = True
             if self._locating is batch:
@@ -370,7 +396,8 @@ class BatchQueue:
                 self._discard(batch)
             else:
                 self.ready += 1
-            self._changed.notify_all()
+            if self.has_news():
+                self._changes.batches.notify_all()
 
     # -------------------------------------------------------------------------------- consumer
 
@@ -389,15 +416,17 @@ class BatchQueue:
         """
         limit = time.monotonic() + timeout
         while True:
-            with self._changed:
-                self._changed.wait_for(self.has_news, max(0.0, limit - time.monotonic()))
+            with self._changes.lock:
+                if not self.has_news():
+                    wait = max(0.0, limit - time.monotonic())
+                    self._changes.batches.wait_for(self.has_news, wait)
                 if self.closed:
                     return None
                 batches = self._batches
                 if batches and batches[0].is_complete:
                     batch = batches.popleft()
                     self.ready -= 1
-                    self._changed.notify_all()
+                    self._changes.work.notify()
                     if self.closed:  # since the line above: by a signal handler
                         self._discard(batch)
                         return None

@@ -3,8 +3,9 @@
 `open_device` checks the name of one; `ChosenDevice` settles which one it is, and returns it in the
 thread that begins an iteration.
 
-The Loader has one code path for both. Each has two methods: `allocate` makes memory for a buffer,
-`deliver` the batch that the consumer gets, or those that were joined to it. And a CUDA device has
+The Loader has one code path for both. Each has three methods: `allocate` makes memory for a buffer,
+`prepare` what can be made of a batch before it is filled, `deliver` the batch that the consumer
+gets, or those that were joined to it. And a CUDA device has
 four more: `enter_thread`, at the beginning of a reader thread; `wait`, until the last copy out of a
 buffer is done; `stage`, to start sending a filled buffer, without waiting for it; and `send`, which
 does that for one batch.
@@ -26,7 +27,7 @@ from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.display import Batch
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import Living
-from sa1bpack.loading.batch.regions import split_span
+from sa1bpack.loading.batch.regions import Regions, split_span
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch, SentBatch
 from sa1bpack.loading.cuda import CUDA, keep_maps, pinned_memory
@@ -57,27 +58,35 @@ class Host:
         """A buffer of ordinary memory."""
         return Buffer(aligned(nbytes))
 
+    def prepare(self, located: LocatedBatch) -> None:
+        """Make the small tensors, whose memory is filled later.
+
+        Of several batches one after another, that takes a fraction of the time that it takes
+        between the copies of two, which leave nothing in the processor's caches.
+        """
+        places = located.places
+        memory = np.empty(places.small_bytes.stop, np.uint8)
+        located.begin_small(memory)
+        located.prepared = host_views(memory, places.small, located.parts())
+
     def deliver(
         self, batch: QueuedBatch, located: LocatedBatch, spec: BatchSpec, pool: BufferPool
-    ) -> list[Batch]:
+    ) -> list[dict[str, Any]]:
         """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
 
-        The small ones are copies, so keeping the ids of a batch does not keep its pixels.
+        The small ones have memory of their own, so keeping the ids of a batch does not keep its
+        pixels.
 
         Returns:
             The batch, or those that were joined to it, without those that have no samples.
         """
         buffer = batch.filled_buffer()
-        places = located.places
         lent = np.asarray(LentBuffer(buffer, located.nbytes, pool))
-        copied = buffer.bytes[places.small_bytes].copy()
+        parts = located.parts()
+        large = host_views(lent, located.places.large, parts)
         batches = []
-        for begin, end in located.spans():
-            rows = slice(begin, end)
-            if located.is_one:
-                rows = ALL_ROWS
-            views = host_views(lent, places.large, rows) | host_views(copied, places.small, rows)
-            batches.append(Batch(arrange(views, spec, located, rows)))
+        for rows, of_large, of_small in zip(parts, large, located.prepared, strict=True):
+            batches.append(arrange(of_large | of_small, spec, located, rows))
         return batches
 
 
@@ -101,6 +110,9 @@ class CudaDevice:
         """
         CUDA.enter_thread(self._index)
         self._near.enter()
+
+    def prepare(self, located: LocatedBatch) -> None:
+        """Nothing: the small arrays are sent with the large ones, in one buffer."""
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of pinned memory, which is no longer pinned when its last reference goes.
@@ -240,10 +252,16 @@ class CudaDevice:
             if located.is_one:
                 rows = ALL_ROWS
             delivered = Batch(arrange(views, spec, located, rows))
-            copies = partial(host_views, sent.small, small, rows)
+            copies = partial(_copies, sent.small, small, rows)
             delivered.numbers = SentNumbers(delivered, copies)
             batches.append(delivered)
         return batches
+
+
+def _copies(small: np.ndarray, regions: Regions, rows: slice) -> dict[str, torch.Tensor]:
+    """The small tensors of a batch on the host, some rows of each."""
+    [copies] = host_views(small, regions, [rows])
+    return copies
 
 
 def no_memory(device: torch.device, nbytes: int, reason: str) -> LoaderError:

@@ -23,7 +23,7 @@ class LoadedBatch(NamedTuple):
 
     Attributes:
         ordered: which batch it is, and the samples that remained.
-        tensors: its arrays; None if no sample remained.
+        tensors: its arrays, in a dict or a Batch; None if no sample remained.
         errors: errors of dropped samples.
         nbytes: bytes of the batch, see LoadingStats.
         ready: number of batches that were complete when this one was asked for; None if that is not
@@ -51,15 +51,18 @@ def completed(loaded: LoadedBatch, spec: str, says_dropped: bool) -> Batch:
         LoaderError: its device has no memory for that.
     """
     tensors = loaded.tensors
-    batch = batch_class(spec)(
-        unseen(tensors),
-        epoch=loaded.ordered.epoch,
-        batch_idx=loaded.ordered.number,
-        global_step=loaded.ordered.step,
-    )
-    if loaded.ordered.sample_class is not None:
-        batch["sample_class"] = loaded.ordered.sample_class.number
-    batch.numbers = tensors.numbers
+    ordered = loaded.ordered
+    items = {
+        **unseen(tensors),
+        "epoch": ordered.epoch,
+        "batch_idx": ordered.number,
+        "global_step": ordered.step,
+    }
+    if ordered.sample_class is not None:
+        items["sample_class"] = ordered.sample_class.number
+    batch = batch_class(spec)(items)
+    if isinstance(tensors, Batch):
+        batch.numbers = tensors.numbers
     if says_dropped:
         device = unseen(tensors)["indices"].device
         try:

@@ -166,6 +166,7 @@ class Loader(BaseLoader, Threaded):
             # A pipeline uses several cores by itself: more threads were not faster.
             self._pipeline_threads = chosen.pipeline_threads or 1
         self._pool: BufferPool | None = None
+        self._locator: Locator | None = None  # of this process
         self._is_compiled = False  # here: threads that did it would seem to wait for the disk
         self._together = 1  # batches of a buffer of the pool
         self._pid = os.getpid()
@@ -262,20 +263,23 @@ class Loader(BaseLoader, Threaded):
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._pool = None
-        if crew is not None and self._pool is not None and self._pool.changed is not crew.changed:
+        if crew is not None and self._pool is not None and self._pool.changes is not crew.changes:
             self._pool = None
         if self._pool is None:
             plan = self.plan()
-            changed = None if crew is None else crew.changed
+            changes = None if crew is None else crew.changes
             buffers = plan.batches // plan.together
             self._together = plan.together
             self._pool = BufferPool(
-                partial(_allocated, device, plan), buffers, self._threads, changed
+                partial(_allocated, device, plan), buffers, self._threads, changes
             )
         self._pool.refill()
         if crew is None:
-            crew = ReaderCrew(self._threads, self._pool.changed, self._pool.scratch)
-        locator = Locator(self._narrowed, self._spec, self._masks)
+            crew = ReaderCrew(self._threads, self._pool.changes, self._pool.scratch)
+        locator = self._locator
+        if locator is None:
+            locator = Locator(self._narrowed, self._spec, self._masks)
+            self._locator = locator
         counts.reads_known = not self._dataset.options.verify_checksums
         counts.count_store(self._narrowed.pack.fetched)
         locator.prepare(compiles=not self._is_compiled)
@@ -321,7 +325,8 @@ class Loader(BaseLoader, Threaded):
         self._pool = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_pool": None, "_is_compiled": False}
+        state = super().__getstate__()
+        return state | {"_pool": None, "_locator": None, "_is_compiled": False}
 
 
 def _transformed(

@@ -58,6 +58,8 @@ from sa1bpack.masks.arrays import check_image_runs
 
 _Source = TypeVar("_Source", ShardFiles, ShardArrays)
 
+_ALL_ROWS = slice(None)
+
 # Arrays of which a sample's rows are large.
 _IMAGE_AND_BITS = ("image", "mask_bits")
 
@@ -119,6 +121,7 @@ class LocatedBatch:
         capacity: masks per sample in padded arrays.
         run_offset: int64 (T + 1,), where the runs of each mask begin in those of all masks, joined.
         places: where the arrays go in the buffer.
+        prepared: what a device has made of the small arrays before the rest is there.
     """
 
     def __init__(
@@ -166,6 +169,8 @@ class LocatedBatch:
         self._texts: dict[str, list[str]] = {}
         self._lengths: dict[str, np.ndarray] = {}  # of features with ragged rows
         self.places = self._placed()
+        self._small: np.ndarray | None = None
+        self.prepared: Any = None
         self._failed: dict[int, Exception] = {}
 
     def _placed(self) -> BatchPlaces:
@@ -201,6 +206,12 @@ class LocatedBatch:
         """First sample and one past the last of the batches that this is, if they have samples."""
         return [(begin, end) for _, begin, end in self.ordered.spans() if begin < end]
 
+    def parts(self) -> list[slice]:
+        """The rows of each of the batches that this is, if they have samples; all of one alone."""
+        if self.is_one:
+            return [_ALL_ROWS]
+        return [slice(begin, end) for begin, end in self.spans()]
+
     @property
     def nbytes(self) -> int:
         """Bytes of the buffer that the batch takes."""
@@ -230,15 +241,22 @@ class LocatedBatch:
             more = " and more"
         return f"samples with the image ids {ids[:8]}{more}"
 
-    def begin(self, buffer: np.ndarray) -> None:
-        """Begin to fill a buffer, uint8 (n,) of at least `nbytes`.
+    def begin_small(self, memory: np.ndarray) -> None:
+        """Have the small arrays in memory of their own, uint8 (m,), not in the buffer.
 
-        The arrays with one row per sample, and the offsets, are written at once.
+        Those with one row per sample, and the offsets, are written at once.
         """
+        self._small = memory
+        self._begin_small_arrays(memory)
+
+    def begin(self, buffer: np.ndarray) -> None:
+        """Begin to fill a buffer, uint8 (n,) of at least `nbytes`."""
         assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
         spec = self._spec
         places = self.places
-        self._begin_small_arrays(buffer)
+        if self._small is None:
+            self.begin_small(buffer[places.small_bytes])
+        assert self._small is not None
         run_ends = np.empty(0, np.int32)
         if spec.mask_source == "runs":
             run_ends = places.regions["run_ends"].view(buffer)
@@ -246,6 +264,7 @@ class LocatedBatch:
         canvas_height, canvas_width = self._image.canvas
         self._dest = Destination(
             buffer=buffer,
+            small=self._small,
             how=self._image.how,
             canvas_height=canvas_height,
             canvas_width=canvas_width,
@@ -258,8 +277,8 @@ class LocatedBatch:
             status=np.zeros((len(self), len(places.targets)), np.int64),
         )
 
-    def _begin_small_arrays(self, buffer: np.ndarray) -> None:
-        """Write the arrays with one row per sample, and the offsets."""
+    def _begin_small_arrays(self, memory: np.ndarray) -> None:
+        """Write the arrays with one row per sample, and the offsets, to uint8 (m,)."""
         samples = self._tables.samples
         regions = self.places.regions
         arrays = {
@@ -281,7 +300,7 @@ class LocatedBatch:
                 arrays |= feature.small_arrays(self._tables, lengths, self.places.layout)
         for key, array in arrays.items():
             if key in regions:
-                regions[key].view(buffer)[...] = array
+                regions[key].view(memory)[...] = array
 
     # ------------------------------------------------------------------------------------ the copy
 
@@ -314,10 +333,10 @@ class LocatedBatch:
 
     def _stretches(self, first: int, stop: int) -> Iterator[tuple[int, int, bool]]:
         """Samples `first` to `stop` in stretches: first, end, and whether something is fetched."""
-        fetched = np.array([shard.is_fetched for shard in self._shards], bool)
-        if not fetched.any():
+        if not self._ds.pack.sources:
             yield first, stop, False
             return
+        fetched = np.array([shard.is_fetched for shard in self._shards], bool)
         is_fetched = fetched[self._shard_at[first:stop]]
         edges = [0, *(np.flatnonzero(np.diff(is_fetched)) + 1).tolist(), stop - first]
         for start, end in pairwise(edges):
@@ -695,7 +714,7 @@ class LocatedBatch:
         Raises ResourceShortage if the system had no memory for a read.
         """
         status = self._dest.status
-        if not (self._failed or status.any()):
+        if not (self._failed or np.count_nonzero(status)):
             return []
         causes = {k: self._cause(k, status[k]) for k in np.flatnonzero(status.any(1)).tolist()}
         causes |= self._failed

@@ -6,7 +6,6 @@ of one `ReaderCrew` for all sources, and places for the calls of pipelines are s
 """
 
 import os
-import threading
 from collections import deque
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from sa1bpack.display import Batch
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import Ending, when_gone
 from sa1bpack.keywords import checks_options
+from sa1bpack.loading.batch_queue import Changes
 from sa1bpack.loading.iteration import (
     END_SECONDS,
     BaseIteration,
@@ -184,7 +184,7 @@ class Mix(Threaded):
         batches = {name: loader.batches for name, loader in self.loaders.items()}
         self.batches = MixedBatches(mixture, batches, steps, self._has_grown)
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._changes = Changes()
         self._scratch: deque[np.ndarray] = deque(maxlen=self.threads)
         self._counts: MixCounts | None = None
         self._closed = False
@@ -275,11 +275,11 @@ class Mix(Threaded):
             raise LoaderError("this Mix is closed; make a new one")
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._changed = threading.Condition()  # nobody releases the parent's in a fork
+            self._changes = Changes()  # nobody releases the parent's in a fork
         pipelines = [loader.pipeline_threads for loader in self.loaders.values()]
         return ReaderCrew(
             self.threads,
-            self._changed,
+            self._changes,
             self._scratch,
             loaders=len(self.loaders),
             pipeline_slots=Slots(max(1, *pipelines)),
@@ -300,7 +300,7 @@ class Mix(Threaded):
             loader.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        without = {"_changed": None, "_counts": None, "_ending": None}
+        without = {"_changes": None, "_counts": None, "_ending": None}
         return self.__dict__ | without | {"_scratch": deque(maxlen=self.threads), "_pid": 0}
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sa1bpack.loading.batch_queue import BatchQueue, QueuedBatch, SampleRange
+from sa1bpack.loading.batch_queue import BatchQueue, Changes, QueuedBatch, SampleRange
 from sa1bpack.loading.devices import CudaDevice, Host
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.threads import Slots, start_thread
@@ -88,7 +88,7 @@ class ReaderCrew:
     def __init__(
         self,
         budget: int,
-        changed: threading.Condition,
+        changes: Changes,
         scratch: deque[np.ndarray],
         loaders: int | None = None,
         pipeline_slots: Slots | None = None,
@@ -96,13 +96,13 @@ class ReaderCrew:
         """
         Args:
             budget: number of threads that work at a time.
-            changed: condition of the pools of all loaders.
+            changes: lock and conditions of the pools of all loaders.
             scratch: scratch memory of threads that have ended, and later that of these.
             loaders: number of loaders of a mix; None: the threads are those of one epoch.
             pipeline_slots: places for the calls of pipelines of all loaders of a mix at a time.
         """
         self.budget = budget
-        self.changed = changed
+        self.changes = changes
         self.threads: list[threading.Thread] = []
         self.is_shared = loaders is not None
         self.pipeline_slots = pipeline_slots
@@ -123,10 +123,10 @@ class ReaderCrew:
 
     def serve(self, epoch: EpochWork) -> None:
         """Work at the batches of an epoch."""
-        with self.changed:
+        with self.changes.lock:
             self._epochs = [*self._epochs, epoch]
             self._serves = True
-            self.changed.notify_all()
+            self.changes.work.notify_all()
 
     # ------------------------------------------------------------------------------- in the threads
 
@@ -144,8 +144,8 @@ class ReaderCrew:
 
     def _next(self) -> tuple[EpochWork, QueuedBatch, SampleRange | None] | None:
         """The next task of a thread; None: there will be none."""
-        with self.changed:
-            while not self.changed.wait_for(self._has_news, _IDLE_SECONDS):
+        with self.changes.lock:
+            while not self.changes.work.wait_for(self._has_news, _IDLE_SECONDS):
                 pass
             epoch = self._chosen
             self._chosen = None
@@ -189,12 +189,12 @@ class ReaderCrew:
 
     def _finished(self, epoch: EpochWork) -> None:
         """Note that a thread has done a task of an epoch."""
-        with self.changed:
+        with self.changes.lock:
             self._busy[epoch] -= 1
             if self._busy[epoch] > 0:
                 return
             del self._busy[epoch]
-            self.changed.notify_all()  # threads may wait for the number of those at work
+            self.changes.work.notify_all()  # threads may wait for the number of those at work
         with self._left:
             self._left.notify_all()
 
@@ -202,7 +202,7 @@ class ReaderCrew:
 
     def at_other_work(self, epoch: EpochWork) -> int:
         """Number of threads that work at other epochs than this."""
-        with self.changed:
+        with self.changes.lock:
             return self._busy.total() - self._busy[epoch]
 
     def leave(self, epoch: EpochWork, limit: float) -> None:
@@ -214,8 +214,8 @@ class ReaderCrew:
         """
         if not self.is_shared:
             self._over = True
-            with self.changed:
-                self.changed.notify_all()
+            with self.changes.lock:
+                self.changes.work.notify_all()
             self._join(limit)
             return
 
@@ -236,8 +236,8 @@ class ReaderCrew:
         self._over = True
         for epoch in self._epochs:
             epoch.queue.close()  # what is shared out is still worked off
-        with self.changed:
-            self.changed.notify_all()
+        with self.changes.lock:
+            self.changes.work.notify_all()
         self._join(time.monotonic() + wait)
 
     def _join(self, limit: float) -> None:

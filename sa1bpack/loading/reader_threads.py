@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.display import Batch
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.finalizers import Ending, before_release
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch, SampleRange
@@ -236,7 +236,7 @@ class ReaderThreads:
         most = -(-most // self._together) * self._together
         self._locate_next = min(2 * self._locate_next, most)
         joined_batches = self._joined(batches)
-        results = self._locator.locate(joined_batches)
+        results = self._located_together(joined_batches)
         if self._rows is not None:
             for _, dropped in results:
                 for _, error in dropped:
@@ -244,9 +244,19 @@ class ReaderThreads:
         for ordered, (located, dropped) in zip(joined_batches, results, strict=True):
             if dropped and ordered.parts and not self._drops:
                 # One by one: the batches before the one with the error are complete.
-                self._located.extend(self._locator.locate(ordered.parts))
+                self._located.extend(self._located_together(ordered.parts))
             else:
                 self._located.append((located, dropped))
+
+    def _located_together(
+        self, batches: Sequence[OrderedBatch]
+    ) -> list[tuple[LocatedBatch, Dropped]]:
+        """The batches, located and prepared."""
+        results = self._locator.locate(batches)
+        for located, _ in results:
+            if len(located):
+                self._device.prepare(located)
+        return results
 
     def _waited_for_rows(self, seconds: float) -> None:
         """Note that one of the threads waited for rows: that is a part of the time of all."""
@@ -308,7 +318,7 @@ class ReaderThreads:
         failed = [position for position, _ in errors]
         failures = [(number_at(located.ordered, k), error) for k, error in errors]
         rest = np.delete(np.arange(len(located)), failed)
-        [(remaining, missing)] = self._locator.locate([located.ordered.take(rest)])
+        [(remaining, missing)] = self._located_together([located.ordered.take(rest)])
         batch.located = remaining
         batch.dropped = [*batch.dropped, *failures, *missing]
         remaining.begin(batch.filled_buffer().bytes)
@@ -355,7 +365,7 @@ class ReaderThreads:
     def _loaded(self, batch: QueuedBatch, ready: int) -> list[LoadedBatch | BaseException]:
         """A batch, or those that were joined to it, and perhaps an error in the place of one."""
         located = batch.located_samples()
-        tensors: list[Batch] = []
+        tensors: Sequence[dict[str, Any]] = []
         if len(located):
             begin = self._counts.clock()
             tensors = self._device.deliver(batch, located, self._locator.spec, self._pool)

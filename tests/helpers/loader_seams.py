@@ -55,9 +55,9 @@ def after_reads(monkeypatch, call: Callable[..., object]) -> None:
     """A thread that has read samples calls this with them, the destination, first and last."""
     load = sample_reader.SampleReader.load
 
-    def loaded(reader, *arguments):
-        found = load(reader, *arguments)
-        call(*arguments)
+    def loaded(reader, tables, sources, dest, first, stop):
+        found = load(reader, tables, sources, dest, first, stop)
+        call(tables, dest, first, stop)
         return found
 
     monkeypatch.setattr(sample_reader.SampleReader, "load", loaded)

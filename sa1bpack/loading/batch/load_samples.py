@@ -221,7 +221,7 @@ def _list_array(
         start = sample.kept_begin
         stop = sample.kept_end
         out_row = start if array.capacity < 0 else k * array.capacity
-    region = address_of(dest.buffer) + array.start
+    region = _region(dest, array)
     before = count
     for n in range(start, stop):
         begin, end = _span(tables, sample, array, k, n)
@@ -245,6 +245,14 @@ def _list_array(
         piece.target = target
         count += 1
     return count
+
+
+@njit
+def _region(dest: Destination, array: np.record) -> int:
+    """The address of an array in the buffer, or among the small arrays."""
+    if array.is_small:
+        return address_of(dest.small) + array.start
+    return address_of(dest.buffer) + array.start
 
 
 @njit
@@ -599,7 +607,7 @@ def _copy_numbers(tables: SampleTables, dest: Destination, k: int) -> None:
     """The numbers of the masks of sample k, float64 as float32; zero after them if padded."""
     sample = tables.samples[k]
     masks = tables.masks[sample.kept_begin : sample.kept_end]
-    buffer = dest.buffer
+    small = dest.small
     out_row = sample.kept_begin if dest.capacity < 0 else k * dest.capacity
     for f in range(len(dest.numbers)):
         number = dest.numbers[f]
@@ -611,7 +619,7 @@ def _copy_numbers(tables: SampleTables, dest: Destination, k: int) -> None:
         if number.is_float:
             values = np.empty((len(masks), columns), np.float64)
             _gather_rows(source, masks, 8 * columns, address_of(values))
-            out = buffer[start:end].view(np.float32)
+            out = small[start:end].view(np.float32)
             for n in range(len(masks)):
                 for c in range(columns):
                     value = values[n, c]
@@ -619,9 +627,9 @@ def _copy_numbers(tables: SampleTables, dest: Destination, k: int) -> None:
                         value *= sample.scale[c % 2]
                     out[n * columns + c] = value
         else:
-            _gather_rows(source, masks, width, address_of(buffer) + start)
+            _gather_rows(source, masks, width, address_of(small) + start)
         if dest.capacity > len(masks):
-            address = address_of(buffer) + end
+            address = address_of(small) + end
             memset(address, 0, (dest.capacity - len(masks)) * width)
 
 
@@ -641,7 +649,7 @@ def _clear_padding(tables: SampleTables, dest: Destination, k: int) -> None:
     masks = sample.kept_end - sample.kept_begin
     for c in range(len(dest.arrays)):
         array = dest.arrays[c]
-        region = address_of(dest.buffer) + array.start
+        region = _region(dest, array)
         row_bytes = array.out_bytes
         if array.row_items >= 0:
             row_bytes = array.row_items * array.out_bytes

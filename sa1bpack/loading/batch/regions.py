@@ -75,6 +75,10 @@ class LargeArray:
     def target(self, regions: Regions, capacity: int) -> Target:
         """Where it goes in a batch with these regions and masks per sample in padded arrays."""
         row_items = -1
+        is_small = False
+        if self.key:
+            region = regions[self.key]
+            is_small = not (region.large or region.stays)
         if self.pads_items:
             row_items = regions[self.key].shape[2 if self.per_mask else 1]
         return Target(
@@ -87,6 +91,7 @@ class LargeArray:
             capacity=capacity if self.padded else -1,
             spans_at=self.spans_at,
             row_items=row_items,
+            is_small=is_small,
         )
 
 

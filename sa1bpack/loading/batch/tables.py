@@ -75,6 +75,7 @@ class Target(NamedTuple):
         capacity: rows per sample if it is padded; -1: it is concatenated.
         spans_at: number of its spans among those of its axis; -1: it has no LISTED_SPANS.
         row_items: items of each ragged row if they are padded; -1: they are not.
+        is_small: the region is among the small ones.
     """
 
     start: int
@@ -86,6 +87,7 @@ class Target(NamedTuple):
     capacity: int = -1
     spans_at: int = -1
     row_items: int = -1
+    is_small: bool = False
 
 
 TARGET = np.dtype(_integers(*Target._fields))
@@ -176,6 +178,7 @@ class Destination(NamedTuple):
 
     Attributes:
         buffer: uint8 (n,).
+        small: uint8 (m,), which has the small arrays in place of the buffer; or its beginning.
         how: treatment of images, see `put.put_image`.
         canvas_height, canvas_width: sides of a canvas in pixels.
         stored_side: side of a stored canvas in pixels; 0 if images have none.
@@ -189,6 +192,7 @@ class Destination(NamedTuple):
     """
 
     buffer: np.ndarray
+    small: np.ndarray
     how: int
     canvas_height: int
     canvas_width: int

@@ -110,6 +110,7 @@ class Batch:
         width = self.mask_bytes // 4 if self.kind == tables.RUNS else 0
         dest = tables.Destination(
             buffer=self.buffer,
+            small=self.buffer,
             how=0,
             canvas_height=8,
             canvas_width=8,
