@@ -75,7 +75,7 @@ def test_a_signal_handler_may_close_the_queue_while_a_batch_is_taken(
     queue, pool, monkeypatch, moment
 ):
     finish(queue, begin(queue))
-    owner, name = (queue, "has_news") if moment == "it waits" else (pool.changed, "notify_all")
+    owner, name = (queue, "has_news") if moment == "it waits" else (pool.changes.work, "notify")
     call = getattr(owner, name)
 
     def interrupted():
