@@ -6,7 +6,7 @@ import numpy as np
 def offsets_of(counts: np.ndarray) -> np.ndarray:
     """int64 (n,) counts as int64 (n + 1,) offsets from 0."""
     offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
+    counts.cumsum(out=offsets[1:])
     return offsets
 
 

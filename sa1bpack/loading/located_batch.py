@@ -111,6 +111,18 @@ def sample_error(pack: Pack, sample: np.void, cause: Exception) -> ReadError:
     return error
 
 
+class OpenedFiles:
+    """The open files of a few shards, for the batches that are located together.
+
+    Attributes:
+        by_mode: read past the page cache, or through it → the files of all of the shards, and FILE
+            (s, p), a row for each.
+    """
+
+    def __init__(self) -> None:
+        self.by_mode: dict[bool, tuple[list[ShardFiles], np.ndarray]] = {}
+
+
 class LocatedBatch:
     """One batch to be copied.
 
@@ -133,6 +145,7 @@ class LocatedBatch:
         look_up: LookUp,
         shards: list[OpenShard],
         shard_at: np.ndarray,
+        opened: "OpenedFiles",
         tables: SampleTables,
         choice: MaskChoice,
     ):
@@ -144,6 +157,7 @@ class LocatedBatch:
             look_up: finds samples in the copies that are checked.
             shards: distinct shards, which batches that are located together share.
             shard_at: int64 (n,), which of them each sample is in.
+            opened: the files of all of these, which such batches share as well.
             tables: where the arrays of the samples are.
             choice: which masks are kept.
         """
@@ -153,6 +167,7 @@ class LocatedBatch:
         self._look_up = look_up
         self._shards = shards
         self._shard_at = shard_at
+        self._opened_files = opened
         self._tables = tables
         self._choice = choice
         samples = tables.samples
@@ -459,8 +474,12 @@ class LocatedBatch:
         together = max(OPEN_SAMPLES, _BYTES_TOGETHER * len(self) // max(self.nbytes, 1))
         end = min(start + together, start + _MOST_TOGETHER, stop)
         most_shards = max(_OPEN_FILES // max(len(refs), 1), OPEN_SAMPLES)
+        known = self._opened_files.by_mode.get(direct)
+        if known is not None:
+            opened, rows = known
+            return end, opened, Sources(rows, self._shard_at)
         numbers: Sequence[int] = range(len(self._shards))
-        if len(numbers) > 1 and (end - start < len(self) or len(numbers) > most_shards):
+        if len(numbers) > most_shards:
             numbers, end = self._first_shards(start, end, most_shards)
         rows = np.zeros((len(self._shards), len(refs)), FILE)
         rows["descriptor"] = NO_FILE
@@ -474,6 +493,8 @@ class LocatedBatch:
             if files is not None:
                 opened.append(files)
                 rows[number] = files.table
+        if len(opened) == len(self._shards):
+            self._opened_files.by_mode[direct] = opened, rows
         return end, opened, Sources(rows, self._shard_at)
 
     def _first_shards(self, start: int, end: int, most: int) -> tuple[list[int], int]:

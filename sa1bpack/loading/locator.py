@@ -22,7 +22,12 @@ from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.place_rows import RowPlaces
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import SAMPLE, SampleTables
-from sa1bpack.loading.located_batch import LocatedBatch, canvases_of, sample_error
+from sa1bpack.loading.located_batch import (
+    LocatedBatch,
+    OpenedFiles,
+    canvases_of,
+    sample_error,
+)
 from sa1bpack.loading.look_up import LookUp
 from sa1bpack.loading.order.epoch import OrderedBatch, Position, number_at
 
@@ -98,6 +103,7 @@ class Locator:
             positions = positions[fits]
             shard_at = shard_at[fits]
         located_batches = []
+        opened_files = OpenedFiles()
         start = 0
         for batch in batches:
             end = start + len(batch.indices)
@@ -114,6 +120,7 @@ class Locator:
                 look_up=self._look_up,
                 shards=shards,
                 shard_at=shard_at[first:stop],
+                opened=opened_files,
                 tables=_cut(tables, first, stop),
                 choice=choice,
             )

@@ -93,6 +93,11 @@ class BatchFeature:
         return self.spec.text or not self.spec.ragged
 
     @cached_property
+    def stored(self) -> np.dtype:
+        """The dtype of its elements."""
+        return self.spec.stored
+
+    @cached_property
     def keys(self) -> FeatureKeys:
         """Its keys in a batch."""
         return FeatureKeys.of(self.spec)
@@ -123,16 +128,16 @@ class BatchFeature:
         keys = self.keys
         rows = layout.shape(self.per_mask)
         if spec.text:
-            yield Entry(keys.rows, (items,), spec.stored, stays=True)
+            yield Entry(keys.rows, (items,), self.stored, stays=True)
         elif not spec.ragged:
             large = spec.row_bytes >= _LARGE_ROW
-            yield Entry(keys.rows, rows + spec.stored_shape, spec.stored, large)
+            yield Entry(keys.rows, rows + spec.stored_shape, self.stored, large)
         else:
             shape = (*rows, items) if self.padded else (items,)
             shape += spec.stored_shape
-            nbytes = prod(shape) * spec.stored.itemsize
+            nbytes = prod(shape) * self.stored.itemsize
             large = nbytes >= BLOCK * max(prod(rows), 1)
-            yield Entry(keys.rows, shape, spec.stored, large)
+            yield Entry(keys.rows, shape, self.stored, large)
             if self.padded:
                 yield Entry(keys.lengths, rows, _INT64)
             else:

@@ -238,6 +238,7 @@ class BatchSpec:
             self.masks_at = names.index("run_ends" if self.reads_runs else "mask_bits")
         # Those of the latest batch: most batches without masks have the same.
         self._latest: tuple[BatchCounts, BatchPlaces] | None = None
+        self._latest_entries: tuple[int, ImageSpec, tuple[Entry, ...]] | None = None
 
     @property
     def as_bool(self) -> bool:
@@ -383,6 +384,9 @@ class BatchSpec:
 
     def _sample_entries(self, samples: int, image: ImageSpec) -> list[Entry]:
         """The arrays with one row per sample, but for features and counts of masks."""
+        latest = self._latest_entries
+        if latest is not None and latest[:2] == (samples, image):
+            return [*latest[2]]
         entries: list[Entry] = []
         if self.chosen.images:
             entries.append(Entry("images", (samples, *image.shape), _UINT8, True))
@@ -395,6 +399,7 @@ class BatchSpec:
             entries.append(Entry("repetitions", (samples,), _INT64, False))
         if self.marks_repeated:
             entries.append(Entry("repeated", (samples,), _BOOL, False))
+        self._latest_entries = samples, image, tuple(entries)
         return entries
 
     def _mask_entries(
