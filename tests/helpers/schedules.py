@@ -57,7 +57,7 @@ class Schedule:
             Thread=lambda **options: _Thread(self, **options),
             Lock=lambda: _Lock(self),
             RLock=lambda: _Lock(self),
-            Condition=lambda: _Condition(self),
+            Condition=lambda lock=None: _Condition(self, lock),
             current_thread=lambda: getattr(self._own, "thread", None) or threading.current_thread(),
             get_ident=threading.get_ident,
         )
@@ -216,33 +216,44 @@ class _Lock:
             self._owner = None
 
 
-class _Condition(_Lock):
-    """threading.Condition, whose lock is reentrant."""
+class _Condition:
+    """threading.Condition, whose lock is reentrant, and may be that of others."""
 
-    def __init__(self, schedule: Schedule):
-        super().__init__(schedule)
+    def __init__(self, schedule: Schedule, lock: _Lock | None):
+        self._schedule = schedule
+        self._lock = lock or _Lock(schedule)
         self._waiting: list[object] = []
 
+    def __enter__(self):
+        return self._lock.__enter__()
+
+    def __exit__(self, *error) -> None:
+        self._lock.__exit__(*error)
+
+    def notify(self, n: int = 1) -> None:
+        assert self._lock._owner is self._schedule.task, "notify without the lock"
+        del self._waiting[:n]
+
     def notify_all(self) -> None:
-        assert self._owner is self._schedule.task, "notify_all without the lock"
-        self._waiting.clear()
+        self.notify(len(self._waiting))
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        assert self._owner is self._schedule.task, "wait_for without the lock"
+        lock = self._lock
+        assert lock._owner is self._schedule.task, "wait_for without the lock"
         limit = None if timeout is None else self._schedule.now + timeout
         while not predicate():
             if limit is not None and self._schedule.now >= limit:
                 self._schedule.expired += timeout > 0
                 return False
-            token, depth = object(), self._depth
+            token, depth = object(), lock._depth
             self._waiting.append(token)
-            self._owner, self._depth = None, 0
+            lock._owner, lock._depth = None, 0
             left = None if limit is None else limit - self._schedule.now
             self._schedule.block(lambda token=token: token not in self._waiting, left)
             if token in self._waiting:
                 self._waiting.remove(token)
             self._schedule.switch()
-            while self._owner is not None:
-                self._schedule.block(lambda: self._owner is None)
-            self._owner, self._depth = self._schedule.task, depth
+            while lock._owner is not None:
+                self._schedule.block(lambda: lock._owner is None)
+            lock._owner, lock._depth = self._schedule.task, depth
         return True
