@@ -198,22 +198,22 @@ class _Lock:
     """A reentrant lock; used as a plain one as well, where reentering is an error of the test."""
 
     def __init__(self, schedule: Schedule):
-        self._schedule, self._owner, self._depth = schedule, None, 0
+        self._schedule, self.owner, self.depth = schedule, None, 0
 
     def __enter__(self):
         task = self._schedule.task
-        if self._owner is not task:
+        if self.owner is not task:
             self._schedule.switch()
-            while self._owner is not None:
-                self._schedule.block(lambda: self._owner is None)
-            self._owner = task
-        self._depth += 1
+            while self.owner is not None:
+                self._schedule.block(lambda: self.owner is None)
+            self.owner = task
+        self.depth += 1
         return self
 
     def __exit__(self, *error) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = None
+        self.depth -= 1
+        if not self.depth:
+            self.owner = None
 
 
 class _Condition:
@@ -231,7 +231,7 @@ class _Condition:
         self._lock.__exit__(*error)
 
     def notify(self, n: int = 1) -> None:
-        assert self._lock._owner is self._schedule.task, "notify without the lock"
+        assert self._lock.owner is self._schedule.task, "notify without the lock"
         del self._waiting[:n]
 
     def notify_all(self) -> None:
@@ -239,21 +239,21 @@ class _Condition:
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         lock = self._lock
-        assert lock._owner is self._schedule.task, "wait_for without the lock"
+        assert lock.owner is self._schedule.task, "wait_for without the lock"
         limit = None if timeout is None else self._schedule.now + timeout
         while not predicate():
             if limit is not None and self._schedule.now >= limit:
                 self._schedule.expired += timeout > 0
                 return False
-            token, depth = object(), lock._depth
+            token, depth = object(), lock.depth
             self._waiting.append(token)
-            lock._owner, lock._depth = None, 0
+            lock.owner, lock.depth = None, 0
             left = None if limit is None else limit - self._schedule.now
             self._schedule.block(lambda token=token: token not in self._waiting, left)
             if token in self._waiting:
                 self._waiting.remove(token)
             self._schedule.switch()
-            while lock._owner is not None:
-                self._schedule.block(lambda: lock._owner is None)
-            lock._owner, lock._depth = self._schedule.task, depth
+            while lock.owner is not None:
+                self._schedule.block(lambda: lock.owner is None)
+            lock.owner, lock.depth = self._schedule.task, depth
         return True

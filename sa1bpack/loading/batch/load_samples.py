@@ -251,8 +251,8 @@ def _list_array(
 def _region(dest: Destination, array: np.record) -> int:
     """The address of an array in the buffer, or among the small arrays."""
     if array.is_small:
-        return address_of(dest.small) + array.start
-    return address_of(dest.buffer) + array.start
+        return int(address_of(dest.small) + array.start)
+    return int(address_of(dest.buffer) + array.start)
 
 
 @njit
