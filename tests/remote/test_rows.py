@@ -17,7 +17,7 @@ from reading_packs import write_pack
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import NotAPack, ReadError, StoreError
-from sa1bpack.remote import ranges
+from sa1bpack.remote import flow, ranges
 
 FORMS = [{"mask_format": form} for form in ("bits", "bool", "runs")]
 
@@ -223,8 +223,8 @@ def test_arrays_of_a_shard_are_read_by_rows(layout_packs, tmp_path):
 
 
 def test_a_slow_consumer_bounds_what_is_in_flight(tmp_path, driven, monkeypatch):
-    monkeypatch.setattr(ranges, "LEAST_AHEAD", 1)
-    monkeypatch.setattr(ranges, "MOST_AHEAD", 1)
+    monkeypatch.setattr(flow, "LEAST_AHEAD", 1)
+    monkeypatch.setattr(flow, "MOST_AHEAD", 1)
     write_pack(tmp_path / "pack", {f"sa_00000{k}-000": (2, 1) for k in range(8)})
     origin = driven(tmp_path / "pack")
     ds = open_rows(tmp_path / "pack", tmp_path / "cache")
@@ -307,7 +307,7 @@ def test_a_pack_that_was_replaced_says_so(layout_packs, tmp_path):
 def test_a_request_without_an_answer_is_an_error_after_its_deadline(
     layout_packs, tmp_path, driven, monkeypatch
 ):
-    monkeypatch.setattr(ranges, "DEADLINE", 0.2)
+    monkeypatch.setattr(flow, "DEADLINE", 0.2)
     root = shutil.copytree(layout_packs(), tmp_path / "pack")
     origin = driven(root)
     ds = open_rows(root, tmp_path / "cache")
@@ -330,7 +330,7 @@ def test_a_request_without_an_answer_is_an_error_after_its_deadline(
 
 
 def test_of_a_slow_request_a_second_one_is_made(layout_packs, tmp_path, driven, monkeypatch):
-    monkeypatch.setattr(ranges, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(flow, "SLOW_SECONDS", 0.05)
     root = shutil.copytree(layout_packs(), tmp_path / "pack")
     origin = driven(root)
     own = sa1bpack.open(root)
@@ -380,6 +380,36 @@ def test_an_epoch_that_is_left_cancels_what_it_asked_for(layout_packs, tmp_path,
         with sa1bpack.Loader(own, 1) as other:
             for _ in range(2):
                 assert len(list(loader)) == len(list(other))
+
+
+def test_an_epoch_that_is_left_asks_for_nothing_more(layout_packs, tmp_path, driven, monkeypatch):
+    monkeypatch.setattr(flow, "LEAST_AHEAD", 1)
+    monkeypatch.setattr(flow, "MOST_AHEAD", 1)
+    monkeypatch.setattr(ranges, "GAP", -1)  # no request is that of two samples
+    root = shutil.copytree(layout_packs(), tmp_path / "pack")
+    origin = driven(root)
+    ds = open_rows(root, tmp_path / "cache")
+    images = set()  # a slow request is made twice
+    held = threading.Event()
+    is_held = threading.Event()
+
+    def hold_the_second_batch(path, first, data):
+        if "/image/c" in path:
+            images.add((path, first))
+            if len(images) == 4:
+                is_held.set()
+                held.wait(60)
+        return data
+
+    origin.change = hold_the_second_batch
+    with sa1bpack.Loader(ds, 3, threads=1, timeout=30) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert is_held.wait(30)
+        loader.end_epoch()
+        held.set()
+    time.sleep(0.2)  # whatever is asked for now would be too much
+    assert len(images) == 4
 
 
 def test_a_cache_of_whole_shards_and_of_rows_are_side_by_side(layout_packs, tmp_path):
