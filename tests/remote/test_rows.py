@@ -241,6 +241,36 @@ def test_a_slow_consumer_bounds_what_is_in_flight(tmp_path, driven, monkeypatch)
         assert len(list(batches)) == len(ds) - 1
 
 
+def test_no_more_is_in_flight_than_the_way_needs(tmp_path, driven, monkeypatch):
+    monkeypatch.setattr(flow, "LEAST_AHEAD", 1)
+    monkeypatch.setattr(flow, "MOST_AHEAD", 1)
+    monkeypatch.setattr(flow, "SLOW_SECONDS", 60)
+    write_pack(tmp_path / "pack", {f"sa_00000{k}-000": (2, 1) for k in range(8)})
+    origin = driven(tmp_path / "pack")
+    in_flight = []
+    most = []
+    noting = threading.Lock()
+
+    def note(path, first, data):
+        if path.split("/")[-2] not in ("image", "mask_bits", "run_ends"):
+            return data
+        with noting:
+            in_flight.append(path)
+            most.append(len(in_flight))
+        time.sleep(0.002)
+        with noting:
+            in_flight.remove(path)
+        return data
+
+    origin.change = note
+    ds = open_rows(tmp_path / "pack", tmp_path / "cache")
+    with sa1bpack.Loader(ds, 4, shuffle=True, threads=1) as loader:
+        assert sum(len(batch["indices"]) for batch in loader) == 16
+    assert len(most) > 16
+    # One in its turn, one that the reader waits for, one that who asks ahead waits for.
+    assert max(most) <= 3
+
+
 # ---------------------------------------------------------------------------------------- faults
 
 
