@@ -52,9 +52,9 @@ _ZEROS = np.zeros(HOLE_BYTES, np.uint8)
 class AppendFile:
     """A new file at `path`, and the running XXH3-128 of the appended bytes.
 
-    Long appends that start at a block boundary in memory (`aligned`) and at a block boundary in
-    the file are written without a copy; everything else is gathered first. For one thread at a
-    time. Methods raise OSError, naming the file, if the disk fails.
+    Long appends that begin as far behind a block boundary in memory as they do in the file are
+    written without a copy; everything else is gathered first. For one thread at a time. Methods
+    raise OSError, naming the file, if the disk fails.
     """
 
     def __init__(self, path: Path, keep: int = 0):
@@ -114,17 +114,21 @@ class AppendFile:
 
     def _append(self, data: np.ndarray) -> None:
         """Append (n,) uint8."""
+        head = -self._staged % BLOCK  # bytes up to the next block of the file
+        is_in_place = (data.ctypes.data + head) % BLOCK == 0
+        if is_in_place and data.size - head >= min(_DIRECT_BYTES, STAGE_BYTES):
+            end = data.size - (data.size - head) % BLOCK
+            self._digest.update(data[:end].data)
+            self._gather(data[:head])
+            if self._staged:
+                self._write(self._stage[: self._staged])
+                self._staged = 0
+            self._write(data[head:end])
+            data = data[end:]
         while data.size:
-            blocks = data.size - data.size % BLOCK
-            least = min(_DIRECT_BYTES, STAGE_BYTES)
-            if self._staged == 0 and blocks >= least and data.ctypes.data % BLOCK == 0:
-                self._digest.update(data[:blocks].data)
-                self._write(data[:blocks])
-                data = data[blocks:]
-            else:
-                rest = self._gather(data)
-                self._digest.update(data[: data.size - rest.size].data)  # still in the cache
-                data = rest
+            rest = self._gather(data)
+            self._digest.update(data[: data.size - rest.size].data)  # still in the cache
+            data = rest
 
     def write_out(self) -> None:
         """Write what is gathered, too: every byte so far then outlives this process."""

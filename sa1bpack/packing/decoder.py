@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Protocol
 
+from sa1bpack.disk.direct import BLOCK
 from sa1bpack.packing.groups import GroupOutcome, attempt_group, pairs_per_group
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
@@ -119,6 +120,9 @@ class InlineDecoder:
         self._progress = progress
         self._call_in_run = call_in_run
         self._promises = Promises()
+        # Of the shard that the last group belongs to: its source, its number, bytes of its images.
+        self._shard = ("", -1)
+        self._image_bytes = 0
         self._free_buffers: SimpleQueue[Buffers | None] = SimpleQueue()  # None: it was stopped
         for _ in range(GROUPS_IN_MEMORY):
             self._free_buffers.put(Buffers(options, pairs_per_group(options)))
@@ -140,7 +144,14 @@ class InlineDecoder:
         future: Future[Decoded],
     ) -> None:
         group = [PairBytes(pair.file_name, pair.jpeg, pair.json) for pair in pairs]
+        shard = (source.name, pairs[0].index // self._options.pairs_per_shard)
+        if shard != self._shard:
+            self._shard = shard
+            self._image_bytes = 0
+        buffers.begin_at = self._image_bytes % BLOCK
         outcome = attempt_group(group, self._options, buffers)
+        if outcome.packed is not None:
+            self._image_bytes += outcome.packed.lengths.image_bytes
         self._progress.done(source, outcome, bytes_read)  # first: it may end the run
         self._promises.keep(future, Decoded(outcome, partial(self._free_buffers.put, buffers)))
 

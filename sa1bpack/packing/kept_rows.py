@@ -103,6 +103,11 @@ def _check_text(record: Annotations, key: KeptKey, position: int, text: bytes) -
 
 def _check_values(record: Annotations, key: KeptKey, values: Values) -> None:
     """Raise AnnotationError for a value that is not of the type of its key."""
+    types = set(map(type, values))
+    if types <= _ALWAYS_FIT[key.type]:
+        return
+    if key.type == "int64" and types == {int} and max(values) in INT64 and min(values) in INT64:
+        return
     fits = _FITS[key.type]
     for position, value in enumerate(values):
         if value is not None and not fits(value):
@@ -150,6 +155,16 @@ def _is_float64(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) <= MAX_EXACT)
 
 
+# Type of a key → types of values that are all of it; None is no value.
+_ALWAYS_FIT: dict[str, set[type]] = {
+    "text": {str, type(None)},
+    "bool": {bool, type(None)},
+    "int64": {type(None)},
+    "float64": {float, type(None)},
+    "int64-list": {type(None)},
+    "float64-list": {type(None)},
+}
+
 # Type of a key → whether a value is of it.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "text": lambda value: type(value) is str,
@@ -182,7 +197,7 @@ def _misfit(
 
 # Samples whose rows are written at once, or few more, and the bytes of rows of a shard that stay in
 # memory.
-_PIECE_SAMPLES = 64
+_PIECE_SAMPLES = 256
 _SPOOL_MEMORY = 16 << 20
 
 # A piece in the spool: of each key, the rows of each sample, then values, lengths and present.

@@ -19,7 +19,7 @@ import numpy as np
 import simplejpeg
 
 from sa1bpack import __version__, pixels
-from sa1bpack.disk.direct import HUGE_PAGE, aligned
+from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import AnnotationError, MaskError, MissingPackage, SampleError
 from sa1bpack.format.layout import (
@@ -98,7 +98,11 @@ class PairBytes(NamedTuple):
 class Buffers:
     """Reused memory for the large arrays of samples: 3 MB of fresh memory cost 768 page faults.
 
-    Both start at a block boundary, so that they can be written to disk without a copy.
+    Both start at a block boundary, so that they can be written to disk without a copy. Images may
+    begin behind it, as far as they will in their file.
+
+    Attributes:
+        begin_at: offset in the memory of the first image, below BLOCK.
     """
 
     def __init__(
@@ -115,27 +119,28 @@ class Buffers:
             image, bits: memory for the images and for the bits, (n,) uint8; None: allocated.
         """
         if image is None:
-            image = aligned(max(samples * most_image_bytes(options.layout), HUGE_PAGE))
+            image = aligned(max(samples * most_image_bytes(options.layout) + BLOCK, HUGE_PAGE))
         if bits is None:
             bits = aligned(0)
+        self.begin_at = 0
         self._image = image
-        self._image_bytes = 0  # in use
+        self._image_end = 0  # of those in use
         self._bits = bits
         self._row_shape = options.mask_size, options.mask_size // 8
 
     def begin(self) -> None:
         """Begin with other samples."""
-        self._image_bytes = 0
+        self._image_end = self.begin_at
 
     def image(self, nbytes: int) -> np.ndarray:
         """(nbytes,) uint8 for the next image, with whatever an earlier sample left there."""
-        first = self._image_bytes
-        self._image_bytes += nbytes
-        return self._image[first : self._image_bytes]
+        first = self._image_end
+        self._image_end += nbytes
+        return self._image[first : self._image_end]
 
     def images(self) -> np.ndarray:
         """(n,) uint8: all images since the beginning, one after the other."""
-        return self._image[: self._image_bytes]
+        return self._image[self.begin_at : self._image_end]
 
     def bits(self, masks: int) -> np.ndarray:
         """(masks, Sm, Sm / 8) uint8, with whatever earlier samples left in it."""
