@@ -226,17 +226,17 @@ class KeptSpool:
         self._samples = 0  # of these
         self._spool = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY, dir=str(root))  # noqa: SIM115
 
-    def append(self, kept: KeptRows) -> None:
+    def append(self, rows: KeptRows) -> None:
         """Add what is kept of the next samples."""
-        self._kept.append(kept)
-        self._samples += len(kept.masks)
+        self._kept.append(rows)
+        self._samples += len(rows.masks)
         if self._samples >= _PIECE_SAMPLES:
             self._write_piece()
 
     def _write_piece(self) -> None:
         parts = []
-        masks = [*chain.from_iterable(kept.masks for kept in self._kept)]
-        of_keys = zip(*(kept.values for kept in self._kept), strict=True)
+        masks = [*chain.from_iterable(rows.masks for rows in self._kept)]
+        of_keys = zip(*(rows.values for rows in self._kept), strict=True)
         for key, of_key in zip(self._keys, of_keys, strict=True):
             counts = np.ones(self._samples, np.int64)
             if key.axis == "mask":

@@ -12,7 +12,7 @@ descriptors. A fresh interpreter rather than a fork: the parent has threads, and
 locks. SIGINT and SIGTERM are blocked in it: terminals and job schedulers send them to every process
 of a run, and only the parent handles them.
 
-Messages to a worker: first the PackOptions, then (slot, places of pairs, whether the rows go into
+Messages to a worker: first the PackOptions, then (slot, spans of pairs, whether the rows go into
 the slot) for each job. From it: one message when it takes work, then a GroupOutcome, or an error
 that ends the run, for each job in turn. Rows that are in the slot are not in the message. The
 worker ends with the socket.
@@ -83,8 +83,8 @@ READ_AHEAD = 2
 MAX_DEATHS = 3
 
 
-class PairPlace(NamedTuple):
-    """Where a pair is in a slot.
+class PairSpan(NamedTuple):
+    """The bytes of a pair in a slot.
 
     Attributes:
         file_name: name of its image.
@@ -120,27 +120,27 @@ class SharedSlots:
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._lengths = [(0, 0)] * count
 
-    def put(self, slot: int, pairs: Sequence[Pair]) -> tuple[PairPlace, ...]:
+    def put(self, slot: int, pairs: Sequence[Pair]) -> tuple[PairSpan, ...]:
         """Copy the pairs of a group into a slot; returns where they are."""
-        places = []
+        spans = []
         start = 0
         all_json_bytes = 0
         for pair in pairs:
-            place = PairPlace(pair.file_name, start, len(pair.jpeg), len(pair.json))
-            copied = self.pair(slot, place)
+            span = PairSpan(pair.file_name, start, len(pair.jpeg), len(pair.json))
+            copied = self.pair(slot, span)
             copied.jpeg[:] = pair.jpeg  # type: ignore[index]  # a view of the memory
             copied.json[:] = pair.json  # type: ignore[index]
-            places.append(place)
+            spans.append(span)
             start += len(pair.jpeg) + len(pair.json)
             all_json_bytes += len(pair.json)
         self._lengths[slot] = start, all_json_bytes
-        return tuple(places)
+        return tuple(spans)
 
-    def pair(self, slot: int, place: PairPlace) -> PairBytes:
+    def pair(self, slot: int, span: PairSpan) -> PairBytes:
         """A pair in a slot, without a copy."""
-        start = slot * self._slot_bytes + place.start
-        pair = self._bytes[start : start + place.jpeg_bytes + place.json_bytes].data
-        return PairBytes(place.file_name, pair[: place.jpeg_bytes], pair[place.jpeg_bytes :])
+        start = slot * self._slot_bytes + span.start
+        pair = self._bytes[start : start + span.jpeg_bytes + span.json_bytes].data
+        return PairBytes(span.file_name, pair[: span.jpeg_bytes], pair[span.jpeg_bytes :])
 
     def buffers(self, slot: int) -> Buffers:
         """Memory for the large rows that are made of the group in a slot."""
@@ -230,7 +230,7 @@ def _pages(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-_Message = tuple[int, tuple[PairPlace, ...], bool]
+_Message = tuple[int, tuple[PairSpan, ...], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ class _Job:
         source: source of the pairs.
         bytes_read: bytes of their source that were read so far.
         slot: number of their slot.
-        places: where in it they are.
+        spans: where in it they are.
         future: of what becomes of the group.
         outcomes: those of the pairs of a group that are decoded one by one, so far.
         group: number of pairs of that group; 0 if all are decoded at once.
@@ -250,7 +250,7 @@ class _Job:
     source: Source
     bytes_read: int
     slot: int
-    places: tuple[PairPlace, ...]
+    spans: tuple[PairSpan, ...]
     future: Future[Decoded]
     outcomes: list[GroupOutcome] = field(default_factory=list)
     group: int = 0
@@ -258,19 +258,19 @@ class _Job:
     @property
     def message(self) -> _Message:
         """The job as it is sent to a worker; rows of a pair of a group do not go into the slot."""
-        return self.slot, self.places, self.group == 0
+        return self.slot, self.spans, self.group == 0
 
     def one_by_one(self) -> list["_Job"]:
         """The pairs of the group as jobs of their own."""
-        group = len(self.places)
-        return [replace(self, places=(place,), group=group) for place in self.places]
+        group = len(self.spans)
+        return [replace(self, spans=(span,), group=group) for span in self.spans]
 
     def names(self) -> str:
         """The images, in a message."""
-        first = self.places[0].file_name
-        if len(self.places) == 1:
+        first = self.spans[0].file_name
+        if len(self.spans) == 1:
             return first
-        return f"one of {len(self.places)} images, {first} to {self.places[-1].file_name}"
+        return f"one of {len(self.spans)} images, {first} to {self.spans[-1].file_name}"
 
 
 class Workers:
@@ -310,7 +310,7 @@ class Workers:
             source=source,
             bytes_read=bytes_read,
             slot=slot,
-            places=self._slots.put(slot, pairs),
+            spans=self._slots.put(slot, pairs),
             future=self._promises.new(),
         )
         self._jobs.put(job)
@@ -365,7 +365,7 @@ class Workers:
                     self._progress.note(
                         f"a worker {how} while it decoded {job.names()}; another one replaces it"
                     )
-                    if len(job.places) > 1:
+                    if len(job.spans) > 1:
                         sent.popleft()
                         sent.extendleft(reversed(job.one_by_one()))
                         deaths = 0
@@ -489,8 +489,8 @@ def main(descriptor: int, slots_descriptor: int, count: int) -> None:
         warm_up(options)
         parent.send("ready")
         while True:
-            slot, places, in_slot = parent.recv()
-            pairs = [slots.pair(slot, place) for place in places]
+            slot, spans, in_slot = parent.recv()
+            pairs = [slots.pair(slot, span) for span in spans]
             outcome: GroupOutcome | BaseException
             try:
                 outcome = attempt_group(pairs, options, slots.buffers(slot))
@@ -499,7 +499,7 @@ def main(descriptor: int, slots_descriptor: int, count: int) -> None:
                     slots.store(slot, packed)
                     outcome = replace(outcome, packed=replace(packed, rows={}))
             except MemoryError as error:  # not the samples' fault, as an OSError: the run ends
-                outcome = MemoryError(f"{places[0].file_name}: {error}")
+                outcome = MemoryError(f"{spans[0].file_name}: {error}")
             except (OSError, MissingPackage) as error:
                 outcome = error
             parent.send(outcome)

@@ -285,8 +285,8 @@ class CocoFile:
             return []
         begin = spans[0][0]
         end = spans[-1][1]
-        wanted = sum(stop - start for start, stop in spans)
-        if not wanted <= end - begin <= 2 * wanted:
+        nbytes = sum(stop - start for start, stop in spans)
+        if not nbytes <= end - begin <= 2 * nbytes:
             return [self._read(file, start, stop) for start, stop in spans]
         data = self._read(file, begin, end)
         return [data[start - begin : stop - begin] for start, stop in spans]

@@ -193,20 +193,11 @@ def parse_masks(
     records = []
     images = []
     for image_record in image_records:
-        data = image_record.data.removeprefix(BYTE_ORDER_MARK).strip()
-        record, unknown = schema.decode(data or b"{}")
-        if len(record.annotations) > MAX_ANNOTATIONS:
-            raise AnnotationError(
-                f"image {brief(image_record.path)} has {len(record.annotations):,} masks, and the "
-                f"limit is {MAX_ANNOTATIONS:,}; remove the record, or some of its masks",
-                code="too-many-masks",
-            )
-        height, width = _size_of(record.image, image_record.image_size)
+        record, image = _decoded(image_record, schema)
         if has_ids:
             _set_ids(record.annotations, record.positions)
         records.append(record)
-        identity = _identity(record.image, image_record.path)
-        images.append(ImageEntry(identity, height, width, image_record.file_name, unknown))
+        images.append(image)
     masks = [*chain.from_iterable(record.annotations for record in records)]
     of_json = tuple(number for number in numbers if number.array != "area" or not computed_area)
     arrays, number_types, not_whole = number_arrays(masks, of_json)
@@ -234,6 +225,21 @@ def parse_masks(
         kept_texts=texts,
         shapes=_shapes(values),
     )
+
+
+def _decoded(image_record: ImageRecord, schema: RecordSchema) -> tuple[Any, ImageEntry]:
+    """A record, and what it says of its image."""
+    data = image_record.data.removeprefix(BYTE_ORDER_MARK).strip()
+    record, unknown = schema.decode(data or b"{}")
+    if len(record.annotations) > MAX_ANNOTATIONS:
+        raise AnnotationError(
+            f"image {brief(image_record.path)} has {len(record.annotations):,} masks, and the "
+            f"limit is {MAX_ANNOTATIONS:,}; remove the record, or some of its masks",
+            code="too-many-masks",
+        )
+    height, width = _size_of(record.image, image_record.image_size)
+    identity = _identity(record.image, image_record.path)
+    return record, ImageEntry(identity, height, width, image_record.file_name, unknown)
 
 
 def _with_paths(texts: Texts, paths: Sequence[str]) -> Texts:
