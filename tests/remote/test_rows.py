@@ -17,7 +17,8 @@ from reading_packs import write_pack
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import NotAPack, ReadError, StoreError
-from sa1bpack.remote import flow, ranges
+from sa1bpack.remote import flow, packs, ranges
+from sa1bpack.remote.origin import LocalOrigin
 
 FORMS = [{"mask_format": form} for form in ("bits", "bool", "runs")]
 
@@ -177,6 +178,46 @@ def test_what_is_read_is_fetched_and_nothing_else(layout_packs, tmp_path, driven
     assert len(rows) <= 2 * len(own)
     # Small arrays of two shards and their metadata besides.
     assert stats.fetched_bytes - needed < 60_000
+
+
+class MetOrigin(LocalOrigin):
+    """A folder of which every read is counted, and waits at a barrier once there is one."""
+
+    def __init__(self, root):
+        super().__init__(root.as_uri(), root)
+        self.reads = []
+        self.barrier = None
+
+    def _read(self, path):
+        self.reads.append(path)
+        if self.barrier is not None:
+            self.barrier.wait(60)
+
+    def read(self, path):
+        self._read(path)
+        return super().read(path)
+
+    def read_range(self, path, first, stop):
+        self._read(path)
+        return super().read_range(path, first, stop)
+
+
+@pytest.mark.parametrize("layout", [("pad", "rgb", "bits+runs"), ("native", "yuv420", "runs")])
+def test_a_shard_is_met_in_one_round_trip_of_eighteen_requests_at_most(
+    layout_packs, tmp_path, monkeypatch, layout
+):
+    root = layout_packs(*layout)
+    origin = MetOrigin(root)
+    monkeypatch.setattr(packs, "open_origin", lambda url: origin)
+    ds = open_rows(root, tmp_path)
+    origin.reads.clear()
+    ds.shards.open(0)
+    requests = len(origin.reads)
+    assert requests <= 18 and all("sa_000000-000" in path for path in origin.reads)
+    # No request waits for the answer to another one: all are under way before any is answered.
+    origin.barrier = threading.Barrier(requests)
+    ds.shards.open(1)
+    assert len(origin.reads) == 2 * requests
 
 
 def test_neighbours_are_one_request(layout_packs, tmp_path, driven):
