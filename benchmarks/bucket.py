@@ -10,7 +10,9 @@ nothing of which is on this machine but its index and small arrays. Rounds alter
 
 `first batch` is from `open` on with an empty cache, less the time that its own bytes take at the
 link's rate, in round trips. `fetched` is what came in an epoch, small arrays left out, of what its
-samples have. CPU is that of this process, for the Loader and for the ceiling.
+samples have. CPU is that of this process, for the Loader and for the ceiling. `cores` are those
+that client and server together keep busy, for the Loader and for the ceiling: where they have all
+of the machine's, the processor is the limit, and not the network.
 
 Needs obstore.
 """
@@ -80,15 +82,30 @@ def run_raw(store: S3Store, spans: list[tuple[str, int, int]], at_once: int) -> 
     asyncio.run(fetch_all(store, spans, at_once))
 
 
-def timed(work) -> tuple[float, float]:
-    """Seconds that a call takes, and of the processor."""
+def cpu_of(process: int) -> float:
+    """Seconds of the processor that a process has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def timed(work, server: int) -> tuple[float, float, float]:
+    """Seconds that a call takes, those of the processor, and those of the server's process."""
     begin = time.perf_counter()
     cpu = time.process_time()
+    server_cpu = cpu_of(server)
     work()
-    return time.perf_counter() - begin, time.process_time() - cpu
+    seconds = time.perf_counter() - begin
+    return seconds, time.process_time() - cpu, cpu_of(server) - server_cpu
 
 
-def report(name: str, pack: Path, options: argparse.Namespace, latency: float, link: float) -> None:
+def report(
+    name: str,
+    pack: Path,
+    options: argparse.Namespace,
+    latency: float,
+    link: float,
+    server: int,
+) -> None:
     """Measure one pack through one link, and print its line."""
     url = f"s3://bucket/{name}"
     own = sa1bpack.open(pack)
@@ -98,8 +115,10 @@ def report(name: str, pack: Path, options: argparse.Namespace, latency: float, l
                     client_options={"allow_http": True})  # fmt: skip
     ours = []
     ours_cpu = []
+    ours_cores = []
     raw = []
     raw_cpu = []
+    raw_cores = []
     first_batches = []
     with sa1bpack.Loader(own, BATCH, max_masks=64) as loader:  # kernels are compiled, or loaded
         next(iter(loader))
@@ -121,13 +140,16 @@ def report(name: str, pack: Path, options: argparse.Namespace, latency: float, l
                 loader.set_epoch(number + 1)
                 order = torch.randperm(len(spans), generator=torch.Generator().manual_seed(number))
                 shuffled = [spans[k] for k in order.tolist()]
-                best = min(timed(partial(run_raw, store, shuffled, count)) for count in AT_ONCE)
-                raw.append(best[0])
-                raw_cpu.append(best[1])
+                runs = [partial(run_raw, store, shuffled, count) for count in AT_ONCE]
+                seconds, cpu, server_cpu = min(timed(run, server) for run in runs)
+                raw.append(seconds)
+                raw_cpu.append(cpu)
+                raw_cores.append((cpu + server_cpu) / seconds)
                 before = ds.pack.fetched()
-                seconds, cpu = timed(lambda: [None for _ in loader])
+                seconds, cpu, server_cpu = timed(lambda: [None for _ in loader], server)
                 ours.append(seconds)
                 ours_cpu.append(cpu)
+                ours_cores.append((cpu + server_cpu) / seconds)
                 fetched = (ds.pack.fetched() - before).nbytes
     tempfile.tempdir = None
     ratio = statistics.median(a / b for a, b in zip(raw, ours, strict=True))
@@ -137,7 +159,8 @@ def report(name: str, pack: Path, options: argparse.Namespace, latency: float, l
         f"{nbytes / statistics.median(ours) / 1e6:.0f} | {ratio:.2f} | "
         f"{samples / statistics.median(ours):.0f} | {statistics.median(first_batches):.1f} | "
         f"{fetched / nbytes:.3f} | {statistics.median(ours_cpu) / samples * 1e3:.2f} | "
-        f"{statistics.median(raw_cpu) / samples * 1e3:.2f} |",
+        f"{statistics.median(raw_cpu) / samples * 1e3:.2f} | "
+        f"{statistics.median(ours_cores):.1f} | {statistics.median(raw_cores):.1f} |",
         flush=True,
     )
 
@@ -147,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--latency", type=float, nargs="+", default=[10, 50, 150], help="ms")
-    parser.add_argument("--link", type=float, nargs="+", default=[1, 10], help="Gbit/s")
+    parser.add_argument("--link", type=float, nargs="+", default=[1, 4, 10], help="Gbit/s")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kind", choices=KINDS, nargs="+", default=list(KINDS))
     parser.add_argument("--folder", type=Path, help="keeps the packs for the next run")
@@ -164,8 +187,8 @@ def main() -> None:
                 sa1bpack.pack(tar, folder / "bucket" / name, samples_per_shard=shard, **layout)
         print("| pack | latency, ms | link, Gbit/s | ceiling, MB/s | Loader, MB/s | ratio | "
               "samples/s | first batch, round trips | fetched | CPU, ms per sample | of the "
-              "ceiling |")  # fmt: skip
-        print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+              "ceiling | cores | of the ceiling |")  # fmt: skip
+        print("|---|" + "---:|" * 12)
         for link in options.link:
             for latency in options.latency:
                 arguments = [str(folder), str(link / 8 * 1e3), str(latency)]
@@ -189,7 +212,8 @@ def main() -> None:
                     packs._origin.cache_clear()
                     packs._flow.cache_clear()
                     for name in options.kind:
-                        report(name, folder / "bucket" / name, options, latency, link)
+                        pack = folder / "bucket" / name
+                        report(name, pack, options, latency, link, server.pid)
                 finally:
                     server.kill()
 

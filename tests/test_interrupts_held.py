@@ -35,7 +35,7 @@ def test_a_signal_while_kernels_load_ends_the_run_when_they_are_loaded(monkeypat
 
     done = []
     signal.signal(signal.SIGTERM, terminate)
-    monkeypatch.setattr(sample, "make_sample", load)
+    monkeypatch.setattr(sample, "make_samples", load)
     with pytest.raises(error):
         sample.warm_up(PackOptions(**SMALL))
     assert done == ["loaded"] and signal.getsignal(signal.SIGTERM) is terminate

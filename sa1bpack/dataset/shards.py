@@ -1,6 +1,6 @@
 """Open shards: their arrays, the rows of their features, and copies of single samples.
 
-Of a shard at a URL some arrays are fetched by rows: `begin` asks for those of samples, and
+Of a shard at a URL some arrays are fetched by rows: `begin_samples` asks for those of samples, and
 `copy_sample` waits for them.
 """
 
@@ -21,10 +21,11 @@ from sa1bpack.format.fetched import (
     FetchedArray,
     RangeReader,
     RowRequest,
-    begin_rows,
+    prepare_rows,
 )
+from sa1bpack.format.fetched_samples import FetchedSamples
 from sa1bpack.format.layout import AxisLengths
-from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows, rows_to_fetch
+from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.shards import ShardIdentity
@@ -245,7 +246,7 @@ class ShardArrays:
 
 
 class ComingSample(NamedTuple):
-    """What was asked for of a sample in shards that are at URLs.
+    """What is fetched of a sample in shards that are at URLs.
 
     Attributes:
         arrays: the rows of large arrays of its shard, by name.
@@ -263,6 +264,18 @@ class ComingSample(NamedTuple):
             return self.features[ref.feature]
         return self.arrays.get(ref.name)
 
+    def send(self) -> None:
+        """Ask for it, in its turn."""
+        for coming in (*self.arrays.values(), *self.features):
+            if coming is not None:
+                coming.send()
+
+    def wait(self) -> None:
+        """Wait until it is here. Raises as `RangeReader`."""
+        for coming in (*self.arrays.values(), *self.features):
+            if coming is not None:
+                coming.wait()
+
     def refuse(self) -> None:
         """Note that it is not what was written."""
         for coming in (*self.arrays.values(), *self.features):
@@ -274,6 +287,18 @@ class ComingSample(NamedTuple):
         for coming in (*self.arrays.values(), *self.features):
             if coming is not None:
                 coming.cancel()
+
+
+class ArrivedSample(NamedTuple):
+    """A sample of which something was fetched, and compared with its checksums.
+
+    Attributes:
+        coming: what was fetched.
+        features: its rows of each feature.
+    """
+
+    coming: ComingSample
+    features: list[FeatureRows]
 
 
 # Times that the rows of a sample are fetched which arrive with other bytes than were written.
@@ -301,6 +326,9 @@ class OpenShard(ShardArrays):
         rows = shard.layout.array_rows(shard.lengths)
         arrays = {spec.name: shard[spec.name] for spec in rows if spec.name not in _MAPPED_LATER}
         super().__init__(shard.folder, shard.lengths, arrays, features)
+        self._fetched: FetchedSamples | None = None
+        if shard.reader is not None:
+            self._fetched = FetchedSamples(shard)
         filled = [count for count in rows.values() if count]
         self.mappings = len(filled) + sum(feature.mappings for feature in features)
 
@@ -321,19 +349,33 @@ class OpenShard(ShardArrays):
         """True if rows of it, or of its features, are fetched when they are needed."""
         return len(self.readers) > 0
 
-    def begin(
+    @property
+    def has_arrays_here(self) -> bool:
+        """True if it has large arrays on this machine."""
+        return self._fetched is None
+
+    def first_byte(self, location: Location, name: str) -> int:
+        """The first byte of a sample's rows of a large array, which is on this machine."""
+        spec = self.shard.layout.array(name)
+        first = location.first_mask
+        if spec.axis == "sample":
+            first = location.shard_row
+        elif spec.axis == "image_byte":
+            first = int(self.shard["image_offset"][location.shard_row])
+        elif spec.axis == "run":
+            first = int(self.shard["run_offset"][location.first_mask])
+        return first * spec.row_bytes
+
+    def prepare(
         self, locations: Sequence[Location], chosen: ChosenFields | None = None
     ) -> list[ComingSample]:
-        """Ask for what must be fetched of samples, of all of them at once.
+        """Prepare to fetch samples, all of them at once.
 
-        Nothing is asked for of a sample whose offsets are damaged: `copy_sample` says so.
+        Nothing is fetched of a sample whose offsets are damaged: `copy_sample` says so.
 
         Args:
             locations: places of the samples, which are in this shard.
             chosen: what is needed of them; None: everything.
-
-        Raises:
-            StoreError: nothing can be asked for.
         """
         requests: list[dict[tuple[str, int], RowRequest]] = []
         for location in locations:
@@ -348,18 +390,27 @@ class OpenShard(ShardArrays):
         coming: list[dict[tuple[str, int], ComingRows]] = [{} for _ in locations]
         for places in by_reader.values():
             asked = [requests[position][key] for position, key in places]
-            rows = begin_rows(asked[0].array.reader, asked)
+            rows = prepare_rows(asked[0].array.reader, asked)
             for (position, key), arriving in zip(places, rows, strict=True):
                 coming[position][key] = arriving
         return [self._coming(of_sample) for of_sample in coming]
+
+    def begin(
+        self, locations: Sequence[Location], chosen: ChosenFields | None = None
+    ) -> list[ComingSample]:
+        """Ask for what must be fetched of samples, see `prepare`, one after the other."""
+        coming = self.prepare(locations, chosen)
+        for sample in coming:
+            sample.send()
+        return coming
 
     def _requests(
         self, location: Location, chosen: ChosenFields | None
     ) -> dict[tuple[str, int], RowRequest]:
         """What must be fetched of a sample, by array of the shard, or by number of the feature."""
         requests: dict[tuple[str, int], RowRequest] = {}
-        if self.shard.reader is not None:
-            for name, request in rows_to_fetch(self.shard, location.shard_row).items():
+        if self._fetched is not None:
+            for name, request in self._fetched.requests(location.shard_row).items():
                 if chosen is None or (chosen.images if name == "image" else chosen.masks):
                     requests[name, -1] = request
         return requests | self._feature_requests(location)
@@ -405,8 +456,8 @@ class OpenShard(ShardArrays):
 
         Args:
             location: place of the sample, which is in this shard.
-            out, direct: as in `format.shard_reader.read_sample_rows`.
-            coming: what was asked for by `begin`, if it was.
+            out, direct: as in `format.shard_reader.read_sample_rows`, of a shard on this machine.
+            coming: what was asked for by `begin_samples`, if it was.
             chosen: what is fetched of it, where something must be; None: everything. The rest is
                 left out, and the arrays of the shard cannot be compared with their checksum.
 
@@ -416,24 +467,42 @@ class OpenShard(ShardArrays):
             ResourceShortage: the system refuses an open file for lack of resources.
             StoreError: they cannot be fetched, or have changed where they come from.
         """
-        if not self.is_fetched:
-            return self._copied(location, out, direct, None)
-        _, copy = self.arrived(location, coming, chosen, direct)
-        return copy
+        features: Sequence[FeatureRows]
+        if self.is_fetched:
+            arrived = self.arrived(location, coming, chosen, direct)
+            features = arrived.features
+            coming = arrived.coming
+        else:
+            features = self._copied_features(location, direct, None)
+        rows = self._copied_rows(location, out, direct, coming)
+        lengths = AxisLengths(
+            samples=1,
+            masks=location.stop_mask - location.first_mask,
+            runs=len(rows.get("run_ends", ())),
+            image_bytes=len(rows["image"]) if "image_offset" in rows else 0,
+        )
+        shards = []
+        for feature, of_feature in zip(self.features, features, strict=True):
+            shards.append(feature.with_rows(of_feature, 1))
+        return ShardArrays(self.folder, lengths, rows, shards, location.first_mask)
 
     def arrived(
         self,
         location: Location,
         coming: ComingSample | None,
         chosen: ChosenFields | None,
-        direct: bool = False,
-    ) -> tuple[ComingSample, ShardArrays]:
-        """A sample of which something is fetched, see `copy_sample`; and what was fetched of it."""
+        direct: bool,
+    ) -> ArrivedSample:
+        """A sample of which something is fetched, once it is here: compared as by `copy_sample`.
+
+        Arguments and errors are those of `copy_sample`.
+        """
         for _ in range(_FETCHES):
             if coming is None:
                 [coming] = self.begin([location], chosen)
             try:
-                return coming, self._copied(location, None, direct, coming)
+                self._check_rows(location, coming)
+                return ArrivedSample(coming, self._copied_features(location, direct, coming))
             except FormatError as error:
                 failure = error
                 coming.refuse()
@@ -442,46 +511,53 @@ class OpenShard(ShardArrays):
             reader.check_unchanged()
         raise failure
 
-    def _copied(
+    def _check_rows(self, location: Location, coming: ComingSample) -> None:
+        """Compare the arrays of the shard, of a sample, with its checksum and with the index.
+
+        Those that are here alone were compared with digests.
+        """
+        if self._fetched is not None:
+            self._fetched.check(location.shard_row, coming.arrays)
+            self._check_index(location, self._fetched.index_entry(location.shard_row))
+
+    def _check_index(self, location: Location, stored: tuple[int, int, int]) -> None:
+        """Raise FormatError if image id and mask offsets are not those of the index."""
+        indexed = (location.image_id, location.first_mask, location.stop_mask)
+        if stored != indexed:
+            raise FormatError(
+                f"{self.folder}: image_id and mask offsets of sample {location.shard_row} are "
+                f"{list(stored)}, but the index says {list(indexed)}; {REPAIR}"
+            )
+
+    def _copied_rows(
         self,
         location: Location,
         out: Mapping[str, np.ndarray] | None,
         direct: bool,
         coming: ComingSample | None,
-    ) -> ShardArrays:
-        """`copy_sample`, once."""
+    ) -> dict[str, np.ndarray]:
+        """The rows of a sample by array, whose offsets begin at 0."""
         row = location.shard_row
-        arrays = None if coming is None else coming.arrays
-        rows = CACHE.with_resources(lambda: read_sample_rows(self.shard, row, out, direct, arrays))
-        stored = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
-        indexed = [location.image_id, location.first_mask, location.stop_mask]
-        if stored != indexed:
-            raise FormatError(
-                f"{self.folder}: image_id and mask offsets of sample {row} are {stored}, but the "
-                f"index says {indexed}; {REPAIR}"
-            )
+        if self._fetched is not None and coming is not None:
+            rows = self._fetched.rows(row, coming.arrays)
+        else:
+            rows = CACHE.with_resources(lambda: read_sample_rows(self.shard, row, out, direct))
+            first_mask, stop_mask = rows["mask_offset"].tolist()
+            self._check_index(location, (int(rows["image_id"][0]), first_mask, stop_mask))
         for spec in self.shard.layout.arrays:
             if spec.offsets:
                 rows[spec.name] = rows[spec.name] - rows[spec.name][0]
-        lengths = AxisLengths(
-            samples=1,
-            masks=len(rows["area"]),
-            runs=len(rows.get("run_ends", ())),
-            image_bytes=len(rows["image"]) if self.shard.layout.flat else 0,
-        )
-        features = self._copied_features(location, direct, coming)
-        return ShardArrays(self.folder, lengths, rows, features, location.first_mask)
+        return rows
 
     def _copied_features(
         self, location: Location, direct: bool, coming: ComingSample | None
-    ) -> list[FeatureShard]:
-        """The features of a sample, copied and compared, each as if it had this sample alone."""
-        features = []
+    ) -> list[FeatureRows]:
+        """The rows of a sample in each feature, copied and compared with their checksums."""
+        copied = []
         for number, feature in enumerate(self.features):
             values = None if coming is None else coming.features[number]
-            rows = self.copy_feature(feature, location, direct, values)
-            features.append(feature.with_rows(rows, 1))
-        return features
+            copied.append(self.copy_feature(feature, location, direct, values))
+        return copied
 
     def copy_feature(
         self,
@@ -521,6 +597,7 @@ class OpenFeatures(OpenShard):
             leases: what keeps these in place if they were fetched.
         """
         ShardArrays.__init__(self, folder, lengths, {}, features)
+        self._fetched = None
         self.leases = leases
         self.mappings = sum(feature.mappings for feature in features)
 
@@ -529,38 +606,32 @@ class OpenFeatures(OpenShard):
         """The readers of features that must be fetched."""
         return self._feature_readers()
 
-    def _requests(
-        self, location: Location, chosen: ChosenFields | None
-    ) -> dict[tuple[str, int], RowRequest]:
-        """What must be fetched of the features of a sample."""
-        return self._feature_requests(location)
+    @property
+    def has_arrays_here(self) -> bool:
+        """False: it has no arrays."""
+        return False
 
-    def _copied(
+    def _copied_rows(
         self,
         location: Location,
         out: Mapping[str, np.ndarray] | None,
         direct: bool,
         coming: ComingSample | None,
-    ) -> ShardArrays:
-        """The features of a sample, copied out of their files and compared with their checksums."""
-        lengths = AxisLengths(
-            samples=1, masks=location.stop_mask - location.first_mask, runs=0, image_bytes=0
-        )
-        features = self._copied_features(location, direct, coming)
-        return ShardArrays(self.folder, lengths, {}, features, location.first_mask)
+    ) -> dict[str, np.ndarray]:
+        """None: there are no arrays."""
+        return {}
 
 
 def begin_samples(
     located: Sequence[tuple[Location, OpenShard | Exception]], chosen: ChosenFields | None
 ) -> list[ComingSample | None]:
-    """Ask for what must be fetched of samples of any shards; None for those that are here.
+    """Ask for what must be fetched of samples of any shards, one sample after the other.
+
+    None for those that are here.
 
     Args:
         located: places of the samples, and their shards, or why these cannot be opened.
         chosen: what is needed of them; None: everything.
-
-    Raises:
-        StoreError: nothing can be asked for.
     """
     positions_of: dict[int, list[int]] = {}
     for position, (_, shard) in enumerate(located):
@@ -570,7 +641,10 @@ def begin_samples(
     for positions in positions_of.values():
         _, shard = located[positions[0]]
         assert isinstance(shard, OpenShard), "only these are noted"
-        begun = shard.begin([located[position][0] for position in positions], chosen)
-        for position, sample in zip(positions, begun, strict=True):
+        prepared = shard.prepare([located[position][0] for position in positions], chosen)
+        for position, sample in zip(positions, prepared, strict=True):
             coming[position] = sample
+    for to_send in coming:
+        if to_send is not None:
+            to_send.send()
     return coming

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.format.files import byte_view, update_zeros
 from sa1bpack.format.layout import ArraySpec
 
 # The arrays that are a hundred times as large as all others; of a feature, its only one.
@@ -36,10 +37,13 @@ class Span(NamedTuple):
 
 
 class FetchedBytes(Protocol):
-    """Bytes that have been asked for."""
+    """Bytes that are to be fetched."""
+
+    def send(self) -> None:
+        """Ask for them, in their turn: after those that were sent before."""
 
     def wait(self) -> Any:
-        """The bytes, an object with a buffer. Raises as RangeReader."""
+        """The bytes, an object with a buffer. Asks for them if need be. Raises as RangeReader."""
 
     def cancel(self) -> None:
         """Note that nobody waits for them any more."""
@@ -56,17 +60,18 @@ class RangeReader(Protocol):
         FormatError: a file is missing there, or ends before the bytes that are needed.
     """
 
-    def begin(self, spans: Sequence[Span]) -> Sequence[FetchedBytes]:
-        """Ask for spans of files; those that lie next to each other become one request."""
+    def prepare(self, spans: Sequence[Span]) -> Sequence[FetchedBytes]:
+        """Prepare to fetch spans of files; those that lie next to each other are one request."""
 
     def check_unchanged(self) -> None:
         """Raise StoreError if the folder is not what it was when it was opened."""
 
 
 class ComingRows:
-    """Rows of an array that have been asked for.
+    """Rows of an array that are to be fetched.
 
     Attributes:
+        spec: the array.
         first, stop: first row, and the one after the last.
         nbytes: bytes that are fetched for them.
     """
@@ -88,27 +93,79 @@ class ComingRows:
         self.first = first
         self.stop = stop
         self.nbytes = sum(span.stop - span.first for span, _ in pieces)
-        self._spec = spec
+        self.spec = spec
         self._pieces = pieces
+        self._arrived: list[Any] | None = None  # the bytes of each piece
+
+    def send(self) -> None:
+        """Ask for the rows, in their turn."""
+        for _, fetched in self._pieces:
+            fetched.send()
+
+    def check_rows(self, first: int, stop: int, subject: str, remedy: str) -> None:
+        """Raise FormatError unless these are the rows that are needed.
+
+        Args:
+            first, stop: first row that is needed, and the one after the last.
+            subject: what is read, for the message, after its file.
+            remedy: what helps.
+        """
+        if (self.first, self.stop) != (first, stop):
+            raise FormatError(
+                f"{subject}: rows {first} to {stop} are needed, but {self.first} to {self.stop} "
+                f"were asked for; {remedy}"
+            )
+
+    def wait(self) -> list[Any]:
+        """The bytes of each piece, objects with a buffer: waits for them.
+
+        Raises as `RangeReader`.
+        """
+        if self._arrived is None:
+            self._arrived = [fetched.wait() for _, fetched in self._pieces]
+        return self._arrived
+
+    def hash_into(self, digest: Any) -> None:
+        """Update an XXH3 hash with the bytes of the rows: waits for them. Raises as RangeReader."""
+        position = self._start
+        for (span, _), data in zip(self._pieces, self.wait(), strict=True):
+            update_zeros(digest, span.first - position)
+            digest.update(data)
+            position = span.stop
+        update_zeros(digest, self.stop * self.spec.row_bytes - position)
+
+    def memory(self) -> np.ndarray:
+        """uint8 (n,): the bytes of the rows, from the first on, but for zeros at their end.
+
+        Waits for them. It may be what was received, at any address. Raises as `RangeReader`.
+        """
+        if len(self._pieces) == 1 and self._pieces[0][0].first == self._start:
+            return np.frombuffer(self.wait()[0], np.uint8)
+        return byte_view(self.rows())
+
+    @property
+    def _start(self) -> int:
+        """First byte of the rows in the chunk file."""
+        return self.first * self.spec.row_bytes
 
     def rows(self) -> np.ndarray:
         """The rows, (stop - first, *row_shape), C-contiguous: waits for their bytes.
 
         Raises as `RangeReader`.
         """
-        spec = self._spec
+        spec = self.spec
         shape = (self.stop - self.first, *spec.row_shape)
-        start = self.first * spec.row_bytes
         nbytes = prod(shape) * spec.dtype.itemsize
-        if len(self._pieces) == 1 and self.nbytes == nbytes:
-            _, fetched = self._pieces[0]
-            rows = np.frombuffer(fetched.wait(), spec.dtype).reshape(shape)
+        arrived = self.wait()
+        if len(arrived) == 1 and self.nbytes == nbytes:
+            rows = np.frombuffer(arrived[0], spec.dtype).reshape(shape)
             if rows.flags.aligned:
                 return rows
             return rows.copy()
         data = np.zeros(nbytes, np.uint8)
-        for span, fetched in self._pieces:
-            data[span.first - start : span.stop - start] = np.frombuffer(fetched.wait(), np.uint8)
+        for (span, _), piece in zip(self._pieces, arrived, strict=True):
+            first = span.first - self._start
+            data[first : first + len(piece)] = np.frombuffer(piece, np.uint8)
         return data.view(spec.dtype).reshape(shape)
 
     def refuse(self) -> None:
@@ -151,13 +208,10 @@ class RowRequest(NamedTuple):
         return spans
 
 
-def begin_rows(reader: RangeReader, requests: Sequence[RowRequest]) -> list[ComingRows]:
-    """Ask for rows of arrays that one reader reads, all at once.
-
-    Raises StoreError if nothing can be asked for.
-    """
+def prepare_rows(reader: RangeReader, requests: Sequence[RowRequest]) -> list[ComingRows]:
+    """Prepare to fetch rows of arrays that one reader reads, all at once."""
     spans_of = [request.spans() for request in requests]
-    pending = iter(reader.begin([span for spans in spans_of for span in spans]))
+    pending = iter(reader.prepare([span for spans in spans_of for span in spans]))
     coming = []
     for request, spans in zip(requests, spans_of, strict=True):
         pieces = [(span, next(pending)) for span in spans]
@@ -190,8 +244,10 @@ class FetchedArray:
         return len(self) * self.spec.row_bytes
 
     def begin(self, first: int, stop: int) -> ComingRows:
-        """Ask for rows. Raises StoreError if nothing can be asked for."""
-        return begin_rows(self.reader, [RowRequest(self, first, stop)])[0]
+        """Ask for rows."""
+        [coming] = prepare_rows(self.reader, [RowRequest(self, first, stop)])
+        coming.send()
+        return coming
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         """Rows by number, slice or int64 (k,) positions, as arrays of memory are indexed.
@@ -229,7 +285,9 @@ class FetchedArray:
         for start, stop in zip(starts, stops, strict=True):
             requests.append(RowRequest(self, int(order[start]), int(order[stop - 1]) + 1))
         rows: np.ndarray = np.empty((len(order), *self.spec.row_shape), self.dtype)
-        coming = begin_rows(self.reader, requests)
+        coming = prepare_rows(self.reader, requests)
+        for part in coming:
+            part.send()
         for start, stop, part in zip(starts, stops, coming, strict=True):
             rows[start:stop] = part.rows()[order[start:stop] - part.first]
         chosen: np.ndarray = rows[inverse]

@@ -438,3 +438,43 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
             digest.update(array.data)
     digest.update(b"".join(short))
     return digest.intdigest()
+
+
+def rows_checksums(layout: Layout, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    """uint64 (k,): `rows_checksum` of each of k samples, whose rows follow each other.
+
+    Args:
+        rows: as for `rows_checksum`, of all samples; `size`, and of offset arrays the lengths.
+    """
+    mask_ends = np.append(0, np.cumsum(rows["mask_offset"]))
+    ends = {"sample": range(len(rows["size"]) + 1), "mask": mask_ends.tolist()}
+    if layout.runs:
+        ends["run"] = np.append(0, np.cumsum(rows["run_offset"]))[mask_ends].tolist()
+    if layout.flat:
+        ends["image_byte"] = np.append(0, np.cumsum(rows["image_offset"])).tolist()
+    pieces = []  # of each array: its bytes, and where in them those of each sample begin and end
+    for spec in layout.arrays:
+        if spec.name != "checksum":
+            bounds = [end * spec.row_bytes for end in ends[spec.axis]]
+            is_canvas = spec.name == "image" and not layout.flat
+            pieces.append((byte_view(rows[spec.name]), bounds, is_canvas))
+    checksums = []
+    for sample, height in enumerate(rows["size"][:, 2].tolist()):
+        digest = xxhash.xxh3_64()
+        short = []
+        for array, bounds, is_canvas in pieces:
+            piece = array[bounds[sample] : bounds[sample + 1]]
+            if piece.size < _SHORT_BYTES and not is_canvas:
+                short.append(piece.data)
+                continue
+            digest.update(b"".join(short))
+            short = []
+            if is_canvas:
+                for zeros, part in canvas_pieces(layout, piece, height):
+                    update_zeros(digest, zeros)
+                    digest.update(part.data)
+            else:
+                digest.update(piece.data)
+        digest.update(b"".join(short))
+        checksums.append(digest.intdigest())
+    return np.array(checksums, np.uint64)

@@ -1,7 +1,7 @@
 """Reading a shard: memory maps, checked before the first view, or copies compared with checksums.
 
 Of a shard at a URL the small arrays may be on this machine, and rows of the large ones be fetched:
-then `shard["image"]` is a `FetchedArray`, and a sample's rows are asked for before they are read.
+then `shard["image"]` is a `FetchedArray`, and `fetched_samples` reads its samples.
 
 `open_shard` maps. `read_sample_rows` compares one sample with its XXH3-64, `read_array_rows` one
 array with the XXH3-128 of its file. Both read with `pread`, not through a memory map: the bytes
@@ -24,17 +24,10 @@ import xxhash
 from sa1bpack.disk.direct import open_to_read, read_direct
 from sa1bpack.errors import FormatError
 from sa1bpack.format import arrays, files
-from sa1bpack.format.fetched import (
-    LARGE_ARRAYS,
-    ComingRows,
-    FetchedArray,
-    RangeReader,
-    RowRequest,
-)
+from sa1bpack.format.fetched import LARGE_ARRAYS, FetchedArray, RangeReader
 from sa1bpack.format.layout import (
     ArraySpec,
     Layout,
-    canvas_spans,
     image_nbytes,
     image_planes,
     rows_checksum,
@@ -214,29 +207,6 @@ def rows_of_sample(
     return rows
 
 
-def rows_to_fetch(shard: Shard, row: int) -> dict[str, RowRequest]:
-    """The rows of one sample that must be fetched, by array name: those of large arrays.
-
-    Raises FormatError as `rows_of_sample`.
-    """
-    requests: dict[str, RowRequest] = {}
-
-    def note(spec: ArraySpec, first: int, stop: int) -> np.ndarray:
-        array: Any = shard[spec.name]
-        if isinstance(array, FetchedArray):
-            within = None
-            if spec.name == "image" and not shard.layout.flat:
-                within = canvas_spans(shard.layout, int(shard["size"][row, 2]))
-            requests[spec.name] = RowRequest(array, first, stop, within)
-            return np.empty(0, spec.dtype)
-        if spec.child_axis is None:
-            return np.empty(0, spec.dtype)
-        return shard[spec.name][first:stop]
-
-    rows_of_sample(shard, row, note)
-    return requests
-
-
 def checksum_of_rows(layout: Layout, rows: Mapping[str, np.ndarray]) -> int:
     """The XXH3-64 of a sample from its `rows_of_sample`, which have offsets, not lengths."""
     lengths = {spec.name: np.diff(rows[spec.name]) for spec in layout.arrays if spec.offsets}
@@ -248,7 +218,6 @@ def read_sample_rows(
     row: int,
     out: Mapping[str, np.ndarray] | None = None,
     direct: bool = False,
-    coming: Mapping[str, ComingRows] | None = None,
 ) -> dict[str, np.ndarray]:
     """All rows of one sample by array name, (n, *row_shape) each, compared with its checksum.
 
@@ -256,46 +225,23 @@ def read_sample_rows(
     belong to the caller.
 
     Args:
+        shard: the shard, which is on this machine; see `fetched_samples` for others.
         row: row of the sample in the shard.
         out: arrays to read into, by name, of exactly the dtype and shape of the rows; the others
             are allocated.
         direct: read what is large past the page cache, where that is possible.
-        coming: rows of a shard at a URL that were asked for, see `rows_to_fetch`. Without some of
-            them these arrays are left out, and nothing can be compared.
 
     Raises:
         FormatError: the bytes are not those that were written, or a file is too short.
         OSError: a file cannot be opened or read.
-        StoreError: rows cannot be fetched.
     """
     targets = out or {}
-    left_out: list[str] = []
 
     def read(spec: ArraySpec, first: int, stop: int) -> np.ndarray:
-        target = targets.get(spec.name)
-        if shard.reader is not None and spec.name not in LARGE_ARRAYS:
-            # Compared with its digest when it was fetched. The maps are those of other readers.
-            return shard[spec.name][first:stop]
-        if shard.reader is None or first == stop:
-            path = f"{shard.folder}/{spec.chunk_path}"
-            return read_rows(path, spec, first, stop, target, direct)
-        arriving = (coming or {}).get(spec.name)
-        if arriving is None:
-            left_out.append(spec.name)
-            return np.empty((0, *spec.row_shape), spec.dtype)
-        if (arriving.first, arriving.stop) != (first, stop):
-            raise FormatError(
-                f"{shard.folder}: rows of {spec.name} of sample {row} are {first} to {stop}, but "
-                f"{arriving.first} to {arriving.stop} were asked for; {REPAIR}"
-            )
-        if target is None:
-            return arriving.rows()
-        target[...] = arriving.rows()
-        return target
+        path = f"{shard.folder}/{spec.chunk_path}"
+        return read_rows(path, spec, first, stop, targets.get(spec.name), direct)
 
     rows = rows_of_sample(shard, row, read)
-    if left_out:
-        return rows
     checksum = checksum_of_rows(shard.layout, rows)
     stored = int(rows["checksum"][0])
     if checksum != stored:

@@ -28,7 +28,7 @@ from sa1bpack.format.layout import (
     AxisLengths,
     Layout,
     canvas_pieces,
-    rows_checksum,
+    rows_checksums,
 )
 from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.paths import naming
@@ -52,9 +52,9 @@ _ZEROS = np.zeros(HOLE_BYTES, np.uint8)
 class AppendFile:
     """A new file at `path`, and the running XXH3-128 of the appended bytes.
 
-    Long appends that start at a block boundary in memory (`aligned`) and at a block boundary in
-    the file are written without a copy; everything else is gathered first. For one thread at a
-    time. Methods raise OSError, naming the file, if the disk fails.
+    Long appends that begin as far behind a block boundary in memory as they do in the file are
+    written without a copy; everything else is gathered first. For one thread at a time. Methods
+    raise OSError, naming the file, if the disk fails.
     """
 
     def __init__(self, path: Path, keep: int = 0):
@@ -114,17 +114,21 @@ class AppendFile:
 
     def _append(self, data: np.ndarray) -> None:
         """Append (n,) uint8."""
+        head = -self._staged % BLOCK  # bytes up to the next block of the file
+        is_in_place = (data.ctypes.data + head) % BLOCK == 0
+        if is_in_place and data.size - head >= min(_DIRECT_BYTES, STAGE_BYTES):
+            end = data.size - (data.size - head) % BLOCK
+            self._digest.update(data[:end].data)
+            self._gather(data[:head])
+            if self._staged:
+                self._write(self._stage[: self._staged])
+                self._staged = 0
+            self._write(data[head:end])
+            data = data[end:]
         while data.size:
-            blocks = data.size - data.size % BLOCK
-            least = min(_DIRECT_BYTES, STAGE_BYTES)
-            if self._staged == 0 and blocks >= least and data.ctypes.data % BLOCK == 0:
-                self._digest.update(data[:blocks].data)
-                self._write(data[:blocks])
-                data = data[blocks:]
-            else:
-                rest = self._gather(data)
-                self._digest.update(data[: data.size - rest.size].data)  # still in the cache
-                data = rest
+            rest = self._gather(data)
+            self._digest.update(data[: data.size - rest.size].data)  # still in the cache
+            data = rest
 
     def write_out(self) -> None:
         """Write what is gathered, too: every byte so far then outlives this process."""
@@ -265,40 +269,47 @@ def complete_group(
 
 # ------------------------------------------------------------------------------------------ shards
 
-# The rows of one sample by array name, of the types of the layout: per-sample arrays as the bare
-# row or with a leading axis of 1, per-mask arrays (m, ...), run_ends (r,), run_offset (m + 1,)
-# starting at 0, and a flat image as its bytes (n,). image_offset, mask_offset and checksum follow
-# from the others and are absent. Rows of a canvas below the stored height are not read.
-Sample = Mapping[str, np.ndarray]
+# The rows of k samples by array name, of the types of the layout, those of one sample after those
+# of the other: per-sample arrays of k rows in any shape, per-mask arrays (m, ...), run_ends (r,),
+# run_offset (m + 1,) starting at 0, and flat images as their bytes (n,). image_offset, mask_offset
+# and checksum are absent. Rows of a canvas below the stored height are not read.
+Samples = Mapping[str, np.ndarray]
 
 
-def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
-    """Everything that a shard stores of one sample, with the exact shape of each array.
+def finished_rows(
+    layout: Layout, samples: Samples, image_bytes: np.ndarray, masks: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Everything that a shard stores of k samples, with the exact shape of each array.
 
-    Returns C-contiguous (n, *row_shape) arrays, as views where the input is contiguous, and the
-    `checksum`, (1,) uint64 (docs/format.md, "Checksums"). Offset arrays become lengths, so nothing
-    depends on the position of the sample: mask_offset (1,) int64, the number of masks;
-    image_offset (1,) int64, the number of bytes of the image; run_offset (m,) int64, the number of
-    runs of each mask.
+    Args:
+        layout: layout of the pack.
+        samples: their rows.
+        image_bytes, masks: int64 (k,), bytes of the image and number of masks of each.
+
+    Returns:
+        C-contiguous (n, *row_shape) arrays, as views where the input is contiguous, and the
+        `checksum`, (k,) uint64 (docs/format.md, "Checksums"). Offset arrays become lengths, so
+        nothing depends on the position of the samples: mask_offset (k,) int64, the number of masks;
+        image_offset (k,) int64, the number of bytes of the image; run_offset (m,) int64, the number
+        of runs of each mask.
     """
-    lengths = sample_lengths(layout, sample)
+    lengths_of_samples = {"image_byte": image_bytes, "mask": masks}
     rows = {}
     for spec in layout.arrays:
         if spec.child_axis is not None and spec.axis == "sample":
-            rows[spec.name] = np.array([lengths.along(spec.child_axis)], np.int64)
+            rows[spec.name] = lengths_of_samples[spec.child_axis]
         elif spec.child_axis is not None:
-            rows[spec.name] = np.diff(sample[spec.name])
+            rows[spec.name] = np.diff(samples[spec.name])
         elif spec.name != "checksum":
-            rows[spec.name] = np.ascontiguousarray(sample[spec.name]).reshape(-1, *spec.row_shape)
-    height = int(rows["size"][0, 2])
-    rows["checksum"] = np.array([rows_checksum(layout, rows, height)], np.uint64)
+            rows[spec.name] = np.ascontiguousarray(samples[spec.name]).reshape(-1, *spec.row_shape)
+    rows["checksum"] = rows_checksums(layout, rows)
     return rows
 
 
-def sample_lengths(layout: Layout, sample: Sample) -> AxisLengths:
-    """The rows of one sample, or of its `finished_rows`, along each axis of a shard."""
+def sample_lengths(layout: Layout, sample: Samples) -> AxisLengths:
+    """The `finished_rows` of samples along each axis of a shard."""
     return AxisLengths(
-        samples=1,
+        samples=len(sample["image_id"]),
         masks=len(sample["number_types"]),
         runs=len(sample["run_ends"]) if layout.runs else 0,
         image_bytes=sample["image"].size if layout.flat else 0,
@@ -344,7 +355,7 @@ class ShardWriter:
             raise
 
     def append(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Write the `finished_rows` of the next sample; the arrays may change afterwards.
+        """Write the `finished_rows` of the next samples; the arrays may change afterwards.
 
         Only the rows of a canvas that hold the image are read; the rest is zero, and a hole on
         disk. Raises OSError naming the file if the disk fails; the shard can then not be published.
@@ -354,15 +365,15 @@ class ShardWriter:
                 ends = self.lengths.along(spec.child_axis) + np.cumsum(rows[spec.name])
                 file.append(ends)
             elif spec.name == "image" and not self.layout.flat:
-                image = files.byte_view(rows["image"])
-                height = int(rows["size"][0, 2])
-                for zeros, piece in canvas_pieces(self.layout, image, height):
-                    file.skip(zeros)
-                    file.append(piece)
+                for image, height in zip(rows["image"], rows["size"][:, 2].tolist(), strict=True):
+                    pieces = canvas_pieces(self.layout, files.byte_view(image), height)
+                    for zeros, piece in pieces:
+                        file.skip(zeros)
+                        file.append(piece)
             else:
                 file.append(rows[spec.name])
         self.lengths = self.lengths + sample_lengths(self.layout, rows)
-        self._annotations += int(rows["annotation_count"][0])
+        self._annotations += int(rows["annotation_count"].sum())
 
     def complete(self, attributes: dict[str, Any]) -> ShardEntry:
         """Complete the shard and flush it, under its working name.

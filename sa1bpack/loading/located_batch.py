@@ -3,9 +3,8 @@
 Small batches are joined: several, one after another, are located and copied as one, and handed over
 together.
 
-With verify_checksums=True, a sample is first read out of its files, its pixels straight into place
-in the buffer, and compared with its checksum there, so a file cannot change between the check and
-the use: the batch is loaded from those copies, once they agree with what was found by the maps.
+Samples are loaded out of their files, out of copies that were compared with their checksums (with
+verify_checksums=True, see `checked_copies`), or out of what was fetched (see `arrived_samples`).
 """
 
 import os
@@ -20,22 +19,15 @@ import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.sample import AS_STORED, read_error
+from sa1bpack.dataset.sample import read_error
 from sa1bpack.dataset.shard_cache import shortage
-from sa1bpack.dataset.shards import (
-    ArrayRef,
-    ComingSample,
-    Location,
-    OpenShard,
-    ShardArrays,
-    address_of,
-)
+from sa1bpack.dataset.shards import OpenShard, ShardArrays
 from sa1bpack.disk.aio import CUT_SHORT
-from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.files import is_shortage, missing
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.manifest import REMAKE
+from sa1bpack.loading.arrived_samples import enter_arrived
 from sa1bpack.loading.batch.feature_arrays import BatchFeature, mask_positions
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import unpack_into
@@ -43,25 +35,22 @@ from sa1bpack.loading.batch.spec import BatchCounts, BatchPlaces, BatchSpec
 from sa1bpack.loading.batch.tables import (
     BAD_SPANS,
     FILE,
-    IN_MEMORY,
     NO_FILE,
     Destination,
     SampleTables,
     Sources,
 )
+from sa1bpack.loading.checked_copies import CheckedCopies, location_of, span_lengths
 from sa1bpack.loading.look_up import LookUp
 from sa1bpack.loading.order.epoch import OrderedBatch
 from sa1bpack.loading.row_prefetcher import RowPrefetcher
-from sa1bpack.loading.sample_reader import SampleReader, ShardFiles, file_table, open_files
+from sa1bpack.loading.sample_reader import SampleReader, ShardFiles, open_files
 from sa1bpack.loading.stats import Read
 from sa1bpack.masks.arrays import check_image_runs
 
-_Source = TypeVar("_Source", ShardFiles, ShardArrays)
+_Source = TypeVar("_Source", ShardFiles, ShardArrays, list[np.ndarray])
 
 _ALL_ROWS = slice(None)
-
-# Arrays of which a sample's rows are large.
-_IMAGE_AND_BITS = ("image", "mask_bits")
 
 # Samples that a thread loads together: this many, and more of small ones, up to so many bytes.
 OPEN_SAMPLES = 8
@@ -79,29 +68,6 @@ def without_frames(error: Exception) -> Exception:
         cause.__traceback__ = None
         cause = cause.__cause__ or cause.__context__
     return error
-
-
-def canvases_of(batches: Sequence[OrderedBatch], count: int | None = None) -> np.ndarray | None:
-    """int32 (n, 2): height and width of the canvas of each sample of some batches, by its class.
-
-    None if they have no classes of aspect: those of a loader all have them, or none has.
-
-    Args:
-        batches: the batches.
-        count: samples of each batch; None: all.
-    """
-    rows = []
-    for batch in batches:
-        if batch.sample_class is None or batch.sample_class.canvas is None:
-            return None
-        samples = len(batch.indices) if count is None else count
-        rows.append(np.tile(np.array(batch.sample_class.canvas, np.int32), (samples, 1)))
-    return np.concatenate(rows)
-
-
-def location_of(sample: np.void) -> Location:
-    """The place of a SAMPLE by the index of the pack."""
-    return Location(*sample[list(Location._fields)].tolist())
 
 
 def sample_error(pack: Pack, sample: np.void, cause: Exception) -> ReadError:
@@ -179,7 +145,7 @@ class LocatedBatch:
             self.capacity = choice.max_masks
         self.run_offset = np.zeros(self.total + 1, np.int64)
         if spec.reads_runs:
-            np.cumsum(_lengths(tables.masks), out=self.run_offset[1:])
+            np.cumsum(span_lengths(tables.masks), out=self.run_offset[1:])
         self._image = spec.image_of(ordered.sample_class)
         self._texts: dict[str, list[str]] = {}
         self._lengths: dict[str, np.ndarray] = {}  # of features with ragged rows
@@ -365,7 +331,7 @@ class LocatedBatch:
 
         Rows are put where they go out of the memory that they arrived in.
         """
-        reads = []
+        reads: list[Read] = []
         start = first
         while start < stop:
             end = min(start + OPEN_SAMPLES, stop)
@@ -374,13 +340,21 @@ class LocatedBatch:
             sources = self._no_files(start, end)
             for k in range(start, end):
                 asked = None
+                if coming is not None and coming.is_over:
+                    return reads  # nobody gets the batch
                 if coming is not None:
                     asked = coming.take(int(self._tables.samples["row"][k]))
-                files = sources.files[k - start]
-                rows = self._opened(
-                    partial(list, [k]), partial(self._arrived, k, reader.direct, asked, files)
+                work = partial(
+                    enter_arrived,
+                    self._tables,
+                    k,
+                    self._shard(k),
+                    self._spec,
+                    asked,
+                    reader.direct,
+                    sources.files[k - start],
                 )
-                arrived.append((asked, rows))
+                arrived.append((asked, self._opened(partial(list, [k]), work)))
             if coming is not None:
                 coming.arrived(time.monotonic() - begin)
             reads.append(self._load(start, end, reader, sources))
@@ -397,44 +371,31 @@ class LocatedBatch:
         files["descriptor"] = NO_FILE
         return Sources(files, np.arange(len(self)) - start)
 
-    def _arrived(
-        self, k: int, direct: bool, asked: ComingSample | None, files: np.ndarray
-    ) -> ShardArrays:
-        """Wait for the rows of sample k, and enter where they are in memory.
-
-        Args:
-            direct: read what is on this machine past the page cache.
-            asked: what was asked for of it, if anything was.
-            files: FILE (p,), out.
-
-        Raises:
-            Whatever `OpenShard.copy_sample` raises.
-        """
-        spec = self._spec
-        shard = self._shard(k)
-        location = location_of(self._tables.samples[k])
-        fetched, copy = shard.arrived(location, asked, spec.chosen, direct)
-        files["descriptor"] = IN_MEMORY
-        for file, ref in zip(files, spec.refs, strict=True):
-            rows = copy.array(ref)
-            if len(rows):
-                row_bytes = rows.strides[0]
-                file["address"] = address_of(rows) - row_bytes * _first_row(
-                    shard, location, ref, fetched
-                )
-        return copy
-
     def _copy_checked(self, first: int, stop: int, reader: SampleReader) -> list[Read]:
         """`copy`, of copies that are compared with their checksums."""
+        copies = CheckedCopies(
+            tables=self._tables,
+            spec=self._spec,
+            look_up=self._look_up,
+            ordered=self.ordered,
+            choice=self._choice,
+            places=self.places,
+            image=self._image,
+        )
         reads = []
         for k in range(first, stop):
-            self._announce(k, reader.direct)
+            copies.announce(k, self._shard(k), reader.direct)
         for k in range(first, stop):  # one at a time: it is in the processor's caches then
             sources = self._no_files(k, k + 1)
-            copied = self._opened(
-                partial(list, [k]),
-                partial(self._checked_copy, k, reader.direct, sources.files[0]),
+            work = partial(
+                copies.enter,
+                k,
+                self._shard(k),
+                self._dest.buffer,
+                reader.direct,
+                sources.files[0],
             )
+            copied = self._opened(partial(list, [k]), work)
             if copied is not None:
                 reads.append(self._load(k, k + 1, reader, sources))
         return reads
@@ -643,90 +604,6 @@ class LocatedBatch:
         else:
             spec.masks.draw(ends, offset, size, out=masks)
 
-    # --------------------------------------------------------------------------- checked reading
-
-    def _announce(self, k: int, direct: bool) -> None:
-        """Let the system begin to read the rows of a sample and of its masks into the page cache.
-
-        It goes through the maps, so that nothing is opened for it; what is read there is never
-        looked at.
-
-        Args:
-            direct: leave out the large ones, which are not read through the page cache.
-        """
-        if not self._spec.chosen.of_shards:
-            return
-        shard = self._shard(k).shard
-        location = location_of(self._tables.samples[k])
-        spans = {
-            "sample": (location.shard_row, location.shard_row + 1),
-            "mask": (location.first_mask, location.stop_mask),
-        }
-        for spec in shard.layout.arrays:
-            if spec.axis in spans and not (direct and spec.name in _IMAGE_AND_BITS):
-                first, stop = spans[spec.axis]
-                start = address_of(shard[spec.name]) + first * spec.row_bytes
-                read_ahead_map(start, (stop - first + spec.offsets) * spec.row_bytes)
-
-    def _checked_copy(self, k: int, direct: bool, files: np.ndarray) -> ShardArrays:
-        """Read all rows of sample k, and compare them with their checksums and what was located.
-
-        What is compared is what is loaded: the copy, a shard of one sample, takes the place of its
-        shard in `SampleTables`, and in `files`: FILE (p,), out.
-
-        Raises:
-            FormatError: the rows are not what was written, or what was located.
-            OSError: they cannot be read.
-        """
-        tables = self._tables
-        spec = self._spec
-        located = tables.samples[k]
-        out = {}
-        if spec.chosen.images and self._image.how == AS_STORED:  # pixels are read to their place
-            out["image"] = self.places.regions["images"].view(self._dest.buffer)[k : k + 1]
-        copy = self._shard(k).copy_sample(location_of(located), out, direct)
-        samples = tables.samples[k : k + 1].copy()
-        samples["array_row"] = 0
-        samples["first_mask"] = 0
-        samples["stop_mask"] = copy.lengths.masks
-        canvases = None
-        if spec.chosen.images:
-            canvases = canvases_of([self.ordered], count=1)
-        fits, copied = self._look_up.find(
-            samples,
-            [copy],
-            shard_at=np.zeros(1, np.int64),
-            epoch=self.ordered.epoch,
-            choice=self._choice,
-            canvases=canvases,
-        )
-        kept_begin = int(located["kept_begin"])
-        masks = tables.masks[kept_begin : int(located["kept_end"])]
-        kept_count = len(copied.masks)
-        if not (
-            fits.all()
-            and np.array_equal(samples["size"][0], located["size"])
-            and samples["image_bytes"][0] == located["image_bytes"]
-            and np.array_equal(copied.masks["row"], masks["row"] - located["first_mask"])
-            and np.array_equal(_lengths(copied.masks), _lengths(masks))
-            and _same_feature_rows(tables, copied, k, kept_begin)
-        ):
-            raise FormatError(
-                f"{kept_count} of its {copy.lengths.masks} masks are kept, where {len(masks)} "
-                f"were to be by what was read before, or its size or offsets differ; {REPAIR}"
-            )
-        samples["kept_begin"] += kept_begin
-        samples["kept_end"] += kept_begin
-        tables.samples[k] = samples[0]
-        masks[:] = copied.masks
-        tables.numbers[k] = copied.numbers[0]
-        for spans, of_copy, _, _ in _feature_rows(tables, copied, k, kept_begin):
-            spans["begin"] = of_copy["begin"]
-            spans["end"] = of_copy["end"]
-        files[:] = file_table(copy, spec.refs)
-        files["descriptor"] = IN_MEMORY
-        return copy
-
     # -------------------------------------------------------------------------------------- errors
 
     def errors(self) -> list[tuple[int, ReadError]]:
@@ -755,6 +632,11 @@ class LocatedBatch:
                 f"{self._tables.samples[k]['shard_row']} fall, or lead outside of the values; "
                 f"{REMAKE}"
             )
+        if code == BAD_SPANS and self._spec.refs[array].name != "run_ends":
+            return FormatError(
+                f"{shard.path_of(self._spec.refs[array])}: the small arrays of the shard have "
+                f"changed while sample {self._tables.samples[k]['shard_row']} was read; {REPAIR}"
+            )
         if code == BAD_SPANS:
             return FormatError(
                 f"{shard.path('run_offset')}: runs of sample "
@@ -771,60 +653,3 @@ class LocatedBatch:
             f"{path}: ends before this sample, but was complete when it was opened. Restore the "
             "file from a copy, or run `sa1bpack repair` on the pack"
         )
-
-
-def _first_row(shard: OpenShard, location: Location, ref: ArrayRef, fetched: ComingSample) -> int:
-    """The row of an array, in its file, that the first of a sample's rows is."""
-    coming = fetched.rows(ref)
-    if coming is not None:
-        return coming.first
-    if ref.feature >= 0:  # which is on this machine
-        feature = shard.features[ref.feature]
-        rows = feature.spec.row_range(location.shard_row, location.first_mask, location.stop_mask)
-        first, _ = feature.span(*rows)
-        return first
-    firsts = {"sample": location.shard_row, "mask": location.first_mask}
-    layout = shard.shard.layout
-    for spec in layout.arrays:
-        if spec.child_axis is not None:  # comes before the arrays on that axis
-            firsts[spec.child_axis] = int(shard.arrays[spec.name][firsts[spec.axis]])
-    return firsts[layout.array(ref.name).axis]
-
-
-def _feature_rows(
-    tables: SampleTables, copied: SampleTables, k: int, kept_begin: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Spans and flags of sample k, and of its masks, in a batch's tables and in those of a copy.
-
-    Yields (spans, spans of the copy, flags, flags of the copy).
-    """
-    masks = slice(kept_begin, kept_begin + len(copied.masks))
-    sample = slice(k, k + 1)
-    yield (
-        tables.sample_spans[sample],
-        copied.sample_spans,
-        tables.sample_present[sample],
-        copied.sample_present,
-    )
-    yield (
-        tables.mask_spans[masks],
-        copied.mask_spans,
-        tables.mask_present[masks],
-        copied.mask_present,
-    )
-
-
-def _same_feature_rows(tables: SampleTables, copied: SampleTables, k: int, kept_begin: int) -> bool:
-    """True if the ragged rows of a copy are as long, and its missing rows those, of sample k."""
-    for spans, of_copy, present, present_in_copy in _feature_rows(tables, copied, k, kept_begin):
-        if not np.array_equal(_lengths(spans), _lengths(of_copy)):
-            return False
-        if not np.array_equal(present, present_in_copy):
-            return False
-    return True
-
-
-def _lengths(masks: np.ndarray) -> np.ndarray:
-    """int64 (m,): how many rows each mask has in mask_bits, or in run_ends; or items each SPAN."""
-    lengths: np.ndarray = masks["end"] - masks["begin"]
-    return lengths

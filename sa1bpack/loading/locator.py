@@ -22,12 +22,8 @@ from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.place_rows import RowPlaces
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import SAMPLE, SampleTables
-from sa1bpack.loading.located_batch import (
-    LocatedBatch,
-    OpenedFiles,
-    canvases_of,
-    sample_error,
-)
+from sa1bpack.loading.checked_copies import canvases_of
+from sa1bpack.loading.located_batch import LocatedBatch, OpenedFiles, sample_error
 from sa1bpack.loading.look_up import LookUp
 from sa1bpack.loading.order.epoch import OrderedBatch, Position, number_at
 

@@ -121,6 +121,7 @@ class ReaderThreads:
                 locator.spec.chosen,
                 self._waited_for_rows,
             )
+        self._is_first = True  # no batch was shared out yet
         self._located: deque[tuple[LocatedBatch, Dropped]] = deque()
         self._locate_next = 1  # batches
         # Used only by the consumer: the number of the batch that it waits for; batches that came
@@ -199,7 +200,11 @@ class ReaderThreads:
                 self.queue.complete(batch, free=True)
                 return
             self._fill(batch, located, name)
-            count = min(self._ranges_per_batch, len(located))
+            ranges = self._ranges_per_batch
+            if self._is_first:  # which the consumer waits for
+                ranges = self._crew.budget
+                self._is_first = False
+            count = min(ranges, len(located))
             edges = (np.arange(count + 1) * len(located) // count).tolist()
             self.queue.share(batch, list(pairwise(edges)))
         except BaseException as error:

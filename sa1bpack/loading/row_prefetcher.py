@@ -3,11 +3,13 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.shards import ComingSample, Location
+from sa1bpack.errors import Sa1bpackError
 from sa1bpack.loading.order.epoch import OrderedBatch
 from sa1bpack.threads import start_thread
 
@@ -99,6 +101,11 @@ class RowPrefetcher:
             self._changed.notify_all()
             return batches
 
+    @property
+    def is_over(self) -> bool:
+        """True once the epoch has ended: what is not here is not needed any more."""
+        return self._over
+
     def take(self, row: int) -> ComingSample | None:
         """What was asked for of a sample, by its row in the pack; None if nothing was.
 
@@ -134,12 +141,16 @@ class RowPrefetcher:
     # ------------------------------------------------------------------------------- in the thread
 
     def _ask(self) -> None:
+        is_first = True
         try:
             for batch in self._batches():
                 self._wait_for_room()
                 if self._over:
                     return
-                self._begin(batch)
+                samples = self._begin(batch)
+                if is_first:
+                    self._wait_for_most(samples)
+                is_first = False
         except BaseException as error:
             self._hand_over(error)
 
@@ -162,23 +173,41 @@ class RowPrefetcher:
             ):
                 self._changed.wait(_IDLE_SECONDS)
 
-    def _begin(self, batch: OrderedBatch) -> None:
-        """Ask for the samples of a batch, and hand it over."""
+    def _wait_for_most(self, samples: Sequence[ComingSample]) -> None:
+        """Wait until few enough bytes of samples have not arrived: half of those in flight.
+
+        The first batch would share the way with those behind it, which nobody waits for.
+        """
+        left = sum(sample.nbytes for sample in samples)
+        for sample in samples:
+            left -= sample.nbytes
+            if self._over or left <= self._window() // 4:
+                return
+            with suppress(Sa1bpackError):  # who copies it learns of it
+                sample.wait()
+
+    def _begin(self, batch: OrderedBatch) -> list[ComingSample]:
+        """Ask for the samples of a batch, and hand it over. Returns what was asked for."""
         pack = self._ds.pack
         records = pack.locate_many(self._ds.rows_at(batch.indices)).tolist()
         locations = [Location(*record) for record in records]
-        samples = [sample for _, _, sample in pack.begin(locations, self._chosen)]
+        samples = []
+        for location, _, sample in pack.begin(locations, self._chosen):
+            if sample is not None:
+                samples.append((location.row, sample))
+        coming = [sample for _, sample in samples]
         with self._changed:
-            self._batch_bytes = sum(sample.nbytes for sample in samples if sample is not None)
-            for location, sample in zip(locations, samples, strict=True):
-                if sample is not None and not self._over:
-                    self._coming.setdefault(location.row, []).append(sample)
-                    self._bytes_ahead += sample.nbytes
+            self._batch_bytes = sum(sample.nbytes for sample in coming)
             was_over = self._over
+            for row, sample in samples:
+                if not was_over:
+                    self._coming.setdefault(row, []).append(sample)
+                    self._bytes_ahead += sample.nbytes
         if was_over:
-            for sample in filter(None, samples):
+            for sample in coming:
                 sample.cancel()
         self._hand_over(batch)
+        return coming
 
     def _hand_over(self, batch: OrderedBatch | BaseException) -> None:
         with self._changed:

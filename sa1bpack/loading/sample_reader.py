@@ -68,7 +68,9 @@ class ShardFiles:
 def file_table(shard: ShardArrays, refs: tuple[ArrayRef, ...]) -> np.ndarray:
     """FILE (p,): arrays of a shard and its features, in memory; no file of them is open."""
     table = np.zeros(len(refs), FILE)
-    table["address"] = [address_of(shard.array(ref)) for ref in refs]
+    arrays = [shard.array(ref) for ref in refs]
+    table["address"] = [address_of(array) for array in arrays]
+    table["stop"] = [array.nbytes for array in arrays]
     table["descriptor"] = NO_FILE
     return table
 

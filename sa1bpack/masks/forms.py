@@ -11,18 +11,18 @@ from sa1bpack.masks.raster import check_image
 
 @njit
 def _sum_counts(
-    counts: np.ndarray, counts_offset: np.ndarray, pixels: int, run_ends: np.ndarray
+    counts: np.ndarray, counts_offset: np.ndarray, pixels: np.ndarray, run_ends: np.ndarray
 ) -> tuple[int, np.int64]:
     """Write the run ends; returns the first mask that is refused and what it covers, or -1, -1."""
     first = counts_offset[0]
     for m in range(len(counts_offset) - 1):
         end = np.int64(0)
         for k in range(counts_offset[m], counts_offset[m + 1]):
-            if counts[k] < 0 or counts[k] > pixels - end:
+            if counts[k] < 0 or counts[k] > pixels[m] - end:
                 return m, np.int64(-1)
             end += counts[k]
             run_ends[k - first] = end
-        if end != pixels or counts_offset[m] == counts_offset[m + 1]:
+        if end != pixels[m] or counts_offset[m] == counts_offset[m + 1]:
             return m, end
     return -1, np.int64(-1)
 
@@ -54,16 +54,29 @@ def counts_runs(
         (array([ 2,  5, 12], dtype=int32), array([0, 3]))
     """
     height, width = check_image(height, width)
+    pixels = np.full(max(np.size(counts_offset) - 1, 0), height * width, np.int64)
+    return counts_runs_of_images(counts, counts_offset, pixels)
+
+
+def counts_runs_of_images(
+    counts: np.ndarray, counts_offset: np.ndarray, pixels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`counts_runs` of masks of several images.
+
+    Args:
+        pixels: int64 (n,), pixels of the source image of each mask, which is checked.
+    """
     counts, counts_offset = checked_pieces(
         ("counts", "counts_offset"), counts, np.int64, counts_offset
     )
-    pixels = height * width
     run_ends = np.empty(counts_offset[-1] - counts_offset[0], np.int32)
     bad, covered = _sum_counts(counts, counts_offset, pixels, run_ends)
     if bad >= 0:
-        fault = f"its counts sum to {covered}, the image has {pixels} pixels"
+        fault = f"its counts sum to {covered}, the image has {pixels[bad]} pixels"
         if covered < 0:
-            fault = f"a count is negative, or they sum to more than the image's {pixels} pixels"
+            fault = (
+                f"a count is negative, or they sum to more than the image's {pixels[bad]} pixels"
+            )
         raise mask_error(bad, len(counts_offset) - 1, f"{fault}; correct or remove the annotation")
     return run_ends, counts_offset - counts_offset[0]
 

@@ -34,23 +34,26 @@ def _fifths(value: float) -> np.int64:
 
 
 @njit
-def _most_crossings(coordinates: np.ndarray, polygon_offset: np.ndarray, width: int) -> np.int64:
-    """The most crossings of centre lines that the outlines of all polygons can have."""
+def _most_crossings(
+    coordinates: np.ndarray, polygon_offset: np.ndarray, mask_offset: np.ndarray, widths: np.ndarray
+) -> np.int64:
+    """The most crossings of centre lines that the outlines of the polygons of masks can have."""
     crossings = np.int64(0)
-    for polygon in range(len(polygon_offset) - 1):
-        first = polygon_offset[polygon]
-        corners = (polygon_offset[polygon + 1] - first) // 2
-        for corner in range(corners):
-            corner_at = first + 2 * corner
-            next_at = first + 2 * ((corner + 1) % corners)
-            dx = abs(_fifths(coordinates[corner_at]) - _fifths(coordinates[next_at]))
-            crossings += min(np.int64(width), dx // _PARTS + 1)
+    for m in range(len(mask_offset) - 1):
+        for polygon in range(mask_offset[m], mask_offset[m + 1]):
+            first = polygon_offset[polygon]
+            corners = (polygon_offset[polygon + 1] - first) // 2
+            for corner in range(corners):
+                corner_at = first + 2 * corner
+                next_at = first + 2 * ((corner + 1) % corners)
+                dx = abs(_fifths(coordinates[corner_at]) - _fifths(coordinates[next_at]))
+                crossings += min(widths[m], dx // _PARTS + 1)
     return crossings
 
 
 @njit
 def _crossings_of(
-    coordinates: np.ndarray, height: int, width: int, crossings: np.ndarray
+    coordinates: np.ndarray, height: np.int64, width: np.int64, crossings: np.ndarray
 ) -> np.int64:
     """Write where the outline of a polygon crosses centre lines; returns how often it does.
 
@@ -74,7 +77,7 @@ def _crossings_of(
             continue
         slope = (y1 - y0) / dx if along_x else (x1 - x0) / dy
         first_column = (max(min(x0, x1), np.int64(0)) + 2) // _PARTS
-        last_column = min((max(x0, x1) - 3) // _PARTS, np.int64(width) - 1)
+        last_column = min((max(x0, x1) - 3) // _PARTS, width - 1)
         for column in range(first_column, last_column + 1):
             line = _PARTS * column + 2
             if along_x:
@@ -98,7 +101,7 @@ def _crossings_of(
                         t += 1
                 y = y0 + t - 1
             row = -((2 - y) // _PARTS)
-            row = min(max(row, np.int64(0)), np.int64(height))
+            row = min(max(row, np.int64(0)), height)
             crossings[count] = column * height + row
             count += 1
     return count
@@ -159,8 +162,8 @@ def _draw_polygons(
     coordinates: np.ndarray,
     polygon_offset: np.ndarray,
     mask_offset: np.ndarray,
-    height: int,
-    width: int,
+    heights: np.ndarray,
+    widths: np.ndarray,
     crossings: np.ndarray,
     begins: np.ndarray,
     ends: np.ndarray,
@@ -168,16 +171,16 @@ def _draw_polygons(
     run_offset: np.ndarray,
 ) -> None:
     """Write the run ends of all masks; `crossings`, `begins` and `ends` are working memory."""
-    pixels = height * width
     run_offset[0] = 0
     for m in range(len(mask_offset) - 1):
+        pixels = heights[m] * widths[m]
         of_mask = run_ends[run_offset[m] :]
         runs = np.int64(0)
         foreground = np.int64(0)
         polygons = mask_offset[m + 1] - mask_offset[m]
         for polygon in range(mask_offset[m], mask_offset[m + 1]):
             corners = coordinates[polygon_offset[polygon] : polygon_offset[polygon + 1]]
-            count = _crossings_of(corners, height, width, crossings)
+            count = _crossings_of(corners, heights[m], widths[m], crossings)
             crossings[:count].sort()
             runs = _runs_between(crossings[:count], pixels, of_mask)
             if polygons > 1:
@@ -228,6 +231,28 @@ def polygon_runs(
         (array([ 5,  7,  9, 11, 16], dtype=int32), array([0, 5]))
     """
     height, width = check_image(height, width)
+    masks = max(np.size(mask_offset) - 1, 0)
+    return polygon_runs_of_images(
+        coordinates,
+        polygon_offset,
+        mask_offset,
+        np.full(masks, height, np.int64),
+        np.full(masks, width, np.int64),
+    )
+
+
+def polygon_runs_of_images(
+    coordinates: np.ndarray,
+    polygon_offset: np.ndarray,
+    mask_offset: np.ndarray,
+    heights: np.ndarray,
+    widths: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """`polygon_runs` of masks of several images.
+
+    Args:
+        heights, widths: int64 (n,), size of the source image of each mask, which is checked.
+    """
     coordinates, polygon_offset = checked_pieces(
         ("coordinates", "polygon_offset"), coordinates, np.float64, polygon_offset
     )
@@ -246,7 +271,7 @@ def polygon_runs(
             f"a polygon has the coordinate {coordinates[outside[0]]}, and the limit is "
             f"{MAX_COORDINATE} pixels on either side; correct or remove the annotation",
         )
-    most_crossings = _most_crossings(coordinates, polygon_offset, width)
+    most_crossings = _most_crossings(coordinates, polygon_offset, mask_offset, widths)
     if most_crossings > MAX_CROSSINGS:
         raise MaskError(
             f"the outlines of the polygons of {masks} masks cross columns up to {most_crossings} "
@@ -262,8 +287,8 @@ def polygon_runs(
         coordinates,
         polygon_offset,
         mask_offset,
-        height,
-        width,
+        heights,
+        widths,
         crossings,
         begins,
         ends,

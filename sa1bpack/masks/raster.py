@@ -20,6 +20,7 @@ grids that start elsewhere, are mirrored or have other sizes: `sa1bpack.masks.wi
 the same units (`sa1bpack.transforms.masks.cells`), so they cannot differ.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
@@ -128,42 +129,68 @@ class CenterGrid(NamedTuple):
     column_center: np.ndarray
 
 
-@lru_cache(maxsize=64)  # most images of SA-1B have one of a few sizes; an entry is about 50 kB
+@lru_cache(maxsize=64)  # an entry is about 50 kB
 def area_grid(y: Axis, x: Axis) -> AreaGrid:
     """The tables for sampling by area."""
+    return _area_grid(y, x)
+
+
+@njit
+def _area_grid(y: Axis, x: Axis) -> AreaGrid:
+    """`area_grid`, compiled: images of a data set have hundreds of sizes."""
     # Granlund and Montgomery, "Division by invariant integers using multiplication", 1994, theorem
     # 4.2: exact for 31-bit numerators, and the product stays below 2**63.
-    shift = 31 + (y.pixels - 1).bit_length()
+    shift = 31
+    while (y.pixels - 1) >> (shift - 31):
+        shift += 1
     magic = -(-(1 << shift) // y.pixels)
-    lines = _pixel_edges(y)
-    edges = _pixel_edges(x)
-    edge_row = lines // y.cell
-    column = edges[:-1] // x.cell
-    share = np.minimum((column + 1) * x.cell, edges[1:]) - edges[:-1]
+    edge_row = np.empty(y.pixels + 1, np.int32)
+    edge_below = np.empty(y.pixels + 1, np.int32)
+    for edge in range(y.pixels + 1):
+        line = _pixel_edge(y, edge)
+        edge_row[edge] = line // y.cell
+        edge_below[edge] = (line // y.cell + 1) * y.cell - line
     first = 0  # number of the leftmost cell column
     if x.mirrored:
         first = -x.cells % 8
-    blocks = np.arange(0, x.cells + 8, 8) - first  # the first cell column of each, and the end
-    bounds = np.clip(blocks, 0, x.cells) * x.cell + x.start
+    column_cell = np.empty(x.pixels, np.int32)
+    column_share = np.empty(x.pixels, np.int32)
+    column_rest = np.empty(x.pixels, np.int32)
+    for pixel in range(x.pixels):
+        left = _pixel_edge(x, pixel)
+        right = _pixel_edge(x, pixel + 1)
+        column = left // x.cell
+        share = min((column + 1) * x.cell, right) - left
+        column_cell[pixel] = first + column
+        column_share[pixel] = share
+        column_rest[pixel] = right - left - share
+    blocks = (x.cells + 7) // 8
+    block_begin = np.empty(blocks + 1, np.int64)
+    block_end = np.empty(blocks, np.int64)
+    for block in range(blocks + 1):
+        bound = min(max(8 * block - first, 0), x.cells) * x.cell + x.start
+        block_begin[block] = min(max(bound // x.pixel, 0), x.pixels)
+        if block:
+            block_end[block - 1] = min(max(-(-bound // x.pixel), 0), x.pixels)
     return AreaGrid(
-        y=y,
-        x=x,
-        magic=magic,
-        shift=shift,
-        edge_row=frozen(edge_row, np.int32),
-        edge_below=frozen((edge_row + 1) * y.cell - lines, np.int32),
-        column_cell=frozen(first + column, np.int32),
-        column_share=frozen(share, np.int32),
-        column_rest=frozen(np.diff(edges) - share, np.int32),
-        block_begin=frozen(np.clip(bounds // x.pixel, 0, x.pixels), np.int64),
-        block_end=frozen(np.clip(-(-bounds[1:] // x.pixel), 0, x.pixels), np.int64),
+        y,
+        x,
+        magic,
+        shift,
+        edge_row,
+        edge_below,
+        column_cell,
+        column_share,
+        column_rest,
+        block_begin,
+        block_end,
     )
 
 
-def _pixel_edges(axis: Axis) -> np.ndarray:
-    """int64 (pixels + 1,): edges of the source pixels, from the grid's start, moved to its ends."""
-    edges = np.arange(axis.pixels + 1) * axis.pixel - axis.start
-    return np.clip(edges, 0, axis.cells * axis.cell)
+@njit
+def _pixel_edge(axis: Axis, pixel: int) -> int:
+    """The upper or left edge of a source pixel from the grid's start, moved to the grid's ends."""
+    return min(max(pixel * axis.pixel - axis.start, 0), axis.cells * axis.cell)
 
 
 def _cells_before(axis: Axis) -> np.ndarray:
@@ -426,6 +453,61 @@ def draw_grid(
     return out
 
 
+@njit
+def _rasterize_images(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    masks_of: np.ndarray,
+    sides: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """`_rasterize_area` of the masks of several images, see `draw_images`.
+
+    `sides` are int64 (k, 2, 4): of the axes y and x of each image, the first four numbers.
+    """
+    for image in range(len(masks_of) - 1):
+        first = masks_of[image]
+        last = masks_of[image + 1]
+        if first == last:
+            continue
+        down = sides[image, 0]
+        across = sides[image, 1]
+        y = Axis(down[0], down[1], down[2], down[3], 0, False)
+        x = Axis(across[0], across[1], across[2], across[3], 0, False)
+        acc = np.zeros((y.cells + 2, 8), np.int64)
+        runs_of = run_offset[first : last + 1]
+        _rasterize_area(run_ends, runs_of, _area_grid(y, x), acc, out[first:last])
+
+
+def draw_images(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    masks_of: np.ndarray,
+    axes: Sequence[tuple[Axis, Axis]],
+    sampling: str,
+    out: np.ndarray,
+) -> None:
+    """Draw the masks of several images on the grids of their packs. Arguments are checked.
+
+    Args:
+        run_ends, run_offset: of the masks of all images, see `rasterize`.
+        masks_of: int64 (k + 1,), image i has the masks ``masks_of[i]`` to ``masks_of[i + 1] - 1``.
+        axes: y and x of each image, as `fit_axes` returns them.
+        sampling: "area" or "center".
+        out: uint8 (n, rows, ceil(columns / 8)), overwritten.
+    """
+    run_ends = frozen(run_ends)
+    run_offset = frozen(run_offset)
+    if sampling == "area":
+        sides = np.array([(y[:4], x[:4]) for y, x in axes], np.int64)
+        _rasterize_images(run_ends, run_offset, masks_of, sides, out)
+        return
+    for image, (y, x) in enumerate(axes):
+        masks = slice(masks_of[image], masks_of[image + 1])
+        runs_of = run_offset[masks.start : masks.stop + 1]
+        draw_grid(run_ends, runs_of, y, x, sampling, out[masks])
+
+
 @lru_cache(maxsize=64)
 def covered_pixels(height: int, width: int, fit: str, image_size: int) -> tuple[int, int]:
     """The source pixels, down and across, that the grid of a pack and its canvas cover.
@@ -443,6 +525,7 @@ def covered_pixels(height: int, width: int, fit: str, image_size: int) -> tuple[
     return longer, longer
 
 
+@lru_cache(maxsize=1024)
 def fit_axes(
     height: int, width: int, mask_size: int, fit: str, image_size: int
 ) -> tuple[Axis, Axis]:

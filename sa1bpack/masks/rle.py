@@ -25,6 +25,7 @@ from sa1bpack.masks.arrays import (
     check_image_runs,
     checked_pieces,
     checked_runs,
+    frozen,
     mask_error,
 )
 
@@ -36,7 +37,7 @@ MOST_GROUPS = 7  # that are written: a difference of two counts has at most 33 b
 def _parse_text(
     text: np.ndarray,
     text_offset: np.ndarray,
-    pixels: int,
+    pixels: np.ndarray,
     run_ends: np.ndarray,
     run_offset: np.ndarray,
     noncanonical: np.ndarray,
@@ -56,6 +57,7 @@ def _parse_text(
         end = before = before2 = np.int64(0)  # of the last run; its count, and the one before
         value = outside = redundant = np.int64(0)
         first = run
+        most = pixels[m]
         while p < count:
             group = np.int64(groups[p]) - 48
             p += np.uint64(1)
@@ -80,11 +82,11 @@ def _parse_text(
             before = value
             end += value
             # Nothing overflows: a number is below 2**60 and is added to a value in 0..pixels.
-            if value < 0 or end > pixels:
+            if value < 0 or end > most:
                 break
             run_ends[run] = end
             run += 1
-        if outside & ~63 or value < 0 or end != pixels:
+        if outside & ~63 or value < 0 or end != most:
             if outside & ~63 or value < 0:
                 end = np.int64(-1)
             return m, end
@@ -129,6 +131,20 @@ def parse_counts(
         raise MaskError(
             f"an image of {pixels} pixels cannot have masks; the limit is {MAX_RUN_END}"
         )
+    return parse_counts_of_images(
+        text, text_offset, np.full(len(text_offset) - 1, pixels, np.int64)
+    )
+
+
+def parse_counts_of_images(
+    text: np.ndarray, text_offset: np.ndarray, pixels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`parse_counts` of masks of several images.
+
+    Args:
+        pixels: int64 (n,), pixels of the source image of each mask, 1 to 2**31 - 1.
+    """
+    text, text_offset = checked_pieces(("text", "text_offset"), text, np.uint8, text_offset)
     masks = len(text_offset) - 1
     run_offset = np.empty(masks + 1, np.int64)
     noncanonical = np.empty(masks, np.bool_)
@@ -136,7 +152,7 @@ def parse_counts(
     bad, covered = _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical)
     if bad >= 0:
         refused = text[text_offset[bad] : text_offset[bad + 1]].tobytes()
-        fault = f"the runs cover {covered} pixels, the image has {pixels}"
+        fault = f"the runs cover {covered} pixels, the image has {pixels[bad]}"
         if covered < 0:
             fault = f"its {len(refused)} characters, {refused[:40]!r}, are not COCO's counts"
         raise mask_error(bad, masks, f"{fault}; correct or remove the annotation")
@@ -286,9 +302,11 @@ def bounds(ends: np.ndarray, height: int) -> tuple[np.int64, np.int64, np.int64,
 
 
 @njit
-def _boxes(run_ends: np.ndarray, run_offset: np.ndarray, height: int, boxes: np.ndarray) -> None:
+def _boxes(
+    run_ends: np.ndarray, run_offset: np.ndarray, heights: np.ndarray, boxes: np.ndarray
+) -> None:
     for m in range(len(boxes)):
-        box = bounds(run_ends[run_offset[m] : run_offset[m + 1]], height)
+        box = bounds(run_ends[run_offset[m] : run_offset[m + 1]], heights[m])
         boxes[m, 0], boxes[m, 1], boxes[m, 2], boxes[m, 3] = box
 
 
@@ -317,6 +335,17 @@ def mask_boxes(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width:
         array([[0, 0, 2, 3]])
     """
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
+    return boxes_of_images(run_ends, run_offset, np.full(len(run_offset) - 1, height, np.int64))
+
+
+def boxes_of_images(
+    run_ends: np.ndarray, run_offset: np.ndarray, heights: np.ndarray
+) -> np.ndarray:
+    """`mask_boxes` of masks of several images, whose runs are those of their images.
+
+    Args:
+        heights: int64 (n,), height of the source image of each mask.
+    """
     boxes = np.empty((len(run_offset) - 1, 4), np.int64)
-    _boxes(run_ends, run_offset, height, boxes)
+    _boxes(frozen(run_ends), frozen(run_offset), heights, boxes)
     return boxes

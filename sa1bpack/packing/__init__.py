@@ -6,7 +6,9 @@ replaces damaged shards by the same path.
 Modules:
     source.pairs: tar → pairs of an image and a JSON record, digests: `PairReader`.
     source_packer: which pairs need work, and which shard each belongs to.
-    sample: pair → the rows of one sample: `make_sample`.
+    source_packer: pairs of a shard in groups.
+    groups: group of pairs → what becomes of them; sample: pairs → the rows of their samples:
+        `make_samples`.
     keep, keep_probe: which other keys of records are kept; kept_rows: their values → features.
     workers: the processes that make samples, where there is more than one.
     source_packer: samples in the order of the tar; its threads: rows → files

@@ -30,6 +30,7 @@ from sa1bpack.packing.publishers import inspect_pack
 from sa1bpack.packing.sample import (
     Buffers,
     Outcome,
+    PairBytes,
     attempt,
     most_image_bytes,
     require_decoder,
@@ -429,7 +430,8 @@ class _Probe:
                 self.pairs += 1
                 self.tar_bytes += _bytes_in_source(source, pair, str(options.records))
                 started = time.perf_counter()
-                outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
+                pair_bytes = PairBytes(pair.file_name, pair.jpeg, pair.json)
+                outcome = attempt(pair_bytes, options, buffers)
                 self.seconds += time.perf_counter() - started
                 self._count(outcome)
             for reject in reader.rejects:

@@ -24,33 +24,38 @@ INT64 = range(-(2**63), 2**63)
 _decode = msgspec.json.Decoder().decode
 
 
-# The values of a key in one record, of its image or of each stored mask; None: there is none. Those
-# that are kept as JSON are its text.
+# The values of a key in some records, of their images or of each stored mask; None: there is none.
+# Those that are kept as JSON are its text.
 Values = list[Any]
 
 
 @dataclass(frozen=True)
 class KeptRows:
-    """What is kept of a record.
+    """What is kept of the records of some samples.
 
     Attributes:
         values: of each kept key, in the order of the options. They become arrays together with
-            those of other records, `rows_of`: of one record, an array takes longer than its values.
+            those of other records, `rows_of`: of few, an array takes longer than its values.
+        masks: number of masks of each sample.
         altered: keys of which a value is exported in another way: null, which is no row, or an
             integer that is stored as a float.
     """
 
     values: tuple[Values, ...] = ()
+    masks: tuple[int, ...] = ()
     altered: frozenset[str] = frozenset()
 
 
-def kept_of_record(record: Annotations, keys: Sequence[KeptKey], masks: np.ndarray) -> KeptRows:
-    """The values that a record has under kept keys, all of which are checked.
+def kept_of_records(
+    record: Annotations, keys: Sequence[KeptKey], masks: np.ndarray, masks_of: np.ndarray
+) -> KeptRows:
+    """The values that records have under kept keys, all of which are checked.
 
     Args:
-        record: the record, with the texts of these values.
+        record: the records, with the texts of these values.
         keys: the keys.
-        masks: int64 (k,), the masks that are stored.
+        masks: int64 (m,), the masks that are stored.
+        masks_of: int64 (k + 1,), where among these those of each image are.
 
     Raises:
         AnnotationError: a value is not of the type of its key, code `kept-value`.
@@ -69,7 +74,7 @@ def kept_of_record(record: Annotations, keys: Sequence[KeptKey], masks: np.ndarr
         if key.axis == "mask" and len(masks) < len(values):
             values = [values[mask] for mask in masks.tolist()]
         kept.append(values)
-    return KeptRows(tuple(kept), frozenset(altered))
+    return KeptRows(tuple(kept), tuple(np.diff(masks_of).tolist()), frozenset(altered))
 
 
 def _values_of(record: Annotations, key: KeptKey, texts: Texts) -> Values:
@@ -98,6 +103,11 @@ def _check_text(record: Annotations, key: KeptKey, position: int, text: bytes) -
 
 def _check_values(record: Annotations, key: KeptKey, values: Values) -> None:
     """Raise AnnotationError for a value that is not of the type of its key."""
+    types = set(map(type, values))
+    if types <= _ALWAYS_FIT[key.type]:
+        return
+    if key.type == "int64" and types == {int} and max(values) in INT64 and min(values) in INT64:
+        return
     fits = _FITS[key.type]
     for position, value in enumerate(values):
         if value is not None and not fits(value):
@@ -145,6 +155,16 @@ def _is_float64(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) <= MAX_EXACT)
 
 
+# Type of a key → types of values that are all of it; None is no value.
+_ALWAYS_FIT: dict[str, set[type]] = {
+    "text": {str, type(None)},
+    "bool": {bool, type(None)},
+    "int64": {type(None)},
+    "float64": {float, type(None)},
+    "int64-list": {type(None)},
+    "float64-list": {type(None)},
+}
+
 # Type of a key → whether a value is of it.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "text": lambda value: type(value) is str,
@@ -175,8 +195,9 @@ def _misfit(
 
 # ---------------------------------------------------------------------- the rows of a whole shard
 
-# Samples whose rows are written at once, and the bytes of rows of a shard that stay in memory.
-_PIECE_SAMPLES = 64
+# Samples whose rows are written at once, or few more, and the bytes of rows of a shard that stay in
+# memory.
+_PIECE_SAMPLES = 256
 _SPOOL_MEMORY = 16 << 20
 
 # A piece in the spool: of each key, the rows of each sample, then values, lengths and present.
@@ -201,20 +222,25 @@ class KeptSpool:
         """
         self._root = root
         self._keys = keys
-        self._samples: list[tuple[Values, ...]] = []
+        self._kept: list[KeptRows] = []
+        self._samples = 0  # of these
         self._spool = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY, dir=str(root))  # noqa: SIM115
 
-    def append(self, values: tuple[Values, ...]) -> None:
-        """Add the values of the next sample, of each key."""
-        self._samples.append(values)
-        if len(self._samples) == _PIECE_SAMPLES:
+    def append(self, rows: KeptRows) -> None:
+        """Add what is kept of the next samples."""
+        self._kept.append(rows)
+        self._samples += len(rows.masks)
+        if self._samples >= _PIECE_SAMPLES:
             self._write_piece()
 
     def _write_piece(self) -> None:
         parts = []
-        of_keys = zip(*self._samples, strict=True)
+        masks = [*chain.from_iterable(rows.masks for rows in self._kept)]
+        of_keys = zip(*(rows.values for rows in self._kept), strict=True)
         for key, of_key in zip(self._keys, of_keys, strict=True):
-            counts = np.array([len(values) for values in of_key], np.int64)
+            counts = np.ones(self._samples, np.int64)
+            if key.axis == "mask":
+                counts = np.array(masks, np.int64)
             rows = rows_of(key, [*chain.from_iterable(of_key)])
             assert rows.present is not None  # any row may be missing
             lengths = None if rows.lengths is None else rows.lengths.tobytes()
@@ -222,7 +248,8 @@ class KeptSpool:
         data = _encode_piece(parts)
         self._spool.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
         self._spool.write(data)
-        self._samples = []
+        self._kept = []
+        self._samples = 0
 
     def _pieces(self) -> Iterator[list[_Part]]:
         self._spool.seek(0)

@@ -15,7 +15,7 @@ from sa1bpack import __version__
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.format.run_log import RUNS_NAME, append_to_log, records_in_log
-from sa1bpack.packing.sample import Outcome, Packed
+from sa1bpack.packing.groups import GroupOutcome
 from sa1bpack.progress import Advance, ProgressBar, ProgressOption, report, telling
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
@@ -113,13 +113,13 @@ class Progress:
         )
         raise TooManyRejects("\n".join(message))
 
-    def done(self, source: Source, outcome: Outcome, bytes_read: int) -> None:
-        """Count a pair with its outcome. Raises TooManyRejects as `reject` does."""
-        if isinstance(outcome, Reject):
-            self.reject(source, outcome)
-        elif isinstance(outcome, Packed) and outcome.unknown_keys:
-            self.add_unknown_keys(dict.fromkeys(outcome.unknown_keys, 1))
-        self.advance(source, bytes_read, images=isinstance(outcome, Packed))
+    def done(self, source: Source, outcome: GroupOutcome, bytes_read: int) -> None:
+        """Count the pairs of a group. Raises TooManyRejects as `reject` does."""
+        for reject in outcome.rejects:
+            self.reject(source, reject)
+        if outcome.packed is not None and outcome.packed.unknown_keys:
+            self.add_unknown_keys(outcome.packed.unknown_keys)
+        self.advance(source, bytes_read, images=outcome.samples)
 
     def add_unknown_keys(self, images_by_key: Mapping[str, int]) -> None:
         """Count images by the keys of their records that are not stored."""

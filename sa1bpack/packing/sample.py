@@ -1,18 +1,25 @@
-"""One image and its record → the rows that a shard stores."""
+"""Images and their records → the rows that a shard stores.
+
+Several samples are made at once where they can be: their masks take fewer calls of numpy and of
+compiled code, each of which takes longer than the work that one sample has for it.
+"""
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from math import prod
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
 
 from sa1bpack import __version__, pixels
-from sa1bpack.disk.direct import HUGE_PAGE, aligned
+from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import AnnotationError, MaskError, MissingPackage, SampleError
 from sa1bpack.format.layout import (
@@ -25,17 +32,18 @@ from sa1bpack.format.layout import (
 )
 from sa1bpack.format.shard_writer import finished_rows, sample_lengths
 from sa1bpack.interrupts import interrupts_held
-from sa1bpack.masks.raster import draw_grid, fit_axes
+from sa1bpack.masks.raster import draw_images, fit_axes
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.masks.select import select_masks
-from sa1bpack.packing.kept_rows import KeptRows, kept_of_record
+from sa1bpack.packing.kept_rows import KeptRows, kept_of_records
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.runs import complete_numbers, runs_of_record
+from sa1bpack.packing.runs import complete_numbers, runs_of_records
 from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import Annotations
 from sa1bpack.source.pairs import Reject
 from sa1bpack.source.records.images import joined
-from sa1bpack.source.records.table import SA1B, parse_record
+from sa1bpack.source.records.table import SA1B, PairRecord, parse_records
+from sa1bpack.source.shapes import offsets_of_lengths
 from sa1bpack.wording import brief, size_text
 
 # Images of up to this size are resized in memory that malloc keeps. glibc's limit is 32 MiB, with
@@ -49,19 +57,20 @@ MAX_BITS = 2 << 30
 
 @dataclass(frozen=True)
 class Packed:
-    """The rows of one sample.
+    """The rows of one sample, or of several, one after the other.
 
     Attributes:
         rows: array name → its rows, as `finished_rows` returns them. `image` and `mask_bits` are
-            views of buffers, valid until these are used for another sample.
-        lengths: what the sample adds to its shard.
-        unknown_keys: keys of the record that are not in the schema; they are not stored.
+            views of buffers, valid until these are used for other samples.
+        lengths: what the samples add to their shard.
+        unknown_keys: key of the records that is not in the schema, and not stored → number of
+            samples whose records have it.
         kept_rows: the values of the keys that the pack keeps.
     """
 
     rows: dict[str, np.ndarray]
     lengths: AxisLengths
-    unknown_keys: frozenset[str]
+    unknown_keys: Mapping[str, int]
     kept_rows: KeptRows = field(default_factory=KeptRows)
 
 
@@ -72,30 +81,69 @@ Bytes = bytes | memoryview
 Outcome = Packed | Reject | None
 
 
-class Buffers:
-    """Reused memory for the large arrays of a sample: 3 MB of fresh memory cost 768 page faults.
+class PairBytes(NamedTuple):
+    """A pair as a decoder gets it.
 
-    Both start at a block boundary, so that they can be written to disk without a copy.
+    Attributes:
+        file_name: name of the image without its folders, such as "sa_5.jpg".
+        jpeg: bytes of the image, in any format that `pixels` reads.
+        json: those of its record.
+    """
+
+    file_name: str
+    jpeg: Bytes
+    json: Bytes
+
+
+class Buffers:
+    """Reused memory for the large arrays of samples: 3 MB of fresh memory cost 768 page faults.
+
+    Both start at a block boundary, so that they can be written to disk without a copy. Images may
+    begin behind it, as far as they will in their file.
+
+    Attributes:
+        begin_at: offset in the memory of the first image, below BLOCK.
     """
 
     def __init__(
-        self, options: PackOptions, image: np.ndarray | None = None, bits: np.ndarray | None = None
+        self,
+        options: PackOptions,
+        samples: int = 1,
+        image: np.ndarray | None = None,
+        bits: np.ndarray | None = None,
     ):
-        """Use this memory, (n,) uint8, for the image and for the bits, or allocate it."""
+        """
+        Args:
+            options: options of the pack.
+            samples: the most samples at once.
+            image, bits: memory for the images and for the bits, (n,) uint8; None: allocated.
+        """
         if image is None:
-            image = aligned(max(most_image_bytes(options.layout), HUGE_PAGE))
+            image = aligned(max(samples * most_image_bytes(options.layout) + BLOCK, HUGE_PAGE))
         if bits is None:
             bits = aligned(0)
+        self.begin_at = 0
         self._image = image
+        self._image_end = 0  # of those in use
         self._bits = bits
         self._row_shape = options.mask_size, options.mask_size // 8
 
+    def begin(self) -> None:
+        """Begin with other samples."""
+        self._image_end = self.begin_at
+
     def image(self, nbytes: int) -> np.ndarray:
-        """(nbytes,) uint8, with whatever the last sample left in it."""
-        return self._image[:nbytes]
+        """(nbytes,) uint8 for the next image, with whatever an earlier sample left there."""
+        first = self._image_end
+        self._image_end += nbytes
+        return self._image[first : self._image_end]
+
+    def images(self) -> np.ndarray:
+        """(n,) uint8: all images since the beginning, one after the other."""
+        return self._image[self.begin_at : self._image_end]
 
     def bits(self, masks: int) -> np.ndarray:
-        """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it."""
+        """(masks, Sm, Sm / 8) uint8, with whatever earlier samples left in it."""
         nbytes: int = masks * prod(self._row_shape)
         if self._bits.size < nbytes:
             self._bits = aligned(max(nbytes + min(nbytes, 8 << 20), HUGE_PAGE))
@@ -108,64 +156,95 @@ def most_image_bytes(layout: Layout) -> int:
     return nbytes
 
 
-def make_sample(
-    file_name: str, jpeg: Bytes, json: Bytes, options: PackOptions, buffers: Buffers
+def make_samples(
+    pairs: Sequence[PairBytes], options: PackOptions, buffers: Buffers
 ) -> Packed | None:
-    """Decode one sample.
+    """Decode the samples of pairs, whose order they keep.
 
-    Every mask of the record is checked, including those that the rule drops, so that the options do
-    not determine which images are valid.
+    Every mask of the records is checked, including those that the rule drops, so that the options
+    do not determine which images are valid.
 
     Args:
-        file_name: name of the image without its folders, such as "sa_5.jpg".
-        jpeg, json: bytes of the image, in any format that `pixels` reads, and of its record.
+        pairs: the pairs, at least one.
         options: options of the pack.
-        buffers: memory for the large rows.
+        buffers: memory for the large rows; images follow those that are in it.
 
     Returns:
-        The sample's rows; None for an image without remaining masks if the options drop those.
+        The samples' rows, of images that have masks if the options drop others; None if none has.
 
     Raises:
-        SampleError: AnnotationError, MaskError or ImageError: the sample must be rejected.
+        SampleError: AnnotationError, MaskError or ImageError: a sample must be rejected. It is
+            that of `pairs`, and its message that of the sample, if there is one.
         MissingPackage: PIL was built without what reads such an image.
     """
-    paths = tuple((key.parent, key.last) for key in options.kept_keys)
-    numbers = options.layout.mask_numbers
-    record = parse_record(
-        str(options.records), json, file_name, partial(pixels.image_size, jpeg), numbers, paths
-    )
-    if record.file_name != file_name:
-        raise AnnotationError(
-            f"image.file_name is {brief(record.file_name)}, but the record lies beside "
-            f"{brief(file_name)}; it belongs to another image, or a file was renamed",
-            code="name-mismatch",
-        )
-    run_ends, run_offset, noncanonical = runs_of_record(record)
+    record = _record_of(pairs, options)
+    run_ends, run_offset, noncanonical = runs_of_records(record)
     complete_numbers(record, run_ends, run_offset)
-    masks = select_masks(options, record.numbers, record.height * record.width, record.image_id)
-    _check_bits(record, len(masks), options)
-    kept_rows = kept_of_record(record, options.kept_keys, masks)
-    if len(masks) == 0 and options.empty == "drop" and options.records != "none":
-        return None
+    masks, masks_of = _selected_masks(record, options)
+    kept_rows = kept_of_records(record, options.kept_keys, masks, masks_of)
+    if options.empty == "drop" and options.records != "none":
+        with_masks = np.flatnonzero(np.diff(masks_of)).tolist()
+        if not with_masks:
+            return None
+        if len(with_masks) < len(pairs):
+            return make_samples([pairs[image] for image in with_masks], options, buffers)
     if len(masks) < len(record):
         run_ends, run_offset = take_masks(run_ends, run_offset, masks)
     layout = options.layout
-    rows = _image_rows(file_name, jpeg, record, options, buffers)
+    rows, image_bytes = _image_rows(pairs, record, options, buffers)
     rows |= _annotation_rows(record, masks, noncanonical)
     if layout.bits:
-        axes = fit_axes(
-            record.height, record.width, options.mask_size, layout.fit, layout.image_size
-        )
-        bits = buffers.bits(len(masks))
-        rows["mask_bits"] = draw_grid(run_ends, run_offset, *axes, options.mask_sampling, bits)
+        rows["mask_bits"] = buffers.bits(len(masks))
+        _draw_bits(record, (run_ends, run_offset), masks_of, options, rows["mask_bits"])
     if layout.runs:
         rows["run_offset"] = run_offset
         rows["run_ends"] = run_ends
-    rows = finished_rows(layout, rows)
-    return Packed(rows, sample_lengths(layout, rows), record.unknown_keys, kept_rows)
+    rows = finished_rows(layout, rows, image_bytes, np.diff(masks_of))
+    unknown_keys = Counter(chain.from_iterable(image.unknown_keys for image in record.images))
+    return Packed(rows, sample_lengths(layout, rows), unknown_keys, kept_rows)
 
 
-def _check_bits(record: Annotations, masks: int, options: PackOptions) -> None:
+def _record_of(pairs: Sequence[PairBytes], options: PackOptions) -> Annotations:
+    """The records of pairs. Raises AnnotationError for one that is not that of its image."""
+    pair_records = []
+    for pair in pairs:
+        image_size = partial(pixels.image_size, pair.jpeg)
+        pair_records.append(PairRecord(pair.json, pair.file_name, image_size))
+    paths = tuple((key.parent, key.last) for key in options.kept_keys)
+    numbers = options.layout.mask_numbers
+    record = parse_records(str(options.records), pair_records, numbers, paths)
+    for pair, image in zip(pairs, record.images, strict=True):
+        if image.file_name != pair.file_name:
+            raise AnnotationError(
+                f"image.file_name is {brief(image.file_name)}, but the record lies beside "
+                f"{brief(pair.file_name)}; it belongs to another image, or a file was renamed",
+                code="name-mismatch",
+            )
+    return record
+
+
+def _selected_masks(record: Annotations, options: PackOptions) -> tuple[np.ndarray, np.ndarray]:
+    """int64 (m,), the masks that are stored; and int64 (k + 1,), where those of each image are.
+
+    Raises AnnotationError if the bits of those of an image are more than a sample may have.
+    """
+    masks_of = record.masks_of
+    masks = np.arange(len(record))
+    if not (options.keeps_all and options.max_masks is None):
+        selected = []
+        for image, first, last in zip(record.images, masks_of, masks_of[1:], strict=False):
+            numbers = {name: values[first:last] for name, values in record.numbers.items()}
+            pixel_count = image.height * image.width
+            selected.append(first + select_masks(options, numbers, pixel_count, image.image_id))
+        masks = np.concatenate(selected)
+        masks_of = offsets_of_lengths(selected)
+    counts = np.diff(masks_of)
+    largest = int(counts.argmax())
+    _check_bits(record.images[largest].image_id, int(counts[largest]), options)
+    return masks, masks_of
+
+
+def _check_bits(image_id: int, masks: int, options: PackOptions) -> None:
     """Raise AnnotationError if the bits of so many masks are more than a sample may have."""
     if not options.layout.bits:
         return
@@ -173,7 +252,7 @@ def _check_bits(record: Annotations, masks: int, options: PackOptions) -> None:
     nbytes = masks * side * side // 8
     if nbytes > MAX_BITS:
         raise AnnotationError(
-            f"image {record.image_id} has {masks:,} masks, whose bits on a grid of {side} x {side} "
+            f"image {image_id} has {masks:,} masks, whose bits on a grid of {side} x {side} "
             f"take {size_text(nbytes)}, and the limit is {size_text(MAX_BITS)}; use a smaller "
             "--mask-size, a cap (--max-masks) or --masks runs",
             code="too-many-masks",
@@ -181,24 +260,32 @@ def _check_bits(record: Annotations, masks: int, options: PackOptions) -> None:
 
 
 def _image_rows(
-    file_name: str, jpeg: Bytes, record: Annotations, options: PackOptions, buffers: Buffers
-) -> dict[str, np.ndarray]:
-    """The rows of the image, decoded into the buffers."""
+    pairs: Sequence[PairBytes], record: Annotations, options: PackOptions, buffers: Buffers
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The rows of the images, decoded into the buffers; and int64 (k,), the bytes of each."""
     layout = options.layout
-    source_size = record.height, record.width
-    height, width = stored_size(record.height, record.width, layout.image_size, layout.fit)
-    image = buffers.image(image_nbytes(layout, height, width))
-    planes = _whole_planes(layout, image, height, width)
-    pixels.decode_into(jpeg, source_size, (height, width), planes, options.resample)
-    if not layout.flat:
-        image = image.reshape(layout.array("image").row_shape)
-    return {
-        "image": image,
-        "image_id": np.array([record.image_id], np.int64),
-        "file_name": np.frombuffer(file_name.encode().ljust(FILE_NAME_BYTES, b"\0"), np.uint8),
-        "size": np.array([[*source_size, height, width]], np.int32),
-        "annotation_count": np.array([len(record)], np.int32),
+    sizes = []
+    nbytes = []
+    names = []
+    buffers.begin()
+    for pair, image in zip(pairs, record.images, strict=True):
+        source_size = image.height, image.width
+        size = stored_size(*source_size, layout.image_size, layout.fit)
+        memory = buffers.image(image_nbytes(layout, *size))
+        planes = _whole_planes(layout, memory, *size)
+        pixels.decode_into(pair.jpeg, source_size, size, planes, options.resample)
+        sizes.append(source_size + size)
+        nbytes.append(memory.size)
+        names.append(pair.file_name.encode().ljust(FILE_NAME_BYTES, b"\0"))
+    annotations = np.diff(record.masks_of).astype(np.int32)
+    rows = {
+        "image": buffers.images(),
+        "image_id": np.array([image.image_id for image in record.images], np.int64),
+        "file_name": np.frombuffer(b"".join(names), np.uint8),
+        "size": np.array(sizes, np.int32),
+        "annotation_count": annotations,
     }
+    return rows, np.array(nbytes, np.int64)
 
 
 def _whole_planes(
@@ -213,13 +300,30 @@ def _whole_planes(
 def _annotation_rows(
     record: Annotations, masks: np.ndarray, noncanonical: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The numbers of these masks of a record."""
+    """The numbers of these masks of the records."""
     number_types = record.number_types
     number_types[noncanonical] |= np.uint16(1 << NONCANONICAL_BIT)
     rows = record.numbers | {"number_types": number_types}
     if len(masks) < len(record):
         rows = {name: values[masks] for name, values in rows.items()}
     return rows
+
+
+def _draw_bits(
+    record: Annotations,
+    runs: tuple[np.ndarray, np.ndarray],
+    masks_of: np.ndarray,
+    options: PackOptions,
+    bits: np.ndarray,
+) -> None:
+    """Draw the masks that are stored, whose runs these are."""
+    layout = options.layout
+    axes = []
+    for image in record.images:
+        axes.append(
+            fit_axes(image.height, image.width, options.mask_size, layout.fit, layout.image_size)
+        )
+    draw_images(*runs, masks_of, axes, options.mask_sampling, bits)
 
 
 def require_decoder() -> None:
@@ -282,15 +386,14 @@ def warm_up(options: PackOptions) -> None:
         record["annotations"] = [annotation | {"segmentation": shape} for shape in _SHAPES]
         half = joined("sa_1.jpg", json.dumps(record).encode())
     buffers = Buffers(options)
-    make_sample("sa_1.jpg", jpeg, half, options, buffers)
+    make_samples([PairBytes("sa_1.jpg", jpeg, half)], options, buffers)
     # An image that keeps its size needs fewer kernels than one that does not.
+    buffers.begin()
     smaller = _whole_planes(options.layout, buffers.image(most_image_bytes(options.layout)), 8, 8)
     pixels.decode_into(jpeg, (16, 16), (8, 8), smaller, options.resample)
 
 
-def attempt(
-    file_name: str, jpeg: Bytes, json: Bytes, options: PackOptions, buffers: Buffers
-) -> Outcome:
+def attempt(pair: PairBytes, options: PackOptions, buffers: Buffers) -> Outcome:
     """Make a sample; what goes wrong with it becomes a Reject.
 
     An exception that no code of ours raises on purpose is filed as "unexpected" with its type: one
@@ -298,8 +401,9 @@ def attempt(
     errors of the operating system (which, unlike PIL's own OSErrors, have a number) are not the
     sample's fault, and are raised.
     """
+    file_name = pair.file_name
     try:
-        return make_sample(file_name, jpeg, json, options, buffers)
+        return make_samples([pair], options, buffers)
     except (AnnotationError, MaskError) as error:
         if options.records != SA1B:  # whose record has no name of its own
             return Reject(file_name, error.code, f"reader {options.records}: {error}")

@@ -25,17 +25,18 @@ from sa1bpack.format.side.kept import make_kept_features
 from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.packing.background import Background
 from sa1bpack.packing.decoder import Decoded, Decoder, InlineDecoder
+from sa1bpack.packing.groups import MAX_FILE_BYTES, GroupOutcome, pairs_per_group
 from sa1bpack.packing.kept_rows import KeptSpool
 from sa1bpack.packing.options import RunOptions
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.publishers import ShardSink
 from sa1bpack.packing.records import EmptyShard, PublishedShard, SourceRead
-from sa1bpack.packing.sample import Outcome, versions_in_force
+from sa1bpack.packing.sample import versions_in_force
 from sa1bpack.packing.workers import Workers
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy
-from sa1bpack.source.pairs import PairReader, Reject
+from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.source.records.images import PairOptions
 from sa1bpack.source.records.table import open_pairs, records_described
 from sa1bpack.threads import ThreadPool
@@ -68,7 +69,8 @@ class PackRun:
         progress: counts pairs and bytes.
         packed_by: package → version, recorded in every shard.
         background: the threads that write shards.
-        decoder: makes samples of pairs.
+        pairs_per_group: the most pairs of a group.
+        decoder: makes samples of groups of pairs.
         open_shards: released when a shard has been entered, or discarded.
         stopping: set once no further pair is wanted.
         unfinished: number of packers that are not finished.
@@ -89,6 +91,7 @@ class PackRun:
         self.unfinished = 0
         pack_options = sink.ledger.options
         workers = options.worker_count
+        self.pairs_per_group = pairs_per_group(pack_options)
         self.decoder: Decoder
         if workers == 1:
             self.decoder = InlineDecoder(pack_options, progress, self.background.call)
@@ -138,7 +141,7 @@ class ShardBuilder:
         self.discarded = False
         self.shard: Future[BuiltShard | None] | None = None
         self._run = run
-        self._decoded: SimpleQueue[Future[Decoded] | None] = SimpleQueue()  # None: no more
+        self._decoded: SimpleQueue[Future[Decoded] | None] = SimpleQueue()  # None: no more groups
         self._pairs = 0
         self._pairs_digest = ""
         self._rejects: list[dict[str, str]] = []
@@ -148,8 +151,8 @@ class ShardBuilder:
         self._writer: ShardWriter | None = None
         self._kept_spool: KeptSpool | None = None  # of a pack that keeps keys
 
-    def add_pair(self, decoded: Future[Decoded]) -> None:
-        """Add the next pair, by the future of what becomes of it."""
+    def add_group(self, decoded: Future[Decoded]) -> None:
+        """Add the next pairs, by the future of what becomes of them."""
         self._decoded.put(decoded)
 
     def complete(self, pairs: int, pairs_digest: str) -> None:
@@ -159,7 +162,7 @@ class ShardBuilder:
         self._decoded.put(None)
 
     def discard(self) -> None:
-        """Give the shard up; its thread ends once the pairs that it was given are decoded."""
+        """Give the shard up; its thread ends once the groups that it was given are decoded."""
         self.discarded = True
         self._decoded.put(None)
 
@@ -197,25 +200,25 @@ class ShardBuilder:
         writer.claim_name()
         return PublishedShard(entry, attributes)
 
-    def _take(self, outcome: Outcome) -> None:
-        """Write a sample, or note why there is none."""
-        if outcome is None:
-            self._dropped += 1
-        elif isinstance(outcome, Reject):
-            self._rejects.append(outcome.as_json())
-        else:
-            if self._writer is None:
-                sink = self._run.sink
-                options = sink.ledger.options
-                name = shard_name(self.source.name, self.number)
-                self._writer = ShardWriter(sink.shards_dir, name, options.layout)
-                if options.kept_keys:
-                    self._kept_spool = KeptSpool(sink.root, options.kept_keys)
-            self._unknown_keys |= outcome.unknown_keys
-            self._altered_keys |= outcome.kept_rows.altered
-            self._writer.append(outcome.rows)
-            if self._kept_spool is not None:
-                self._kept_spool.append(outcome.kept_rows.values)
+    def _take(self, outcome: GroupOutcome) -> None:
+        """Write the samples of a group, and note why there are no others."""
+        self._dropped += outcome.dropped
+        self._rejects += [reject.as_json() for reject in outcome.rejects]
+        packed = outcome.packed
+        if packed is None:
+            return
+        if self._writer is None:
+            sink = self._run.sink
+            options = sink.ledger.options
+            name = shard_name(self.source.name, self.number)
+            self._writer = ShardWriter(sink.shards_dir, name, options.layout)
+            if options.kept_keys:
+                self._kept_spool = KeptSpool(sink.root, options.kept_keys)
+        self._unknown_keys |= packed.unknown_keys.keys()
+        self._altered_keys |= packed.kept_rows.altered
+        self._writer.append(packed.rows)
+        if self._kept_spool is not None:
+            self._kept_spool.append(packed.kept_rows)
 
     def _attributes(self) -> dict[str, Any]:
         """The record of the shard."""
@@ -270,6 +273,7 @@ class SourcePacker:
         # Of the shard that is being read, -1 for none: its builder, if it is packed, and its pairs.
         self._number = -1
         self._builder: ShardBuilder | None = None
+        self._group: list[Pair] = []  # its pairs that are not with the decoder yet
         self._pairs = 0
         self._digest = xxhash.xxh3_64()
         self._source_read: SourceRead | None = None  # once it was read to its end and is sound
@@ -320,9 +324,27 @@ class SourcePacker:
             if self._builder is None:
                 run.progress.advance(self.source, reader.bytes_read)
             else:
-                decoded = run.decoder.decode(self.source, pair, reader.bytes_read)
-                self._builder.add_pair(decoded)
+                self._add(pair, reader)
         return pairs
+
+    def _add(self, pair: Pair, reader: PairReader) -> None:
+        """Add a pair to its group, and have that decoded if it is full."""
+        self._group.append(pair)
+        nbytes = sum(len(pair.jpeg) + len(pair.json) for pair in self._group)
+        if nbytes > MAX_FILE_BYTES and len(self._group) > 1:
+            self._group.pop()
+            self._decode_group(reader)
+            self._group.append(pair)
+        if len(self._group) == self._run.pairs_per_group or nbytes > MAX_FILE_BYTES:
+            self._decode_group(reader)
+
+    def _decode_group(self, reader: PairReader) -> None:
+        """Have the pairs of the group decoded, and begin another one."""
+        if self._group:
+            assert self._builder is not None
+            decoded = self._run.decoder.decode(self.source, self._group, reader.bytes_read)
+            self._builder.add_group(decoded)
+            self._group = []
 
     def _take(self, index: int, digest: bytes) -> None:
         """Take the next pair: after it, `_builder` is the one that needs its outcome.
@@ -359,6 +381,8 @@ class SourcePacker:
         """
         pairs_digest = self._digest.hexdigest()
         if self._builder is not None:
+            assert self.reader is not None
+            self._decode_group(self.reader)
             self._builder.complete(self._pairs, pairs_digest)
         elif self._number in self._published:
             recorded = self._published[self._number].attributes

@@ -1,19 +1,21 @@
 """Worker processes that make samples, the memory that they share, and the threads that serve them.
 
-They make the same samples by the same `attempt` as a run without workers does, so they produce the
-same bytes. A pair keeps its slot of the memory until the rows made of it are written. Slots and
-workers are given to the pairs of a source in their order: the oldest pair of every source can
-always proceed, whatever waits after it, so there is no deadlock.
+They make the same samples by the same `attempt_group` as a run without workers does, so they
+produce the same bytes. A group of pairs keeps its slot of the memory until the rows made of it are
+written. Slots and workers are given to the groups of a source in their order: the oldest group of
+every source can always proceed, whatever waits after it, so there is no deadlock.
+
+The pairs of a group on which a worker has ended are decoded one by one, to find the one to blame.
 
 A worker runs as `python -m sa1bpack.packing.workers SOCKET MEMORY COUNT`, the first two inherited
 descriptors. A fresh interpreter rather than a fork: the parent has threads, and a fork copies their
 locks. SIGINT and SIGTERM are blocked in it: terminals and job schedulers send them to every process
 of a run, and only the parent handles them.
 
-Messages to a worker: first the PackOptions, then (slot, jpeg bytes, json bytes, file name) for each
-job. From it: one message when it takes work, then an Outcome, or an error that ends the run, for
-each job in turn. The rows of a Packed are in the slot, not in the message. The worker ends with the
-socket.
+Messages to a worker: first the PackOptions, then (slot, spans of pairs, whether the rows go into
+the slot) for each job. From it: one message when it takes work, then a GroupOutcome, or an error
+that ends the run, for each job in turn. Rows that are in the slot are not in the message. The
+worker ends with the socket.
 """
 
 import mmap
@@ -26,11 +28,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,15 +42,15 @@ from sa1bpack.errors import MissingPackage, PackError
 from sa1bpack.format.layout import AxisLengths, Layout
 from sa1bpack.interrupts import SIGNALS
 from sa1bpack.packing.decoder import Decoded, Promises
+from sa1bpack.packing.groups import GroupOutcome, attempt_group, joined_groups, pairs_per_group
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.runs import MAX_RUNS
 from sa1bpack.packing.sample import (
     MAX_BITS,
     Buffers,
-    Outcome,
     Packed,
-    attempt,
+    PairBytes,
     most_image_bytes,
     warm_up,
 )
@@ -59,8 +62,8 @@ from sa1bpack.source.records.table import SA1B
 from sa1bpack.threads import naming_refusal
 
 # Memory is allocated a page at a time, when it is first written. What a slot holds beyond this
-# (more than any pair of SA-1B needs) is returned.
-KEPT_BYTES = 8 << 20
+# (more than a group of SA-1B's pairs needs) is returned.
+KEPT_BYTES = 16 << 20
 # The largest pair that a source lets through.
 PAIR_BYTES = MAX_JPEG_BYTES + MAX_JSON_BYTES
 # Offsets in a slot are rounded to this: for direct writes, and for memory that is returned.
@@ -80,8 +83,23 @@ READ_AHEAD = 2
 MAX_DEATHS = 3
 
 
+class PairSpan(NamedTuple):
+    """The bytes of a pair in a slot.
+
+    Attributes:
+        file_name: name of its image.
+        start: offset of its first byte in the slot.
+        jpeg_bytes, json_bytes: sizes of its halves.
+    """
+
+    file_name: str
+    start: int
+    jpeg_bytes: int
+    json_bytes: int
+
+
 class SharedSlots:
-    """Slots of shared memory, each with a pair at its start and the rows made of it after that.
+    """Slots of shared memory, each with the pairs of a group, and after them the rows made of it.
 
     They lie in an unnamed file, which the kernel frees with the last process, however that ends.
     """
@@ -91,8 +109,9 @@ class SharedSlots:
         self.count = count
         self._options = options
         self._layout = options.layout
+        self._samples = pairs_per_group(options)
         self._slot_bytes = PAIR_BYTES + self._most_row_bytes(MAX_JSON_BYTES)
-        with naming(f"address space for {count} pairs at once"):
+        with naming(f"address space for {count} groups of pairs at once"):
             if descriptor is None:
                 descriptor = os.memfd_create("sa1bpack", os.MFD_CLOEXEC)
                 os.ftruncate(descriptor, count * self._slot_bytes)
@@ -101,35 +120,49 @@ class SharedSlots:
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._lengths = [(0, 0)] * count
 
-    def put(self, slot: int, jpeg: bytes, json: bytes) -> None:
-        """Copy a pair into a slot."""
-        self._lengths[slot] = len(jpeg), len(json)
-        jpeg_area, json_area = self.pair(slot, len(jpeg), len(json))
-        jpeg_area[:] = jpeg
-        json_area[:] = json
+    def put(self, slot: int, pairs: Sequence[Pair]) -> tuple[PairSpan, ...]:
+        """Copy the pairs of a group into a slot; returns where they are."""
+        spans = []
+        start = 0
+        all_json_bytes = 0
+        for pair in pairs:
+            span = PairSpan(pair.file_name, start, len(pair.jpeg), len(pair.json))
+            copied = self.pair(slot, span)
+            copied.jpeg[:] = pair.jpeg  # type: ignore[index]  # a view of the memory
+            copied.json[:] = pair.json  # type: ignore[index]
+            spans.append(span)
+            start += len(pair.jpeg) + len(pair.json)
+            all_json_bytes += len(pair.json)
+        self._lengths[slot] = start, all_json_bytes
+        return tuple(spans)
 
-    def pair(self, slot: int, jpeg_bytes: int, json_bytes: int) -> tuple[memoryview, memoryview]:
-        """The image and the JSON in a slot, without a copy."""
-        start = slot * self._slot_bytes
-        pair = self._bytes[start : start + jpeg_bytes + json_bytes].data
-        return pair[:jpeg_bytes], pair[jpeg_bytes:]
+    def pair(self, slot: int, span: PairSpan) -> PairBytes:
+        """A pair in a slot, without a copy."""
+        start = slot * self._slot_bytes + span.start
+        pair = self._bytes[start : start + span.jpeg_bytes + span.json_bytes].data
+        return PairBytes(span.file_name, pair[: span.jpeg_bytes], pair[span.jpeg_bytes :])
 
     def buffers(self, slot: int) -> Buffers:
-        """Memory for the large rows that are made of the pair in a slot."""
+        """Memory for the large rows that are made of the group in a slot."""
         area = self._row_area(slot)
-        bits = _pages(most_image_bytes(self._layout))
-        return Buffers(self._options, area[:bits], area[bits:])
+        bits = _pages(self._samples * most_image_bytes(self._layout))
+        return Buffers(self._options, self._samples, area[:bits], area[bits:])
+
+    def fits(self, lengths: AxisLengths) -> bool:
+        """True if a slot has room for rows of these lengths, as it has for those of any pair."""
+        _, end = _row_offsets(self._layout, self._samples, lengths)
+        return PAIR_BYTES + end <= self._slot_bytes
 
     def store(self, slot: int, packed: Packed) -> None:
-        """Copy the rows made of a slot's pair into the slot, except those made there."""
+        """Copy the rows made of a slot's group into the slot, except those made there."""
         for name, target in self.rows(slot, packed.lengths).items():
             if target.ctypes.data != packed.rows[name].ctypes.data:
                 target[...] = packed.rows[name]
 
     def rows(self, slot: int, lengths: AxisLengths) -> dict[str, np.ndarray]:
-        """The rows in a slot of a sample of these lengths, without a copy."""
+        """The rows in a slot of samples of these lengths, without a copy."""
         area = self._row_area(slot)
-        offsets, _ = _row_offsets(self._layout, lengths)
+        offsets, _ = _row_offsets(self._layout, self._samples, lengths)
         rows = {}
         for spec in self._layout.arrays:
             shape = (lengths.along(spec.axis), *spec.row_shape)
@@ -141,7 +174,7 @@ class SharedSlots:
         return self._bytes[start : (slot + 1) * self._slot_bytes]
 
     def _most_row_bytes(self, json_bytes: int) -> int:
-        """Bytes that the rows of a record of that size can take at most."""
+        """Bytes that the rows of a record of that size can take at most, in a group's slot."""
         masks = min(json_bytes // LEAST_ANNOTATION_BYTES, MAX_ANNOTATIONS)
         if self._options.records != SA1B:  # a polygon of few bytes has many runs
             json_bytes = MAX_RUNS
@@ -150,16 +183,17 @@ class SharedSlots:
             masks = min(masks, self._options.max_masks)
         if self._layout.bits:
             masks = min(masks, MAX_BITS // self._layout.array("mask_bits").row_bytes)
-        return _row_offsets(self._layout, AxisLengths(1, masks, json_bytes))[1]
+        lengths = AxisLengths(self._samples, masks, json_bytes)
+        return _row_offsets(self._layout, self._samples, lengths)[1]
 
     def free(self, slot: int) -> None:
-        """Free a slot, whose pair and rows are no longer needed.
+        """Free a slot, whose pairs and rows are no longer needed.
 
         Memory of each beyond KEPT_BYTES is returned to the system.
         """
-        jpeg_bytes, json_bytes = self._lengths[slot]
+        pair_bytes, json_bytes = self._lengths[slot]
         start = slot * self._slot_bytes
-        self._return_memory(start, jpeg_bytes + json_bytes)
+        self._return_memory(start, pair_bytes)
         self._return_memory(start + PAIR_BYTES, self._most_row_bytes(json_bytes))
 
     def _return_memory(self, start: int, nbytes: int) -> None:
@@ -174,14 +208,16 @@ class SharedSlots:
         os.close(self.descriptor)
 
 
-def _row_offsets(layout: Layout, lengths: AxisLengths) -> tuple[dict[str, int], int]:
+def _row_offsets(
+    layout: Layout, most_samples: int, lengths: AxisLengths
+) -> tuple[dict[str, int], int]:
     """Byte offset of each array's rows in a row area, and the end of the last, in full pages.
 
-    The image has room for the largest one, and the bits follow, so that both begin with a page and
-    can be written from there; then the others, at multiples of 64 bytes.
+    The images have room for the largest ones, and the bits follow, so that both begin with a page
+    and can be written from there; then the others, at multiples of 64 bytes.
     """
     offsets = {"image": 0}
-    end = _pages(most_image_bytes(layout))
+    end = _pages(most_samples * most_image_bytes(layout))
     for spec in sorted(layout.arrays, key=lambda spec: spec.name != "mask_bits"):
         if spec.name != "image":
             offsets[spec.name] = end
@@ -194,31 +230,47 @@ def _pages(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
+_Message = tuple[int, tuple[PairSpan, ...], bool]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """A pair that lies in a slot.
+    """A group of pairs that lie in a slot, or one pair of it.
 
     Attributes:
-        source: source of the pair.
-        bytes_read: bytes of its source that were read so far.
-        slot: number of its slot.
-        jpeg_bytes, json_bytes: sizes of its halves.
-        file_name: name of its image.
-        future: of what becomes of it.
+        source: source of the pairs.
+        bytes_read: bytes of their source that were read so far.
+        slot: number of their slot.
+        spans: where in it they are.
+        future: of what becomes of the group.
+        outcomes: those of the pairs of a group that are decoded one by one, so far.
+        group: number of pairs of that group; 0 if all are decoded at once.
     """
 
     source: Source
     bytes_read: int
     slot: int
-    jpeg_bytes: int
-    json_bytes: int
-    file_name: str
+    spans: tuple[PairSpan, ...]
     future: Future[Decoded]
+    outcomes: list[GroupOutcome] = field(default_factory=list)
+    group: int = 0
 
     @property
-    def message(self) -> tuple[int, int, int, str]:
-        """The job as it is sent to a worker."""
-        return self.slot, self.jpeg_bytes, self.json_bytes, self.file_name
+    def message(self) -> _Message:
+        """The job as it is sent to a worker; rows of a pair of a group do not go into the slot."""
+        return self.slot, self.spans, self.group == 0
+
+    def one_by_one(self) -> list["_Job"]:
+        """The pairs of the group as jobs of their own."""
+        group = len(self.spans)
+        return [replace(self, spans=(span,), group=group) for span in self.spans]
+
+    def names(self) -> str:
+        """The images, in a message."""
+        first = self.spans[0].file_name
+        if len(self.spans) == 1:
+            return first
+        return f"one of {len(self.spans)} images, {first} to {self.spans[-1].file_name}"
 
 
 class Workers:
@@ -251,17 +303,14 @@ class Workers:
         self._stopped = False
         self.services: Sequence[Callable[[], None]] = [self.serve] * count
 
-    def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future[Decoded]:
-        """See `Decoder`; a worker decodes the pair, later."""
+    def decode(self, source: Source, pairs: Sequence[Pair], bytes_read: int) -> Future[Decoded]:
+        """See `Decoder`; a worker decodes the pairs, later."""
         slot = self._free_slots.get()
-        self._slots.put(slot, pair.jpeg, pair.json)
         job = _Job(
             source=source,
             bytes_read=bytes_read,
             slot=slot,
-            jpeg_bytes=len(pair.jpeg),
-            json_bytes=len(pair.json),
-            file_name=pair.file_name,
+            spans=self._slots.put(slot, pairs),
             future=self._promises.new(),
         )
         self._jobs.put(job)
@@ -295,7 +344,8 @@ class Workers:
         It runs in a thread of its own, one for each process of the run. The thread blocks SIGNALS,
         and so do the processes that it starts.
 
-        A pair on which MAX_DEATHS workers ended in a row is rejected. If the last of them was
+        Of a group on which one ended, the pairs are decoded one by one. A pair on which MAX_DEATHS
+        workers ended in a row is rejected. If the last of them was
         killed by SIGKILL, which is how the kernel ends processes when memory runs out, that is a
         MemoryError: the pair is not at fault, and must not be missing.
         """
@@ -313,14 +363,19 @@ class Workers:
                     how, killed = worker.exit_text()
                     worker = self._start_worker()
                     self._progress.note(
-                        f"a worker {how} while it decoded {job.file_name}; another one replaces it"
+                        f"a worker {how} while it decoded {job.names()}; another one replaces it"
                     )
-                    if deaths == MAX_DEATHS:
+                    if len(job.spans) > 1:
+                        sent.popleft()
+                        sent.extendleft(reversed(job.one_by_one()))
+                        deaths = 0
+                    elif deaths == MAX_DEATHS:
                         text = f"{deaths} workers ended while they decoded it; the last one {how}"
                         if killed:
-                            name = f"{job.source.path}: {job.file_name}"
+                            name = f"{job.source.path}: {job.names()}"
                             raise MemoryError(f"{name}: {text}") from None
-                        self._keep(sent.popleft(), Reject(job.file_name, "worker-died", text))
+                        reject = Reject(job.names(), "worker-died", text)
+                        self._keep(sent.popleft(), GroupOutcome(None, (reject,)))
                         deaths = 0
                     for unfinished in sent:
                         worker.send(unfinished.message)
@@ -348,11 +403,20 @@ class Workers:
             worker.send(job.message)
         return True
 
-    def _keep(self, job: _Job, outcome: Outcome) -> None:
-        """Pass on the outcome of a job, with the rows that lie in its slot."""
+    def _keep(self, job: _Job, outcome: GroupOutcome) -> None:
+        """Pass on the outcome of a job, with the rows that lie in its slot.
+
+        That of a group which is decoded pair by pair is passed on with its last pair.
+        """
         self._progress.done(job.source, outcome, job.bytes_read)  # first: it may end the run
-        if isinstance(outcome, Packed):
-            outcome = replace(outcome, rows=self._slots.rows(job.slot, outcome.lengths))
+        if job.group:
+            job.outcomes.append(outcome)
+            if len(job.outcomes) < job.group:
+                return
+            outcome = joined_groups(job.outcomes)
+        elif outcome.packed is not None and not outcome.packed.rows:
+            rows = self._slots.rows(job.slot, outcome.packed.lengths)
+            outcome = replace(outcome, packed=replace(outcome.packed, rows=rows))
         self._promises.keep(job.future, Decoded(outcome, partial(self._release, job.slot)))
 
     def _start_worker(self) -> "_Worker":
@@ -425,16 +489,17 @@ def main(descriptor: int, slots_descriptor: int, count: int) -> None:
         warm_up(options)
         parent.send("ready")
         while True:
-            slot, jpeg_bytes, json_bytes, file_name = parent.recv()
-            pair = slots.pair(slot, jpeg_bytes, json_bytes)
-            outcome: Outcome | BaseException
+            slot, spans, in_slot = parent.recv()
+            pairs = [slots.pair(slot, span) for span in spans]
+            outcome: GroupOutcome | BaseException
             try:
-                outcome = attempt(file_name, *pair, options, slots.buffers(slot))
-                if isinstance(outcome, Packed):
-                    slots.store(slot, outcome)
-                    outcome = replace(outcome, rows={})
-            except MemoryError as error:  # not the sample's fault, as an OSError: the run ends
-                outcome = MemoryError(f"{file_name}: {error}")
+                outcome = attempt_group(pairs, options, slots.buffers(slot))
+                packed = outcome.packed
+                if packed is not None and in_slot and slots.fits(packed.lengths):
+                    slots.store(slot, packed)
+                    outcome = replace(outcome, packed=replace(packed, rows={}))
+            except MemoryError as error:  # not the samples' fault, as an OSError: the run ends
+                outcome = MemoryError(f"{spans[0].file_name}: {error}")
             except (OSError, MissingPackage) as error:
                 outcome = error
             parent.send(outcome)

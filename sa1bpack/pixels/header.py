@@ -34,6 +34,7 @@ _SOS = 0xDA
 _APP0 = 0xE0
 _APP14 = 0xEE
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 have no length
+_WITHOUT_LENGTH = {0, _SOI, _EOI}
 _SEQUENTIAL = {0xC0, 0xC1}
 _PROGRESSIVE = {0xC2, 0xCA}
 _START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # except DHT, JPG and DAC
@@ -94,18 +95,18 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     frame = None
     jfif = False
     adobe = None
-    for marker, body, end in _segments(jpeg):
+    for marker, start, end in _segments(jpeg):
         if marker == _SOS:
-            scan = body
+            scan = bytes(jpeg[start:end])
             data_at = end
         elif marker in _START_OF_FRAME and frame is None:
-            frame = body
+            frame = bytes(jpeg[start:end])
             frame_marker = marker
-            size_at = end - len(body) + 1
-        elif marker == _APP0 and body[:5] == b"JFIF\0":
+            size_at = start + 1
+        elif marker == _APP0 and jpeg[start:end][:5] == b"JFIF\0":
             jfif = True
-        elif marker == _APP14 and body[:5] == b"Adobe" and len(body) >= 12:
-            adobe = body[11]
+        elif marker == _APP14 and jpeg[start:end][:5] == b"Adobe" and end - start >= 12:
+            adobe = jpeg[start + 11]
     if frame is None:
         raise ImageError("JPEG without a frame header before its first scan", "bad-jpeg")
     whole = len(frame) >= 6 and frame[5] and len(frame) >= 6 + 3 * frame[5]
@@ -155,22 +156,26 @@ def check_size(kind: str, size: tuple[int, int], source: tuple[int, int]) -> Non
         )
 
 
-def _segments(jpeg: bytes | memoryview) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (marker, body as bytes, offset of its end) of each segment up to the first scan."""
+def _segments(jpeg: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yield (marker, offsets of its body and of its end) of each segment up to the first scan."""
     offset = 2
     marker = None
     try:
         while marker != _SOS:
             start = offset
-            is_marker = jpeg[offset] == 0xFF
-            while jpeg[offset] == 0xFF:  # any number of fill bytes
-                offset += 1
             marker = jpeg[offset]
+            has_length = False
+            if marker == 0xFF:
+                while marker == 0xFF:  # any number of fill bytes
+                    offset += 1
+                    marker = jpeg[offset]
+                if marker in _STANDALONE:
+                    offset += 1
+                    continue
+                has_length = marker not in _WITHOUT_LENGTH
             offset += 1
-            if is_marker and marker in _STANDALONE:
-                continue
             length = 0
-            if is_marker and marker not in (0, _SOI, _EOI):
+            if has_length:
                 length = jpeg[offset] << 8 | jpeg[offset + 1]
             if length < 2:
                 raise ImageError(
@@ -179,7 +184,7 @@ def _segments(jpeg: bytes | memoryview) -> Iterator[tuple[int, bytes, int]]:
                     "bad-jpeg",
                 )
             _ = jpeg[offset + length - 1]  # its last byte is there
-            body = bytes(jpeg[offset + 2 : offset + length])
+            body = offset + 2
             offset += length
             yield marker, body, offset
     except IndexError:

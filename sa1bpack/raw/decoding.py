@@ -24,7 +24,7 @@ from sa1bpack.format.offsets import offsets_of
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, select_masks
 from sa1bpack.options import declarations, option
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.sample import Buffers, Packed, attempt, require_decoder
+from sa1bpack.packing.sample import Buffers, Packed, PairBytes, attempt, require_decoder
 from sa1bpack.paths import patterns_of
 from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import parse_annotations
@@ -123,7 +123,8 @@ class PairDecoder:
 
         Raises ReadError, which names the tar and the member, if it cannot be used.
         """
-        outcome = attempt(file_name, jpeg, json, self.pack_options, Buffers(self.pack_options))
+        pair = PairBytes(file_name, jpeg, json)
+        outcome = attempt(pair, self.pack_options, Buffers(self.pack_options))
         if outcome is None:
             return None
         if not isinstance(outcome, Packed):
@@ -161,23 +162,24 @@ class PairDecoder:
         except SampleError as error:
             member = Path(file_name).stem + ".json"
             raise unusable(source, member, str(error), file_name) from error
-        pixels = record.height * record.width
-        masks = select_masks(self.pack_options, record.numbers, pixels, record.image_id)
+        image = record.images[0]
+        pixels = image.height * image.width
+        masks = select_masks(self.pack_options, record.numbers, pixels, image.image_id)
         if self.rule is not None:
             of_sample = {name: values[masks] for name, values in record.numbers.items()}
             masks = select_masks(self.rule, of_sample, pixels, image_id=0)
         stored_height, stored_width = stored_size(
-            record.height, record.width, self.layout.image_size, self.layout.fit
+            image.height, image.width, self.layout.image_size, self.layout.fit
         )
         return PairInfo(
             row=row,
-            image_id=record.image_id,
+            image_id=image.image_id,
             file_name=file_name,
             source=source.name,
             path=source.local_path,
             source_row=source_row,
-            height=record.height,
-            width=record.width,
+            height=image.height,
+            width=image.width,
             stored_height=stored_height,
             stored_width=stored_width,
             masks=len(masks),

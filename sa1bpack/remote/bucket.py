@@ -8,12 +8,14 @@ import asyncio
 import atexit
 import functools
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,14 @@ from sa1bpack.finalizers import Living
 from sa1bpack.format.files import MAX_METADATA_BYTES
 from sa1bpack.interrupts import result_of
 from sa1bpack.remote.attempts import Attempts, OnWait
-from sa1bpack.remote.origin import RANGE_BYTES, TRIES, EndsEarly, Origin
+from sa1bpack.remote.origin import (
+    RANGE_BYTES,
+    TRIES,
+    Answered,
+    EndsEarly,
+    Origin,
+    interrupted,
+)
 from sa1bpack.remote.stores import error_text, final_error, open_store, package, store_of
 from sa1bpack.threads import ThreadPool, start_thread
 from sa1bpack.urls import HUB_SCHEME, STORE_SCHEMES, Address, Patience, shown
@@ -57,12 +66,25 @@ class EventLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self.held = Living[asyncio.Future[Any]]()
         self.ended = False
+        self._thread = 0  # in which it runs
+
+    def run_forever(self) -> None:
+        """See asyncio."""
+        self._thread = threading.get_ident()
+        super().run_forever()
 
     def create_future(self) -> asyncio.Future[Any]:
         """See asyncio. The library asks for one with each request."""
         future = super().create_future()
         self.held.add(future)
         return future
+
+    def call_in_it(self, work: Callable[[], object]) -> None:
+        """Call this in the thread of the loop: now if this is it, else soon."""
+        if threading.get_ident() == self._thread:
+            work()
+        else:
+            self.call_soon_threadsafe(work)
 
     async def settle(self) -> None:
         """Cancel all tasks, and wait until the library is done with what they waited for."""
@@ -93,6 +115,48 @@ def _loop(process: int) -> EventLoop:
     return loop
 
 
+def ending() -> StoreError:
+    """The error of a request when the process ends."""
+    return StoreError("the process is ending")
+
+
+class _LoopRequest:
+    """A request in the event loop, whose answer is handed over there, see `Origin.ask`."""
+
+    def __init__(self, loop: EventLoop, work: Coroutine[Any, Any, Any], answered: Answered):
+        self._loop = loop
+        self._work = work
+        self._answered = answered
+        self._task: asyncio.Task[Any] | None = None
+
+    def begin(self) -> None:
+        """Begin it. In the loop, as all that follows."""
+        if self._loop.ended:
+            self._work.close()
+            self._answered(None, ending())
+            return
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._hand_over)
+
+    def cancel(self) -> None:
+        """End it."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _hand_over(self, task: "asyncio.Task[Any]") -> None:
+        self._task = None  # which has the answer, and so its bytes
+        if task.cancelled():
+            self._answered(None, StoreError("a request was interrupted"))
+            return
+        error = task.exception()
+        if error is None:
+            self._answered(task.result(), None)
+        elif isinstance(error, Exception):
+            self._answered(None, error)
+        else:
+            self._answered(None, StoreError(f"a request was ended by {type(error).__name__}"))
+
+
 def run_in_loop(work: Coroutine[Any, Any, Any]) -> Future[Any]:
     """Run a coroutine in the event loop; the future's `result` waits, and `cancel` ends it.
 
@@ -101,7 +165,7 @@ def run_in_loop(work: Coroutine[Any, Any, Any]) -> Future[Any]:
     loop = _loop(os.getpid())
     if loop.ended:
         work.close()
-        raise StoreError("the process is ending")
+        raise ending()
     return asyncio.run_coroutine_threadsafe(work, loop)
 
 
@@ -163,11 +227,7 @@ class Bucket(Origin):
 
     def _begin(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Future[Any]:
         """Begin a request in the event loop. Raises StoreError in a fork."""
-        if os.getpid() != self._pid:
-            raise StoreError(
-                f"{self.url}: its connections do not survive a fork: spawn worker processes "
-                "(multiprocessing_context='spawn')"
-            )
+        self._check_process()
         future = run_in_loop(self._tried(path, request))
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
@@ -175,12 +235,20 @@ class Bucket(Origin):
             future.cancel()
         return future
 
+    def _check_process(self) -> None:
+        """Raise StoreError in a fork."""
+        if os.getpid() != self._pid:
+            raise StoreError(
+                f"{self.url}: its connections do not survive a fork: spawn worker processes "
+                "(multiprocessing_context='spawn')"
+            )
+
     def result(self, future: Future[Any]) -> Any:
         """See Origin. Raises StoreError if it is cancelled."""
         try:
             return result_of(future, float("inf"))
         except CancelledError:
-            raise StoreError(f"{self.url}: a request was interrupted") from None
+            raise interrupted(self.url) from None
         finally:
             future.cancel()  # after an interrupt
 
@@ -224,6 +292,13 @@ class Bucket(Origin):
     ) -> Future[Any]:
         """See Origin. The file must have the `version`, unless that is None."""
 
+        return self._begin(path, self._reading(first, stop, version))
+
+    def _reading(
+        self, first: int, stop: int | None, version: str | None = None
+    ) -> Callable[[str], Awaitable[Any]]:
+        """The request for bytes of a key, see `begin`."""
+
         async def get(key: str) -> Any:
             if stop is not None and version is None:  # with one copy fewer
                 span = {"start": first, "end": stop}
@@ -235,7 +310,24 @@ class Bucket(Origin):
                 raise EndsEarly(f"it ends at byte {end}, but bytes up to {stop} are needed")
             return data
 
-        return self._begin(path, get)
+        return get
+
+    def ask(self, path: str, first: int, stop: int, answered: Answered) -> Callable[[], object]:
+        """See Origin."""
+        self._check_process()
+        loop = _loop(os.getpid())
+        if loop.ended:
+            raise ending()
+        request = _LoopRequest(loop, self._tried(path, self._reading(first, stop)), answered)
+        loop.call_in_it(request.begin)
+        return partial(loop.call_in_it, request.cancel)
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """See Origin."""
+        if os.getpid() != self._pid:
+            work()  # which is refused
+        else:
+            _loop(self._pid).call_soon_threadsafe(work)
 
     async def _get(
         self, key: str, first: int, stop: int | None, version: str | None = None

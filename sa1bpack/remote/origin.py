@@ -9,8 +9,8 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,10 @@ RANGE_BYTES = 4 << 20
 
 # Path of a file in a folder → its length and its digest, or None if that is not known.
 Files = Mapping[str, tuple[int | None, str | None]]
+
+
+# Called with the bytes that were asked for, or with why there are none.
+Answered = Callable[[Any, Exception | None], object]
 
 
 class EndsEarly(StoreError):
@@ -99,6 +103,27 @@ class Origin(ABC):
         """The result of what `begin` has begun; raises what that raised."""
 
     @abstractmethod
+    def ask(self, path: str, first: int, stop: int, answered: Answered) -> Callable[[], object]:
+        """Begin to read bytes `first` to `stop` of a file, with less ado than `begin`.
+
+        Args:
+            path, first, stop: as for `begin`.
+            answered: called once, with all of these bytes, an object with a buffer, and no error;
+                or with None and the error. In any thread, which it must not keep; in this one too.
+
+        Returns:
+            A call that cancels it, in any thread: `answered` is called with an error then, unless
+            it is called with the bytes.
+
+        Raises:
+            StoreError: nothing can be asked for in this process, or any more.
+        """
+
+    @abstractmethod
+    def soon(self, work: Callable[[], object]) -> None:
+        """Call this in the thread in which `ask` costs least, now or soon."""
+
+    @abstractmethod
     def folders(self, path: str) -> list[str]:
         """Names of the folders right below "", or "FOLDER/", sorted; empty if there is none."""
 
@@ -139,6 +164,27 @@ class LocalOrigin(Origin):
     def result(self, future: Future[Any]) -> Any:
         """See Origin."""
         return future.result()
+
+    def ask(self, path: str, first: int, stop: int, answered: Answered) -> Callable[[], object]:
+        """See Origin."""
+
+        def hand_over(future: Future[Any]) -> None:
+            try:
+                data = future.result()
+            except CancelledError:
+                answered(None, interrupted(self.url))
+            except Exception as error:
+                answered(None, error)
+            else:
+                answered(data, None)
+
+        future = self.begin(path, first, stop)
+        future.add_done_callback(hand_over)
+        return future.cancel
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """See Origin."""
+        work()
 
     def folders(self, path: str) -> list[str]:
         """See Origin."""
@@ -339,6 +385,11 @@ def is_large(path: str) -> bool:
 def small_arrays(arrays: Mapping[ArraySpec, int]) -> dict[ArraySpec, int]:
     """The arrays without the large ones, each with its number of rows."""
     return {spec: rows for spec, rows in arrays.items() if spec.name not in LARGE_ARRAYS}
+
+
+def interrupted(url: str) -> StoreError:
+    """The error of a request that was cancelled."""
+    return StoreError(f"{url}: a request was interrupted")
 
 
 def no_pack(url: str, name: str) -> NotAPack:

@@ -52,6 +52,7 @@ from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.remote.attempts import OnWait
 from sa1bpack.remote.bucket import Bucket, StoreFile
 from sa1bpack.remote.cache import Cache, Lock
+from sa1bpack.remote.flow import MOST_AHEAD, Flow
 from sa1bpack.remote.kept_ranges import KEPT, KeptRanges
 from sa1bpack.remote.mirror import verify_at_url
 from sa1bpack.remote.origin import (
@@ -69,7 +70,7 @@ from sa1bpack.remote.origin import (
     no_pack,
     small_arrays,
 )
-from sa1bpack.remote.ranges import MOST_AHEAD, Flow, FolderRanges
+from sa1bpack.remote.ranges import FolderRanges
 from sa1bpack.remote.records import fetch_pack_records, fetch_shard_records
 from sa1bpack.remote.stores import store_of
 from sa1bpack.remote.web import WebFile

@@ -1,9 +1,11 @@
-"""SA-1B's JSON record of an image → arrays."""
+"""SA-1B's JSON records of images → arrays."""
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from itertools import chain
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,7 +32,7 @@ from sa1bpack.source.schemas import (
     number_arrays,
     with_kept,
 )
-from sa1bpack.source.shapes import MaskShapes
+from sa1bpack.source.shapes import MaskShapes, offsets_of_lengths
 from sa1bpack.wording import brief
 
 MAX_FILE_NAME = 255  # characters; a pack stores fewer, see format.layout.FILE_NAME_BYTES
@@ -105,17 +107,37 @@ def _record_type(
     return with_kept("Record", record, kept_keys[""], strict)
 
 
+class ImageEntry(NamedTuple):
+    """What the record of an image says of it.
+
+    Attributes:
+        image_id: within int64.
+        height, width: pixels, 1 to 2^31 - 1, their product below 2^31.
+        file_name: as in the record, not checked against anything.
+        unknown_keys: keys of the record that SA-1B does not have, such as `annotations.score`;
+            their values are dropped. If there are more than MAX_UNKNOWN_KEYS, the first in
+            alphabetical order and "...".
+    """
+
+    image_id: int
+    height: int
+    width: int
+    file_name: str
+    unknown_keys: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Annotations:
-    """The record of one image as a structure of arrays; n is the number of masks.
+    """The records of k images as a structure of arrays; n is the number of masks of all.
+
+    Several records take little longer than one, as a call of numpy takes longer than its work.
 
     Boxes and points are in source pixels, as in the JSON: bbox and crop_box are x, y, w, h, with
     w = xmax - xmin and h = ymax - ymin; a point is x, y.
 
     ===================  ===========  =======================================================
-    image_id             int          within int64
-    width, height        int          pixels, 1 to 2^31 - 1, their product below 2^31
-    file_name            str          as in the record, not checked against anything
+    images               tuple        ImageEntry of each image
+    masks_of             (k+1,) i64   image i has the masks masks_of[i]:masks_of[i+1]
     numbers              dict         array of MASK_NUMBERS → (n,) or (n, columns), of the type of
                                       the table: "bbox", "area", ..., "annotation_id", which may
                                       repeat; NaN for an optional number that the JSON lacks
@@ -123,28 +145,22 @@ class Annotations:
                                       MaskNumber.type_bit
     counts_text          (m,) u8      the masks' COCO run-length strings, concatenated
     counts_offset        (n+1,) i64   mask i is counts_text[counts_offset[i]:counts_offset[i+1]]
-    unknown_keys         frozenset    keys that SA-1B does not have, such as `annotations.score`;
-                                      their values are dropped. If there are more than
-                                      MAX_UNKNOWN_KEYS, the first in alphabetical order and "..."
     shapes               MaskShapes   the shapes of masks of another data set; the array of counts
                                       is then empty, `bbox` is NaN and `area` -1 where they are
                                       those of the mask itself. None for records of SA-1B
     kept_texts           dict         kept key, such as "annotations.score" → the JSON texts of its
-                                      values in the record, or in each mask, see `Texts`
+                                      values in each record, or in each mask, see `Texts`
     ===================  ===========  =======================================================
 
     All arrays are C-contiguous and writable. `==` compares identity.
     """
 
-    image_id: int
-    width: int
-    height: int
-    file_name: str
+    images: tuple[ImageEntry, ...]
+    masks_of: np.ndarray
     numbers: dict[str, np.ndarray]
     number_types: np.ndarray
     counts_text: np.ndarray
     counts_offset: np.ndarray
-    unknown_keys: frozenset[str]
     kept_texts: dict[str, Texts]
     shapes: MaskShapes | None = None
 
@@ -164,7 +180,16 @@ def parse_annotations(
     numbers: tuple[MaskNumber, ...] = stored_numbers(),
     kept_keys: tuple[tuple[str, str], ...] = (),
 ) -> Annotations:
-    """Decode and check one JSON record; nothing in the result but kept texts refers to `data`.
+    """The JSON record of one image; see `parse_several`."""
+    return parse_several((data,), numbers, kept_keys)
+
+
+def parse_several(
+    texts: Sequence[JsonText],
+    numbers: tuple[MaskNumber, ...],
+    kept_keys: tuple[tuple[str, str], ...] = (),
+) -> Annotations:
+    """Decode and check JSON records; nothing in the result but kept texts refers to `texts`.
 
     `numbers` are those that each mask has, or may have if they are optional; the keys of others are
     unknown ones, except `kept_keys`, see `schema_of`, whose values may be anything.
@@ -172,23 +197,49 @@ def parse_annotations(
     If a key occurs twice, the last value counts, as in Python's json. A byte order mark of UTF-8 is
     passed over, and is not kept.
 
-    Raises AnnotationError, naming the annotation, the field and the value, if there are more than
-    MAX_ANNOTATIONS masks (code `too-many-masks`), if the bytes are not JSON (the message says what
-    they are, if that is known; NaN and Infinity are not JSON), a field is missing or has the wrong
-    type, a number does not fit its array, the image has 2^31 pixels or more, `size` is not [height,
-    width], `area` is negative or not a whole number, `point_coords` does not have exactly one
-    point, or `counts` is not an ASCII string. The mask kernels check whether `counts` is a valid
-    run-length string.
+    Raises AnnotationError, naming the annotation, the field and the value, if a record has more
+    than MAX_ANNOTATIONS masks (code `too-many-masks`), if the bytes are not JSON (the message says
+    what they are, if that is known; NaN and Infinity are not JSON), a field is missing or has the
+    wrong type, a number does not fit its array, the image has 2^31 pixels or more, `size` is not
+    [height, width], `area` is negative or not a whole number, `point_coords` does not have exactly
+    one point, or `counts` is not an ASCII string. The mask kernels check whether `counts` is a
+    valid run-length string.
     """
-    if data[:3] == BYTE_ORDER_MARK:
-        data = data[3:]
-    record, unknown = schema_of(numbers, kept_keys).decode(data)
-    image = record.image
-    masks = record.annotations
-    if len(masks) > MAX_ANNOTATIONS:
+    schema = schema_of(numbers, kept_keys)
+    records = []
+    images = []
+    for text in texts:
+        if text[:3] == BYTE_ORDER_MARK:
+            text = text[3:]
+        record, unknown = schema.decode(text)
+        image = record.image
+        _check_image(image, len(record.annotations))
+        records.append(record)
+        images.append(
+            ImageEntry(image.image_id, image.height, image.width, image.file_name, unknown)
+        )
+    masks = [*chain.from_iterable(record.annotations for record in records)]
+    arrays, number_types, not_whole = number_arrays(masks, numbers)
+    counts: list[str] = []
+    for record in records:
+        counts += _counts_of(record, len(counts), not_whole)
+    return Annotations(
+        images=tuple(images),
+        masks_of=offsets_of_lengths([record.annotations for record in records]),
+        numbers=arrays,
+        number_types=number_types,
+        counts_text=np.frombuffer(bytearray("".join(counts), "ascii"), np.uint8),
+        counts_offset=offsets_of_lengths(counts),
+        kept_texts=kept_texts(records, kept_keys),
+    )
+
+
+def _check_image(image: _Image, masks: int) -> None:
+    """Raise AnnotationError if an image has too many masks or pixels."""
+    if masks > MAX_ANNOTATIONS:
         raise AnnotationError(
-            f"image {image.image_id} has {len(masks):,} masks, and the limit is "
-            f"{MAX_ANNOTATIONS:,}; remove the record, or some of its masks",
+            f"image {image.image_id} has {masks:,} masks, and the limit is {MAX_ANNOTATIONS:,}; "
+            "remove the record, or some of its masks",
             code="too-many-masks",
         )
     if image.width * image.height > MAX_RUN_END:
@@ -196,10 +247,16 @@ def parse_annotations(
             f"image: width {image.width} x height {image.height} is more than {MAX_RUN_END} "
             f"pixels; {REMEDY}"
         )
-    arrays, number_types, not_whole = number_arrays(masks, numbers)
-    image_size = (image.height, image.width)
+
+
+def _counts_of(record: Any, before: int, not_whole: dict[int, str]) -> list[str]:
+    """The texts of the masks of a record, which follow `before` masks of other records.
+
+    Raises AnnotationError for the first mask that cannot be used, also for a number of it.
+    """
+    image_size = (record.image.height, record.image.width)
     texts = []
-    for index, mask in enumerate(masks):
+    for index, mask in enumerate(record.annotations):
         size = mask.segmentation.size
         counts = mask.segmentation.counts
         texts.append(counts)
@@ -210,23 +267,12 @@ def parse_annotations(
             )
         elif not counts.isascii():
             problem = f"segmentation.counts has non-ASCII characters, as in {counts[:40]!a}"
-        elif index in not_whole:
-            problem = not_whole[index]
+        elif before + index in not_whole:
+            problem = not_whole[before + index]
         else:
             continue
         raise AnnotationError(f"{named(index, mask)}: {problem}; {REMEDY}")
-    return Annotations(
-        image_id=image.image_id,
-        width=image.width,
-        height=image.height,
-        file_name=image.file_name,
-        numbers=arrays,
-        number_types=number_types,
-        counts_text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
-        counts_offset=np.cumsum([0, *map(len, texts)], dtype=np.int64),
-        unknown_keys=unknown,
-        kept_texts=kept_texts(record, kept_keys),
-    )
+    return texts
 
 
 def _explain(message: str, data: JsonText) -> str:

@@ -5,7 +5,7 @@ again leniently, and the keys are reported. Why msgspec: docs/decisions/0003.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Annotated, Any
@@ -142,9 +142,13 @@ def keys_by_object(kept_keys: tuple[tuple[str, str], ...]) -> dict[str, tuple[st
 Texts = list[bytes | msgspec.Raw | None]
 
 
-def kept_texts(record: Any, kept_keys: tuple[tuple[str, str], ...]) -> dict[str, Texts]:
+def kept_texts(records: Sequence[Any], kept_keys: tuple[tuple[str, str], ...]) -> dict[str, Texts]:
     """The texts of the values of kept keys, see `Annotations`."""
-    objects = {"": [record], "image": [record.image], "annotations": record.annotations}
+    objects = {
+        "": records,
+        "image": [record.image for record in records],
+        "annotations": [*chain.from_iterable(record.annotations for record in records)],
+    }
     numbers = dict.fromkeys(objects, 0)
     texts = {}
     for parent, key in kept_keys:

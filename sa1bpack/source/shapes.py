@@ -1,8 +1,8 @@
 """The shapes of masks that are not all COCO's text, as records have them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -18,7 +18,7 @@ Segmentation = str | list[int] | list[list[float]] | bytes | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskShapes:
-    """The shapes of n masks of one image, each in one of several forms.
+    """The shapes of n masks, each in one of several forms.
 
     ===================  ===========  =======================================================
     forms                (n,) u8      TEXT, COUNTS, POLYGONS or DRAWN
@@ -79,15 +79,16 @@ def shapes_of(values: Sequence[Segmentation]) -> MaskShapes:
     return MaskShapes(
         forms=np.array(forms, np.uint8),
         text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
-        text_offset=_offsets(texts),
+        text_offset=offsets_of_lengths(texts),
         counts=np.array([*chain.from_iterable(counts)], np.int64),
-        counts_offset=_offsets(counts),
+        counts_offset=offsets_of_lengths(counts),
         coordinates=np.array([*chain.from_iterable(polygons)], np.float64),
-        polygon_offset=_offsets(polygons),
+        polygon_offset=offsets_of_lengths(polygons),
         polygons_of=np.array(polygons_of, np.int64),
         drawn=tuple(value if isinstance(value, bytes) else None for value in values),
     )
 
 
-def _offsets(pieces: Sequence[str] | Sequence[list[int]] | Sequence[list[float]]) -> np.ndarray:
-    return np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+def offsets_of_lengths(pieces: Iterable[Sized]) -> np.ndarray:
+    """int64 (n + 1,): where each of n pieces begins and ends in all of them together."""
+    return np.array([*accumulate(map(len, pieces), initial=0)], np.int64)

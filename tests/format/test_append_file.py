@@ -26,13 +26,13 @@ real_fcntl = fcntl.fcntl
 lengths = st.builds(
     lambda edge, more: max(0, edge + more), st.sampled_from(EDGES), st.integers(-3, 3)
 )
-kinds = st.sampled_from(["aligned", "anywhere", "zeros", "continued"])
+kinds = st.sampled_from(["aligned", "anywhere", "as in the file", "zeros", "continued"])
 steps = st.lists(st.tuples(kinds, lengths), max_size=7)
 
 
-def noise(nbytes: int, at_block: bool = True) -> np.ndarray:
-    """Random bytes, none of them zero."""
-    data = aligned(nbytes) if at_block else aligned(nbytes + 1)[1:]
+def noise(nbytes: int, behind: int = 0) -> np.ndarray:
+    """Random bytes, none of them zero, so many bytes behind a block boundary."""
+    data = aligned(nbytes + behind)[behind:]
     data[:] = np.random.default_rng(nbytes).integers(1, 256, nbytes, dtype=np.uint8)
     return data
 
@@ -79,7 +79,8 @@ def check_appending(path, steps):
                 file.close()
                 file, expected = AppendFile(path, nbytes), expected[:nbytes]
         else:
-            data = noise(nbytes, kind == "aligned")
+            behind = {"aligned": 0, "anywhere": 1, "as in the file": file.nbytes % BLOCK}
+            data = noise(nbytes, behind[kind])
             expected += data.tobytes()
             file.append(data)
             data[:] = 0  # it may change now

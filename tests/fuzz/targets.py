@@ -121,13 +121,14 @@ def annotations(data: bytes) -> None:
         except RecursionError:  # json's limit of depth differs slightly
             return
         image, masks = expected["image"], expected["annotations"]
-        assert (found.image_id, found.width) == (image["image_id"], image["width"])
-        assert found.file_name == image["file_name"]
+        [entry] = found.images
+        assert (entry.image_id, entry.width) == (image["image_id"], image["width"])
+        assert entry.file_name == image["file_name"]
         assert found.numbers["area"].tolist() == [mask["area"] for mask in masks]
         assert found.numbers["bbox"].tolist() == [mask["bbox"] for mask in masks]
         assert found.numbers["annotation_id"].tolist() == [mask["id"] for mask in masks]
-        assert len(found.unknown_keys) <= 65
-        parse_counts(found.counts_text, found.counts_offset, found.height * found.width)
+        assert len(entry.unknown_keys) <= 65
+        parse_counts(found.counts_text, found.counts_offset, entry.height * entry.width)
 
 
 def counts(data: bytes) -> None:

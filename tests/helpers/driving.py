@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fault_server import fault_server
 from forked_ranks import fork_ranks
 from frameworks import has_torchvision
 from small_tars import members, pack_small, write_tar
@@ -71,6 +72,7 @@ class Case:
         validate: "": never; "epoch": after each epoch; "steps": after every two batches.
         by_steps: the run ends by its number of steps, not by epochs.
         mix: at_end of a Mix of three Loaders in place of one; "": no Mix.
+        place: where the pack is: "folder"; or at a URL, of which rows are fetched: "file", "http".
     """
 
     seed: int
@@ -89,6 +91,7 @@ class Case:
     validate: str = ""
     by_steps: bool = False
     mix: str = ""
+    place: str = "folder"
 
 
 MODES = {
@@ -155,7 +158,20 @@ def case_of(seed: int, driver: str | None = None) -> Case:
         )
     if driver == "trainer":
         case = dataclasses.replace(case, limit=None)
-    return dataclasses.replace(case, stops=_stops_of(case, rng))
+    return dataclasses.replace(case, stops=_stops_of(case, rng), place=_place_of(case))
+
+
+def _place_of(case: Case) -> str:
+    """Where the pack of a case is: of two thirds of them, at a URL.
+
+    Connections to a server do not survive a fork, and workers that are spawned take seconds.
+    """
+    place = random.Random(f"place {case.seed}").choice(("folder", "file", "http"))
+    if case.workers and case.mode in ("DataLoader", "StatefulDataLoader", "make_dataloader"):
+        return place.replace("http", "file")
+    if case.driver in ("accelerate", "trainer") and case.workers and not case.mix:
+        return place.replace("http", "file")
+    return place
 
 
 def mix_case_of(seed: int, driver: str | None = None) -> Case:
@@ -220,7 +236,30 @@ def write_pack(folder: Path) -> None:
     pack_small(tar, folder / "packed")
 
 
-def parts_of(root: Path) -> tuple[sa1bpack.Dataset, sa1bpack.Dataset]:
+@contextmanager
+def place_of(case: Case, root: Path, folder: Path) -> Iterator[Path | str]:
+    """The pack in `root`, where a case has it; what is kept of it is kept in a folder."""
+    if case.place == "folder":
+        yield root
+        return
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    try:
+        if case.place == "file":
+            yield root.as_uri()
+            return
+        os.environ["NO_PROXY"] = "127.0.0.1"
+        with fault_server() as server:
+            for path in root.rglob("*"):
+                if path.is_file():
+                    server.files[f"/packed/{path.relative_to(root)}"] = path.read_bytes()
+            yield f"{server.url}/packed"
+            assert server.requests
+    finally:
+        tempfile.tempdir = before
+
+
+def parts_of(root: Path | str) -> tuple[sa1bpack.Dataset, sa1bpack.Dataset]:
     """The images of training, and those of validation."""
     return sa1bpack.open(root).split(**SPLIT)
 
@@ -236,7 +275,7 @@ def content(batch: dict, epoch: int) -> Step:
     return [epoch, of_batch, batch["image_ids"].tolist(), masks, batch.get("source")]
 
 
-def expected(case: Case, root: Path, rank: int) -> list[Step]:
+def expected(case: Case, root: Path | str, rank: int) -> list[Step]:
     """All steps of a rank that was never stopped."""
     train, _ = parts_of(root)
     seen = []
@@ -296,7 +335,7 @@ def own_loader(kind: type, case: Case, ds: sa1bpack.Dataset) -> Any:
     return kind(ds, batch_sampler=sampler, collate_fn=collate, num_workers=case.workers)
 
 
-def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+def plain(case: Case, root: Path | str, folder: Path, record: Recorder, saved: Any) -> Any:
     """A loop of the program's own, which saves the state of its loader."""
     train, _ = parts_of(root)
     sampler = None
@@ -334,7 +373,7 @@ def plain(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) ->
     return None
 
 
-def lightning(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+def lightning(case: Case, root: Path | str, folder: Path, record: Recorder, saved: Any) -> Any:
     """Lightning's Trainer."""
     import pytorch_lightning
     from pytorch_lightning import callbacks
@@ -463,7 +502,7 @@ def lightning(case: Case, root: Path, folder: Path, record: Recorder, saved: Any
     return None
 
 
-def accelerate(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+def accelerate(case: Case, root: Path | str, folder: Path, record: Recorder, saved: Any) -> Any:
     """A loop with Accelerate, as its documentation has it."""
     from accelerate import Accelerator, skip_first_batches
     from accelerate.utils import DataLoaderConfiguration
@@ -518,7 +557,7 @@ def accelerate(case: Case, root: Path, folder: Path, record: Recorder, saved: An
     return None
 
 
-def trainer(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+def trainer(case: Case, root: Path | str, folder: Path, record: Recorder, saved: Any) -> Any:
     """The Trainer of transformers."""
     has_torchvision()  # before transformers imports it
     import transformers
@@ -585,7 +624,7 @@ def trainer(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) 
     return str(folder / "trainer" / f"checkpoint-{hugging_face.state.global_step}")
 
 
-def torchdata(case: Case, root: Path, folder: Path, record: Recorder, saved: Any) -> Any:
+def torchdata(case: Case, root: Path | str, folder: Path, record: Recorder, saved: Any) -> Any:
     """A loop over torchdata's StatefulDataLoader, which saves its state."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -640,13 +679,14 @@ def check(case: Case, root: Path, folder: Path, rank: int = 0) -> None:
     saved = None
     trained: list[Step] = []
     validated: list[list] = []
-    for stop in (*case.stops, None):
-        record = Recorder(stop)
-        saved = drive(case, root, folder, record, saved)
-        trained += record.seen
-        validated += record.validated
-        if saved is None:
-            break
+    with place_of(case, root, folder) as place:
+        for stop in (*case.stops, None):
+            record = Recorder(stop)
+            saved = drive(case, place, folder, record, saved)
+            trained += record.seen
+            validated += record.validated
+            if saved is None:
+                break
     for number, (step, expected_step) in enumerate(zip(trained, right, strict=False)):
         assert step == expected_step, (
             f"step {number} was {step}, but is {expected_step} in a run without stops"

@@ -11,6 +11,7 @@ from pycocotools import mask as coco
 
 from sa1bpack.errors import MaskError
 from sa1bpack.masks import counts_runs, drawn_runs, encode_counts, parse_counts, polygon_runs
+from sa1bpack.masks.polygons import polygon_runs_of_images
 
 
 def drawn(masks: list[list[list[float]]], height: int, width: int) -> list[bytes]:
@@ -56,6 +57,24 @@ def images(draw):
 def test_the_counts_of_polygons_equal_pycocotools(image):
     height, width, masks = image
     assert drawn(masks, height, width) == theirs(masks, height, width)
+
+
+@settings(max_examples=60)
+@given(st.lists(images(), min_size=1, max_size=4))
+def test_polygons_of_several_images_are_drawn_by_one_call(several):
+    masks = [*chain.from_iterable(of_image for _, _, of_image in several)]
+    polygons = [*chain.from_iterable(masks)]
+    sizes = [(height, width) for height, width, of_image in several for _ in of_image]
+    runs = polygon_runs_of_images(
+        np.array([*chain.from_iterable(polygons)], np.float64),
+        np.cumsum([0, *map(len, polygons)], dtype=np.int64),
+        np.cumsum([0, *map(len, masks)], dtype=np.int64),
+        *np.array(sizes, np.int64).T.copy(),
+    )
+    text, offset = encode_counts(*runs)
+    texts = [text[begin:end].tobytes() for begin, end in pairwise(offset)]
+    expected = [theirs(of_image, height, width) for height, width, of_image in several]
+    assert texts == [*chain.from_iterable(expected)]
 
 
 def test_a_polygon_of_fewer_than_three_corners_covers_no_pixel():

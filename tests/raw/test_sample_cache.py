@@ -33,7 +33,9 @@ def decoded(monkeypatch) -> list[str]:
     """The names of the images that are decoded."""
     names, attempt = [], decoding.attempt
     monkeypatch.setattr(
-        decoding, "attempt", lambda name, *rest: (names.append(name), attempt(name, *rest))[1]
+        decoding,
+        "attempt",
+        lambda pair, *rest: (names.append(pair.file_name), attempt(pair, *rest))[1],
     )
     return names
 

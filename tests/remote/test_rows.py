@@ -17,7 +17,8 @@ from reading_packs import write_pack
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import NotAPack, ReadError, StoreError
-from sa1bpack.remote import ranges
+from sa1bpack.remote import flow, packs, ranges
+from sa1bpack.remote.origin import LocalOrigin
 
 FORMS = [{"mask_format": form} for form in ("bits", "bool", "runs")]
 
@@ -179,6 +180,46 @@ def test_what_is_read_is_fetched_and_nothing_else(layout_packs, tmp_path, driven
     assert stats.fetched_bytes - needed < 60_000
 
 
+class MetOrigin(LocalOrigin):
+    """A folder of which every read is counted, and waits at a barrier once there is one."""
+
+    def __init__(self, root):
+        super().__init__(root.as_uri(), root)
+        self.reads = []
+        self.barrier = None
+
+    def _read(self, path):
+        self.reads.append(path)
+        if self.barrier is not None:
+            self.barrier.wait(60)
+
+    def read(self, path):
+        self._read(path)
+        return super().read(path)
+
+    def read_range(self, path, first, stop):
+        self._read(path)
+        return super().read_range(path, first, stop)
+
+
+@pytest.mark.parametrize("layout", [("pad", "rgb", "bits+runs"), ("native", "yuv420", "runs")])
+def test_a_shard_is_met_in_one_round_trip_of_eighteen_requests_at_most(
+    layout_packs, tmp_path, monkeypatch, layout
+):
+    root = layout_packs(*layout)
+    origin = MetOrigin(root)
+    monkeypatch.setattr(packs, "open_origin", lambda url: origin)
+    ds = open_rows(root, tmp_path)
+    origin.reads.clear()
+    ds.shards.open(0)
+    requests = len(origin.reads)
+    assert requests <= 18 and all("sa_000000-000" in path for path in origin.reads)
+    # No request waits for the answer to another one: all are under way before any is answered.
+    origin.barrier = threading.Barrier(requests)
+    ds.shards.open(1)
+    assert len(origin.reads) == 2 * requests
+
+
 def test_neighbours_are_one_request(layout_packs, tmp_path, driven):
     root = shutil.copytree(layout_packs("native", "yuv420", "runs"), tmp_path / "pack")
     origin = driven(root)
@@ -223,8 +264,8 @@ def test_arrays_of_a_shard_are_read_by_rows(layout_packs, tmp_path):
 
 
 def test_a_slow_consumer_bounds_what_is_in_flight(tmp_path, driven, monkeypatch):
-    monkeypatch.setattr(ranges, "LEAST_AHEAD", 1)
-    monkeypatch.setattr(ranges, "MOST_AHEAD", 1)
+    monkeypatch.setattr(flow, "LEAST_AHEAD", 1)
+    monkeypatch.setattr(flow, "MOST_AHEAD", 1)
     write_pack(tmp_path / "pack", {f"sa_00000{k}-000": (2, 1) for k in range(8)})
     origin = driven(tmp_path / "pack")
     ds = open_rows(tmp_path / "pack", tmp_path / "cache")
@@ -239,6 +280,36 @@ def test_a_slow_consumer_bounds_what_is_in_flight(tmp_path, driven, monkeypatch)
         # One was taken; up to two buffers are filled, a batch is located, one is asked for.
         assert len(images) <= 1 + 2 + 4 + 2 < len(ds)
         assert len(list(batches)) == len(ds) - 1
+
+
+def test_no_more_is_in_flight_than_the_way_needs(tmp_path, driven, monkeypatch):
+    monkeypatch.setattr(flow, "LEAST_AHEAD", 1)
+    monkeypatch.setattr(flow, "MOST_AHEAD", 1)
+    monkeypatch.setattr(flow, "SLOW_SECONDS", 60)
+    write_pack(tmp_path / "pack", {f"sa_00000{k}-000": (2, 1) for k in range(8)})
+    origin = driven(tmp_path / "pack")
+    in_flight = []
+    most = []
+    noting = threading.Lock()
+
+    def note(path, first, data):
+        if path.split("/")[-2] not in ("image", "mask_bits", "run_ends"):
+            return data
+        with noting:
+            in_flight.append(path)
+            most.append(len(in_flight))
+        time.sleep(0.002)
+        with noting:
+            in_flight.remove(path)
+        return data
+
+    origin.change = note
+    ds = open_rows(tmp_path / "pack", tmp_path / "cache")
+    with sa1bpack.Loader(ds, 4, shuffle=True, threads=1) as loader:
+        assert sum(len(batch["indices"]) for batch in loader) == 16
+    assert len(most) > 16
+    # One in its turn, one that the reader waits for, one that who asks ahead waits for.
+    assert max(most) <= 3
 
 
 # ---------------------------------------------------------------------------------------- faults
@@ -307,7 +378,7 @@ def test_a_pack_that_was_replaced_says_so(layout_packs, tmp_path):
 def test_a_request_without_an_answer_is_an_error_after_its_deadline(
     layout_packs, tmp_path, driven, monkeypatch
 ):
-    monkeypatch.setattr(ranges, "DEADLINE", 0.2)
+    monkeypatch.setattr(flow, "DEADLINE", 0.2)
     root = shutil.copytree(layout_packs(), tmp_path / "pack")
     origin = driven(root)
     ds = open_rows(root, tmp_path / "cache")
@@ -330,7 +401,7 @@ def test_a_request_without_an_answer_is_an_error_after_its_deadline(
 
 
 def test_of_a_slow_request_a_second_one_is_made(layout_packs, tmp_path, driven, monkeypatch):
-    monkeypatch.setattr(ranges, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(flow, "SLOW_SECONDS", 0.05)
     root = shutil.copytree(layout_packs(), tmp_path / "pack")
     origin = driven(root)
     own = sa1bpack.open(root)
@@ -380,6 +451,36 @@ def test_an_epoch_that_is_left_cancels_what_it_asked_for(layout_packs, tmp_path,
         with sa1bpack.Loader(own, 1) as other:
             for _ in range(2):
                 assert len(list(loader)) == len(list(other))
+
+
+def test_an_epoch_that_is_left_asks_for_nothing_more(layout_packs, tmp_path, driven, monkeypatch):
+    monkeypatch.setattr(flow, "LEAST_AHEAD", 1)
+    monkeypatch.setattr(flow, "MOST_AHEAD", 1)
+    monkeypatch.setattr(ranges, "GAP", -1)  # no request is that of two samples
+    root = shutil.copytree(layout_packs(), tmp_path / "pack")
+    origin = driven(root)
+    ds = open_rows(root, tmp_path / "cache")
+    images = set()  # a slow request is made twice
+    held = threading.Event()
+    is_held = threading.Event()
+
+    def hold_the_second_batch(path, first, data):
+        if "/image/c" in path:
+            images.add((path, first))
+            if len(images) == 4:
+                is_held.set()
+                held.wait(60)
+        return data
+
+    origin.change = hold_the_second_batch
+    with sa1bpack.Loader(ds, 3, threads=1, timeout=30) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert is_held.wait(30)
+        loader.end_epoch()
+        held.set()
+    time.sleep(0.2)  # whatever is asked for now would be too much
+    assert len(images) == 4
 
 
 def test_a_cache_of_whole_shards_and_of_rows_are_side_by_side(layout_packs, tmp_path):

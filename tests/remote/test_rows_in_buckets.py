@@ -13,7 +13,7 @@ from forked import forked_child
 
 import sa1bpack
 from sa1bpack.errors import ReadError, Sa1bpackError, StoreError
-from sa1bpack.remote import ranges, stores
+from sa1bpack.remote import flow, stores
 
 RUNS = {"mask_format": "runs"}
 FAULTS = ("slow down", "refuse", "cut", "truncate", "flip")
@@ -153,7 +153,7 @@ def test_ranks_of_a_node_share_what_is_kept(proxy, pack, tmp_path):
 
 
 def test_requests_have_no_limit_of_time_but_their_deadline(proxy, pack, tmp_path, monkeypatch):
-    monkeypatch.setattr(ranges, "DEADLINE", 0.3)
+    monkeypatch.setattr(flow, "DEADLINE", 0.3)
     ds = open_s3(tmp_path)
     ds[0]
     proxy.stall_seconds = 3.0

@@ -64,8 +64,8 @@ def test_integers_of_any_length_are_refused_with_a_short_message(record, field, 
 def test_the_first_of_many_unknown_keys_are_reported_safe_to_print(record):
     keys = {f"k{n:04}": n for n in range(1000)}
     found = parse_annotations(json.dumps(record() | keys | {"\x1b[2J": 1}).encode())
-    assert "'\\x1b[2J'" in found.unknown_keys
-    assert found.unknown_keys == {f"k{n:04}" for n in range(63)} | {"'\\x1b[2J'", "..."}
+    assert "'\\x1b[2J'" in found.images[0].unknown_keys
+    assert found.images[0].unknown_keys == {f"k{n:04}" for n in range(63)} | {"'\\x1b[2J'", "..."}
 
 
 def test_every_depth_of_nesting_is_read_or_refused(record):

@@ -18,6 +18,7 @@ def parse(record):
 
 def rebuild(annotations):
     """The record, including its number types, from the arrays alone."""
+    [entry] = annotations.images
     masks = []
     numbers = annotations.numbers
     names = ("bbox", "area", "predicted_iou", "point_coords", "crop_box", "stability_score")
@@ -31,7 +32,7 @@ def rebuild(annotations):
                 "bbox": values[0:4],
                 "area": values[4],
                 "segmentation": {
-                    "size": [annotations.height, annotations.width],
+                    "size": [entry.height, entry.width],
                     "counts": annotations.counts_text[start:end].tobytes().decode("ascii"),
                 },
                 "predicted_iou": values[5],
@@ -42,10 +43,10 @@ def rebuild(annotations):
             }
         )
     image = {
-        "image_id": annotations.image_id,
-        "width": annotations.width,
-        "height": annotations.height,
-        "file_name": annotations.file_name,
+        "image_id": entry.image_id,
+        "width": entry.width,
+        "height": entry.height,
+        "file_name": entry.file_name,
     }
     return {"image": image, "annotations": masks}
 
@@ -79,7 +80,7 @@ def test_keys_that_sa1b_does_not_have_are_reported_and_the_rest_is_kept(record):
     extra["image"]["license"] = "x"
     extra["annotations"][0]["segmentation"]["format"] = "rle"
     annotations = parse(extra)
-    assert annotations.unknown_keys == {
+    assert annotations.images[0].unknown_keys == {
         "info", "image.license", "annotations.uncertain_iou", "annotations.segmentation.format",
     }  # fmt: skip
     assert same(rebuild(annotations), rebuild(parse(record())))

@@ -253,15 +253,8 @@ class FeatureShard:
             if fetched is None or begin == end:
                 return read_rows(path, array, begin, end, out, direct)
             arriving = coming or fetched.begin(begin, end)
-            if (arriving.first, arriving.stop) != (begin, end):
-                raise FormatError(
-                    f"{self.path}: values {begin} to {end} are those of sample {sample}, but "
-                    f"{arriving.first} to {arriving.stop} were asked for; {REMAKE}"
-                )
-            if out is None:
-                return arriving.rows()
-            out[...] = arriving.rows()
-            return out
+            arriving.check_rows(begin, end, f"{self.path}: values of sample {sample}", REMAKE)
+            return arriving.rows()
 
         rows = rows_read(self.spec, first, stop, len(self.values), read, self.folder)
         stored = int(read(CHECKSUM, sample, sample + 1)[0])

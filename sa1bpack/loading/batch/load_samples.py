@@ -328,16 +328,20 @@ def _choose_readers(
         c = pieces[start].array
         file = sources.files[sources.rows[k], c]
         length = 0
-        file_end = 0  # of the pieces of this array
+        file_begin = pieces[start].offset  # of the pieces of this array
+        file_end = 0
         stop = start
         while stop < len(pieces) and pieces[stop].sample == k and pieces[stop].array == c:
             length += pieces[stop].length
+            file_begin = min(file_begin, pieces[stop].offset)
             file_end = max(file_end, pieces[stop].offset + pieces[stop].length)
             stop += 1
         straight = dest.arrays[c].kind in (AS_IT_IS, RUNS)
         if file.descriptor == NO_FILE:
             dest.status[k, c] = EBADF
         elif file.descriptor == IN_MEMORY:
+            if file_begin < file.first or file_end > file.stop:
+                dest.status[k, c] = BAD_SPANS
             _take_from_memory(pieces[start:stop], file)
         elif _cached(state, file, length, file_end, answers, words):
             counts.cached += length
@@ -560,6 +564,8 @@ def _put(piece: np.record, samples: np.ndarray, dest: Destination) -> None:
         return
     if array.kind == AS_IT_IS:
         stream_copy(piece.target, piece.source, piece.length)
+        if array.span == IMAGE_SPAN:  # what follows the bytes of an image on its canvas is zero
+            memset(piece.target + piece.length, 0, array.out_bytes - piece.length)
         return
     start = piece.target - address_of(dest.buffer)
     if array.kind == UNPACKED:

@@ -45,6 +45,8 @@ FILE = np.dtype(
         "descriptor",  # of its open file, or IN_MEMORY or NO_FILE
         "past_cache",  # the file is opened past the page cache
         "tells",  # the system reports truly which pages of its map are in memory
+        "first",  # of IN_MEMORY: the bytes of the array that are there
+        "stop",
     )
 )
 IN_MEMORY = -1  # not a file: the bytes at the address are in memory

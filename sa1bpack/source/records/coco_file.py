@@ -88,6 +88,8 @@ class CocoFile:
         self._owner = owners[self._order]
         self._span = spans[self._order]
         self._ids = [*self._numbers]
+        # int64 (images + 1,): where the annotations of each begin.
+        self._first = np.searchsorted(self._owner, np.arange(len(self._ids) + 1))
         self.annotations = len(owners)
         self.images = len(self._image_span)
         if self.are_results:
@@ -265,8 +267,8 @@ class CocoFile:
 
         Raises SourceError if the file has changed.
         """
-        first, stop = np.searchsorted(self._owner, (number, number + 1)).tolist()
-        texts = [self._read(file, begin, end) for begin, end in self._span[first:stop].tolist()]
+        first, stop = self._first[number : number + 2].tolist()
+        texts = self._read_all(file, self._span[first:stop].tolist())
         if self.are_results:
             image = b'{"id":%b}' % msgspec.json.encode(self._ids[number])
         else:
@@ -276,6 +278,18 @@ class CocoFile:
             numbers = (self._order[first:stop] + 1).tolist()
             positions = b',"positions":' + msgspec.json.encode(numbers)
         return b'{"image":%b,"annotations":[%b]%b}' % (image, b",".join(texts), positions)
+
+    def _read_all(self, file: int, spans: list[list[int]]) -> list[bytes]:
+        """Pieces of the file; those that lie close together are read at once."""
+        if not spans:
+            return []
+        begin = spans[0][0]
+        end = spans[-1][1]
+        nbytes = sum(stop - start for start, stop in spans)
+        if not nbytes <= end - begin <= 2 * nbytes:
+            return [self._read(file, start, stop) for start, stop in spans]
+        data = self._read(file, begin, end)
+        return [data[start - begin : stop - begin] for start, stop in spans]
 
     def _read(self, file: int, begin: int, end: int) -> bytes:
         try:

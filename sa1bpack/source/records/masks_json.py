@@ -1,4 +1,4 @@
-"""The JSON record of an image of any data set → arrays, as far as its form is known.
+"""The JSON records of images of any data set → arrays, as far as their form is known.
 
 A record is {"image": {...}, "annotations": [...]}, or a list of annotations alone. Everything may
 be missing: an image has the size that its file says, an annotation without `segmentation` has no
@@ -9,8 +9,9 @@ each mask are required.
 import binascii
 import functools
 from base64 import b64decode
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ import xxhash
 
 from sa1bpack.errors import AnnotationError
 from sa1bpack.mask_numbers import MaskNumber
-from sa1bpack.source.annotations import MAX_ANNOTATIONS, Annotations
+from sa1bpack.source.annotations import MAX_ANNOTATIONS, Annotations, ImageEntry
 from sa1bpack.source.schemas import (
     BYTE_ORDER_MARK,
     JSON_TYPES,
@@ -38,7 +39,7 @@ from sa1bpack.source.schemas import (
     number_arrays,
     with_kept,
 )
-from sa1bpack.source.shapes import MaskShapes, Segmentation, shapes_of
+from sa1bpack.source.shapes import MaskShapes, Segmentation, offsets_of_lengths, shapes_of
 from sa1bpack.wording import brief
 
 # A key of the image that readers whose images have no ids make: its path in the source.
@@ -149,23 +150,33 @@ def name_id(path: str) -> int:
     return xxhash.xxh3_64_intdigest(path.encode()) >> 1
 
 
+class ImageRecord(NamedTuple):
+    """A record of any data set, and what is known of its image besides.
+
+    Attributes:
+        data: the record; empty for an image without one.
+        path: the image's path in its source, without the ending.
+        file_name: its name as the pack stores it.
+        image_size: height and width of the image itself; asked for if the record lacks them.
+    """
+
+    data: bytes
+    path: str
+    file_name: str
+    image_size: Callable[[], tuple[int, int]]
+
+
 def parse_masks(
-    data: bytes,
-    path: str,
-    file_name: str,
-    image_size: Callable[[], tuple[int, int]],
+    image_records: Sequence[ImageRecord],
     numbers: tuple[MaskNumber, ...],
     kept_keys: tuple[tuple[str, str], ...],
     *,
     computed_area: bool,
 ) -> Annotations:
-    """Decode and check a record of any data set.
+    """Decode and check records of any data set.
 
     Args:
-        data: the record; empty for an image without one.
-        path: the image's path in its source, without the ending.
-        file_name: its name as the pack stores it.
-        image_size: height and width of the image itself; asked for if the record lacks them.
+        image_records: the records.
         numbers: those that the pack stores of each mask.
         kept_keys: as for `parse_annotations`; IMAGE_NAME is the path.
         computed_area: the record is of COCO's form: `area` is not that of the JSON, but the number
@@ -178,42 +189,65 @@ def parse_masks(
     """
     of_record = tuple(key for key in kept_keys if key != OWN_BOX or not computed_area)
     schema = _schema_of(numbers, computed_area, of_record)
-    record, unknown = schema.decode(data.removeprefix(BYTE_ORDER_MARK).strip() or b"{}")
-    image = record.image
-    masks = record.annotations
-    if len(masks) > MAX_ANNOTATIONS:
-        raise AnnotationError(
-            f"image {brief(path)} has {len(masks):,} masks, and the limit is {MAX_ANNOTATIONS:,}; "
-            "remove the record, or some of its masks",
-            code="too-many-masks",
-        )
-    size = _size_of(image, image_size)
-    if "annotation_id" in {number.array for number in numbers}:
-        _set_ids(masks, record.positions)
+    has_ids = "annotation_id" in {number.array for number in numbers}
+    records = []
+    images = []
+    for image_record in image_records:
+        record, image = _decoded(image_record, schema)
+        if has_ids:
+            _set_ids(record.annotations, record.positions)
+        records.append(record)
+        images.append(image)
+    masks = [*chain.from_iterable(record.annotations for record in records)]
     of_json = tuple(number for number in numbers if number.array != "area" or not computed_area)
     arrays, number_types, not_whole = number_arrays(masks, of_json)
     arrays["area"] = _areas(masks, arrays.get("area"), not_whole)
-    texts = kept_texts(record, of_record)
+    texts = kept_texts(records, of_record)
     if computed_area:
         if OWN_BOX in kept_keys:
             texts[".".join(OWN_BOX)] = _box_texts(masks)
         arrays["bbox"][:, 2:] -= 1
     name_key = ".".join(IMAGE_NAME)
-    if texts.get(name_key) == [None]:
-        texts[name_key] = [msgspec.json.encode(path)]
+    if name_key in texts:
+        paths = [image_record.path for image_record in image_records]
+        texts[name_key] = _with_paths(texts[name_key], paths)
+    values: list[Segmentation] = []
+    for record, image in zip(records, images, strict=True):
+        size = (image.height, image.width)
+        values += _segmentations(record.annotations, size, len(values), not_whole)
     return Annotations(
-        image_id=_identity(image, path),
-        width=size[1],
-        height=size[0],
-        file_name=file_name,
+        images=tuple(images),
+        masks_of=offsets_of_lengths([record.annotations for record in records]),
         numbers={number.array: arrays[number.array] for number in numbers},
         number_types=number_types,
         counts_text=np.empty(0, np.uint8),
         counts_offset=np.zeros(1, np.int64),
-        unknown_keys=unknown,
         kept_texts=texts,
-        shapes=_shapes(masks, size, not_whole),
+        shapes=_shapes(values),
     )
+
+
+def _decoded(image_record: ImageRecord, schema: RecordSchema) -> tuple[Any, ImageEntry]:
+    """A record, and what it says of its image."""
+    data = image_record.data.removeprefix(BYTE_ORDER_MARK).strip()
+    record, unknown = schema.decode(data or b"{}")
+    if len(record.annotations) > MAX_ANNOTATIONS:
+        raise AnnotationError(
+            f"image {brief(image_record.path)} has {len(record.annotations):,} masks, and the "
+            f"limit is {MAX_ANNOTATIONS:,}; remove the record, or some of its masks",
+            code="too-many-masks",
+        )
+    height, width = _size_of(record.image, image_record.image_size)
+    identity = _identity(record.image, image_record.path)
+    return record, ImageEntry(identity, height, width, image_record.file_name, unknown)
+
+
+def _with_paths(texts: Texts, paths: Sequence[str]) -> Texts:
+    """The JSON texts of names of images, those of their paths where there are none."""
+    completed: Texts = []
+    for text, path in zip(texts, paths, strict=True):
+        completed.append(msgspec.json.encode(path) if text is None else text)
+    return completed
 
 
 def _box_texts(masks: list[Any]) -> Texts:
@@ -262,11 +296,16 @@ def _areas(masks: list[Any], stored: np.ndarray | None, not_whole: dict[int, str
     return stored
 
 
-def _shapes(masks: list[Any], size: tuple[int, int], not_whole: dict[int, str]) -> MaskShapes:
-    """The shapes of masks. Raises AnnotationError, also for what is wrong with their numbers."""
+def _segmentations(
+    masks: list[Any], size: tuple[int, int], before: int, not_whole: dict[int, str]
+) -> list[Segmentation]:
+    """The shapes of the masks of a record, which follow `before` masks of other records.
+
+    Raises AnnotationError, also for what is wrong with their numbers.
+    """
     values = []
     for index, mask in enumerate(masks):
-        problem = not_whole.get(index)
+        problem = not_whole.get(before + index)
         value: Segmentation = None
         try:
             value = _segmentation(mask.segmentation, size)
@@ -275,6 +314,11 @@ def _shapes(masks: list[Any], size: tuple[int, int], not_whole: dict[int, str]) 
         if problem is not None:
             raise AnnotationError(f"{named(index, mask)}: {problem}; {REMEDY}")
         values.append(value)
+    return values
+
+
+def _shapes(values: Sequence[Segmentation]) -> MaskShapes:
+    """The shapes of all masks. Raises AnnotationError for a count that is no int64."""
     try:
         return shapes_of(values)
     except OverflowError:

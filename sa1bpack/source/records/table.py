@@ -1,19 +1,19 @@
 """The readers of records, by name: what they read, and how their records become arrays."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sa1bpack.errors import AnnotationError
 from sa1bpack.mask_numbers import ABSENT_NUMBERS, MaskNumber
-from sa1bpack.source.annotations import Annotations, parse_annotations
+from sa1bpack.source.annotations import Annotations, parse_several
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.source.records.amg import AmgPairReader, AmgReader
 from sa1bpack.source.records.bare import BareReader
 from sa1bpack.source.records.coco import CocoReader
 from sa1bpack.source.records.images import ImageReader, PairOptions, parts_of
-from sa1bpack.source.records.masks_json import parse_masks
+from sa1bpack.source.records.masks_json import ImageRecord, parse_masks
 from sa1bpack.source.records.webdataset import (
     DEFAULT_KEYS,
     WebDatasetImages,
@@ -142,46 +142,53 @@ def notes_on_records(described: Mapping[str, Any], ignored: Mapping[str, int]) -
     return lines
 
 
-def parse_record(
-    records: str,
-    data: bytes | memoryview,
-    file_name: str,
-    image_size: ImageSize,
-    numbers: tuple[MaskNumber, ...],
-    kept_keys: KeptPaths,
-) -> Annotations:
-    """The record of a pair as arrays.
+class PairRecord(NamedTuple):
+    """The record of a pair.
 
-    Args:
-        records: name of the reader of its source.
+    Attributes:
         data: the second half of the pair.
         file_name: name of its image, as the pack stores it.
         image_size: height and width of the image itself, asked for if the record lacks them.
+    """
+
+    data: bytes | memoryview
+    file_name: str
+    image_size: ImageSize
+
+
+def parse_records(
+    records: str,
+    pair_records: Sequence[PairRecord],
+    numbers: tuple[MaskNumber, ...],
+    kept_keys: KeptPaths,
+) -> Annotations:
+    """The records of pairs as arrays.
+
+    Args:
+        records: name of the reader of their source.
+        pair_records: the records, of at least one pair.
         numbers: those that the pack stores of each mask.
         kept_keys: as for `parse_annotations`.
 
     Raises:
-        AnnotationError: it cannot be used; of readers other than that of SA-1B, the message names
-            the one that reads such a record, if that is known.
+        AnnotationError: one cannot be used. If it is the only one, and of another reader than that
+            of SA-1B, the message names the reader of such a record, if that is known.
     """
     if records == SA1B:
-        return parse_annotations(data, numbers, kept_keys)
-    path, record = parts_of(data)
-    reader = READERS[records]
+        return parse_several([record.data for record in pair_records], numbers, kept_keys)
+    image_records = []
+    for record in pair_records:
+        path, data = parts_of(record.data)
+        name = path.rpartition(".")[0]
+        image_records.append(ImageRecord(data, name, record.file_name, record.image_size))
+    computed_area = READERS[records].computed_area
     try:
-        return parse_masks(
-            record,
-            path.rpartition(".")[0],
-            file_name,
-            image_size,
-            numbers,
-            kept_keys,
-            computed_area=reader.computed_area,
-        )
+        return parse_masks(image_records, numbers, kept_keys, computed_area=computed_area)
     except AnnotationError as error:
-        raise AnnotationError(
-            f"{error}{other_reader_text(record, records)}", code=error.code
-        ) from None
+        text = str(error)
+        if len(image_records) == 1:
+            text += other_reader_text(data, records)
+        raise AnnotationError(text, code=error.code) from None
 
 
 def other_reader_text(record: bytes, records: str) -> str:

@@ -56,6 +56,7 @@ def opened(paths):
     found["past"]["past_cache"] = 1
     found["through"]["descriptor"] = [os.open(path, os.O_RDONLY) for path in paths]
     found["memory"]["descriptor"] = tables.IN_MEMORY
+    found["memory"]["stop"] = [len(copy) for copy in copies]
     yield found
     for how in ("past", "through"):
         for file in found[how]["descriptor"].tolist():
@@ -237,6 +238,24 @@ def test_masks_whose_rows_are_unknown_and_files_that_are_not_open_are_errors(con
     assert batch.status.tolist() == errors
 
 
+def test_of_what_is_in_memory_nothing_beside_it_is_read(opened):
+    files = opened["memory"].copy()
+    files["first"] = [100, 64]
+    files["stop"] = [200, 5 * 64]
+    images = [(100, 100), (99, 10), (150, 51), (150, 10)]
+    batch = Batch(images, [[1, 4], [0], [5], []], files)
+    assert batch.load() == 0
+    damaged = tables.BAD_SPANS
+    assert batch.status.tolist() == [[0, 0], [damaged, damaged], [damaged, damaged], [0, 0]]
+
+
+def test_a_canvas_is_zero_below_the_bytes_of_its_image(opened):
+    batch = Batch([(7, BLOCK - 1)], [[]], opened["memory"], BLOCK)
+    assert batch.load() == 0
+    assert not batch.status.any() and batch.buffer[BLOCK - 1] == 0
+    assert UNTOUCHED != 0
+
+
 # ------------------------------------------------------------------------------- the page cache
 
 
@@ -291,7 +310,7 @@ def test_a_span_beyond_the_end_of_a_file_is_not_taken_for_memory(context, direct
         ("through", os.open(path, os.O_RDONLY)),
     ):
         batch = Batch([(0, 1000), (0, 1001)], [[], []], opened[how])
-        batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1)
+        batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1, 0, 0)
         assert batch.load(context) == 0
         os.close(file)
         assert batch.status[:, 0].tolist() == [0, CUT_SHORT]
@@ -339,7 +358,7 @@ def test_no_short_row_beyond_the_end_of_a_file_is_judged_by_others(
     os.truncate(path, 40 * BLOCK)
     path.read_bytes()
     batch = Batch([(BLOCK * k, BLOCK) for k in range(60)], [[]] * 60, opened[how], BLOCK)
-    batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1)
+    batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1, 0, 0)
     assert batch.load(context) == 0
     os.close(file)
     assert batch.counts[0]["assumed"] > 20
