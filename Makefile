@@ -105,9 +105,14 @@ $(VENV)/.kernels: scripts/compile_kernels.py $(shell grep -rl --include='*.py' n
 	@$(BIN)/python scripts/compile_kernels.py
 	@touch $@
 
+# An extra without the package itself, which stays importable meanwhile.
+EXTRA := 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+         print(*project["optional-dependencies"][sys.argv[1]], sep="\n")'
+
 $(VENV)/.ready-%: $(VENV)/.ready
 	@echo "set-up: dependencies of '$*'"
-	@$(PIP) --editable '.[$*]'
+	@$(BIN)/python -c $(EXTRA) $* > $(VENV)/requirements-$*.txt
+	@$(PIP) --requirement $(VENV)/requirements-$*.txt
 	@$(COMPILE)
 	@touch $@
 
@@ -140,7 +145,9 @@ verify: setup
 # TEST_FLAGS='-n 0' runs all tests in one. Each process begins with a part of the files, so that a
 # pack or a kernel which they share is made once, and takes tests of others when it has none left.
 TEST_PROCESSES := $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
-test: setup $(VENV)/.ready-test
+# Kernels are compiled beside the installation of what the tests need.
+test:
+	@$(MAKE) --no-print-directory --jobs 2 setup $(VENV)/.ready-test
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(TEST_FLAGS)
 
 # One file of tests after another, each in a process of its own: none may rely on another.
