@@ -56,9 +56,8 @@ def test_a_timeout_that_no_wait_can_take_is_refused(value):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("s3://packs/p", "URLs are not supported"), ("gs://b/*.tar", "URLs are not supported"),
         (Path("s3://packs/p"), "URLs are not supported"), ("X-y+z://a", "URLs are not supported"),
-        ("https://me:SECRET@host/pack@1?sig=SECRET", "'https://host/pack@1': https URLs"),
+        ("https://me:SECRET@host/pack@1?sig=SECRET", "'https://host/pack@1', with a user name"),
         (b"packed", "give a path"), (3, "give a path as text"),
         ("a\0b", "give a path without a NUL character"), (None, "None: give a path as text"),
         ("", r"that of the current folder is '\.'"),
@@ -67,6 +66,19 @@ def test_a_timeout_that_no_wait_can_take_is_refused(value):
 def test_what_is_not_a_path_of_this_machine_is_refused(value, message):
     with pytest.raises(OptionError, match=f"^root is .*{message}") as caught:
         sa1bpack.info(value)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("s3://packs/p", "URLs are not supported"), ("gs://b/*.tar", "URLs are not supported"),
+        ("https://me:SECRET@host/pack@1?sig=SECRET", "'https://host/pack@1': https URLs"),
+    ],
+)  # fmt: skip
+def test_a_url_is_refused_where_a_file_is_written(packed, value, message):  # noqa: F811
+    with pytest.raises(OptionError, match=f"^path is .*{message}") as caught:
+        sa1bpack.open(packed.root).save_selection(value)
     assert "SECRET" not in str(caught.value)
 
 
@@ -102,7 +114,7 @@ def test_a_dataset_is_not_taken_for_its_samples(packed, tmp_path):  # noqa: F811
     ds = sa1bpack.open(packed.root)
     calls = (
         sa1bpack.open, sa1bpack.info, lambda ds: sa1bpack.merge(ds, "out"),
-        lambda ds: sa1bpack.export_coco(ds, "out"), lambda ds: sa1bpack.report(ds, "out"),
+        lambda ds: sa1bpack.export_coco(ds, "out"), lambda ds: sa1bpack.report(ds, "out.html"),
     )  # fmt: skip
     for call in calls:
         with pytest.raises(OptionError, match=r"is <Dataset .*: give the path of its pack"):

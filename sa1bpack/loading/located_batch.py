@@ -439,8 +439,9 @@ class LocatedBatch:
         if known is not None:
             opened, rows = known
             return end, opened, Sources(rows, self._shard_at)
-        numbers: Sequence[int] = range(len(self._shards))
-        if len(numbers) > most_shards:
+        here = [number for number, shard in enumerate(self._shards) if not shard.is_fetched]
+        numbers = here
+        if len(here) > most_shards:
             numbers, end = self._first_shards(start, end, most_shards)
         rows = np.zeros((len(self._shards), len(refs)), FILE)
         rows["descriptor"] = NO_FILE
@@ -454,7 +455,7 @@ class LocatedBatch:
             if files is not None:
                 opened.append(files)
                 rows[number] = files.table
-        if len(opened) == len(self._shards):
+        if len(opened) == len(here):
             self._opened_files.by_mode[direct] = opened, rows
         return end, opened, Sources(rows, self._shard_at)
 

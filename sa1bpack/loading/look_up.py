@@ -284,9 +284,8 @@ class FeatureLookUp:
             of_shard[:] = shard.sides
         sample_rows = np.ascontiguousarray(samples["array_row"])
         sample_spans, sample_present = self._of_axis("sample", sides, shard_at, sample_rows)
-        mask_owner = shard_at[:0]
-        if len(masks):
-            mask_owner = np.repeat(shard_at, samples["kept_end"] - samples["kept_begin"])
+        mask_owner = np.repeat(shard_at, samples["kept_end"] - samples["kept_begin"])
+        if len(self._ragged["mask"]):
             _announce_offsets(sides, shard_at, samples, self._ragged["mask"])
         mask_rows = np.ascontiguousarray(masks["row"])
         mask_spans, mask_present = self._of_axis("mask", sides, mask_owner, mask_rows)

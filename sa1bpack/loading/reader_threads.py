@@ -201,7 +201,7 @@ class ReaderThreads:
                 return
             self._fill(batch, located, name)
             ranges = self._ranges_per_batch
-            if self._is_first:  # which the consumer waits for
+            if self._is_first and self._rows is not None:  # the consumer waits for the network
                 ranges = self._crew.budget
                 self._is_first = False
             count = min(ranges, len(located))

@@ -57,8 +57,9 @@ class Arrays:
             channels=3 if self.pixels == "rgb" else 0,
             side=SIDE,
             with_runs=with_runs,
+            scaled=False,
         )
-        kernel.look_up(self.shards(), samples, stored, fits)
+        kernel.look_up(self.shards(), np.arange(SAMPLES), samples, stored, fits)
         return fits, samples
 
     def expected(self, k: int, with_runs: bool) -> bool:
@@ -109,7 +110,7 @@ def test_spans_of_runs_are_within_their_array_or_known_to_be_wrong(changes, data
     masks["row"] = rows
     cut = data.draw(st.integers(0, len(rows)))
     samples["kept_begin"], samples["kept_end"] = [0, cut], [cut, len(rows)]
-    kernel.find_runs(arrays.shards(2), samples, masks)
+    kernel.find_runs(arrays.shards(2), np.arange(2), samples, masks)
     for row, mask in zip(rows, masks, strict=True):
         begin, end = arrays.run_offset[row : row + 2].tolist()
         span = [begin, end] if 0 <= begin <= end <= RUNS else [-1, -1]

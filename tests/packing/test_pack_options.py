@@ -156,10 +156,10 @@ def test_without_a_terminal_a_long_run_writes_a_line_now_and_then(
     tmp_path, root, monkeypatch, capsys
 ):
     monkeypatch.setattr(time, "perf_counter", itertools.count(step=61).__next__)
-    tar = write_tar(tmp_path / "sa_1.tar", members(range(3)))
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(40)))  # several groups of pairs
     pack_small(tar, root)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 3
     assert re.fullmatch(
-        r"sa1bpack: 100.0%, 3 images, \d+ images/s, \d+ MB/s, 0 min left, 0 rejected", lines[-1]
+        r"sa1bpack: 100.0%, 40 images, \d+ images/s, \d+ MB/s, 0 min left, 0 rejected", lines[-1]
     )
