@@ -181,19 +181,24 @@ class PackFolder:
                 f"{folder / 'size'}: sides must be at least 1, and stored ones at most "
                 f"{layout.image_size}; found {size.min()} and {size[:, 2:].max()}; {REMEDY}"
             )
-        if layout.flat:  # images have exactly the bytes that their sizes take
-            stored = np.diff(shard["image_offset"])
-            height, width = size[:, 2:].T.astype(np.int64)
-            needed = image_nbytes(layout, height, width)
-            # A difference of two int64 may wrap round, but not if all are right: the first is 0.
-            wrong = np.flatnonzero(stored != needed)
-            if len(wrong):
-                row = wrong[0]
-                raise FormatError(
-                    f"{folder / 'image_offset'}: the pixels of sample {row} have {stored[row]} "
-                    f"bytes, but its size takes {needed[row]}; {REPAIR}"
-                )
+        if layout.flat:
+            _check_image_bytes(shard)
         return shard, leases
+
+
+def _check_image_bytes(shard: Shard) -> None:
+    """Raise FormatError unless images have exactly the bytes that their sizes take."""
+    stored = np.diff(shard["image_offset"])
+    height, width = shard["size"][:, 2:].T.astype(np.int64)
+    needed = image_nbytes(shard.layout, height, width)
+    # A difference of two int64 may wrap round, but not if all are right: the first is 0.
+    wrong = np.flatnonzero(stored != needed)
+    if len(wrong):
+        row = wrong[0]
+        raise FormatError(
+            f"{shard.folder / 'image_offset'}: the pixels of sample {row} have {stored[row]} "
+            f"bytes, but its size takes {needed[row]}; {REPAIR}"
+        )
 
 
 class Pack:

@@ -429,27 +429,35 @@ def read_info(records: Sequence[PackRecords], pack: Pack | None) -> PackInfo:
         duplicates = find_duplicates(manifest, replace(pack.folders[0].index, image_id=ids))
     counts: Counter[str] = Counter()
     sources: list[ShownSource] = []
-    states = []
     for record, of_root in zip(records, manifests, strict=True):
         path = record.folder / MANIFEST_NAME
         sources += _checked(of_root.sources, list[ShownSource], f"{path}: sources")
         counts.update(_checked(of_root.counts, dict[str, Count], f"{path}: counts"))
-        state = completeness_of(record.folder, of_root)
-        states.append(replace(state, remedy=record.named(state.remedy)))
     return PackInfo(
         roots=tuple(record.name for record in records),
         manifest=msgspec.structs.replace(manifest, counts=dict(sorted(counts.items()))),
         sources=tuple(sources),
         mask_counts=mask_counts,
-        completeness=next((state for state in states if not state.complete), states[0]),
+        completeness=_completeness(records, manifests),
         duplicates=duplicates,
         features=_features_of(records, manifests),
-        unlisted=tuple(
-            record.source.url
-            for record in records
-            if record.source is not None and not record.source.lists
-        ),
+        unlisted=_unlisted(records),
     )
+
+
+def _completeness(records: Sequence[PackRecords], manifests: Sequence[Manifest]) -> Completeness:
+    """Of the first pack that is not complete, or of the first."""
+    states = []
+    for record, manifest in zip(records, manifests, strict=True):
+        state = completeness_of(record.folder, manifest)
+        states.append(replace(state, remedy=record.named(state.remedy)))
+    return next((state for state in states if not state.complete), states[0])
+
+
+def _unlisted(records: Sequence[PackRecords]) -> tuple[str, ...]:
+    """The URLs of packs whose server does not say which files there are."""
+    sources = [record.source for record in records if record.source is not None]
+    return tuple(source.url for source in sources if not source.lists)
 
 
 def _features_of(records: Sequence[PackRecords], manifests: Sequence[Manifest]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from itertools import groupby
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.shards import address_of
+from sa1bpack.dataset.shards import OpenShard, address_of
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import ReadError
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
@@ -84,18 +84,13 @@ class Locator:
             samples = samples[positions]
             numbers, shard_at = np.unique(samples["shard"], return_inverse=True)
         shards = [opened[number] for number in numbers.tolist()]
-        canvases = None
-        if self.spec.chosen.images:
-            canvases = canvases_of(batches)
-        if canvases is not None:
-            canvases = canvases[positions]
+        canvases = self._canvases(batches, positions)
         fits, tables = self._look_up.find(
             samples, shards, shard_at, batches[0].epoch, choice, canvases
         )
         if not fits.all():
             for k in np.flatnonzero(~fits).tolist():
-                misfit = self._look_up.misfit(samples[k], shards[shard_at[k]])
-                errors[int(positions[k])] = sample_error(pack, samples[k], misfit)
+                errors[int(positions[k])] = self._misfit(samples[k], shards[shard_at[k]])
             positions = positions[fits]
             shard_at = shard_at[fits]
         located_batches = []
@@ -123,6 +118,17 @@ class Locator:
             located_batches.append((located, _dropped_of(batch, start, errors)))
             start = end
         return located_batches
+
+    def _canvases(self, batches: list[OrderedBatch], positions: np.ndarray) -> np.ndarray | None:
+        """int32 (n, 2): the canvases of the samples that remain; None without classes of aspect."""
+        if not self.spec.chosen.images:
+            return None
+        canvases = canvases_of(batches)
+        return None if canvases is None else canvases[positions]
+
+    def _misfit(self, sample: np.void, shard: OpenShard) -> ReadError:
+        """The error of a sample that does not fit the arrays of its shard."""
+        return sample_error(self.ds.pack, sample, self._look_up.misfit(sample, shard))
 
     def _samples(self, batches: list[OrderedBatch]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """SAMPLE (n,): which samples the batches have, and where they are by the index.

@@ -461,7 +461,7 @@ class LookUp:
         passing = self._filter.flags(in_shards, compared)
         return mask_rows[passing], np.bincount(owner[passing], minlength=len(samples))
 
-    def misfit(self, sample: np.ndarray, shard: ShardArrays) -> FormatError:
+    def misfit(self, sample: np.void, shard: ShardArrays) -> FormatError:
         """The error of a sample that does not fit its arrays.
 
         Most of it was checked when the shard was opened, and has changed in place since.

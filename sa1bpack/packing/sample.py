@@ -270,7 +270,7 @@ def _image_rows(
     buffers.begin()
     for pair, image in zip(pairs, record.images, strict=True):
         source_size = image.height, image.width
-        size = stored_size(*source_size, layout.image_size, layout.fit)
+        size = stored_size(image.height, image.width, layout.image_size, layout.fit)
         memory = buffers.image(image_nbytes(layout, *size))
         planes = _whole_planes(layout, memory, *size)
         pixels.decode_into(pair.jpeg, source_size, size, planes, options.resample)

@@ -114,7 +114,7 @@ def _flow(url: str, process: int) -> Flow:
     return Flow()
 
 
-class Fetching(NamedTuple):
+class FetchMode(NamedTuple):
     """What is fetched of a pack, and what is kept.
 
     Attributes:
@@ -134,7 +134,7 @@ class _Cached:
             are fetched when they are needed.
     """
 
-    def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, how: Fetching):
+    def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, how: FetchMode):
         self.url = origin.url
         self.root = cache.root / name
         self.limit = cache.limit
@@ -250,11 +250,11 @@ class RemotePack(_Cached):
         """See ShardSource."""
         fetch_shard_records(self._origin, self._identities(), folder)
 
-    def __reduce__(self) -> tuple[Callable[..., "RemotePack"], tuple[str, Path, str, Fetching]]:
+    def __reduce__(self) -> tuple[Callable[..., "RemotePack"], tuple[str, Path, str, FetchMode]]:
         return _reopened, (self.url, self._cache.root, self._name, self._how)
 
 
-def _reopened(url: str, root: Path, name: str, how: Fetching) -> RemotePack:
+def _reopened(url: str, root: Path, name: str, how: FetchMode) -> RemotePack:
     """A pack that was pickled."""
     cache = Cache(root)
     lease = cache.lease(name)
@@ -272,7 +272,7 @@ class RemoteSide(_Cached):
         cache: Cache,
         name: str,
         lease: Lock,
-        how: Fetching,
+        how: FetchMode,
         prefix: str,
     ):
         super().__init__(origin, cache, name, lease, how)
@@ -372,7 +372,7 @@ def open_pack(url: str, folder: Path | None, limit: int | None, fetch: str) -> R
     """
     cache = Cache(folder or default_folder(), limit)
     origin = open_origin(url)
-    how = Fetching(rows=fetch == "rows", keeps=folder is not None)
+    how = FetchMode(rows=fetch == "rows", keeps=folder is not None)
     for _ in range(TRIES - 1):
         with suppress(FormatError):  # it may have been replaced while it was opened
             return _open_pack(origin, cache, how)
@@ -396,7 +396,7 @@ def default_folder() -> Path:
     return folder
 
 
-def _open_pack(origin: Origin, cache: Cache, how: Fetching) -> RemotePack:
+def _open_pack(origin: Origin, cache: Cache, how: FetchMode) -> RemotePack:
     url = origin.url
     heads = {}
     with TemporaryDirectory() as staging:
@@ -476,11 +476,11 @@ def open_side(url: str, shards: Sequence[ShardIdentity]) -> "RemoteSide":
         StoreError, OSError: the object store or the disk fails.
     """
     cache = Cache(default_folder(), None)
-    return _open_side_at(url, cache, shards, Fetching(rows=True, keeps=False))
+    return _open_side_at(url, cache, shards, FetchMode(rows=True, keeps=False))
 
 
 def _open_side_at(
-    url: str, cache: Cache, shards: Sequence[ShardIdentity], how: Fetching
+    url: str, cache: Cache, shards: Sequence[ShardIdentity], how: FetchMode
 ) -> "RemoteSide":
     """A feature at a URL, through a cache. Raises NotAPack for something else."""
     origin = open_origin(pack_url("features", url))
@@ -501,7 +501,7 @@ def _feature_shards(origin: Origin, prefix: str, shards: Sequence[ShardIdentity]
 
 
 def _open_side(
-    origin: Origin, cache: Cache, prefix: str, links: list[str], how: Fetching
+    origin: Origin, cache: Cache, prefix: str, links: list[str], how: FetchMode
 ) -> RemoteSide | None:
     """A feature as it is now: its manifest, and a link for each of its feature shards.
 
