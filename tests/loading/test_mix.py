@@ -526,10 +526,11 @@ def test_ctrl_c_while_a_source_is_waited_for_ends_all_threads(sets, monkeypatch,
         join_readers()
     assert mix_threads() == []
     state = mix.state_dict()
-    assert state["batches"] == len(steps)
+    taken = state["batches"]
+    assert taken - len(steps) in (0, 1)  # the interrupt may come before the last one is noted
     again = mix_of(sets, steps=STEPS)
     again.load_state_dict(state)
-    assert [seen(batch) for batch in again] == uninterrupted["restart"][len(steps) : STEPS]
+    assert [seen(batch) for batch in again] == uninterrupted["restart"][taken:STEPS]
 
 
 @pytest.mark.parametrize("refused", range(4))
