@@ -418,26 +418,11 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
         stored_height: rows of a canvas from here on are zero; they are not read, and may be
             missing.
     """
-    digest = xxhash.xxh3_64()
-    short = []  # rows that are hashed at once: a call for each takes longer than its bytes
+    arrays = []
     for spec in layout.arrays:
-        if spec.name == "checksum":
-            continue
-        array = rows[spec.name]
-        is_canvas = spec.name == "image" and not layout.flat
-        if array.nbytes < _SHORT_BYTES and not is_canvas:
-            short.append(array.tobytes())
-            continue
-        digest.update(b"".join(short))
-        short = []
-        if is_canvas:
-            for zeros, piece in canvas_pieces(layout, byte_view(array), stored_height):
-                update_zeros(digest, zeros)
-                digest.update(piece.data)
-        else:
-            digest.update(array.data)
-    digest.update(b"".join(short))
-    return digest.intdigest()
+        if spec.name != "checksum":
+            arrays.append((byte_view(rows[spec.name]), _is_canvas(layout, spec)))
+    return _hash_of(layout, arrays, stored_height)
 
 
 def rows_checksums(layout: Layout, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -456,25 +441,41 @@ def rows_checksums(layout: Layout, rows: Mapping[str, np.ndarray]) -> np.ndarray
     for spec in layout.arrays:
         if spec.name != "checksum":
             bounds = [end * spec.row_bytes for end in ends[spec.axis]]
-            is_canvas = spec.name == "image" and not layout.flat
-            pieces.append((byte_view(rows[spec.name]), bounds, is_canvas))
+            pieces.append((byte_view(rows[spec.name]), bounds, _is_canvas(layout, spec)))
     checksums = []
     for sample, height in enumerate(rows["size"][:, 2].tolist()):
-        digest = xxhash.xxh3_64()
-        short = []
+        arrays = []
         for array, bounds, is_canvas in pieces:
-            piece = array[bounds[sample] : bounds[sample + 1]]
-            if piece.size < _SHORT_BYTES and not is_canvas:
-                short.append(piece.data)
-                continue
-            digest.update(b"".join(short))
-            short = []
-            if is_canvas:
-                for zeros, part in canvas_pieces(layout, piece, height):
-                    update_zeros(digest, zeros)
-                    digest.update(part.data)
-            else:
-                digest.update(piece.data)
-        digest.update(b"".join(short))
-        checksums.append(digest.intdigest())
+            arrays.append((array[bounds[sample] : bounds[sample + 1]], is_canvas))
+        checksums.append(_hash_of(layout, arrays, height))
     return np.array(checksums, np.uint64)
+
+
+def _is_canvas(layout: Layout, spec: ArraySpec) -> bool:
+    """True for images that are padded to one size."""
+    return spec.name == "image" and not layout.flat
+
+
+def _hash_of(layout: Layout, arrays: Sequence[tuple[np.ndarray, bool]], stored_height: int) -> int:
+    """XXH3-64 of one sample.
+
+    Args:
+        arrays: (n,) uint8, the bytes of each array, and whether it is a canvas.
+        stored_height: as for `rows_checksum`.
+    """
+    digest = xxhash.xxh3_64()
+    short: list[memoryview] = []  # hashed at once: a call for each takes longer than its bytes
+    for array, is_canvas in arrays:
+        if array.size < _SHORT_BYTES and not is_canvas:
+            short.append(array.data)
+            continue
+        digest.update(b"".join(short))
+        short = []
+        if is_canvas:
+            for zeros, piece in canvas_pieces(layout, array, stored_height):
+                update_zeros(digest, zeros)
+                digest.update(piece.data)
+        else:
+            digest.update(array.data)
+    digest.update(b"".join(short))
+    return digest.intdigest()
