@@ -381,7 +381,8 @@ def _report(
     held = read_info(records, dataset.pack if dataset is not None else None)
     manifest = held.manifest
     if dataset is None and not manifest.complete:  # else sa1bpack.open has logged it
-        _log.warning("%s: %s", records[0].folder.absolute(), held.completeness)
+        place = records[0].named(str(records[0].folder.absolute()))
+        _log.warning("%s: %s", place, held.completeness)
     checked = verification(records, how, seed, progress)
     survey = PackSurvey()
     pictures: list[dict[str, str | int]] = []
