@@ -264,29 +264,30 @@ class ComingSample(NamedTuple):
             return self.features[ref.feature]
         return self.arrays.get(ref.name)
 
+    def _parts(self) -> list[ComingRows]:
+        """All that is fetched of it."""
+        features = [coming for coming in self.features if coming is not None]
+        return [*self.arrays.values(), *features]
+
     def send(self) -> None:
         """Ask for it, in its turn."""
-        for coming in (*self.arrays.values(), *self.features):
-            if coming is not None:
-                coming.send()
+        for coming in self._parts():
+            coming.send()
 
     def wait(self) -> None:
         """Wait until it is here. Raises as `RangeReader`."""
-        for coming in (*self.arrays.values(), *self.features):
-            if coming is not None:
-                coming.wait()
+        for coming in self._parts():
+            coming.wait()
 
     def refuse(self) -> None:
         """Note that it is not what was written."""
-        for coming in (*self.arrays.values(), *self.features):
-            if coming is not None:
-                coming.refuse()
+        for coming in self._parts():
+            coming.refuse()
 
     def cancel(self) -> None:
         """Note that nobody waits for it any more."""
-        for coming in (*self.arrays.values(), *self.features):
-            if coming is not None:
-                coming.cancel()
+        for coming in self._parts():
+            coming.cancel()
 
 
 class ArrivedSample(NamedTuple):

@@ -7,6 +7,7 @@ bytes. What a pack keeps of records is small and fetched whole, into the cache.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from functools import cached_property
 from tempfile import TemporaryFile
 from typing import Any
@@ -126,7 +127,7 @@ class FetchedShard(Shard):
         return FeatureShard.open(side.root, key.spec, identity)
 
 
-def _steps(array: FetchedArray) -> Any:
+def _steps(array: FetchedArray) -> Iterator[tuple[int, np.ndarray]]:
     """First row and rows of parts of an array, in order, some of which are asked for ahead."""
     step = max(1, _STEP // array.spec.row_bytes)
     coming: deque[ComingRows] = deque()

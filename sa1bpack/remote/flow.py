@@ -2,8 +2,8 @@
 
 All requests to one URL share a `Flow`. It sends them in the order in which they were queued, and
 has so many bytes in flight that the network is never idle: what arrives per second, times what the
-fastest request took (the bandwidth-delay product), twice. More would only slow down those that are
-needed first. Nobody who waits for a request waits for its turn.
+fastest request took (the bandwidth-delay product), and a quarter more. Others beside these would
+only slow down those that are needed first. Nobody who waits for a request waits for its turn.
 
 Each request has a deadline. Of one that takes several times as long as others did, a second one is
 made, and the first answer counts: in an object store a few of a thousand take a second where most
