@@ -516,14 +516,16 @@ def test_ctrl_c_while_a_source_is_waited_for_ends_all_threads(sets, monkeypatch,
         mix = mix_of(sets, steps=STEPS)
         interrupting = threading.Thread(target=interrupt)
         steps = []
-        with pytest.raises(KeyboardInterrupt):
-            interrupting.start()
-            for batch in mix:
-                steps.append(seen(batch))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                interrupting.start()
+                for batch in mix:
+                    steps.append(seen(batch))
+                interrupting.join(60)
             interrupting.join(60)
-        interrupting.join(60)
-        release.set()
-        join_readers()
+        finally:  # a failure leaves no thread to other tests
+            release.set()
+            join_readers()
     assert mix_threads() == []
     state = mix.state_dict()
     taken = state["batches"]
