@@ -237,26 +237,31 @@ def write_pack(folder: Path) -> None:
 
 
 @contextmanager
-def place_of(case: Case, root: Path, folder: Path) -> Iterator[Path | str]:
-    """The pack in `root`, where a case has it; what is kept of it is kept in a folder."""
+def place_of(case: Case, root: Path) -> Iterator[Path | str]:
+    """The pack in `root`, where a case has it; what is kept of one at a URL is removed at the end.
+
+    It is not kept below the folder of the test: processes of a case have sockets beside it, and the
+    path of a socket has at most 107 bytes.
+    """
     if case.place == "folder":
         yield root
         return
     before = tempfile.tempdir
-    tempfile.tempdir = str(folder)
-    try:
-        if case.place == "file":
-            yield root.as_uri()
-            return
-        os.environ["NO_PROXY"] = "127.0.0.1"
-        with fault_server() as server:
-            for path in root.rglob("*"):
-                if path.is_file():
-                    server.files[f"/packed/{path.relative_to(root)}"] = path.read_bytes()
-            yield f"{server.url}/packed"
-            assert server.requests
-    finally:
-        tempfile.tempdir = before
+    with tempfile.TemporaryDirectory(prefix="kept-") as folder:
+        tempfile.tempdir = folder
+        try:
+            if case.place == "file":
+                yield root.as_uri()
+                return
+            os.environ["NO_PROXY"] = "127.0.0.1"
+            with fault_server() as server:
+                for path in root.rglob("*"):
+                    if path.is_file():
+                        server.files[f"/packed/{path.relative_to(root)}"] = path.read_bytes()
+                yield f"{server.url}/packed"
+                assert server.requests
+        finally:
+            tempfile.tempdir = before
 
 
 def parts_of(root: Path | str) -> tuple[sa1bpack.Dataset, sa1bpack.Dataset]:
@@ -679,7 +684,7 @@ def check(case: Case, root: Path, folder: Path, rank: int = 0) -> None:
     saved = None
     trained: list[Step] = []
     validated: list[list] = []
-    with place_of(case, root, folder) as place:
+    with place_of(case, root) as place:
         for stop in (*case.stops, None):
             record = Recorder(stop)
             saved = drive(case, place, folder, record, saved)

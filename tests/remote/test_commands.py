@@ -54,10 +54,15 @@ def pack(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def folder_of_the_user(tmp_path, monkeypatch):
-    """What is kept of packs at URLs is kept in the folder of the test."""
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+def folder_of_the_user(monkeypatch):
+    """What is kept of packs at URLs is kept in a folder of the test.
+
+    Its path is short: processes exchange file descriptors through sockets in it, and the path of a
+    socket has at most 107 bytes.
+    """
+    with tempfile.TemporaryDirectory(prefix="user-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -405,4 +410,4 @@ def test_a_store_that_fails_is_an_error_with_its_url(url_of, pack, proxy, tmp_pa
         assert (code, out) == (4, "") and "credentials have expired" in error and url in error
     with pytest.raises(StoreError):
         sa1bpack.info(url)
-    assert not [path for path in tmp_path.iterdir() if path.name != "temporary"]
+    assert not list(tmp_path.iterdir())
