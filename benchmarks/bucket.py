@@ -133,6 +133,7 @@ def report(
                 seconds = time.perf_counter() - begin
             own_bytes = nbytes / len(own) * len(batch["indices"]) / (link / 8 * 1e9)
             first_batches.append((seconds - own_bytes) / (latency / 1e3))
+            time.sleep(0.5)  # the server notices what was cancelled
         with sa1bpack.Loader(ds, BATCH, shuffle=True, max_masks=64, seed=1) as loader:
             for _ in loader:  # connections, small arrays
                 pass

@@ -57,6 +57,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """GET of files of a folder, in whole or a range."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a short answer waits 40 ms for the ACK of its own head
     link: Link
     latency: float
     root: Path
@@ -93,12 +94,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """A thread for each connection; of those that are closed by the client nothing is said."""
+
+    request_queue_size = 256  # else connections wait for seconds
+
+    def handle_error(self, request, client_address):
+        pass
+
+
 def serve(root: str, link: str, latency: str) -> None:
     """Serve a folder until killed; prints the port."""
     Handler.root, Handler.link = Path(root), Link(float(link) * 1e6)
     Handler.latency = float(latency) / 1e3
-    http.server.ThreadingHTTPServer.request_queue_size = 256  # else connections wait for seconds
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     print(server.server_port, flush=True)
     server.serve_forever()
 
