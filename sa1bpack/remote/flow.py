@@ -3,7 +3,9 @@
 All requests to one URL share a `Flow`. It sends them in the order in which they were queued, and
 has so many bytes in flight that the network is never idle: what arrives per second, times what the
 fastest request took (the bandwidth-delay product), and a quarter more. Others beside these would
-only slow down those that are needed first. Nobody who waits for a request waits for its turn.
+only slow down those that are needed first. But a store sends only so much per second over one
+connection, and the fastest request may be a short one: a number of requests is always in flight.
+Nobody who waits for a request waits for its turn.
 
 Each request has a deadline. Of one that takes several times as long as others did, a second one is
 made, and the first answer counts: in an object store a few of a thousand take a second where most
@@ -15,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from sa1bpack.errors import FormatError, StoreError
@@ -38,8 +40,15 @@ _MEASURED_AGAIN = 8
 _MARGIN = 1.25
 _FIRST_MARGIN = 2.0
 
+# Requests in flight at least. One connection to an object store gets 50 to 100 MB/s of it.
+_LEAST_AT_ONCE = 32
+
 # Seconds for which the fastest request counts: later ones wait for those before them.
 _FASTEST_COUNTS = 300.0
+
+# Bytes in flight before anything was measured: those of a first batch, which would else wait for
+# several answers one after the other.
+_FIRST_IN_FLIGHT = 64 << 20
 
 # Limits of the bytes that are asked for ahead of their use: half of them may be in flight.
 LEAST_AHEAD = 32 << 20
@@ -64,12 +73,13 @@ class Flow:
     """
 
     def __init__(self) -> None:
-        self.limit = _in_flight_of(0)
+        self.limit = _in_flight_of(_FIRST_IN_FLIGHT)
         self.slow_seconds = DEADLINE / 4
         self.arrived_bytes = 0
         self._arrivals = 0
         self._seconds: deque[float] = deque(maxlen=_MEASURED)  # that requests took
         self._rates: deque[float] = deque(maxlen=_MEASURED)  # bytes per second meanwhile
+        self._sizes: deque[int] = deque(maxlen=_MEASURED)  # their bytes
         self._fastest = DEADLINE
         self._fastest_at = 0.0  # when that was measured
         self._begin_in(os.getpid())
@@ -135,6 +145,7 @@ class Flow:
         self._arrivals += 1
         self._seconds.append(seconds)
         self._rates.append((self.arrived_bytes - arrived_before) / seconds)
+        self._sizes.append(nbytes)
         if now - self._fastest_at > _FASTEST_COUNTS:
             self._fastest = min(self._seconds)
             self._fastest_at = now
@@ -142,7 +153,8 @@ class Flow:
         if self._arrivals <= 2 * _MEASURED_AGAIN or self._arrivals % _MEASURED_AGAIN == 0:
             self.slow_seconds = max(_SLOW * median(self._seconds), SLOW_SECONDS)
             margin = _MARGIN if len(self._rates) == _MEASURED else _FIRST_MARGIN
-            self.limit = _in_flight_of(margin * max(self._rates) * self._fastest)
+            of_the_way = margin * max(self._rates) * self._fastest
+            self.limit = _in_flight_of(max(of_the_way, _LEAST_AT_ONCE * fmean(self._sizes)))
 
 
 def _in_flight_of(nbytes: float) -> int:
@@ -227,6 +239,11 @@ class Request:
         if data is not None:
             self.origin.count(Counts(requests=1, nbytes=self.nbytes))
         self.flow.send_more()
+
+    @property
+    def is_settled(self) -> bool:
+        """True if `wait` returns, or raises, at once."""
+        return self._data is not None or self._failure is not None
 
     def wait(self) -> Any:
         """The bytes. Raises as `fetched.RangeReader`."""
