@@ -250,7 +250,8 @@ def fetch_group(
             name = f"{spec.name}/{METADATA_NAME}"
             metadata = canonical_json(array_metadata(spec, rows))
             if digest_of(metadata) == listed.get(name):
-                (folder / spec.name).mkdir(exist_ok=True)
+                if spec.chunk_path not in ahead:
+                    (folder / spec.name).mkdir(exist_ok=True)
                 (folder / name).write_bytes(metadata)
                 del files[name]  # what the layout says need not be asked for
             if rows and spec.chunk_path not in listed:
@@ -321,9 +322,8 @@ def fetch_files(origin: Origin, path: str, folder: Path, files: Files) -> dict[s
     """
     arrived: dict[str, str] = {}
     for _ in range(TRIES):
-        for name in files:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).unlink(missing_ok=True)
+        for parent in {(folder / name).parent for name in files}:
+            parent.mkdir(parents=True, exist_ok=True)
         arrived |= _fetch_once(origin, path, folder, files)
         others = {}
         for name, (nbytes, expected) in files.items():
@@ -359,7 +359,10 @@ def _fetch_once(origin: Origin, path: str, folder: Path, files: Files) -> dict[s
                 raise StoreError(f"{origin.url}: {error}") from error
             origin.count(Counts(requests=1, nbytes=len(data)))
             hashes[name].update(data)
-            with opened(folder / name, os.O_WRONLY | os.O_CREAT) as file:
+            flags = os.O_WRONLY | os.O_CREAT
+            if first == 0:
+                flags |= os.O_TRUNC
+            with opened(folder / name, flags) as file:
                 write_at(file, data, first, folder / name)
     finally:
         for _, _, future in pending:
