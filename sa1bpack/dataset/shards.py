@@ -169,6 +169,11 @@ class Location(NamedTuple):
     row: int
     image_id: int
 
+    @classmethod
+    def of(cls, sample: np.void) -> "Location":
+        """The place of a sample that a record has, among other fields."""
+        return cls(*(int(sample[name]) for name in cls._fields))
+
 
 # The same for several samples: a record of each.
 LOCATION = np.dtype([(name, np.int64) for name in Location._fields])
@@ -273,6 +278,11 @@ class ComingSample(NamedTuple):
         """Ask for it, in its turn."""
         for coming in self._parts():
             coming.send()
+
+    @property
+    def is_here(self) -> bool:
+        """True if `wait` returns, or raises, at once."""
+        return all(coming.is_here for coming in self._parts())
 
     def wait(self) -> None:
         """Wait until it is here. Raises as `RangeReader`."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.disk.direct import BLOCK
+from sa1bpack.disk.direct import BLOCK, HUGE_PAGE
 from sa1bpack.kernels import external, njit, types
 from sa1bpack.paths import naming
 
@@ -30,6 +30,7 @@ _RWF_NOWAIT = 8
 _RUSAGE_THREAD = 1
 _MAJOR_FAULTS = 9  # the word of `ru_majflt` in a `struct rusage`, which has 18
 _WILL_NEED = 3  # of both kinds of advice
+_POPULATE_WRITE = 23
 # Of a longer span the system reads only the beginning: as much as its read-ahead, 128 kB unless
 # someone raised it.
 _READ_AHEAD = 1 << 17
@@ -47,6 +48,17 @@ def read_ahead_map(address: int, count: int) -> None:
     """Begin to read a span of a memory map into the page cache."""
     for begin in range(address // BLOCK * BLOCK, address + count, _READ_AHEAD):
         _madvise(begin, min(_READ_AHEAD, address + count - begin), _WILL_NEED)
+
+
+@njit
+def populate(address: int, count: int) -> None:
+    """Have the pages of memory made, as writing to them would do; what they hold stays.
+
+    A system before Linux 5.14 does nothing here.
+    """
+    # In parts: other threads cannot map memory meanwhile.
+    for begin in range(address // BLOCK * BLOCK, address + count, HUGE_PAGE):
+        _madvise(begin, min(HUGE_PAGE, address + count - begin), _POPULATE_WRITE)
 
 
 @njit

@@ -42,6 +42,10 @@ class FetchedBytes(Protocol):
     def send(self) -> None:
         """Ask for them, in their turn: after those that were sent before."""
 
+    @property
+    def is_here(self) -> bool:
+        """True if `wait` returns, or raises, at once."""
+
     def wait(self) -> Any:
         """The bytes, an object with a buffer. Asks for them if need be. Raises as RangeReader."""
 
@@ -115,6 +119,11 @@ class ComingRows:
                 f"{subject}: rows {first} to {stop} are needed, but {self.first} to {self.stop} "
                 f"were asked for; {remedy}"
             )
+
+    @property
+    def is_here(self) -> bool:
+        """True if `wait` returns, or raises, at once."""
+        return all(fetched.is_here for _, fetched in self._pieces)
 
     def wait(self) -> list[Any]:
         """The bytes of each piece, objects with a buffer: waits for them.

@@ -18,9 +18,8 @@ from sa1bpack.dataset.shards import (
     address_of,
 )
 from sa1bpack.format.files import byte_view
-from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.batch.tables import IN_MEMORY, SampleTables
-from sa1bpack.loading.checked_copies import location_of
+from sa1bpack.loading.batch.tables import IN_MEMORY
+from sa1bpack.loading.located_samples import LocatedSamples
 
 
 class _Memory(NamedTuple):
@@ -36,10 +35,8 @@ class _Memory(NamedTuple):
 
 
 def enter_arrived(
-    tables: SampleTables,
+    located: LocatedSamples,
     k: int,
-    shard: OpenShard,
-    spec: BatchSpec,
     asked: ComingSample | None,
     direct: bool,
     files: np.ndarray,
@@ -47,10 +44,8 @@ def enter_arrived(
     """Wait for the rows of a sample, and enter where they are in memory.
 
     Args:
-        tables: where the arrays of the samples of a batch are.
-        k: position of the sample in the batch.
-        shard: its shard, of which something is fetched.
-        spec: layout of the batch.
+        located: the samples of a batch.
+        k: position of the sample in it, of whose shard something is fetched.
         asked: what was asked for of it, if anything was.
         direct: read what is on this machine past the page cache.
         files: FILE (p,), out; NO_FILE until the rows are there.
@@ -61,7 +56,10 @@ def enter_arrived(
     Raises:
         Whatever `OpenShard.copy_sample` raises.
     """
-    location = location_of(tables.samples[k])
+    spec = located.spec
+    shard = located.shard(k)
+    sample = located.tables.samples[k]
+    location = Location.of(sample)
     arrived = shard.arrived(location, asked, spec.chosen, direct)
     own_rows = None
     if shard.has_arrays_here:
@@ -74,7 +72,6 @@ def enter_arrived(
         file["first"] = memory.first
         file["stop"] = memory.first + len(memory.data)
         if ref.name == "image":  # zeros at the end of a canvas are not fetched
-            sample = tables.samples[k]
             sample["image_bytes"] = min(int(sample["image_bytes"]), len(memory.data))
     files["descriptor"] = IN_MEMORY
     return rows

@@ -19,10 +19,10 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import settle
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
+from sa1bpack.loading.batch_sources import OPEN_SAMPLES
 from sa1bpack.loading.devices import ChosenDevice, CudaDevice, Host
 from sa1bpack.loading.iteration import BaseLoader
 from sa1bpack.loading.loaded_batch import LoadedBatch, completed, through_pipeline
-from sa1bpack.loading.located_batch import OPEN_SAMPLES
 from sa1bpack.loading.locator import Locator
 from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
 from sa1bpack.loading.order.epoch import EpochBatches

@@ -22,8 +22,8 @@ from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.place_rows import RowPlaces
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch.tables import SAMPLE, SampleTables
-from sa1bpack.loading.checked_copies import canvases_of
-from sa1bpack.loading.located_batch import LocatedBatch, OpenedFiles, sample_error
+from sa1bpack.loading.located_batch import LocatedBatch, sample_error
+from sa1bpack.loading.located_samples import LocatedSamples, LocatedShards
 from sa1bpack.loading.look_up import LookUp
 from sa1bpack.loading.order.epoch import OrderedBatch, Position, number_at
 
@@ -94,7 +94,7 @@ class Locator:
             positions = positions[fits]
             shard_at = shard_at[fits]
         located_batches = []
-        opened_files = OpenedFiles()
+        located_shards = LocatedShards(shards)
         start = 0
         for batch in batches:
             end = start + len(batch.indices)
@@ -104,18 +104,18 @@ class Locator:
             if errors:
                 first, stop = np.searchsorted(positions, (start, end)).tolist()
                 ordered = batch.take(positions[first:stop] - start)
-            located = LocatedBatch(
-                ds=self.ds,
-                spec=self.spec,
+            located = LocatedSamples(
                 ordered=ordered,
+                spec=self.spec,
                 look_up=self._look_up,
-                shards=shards,
-                shard_at=shard_at[first:stop],
-                opened=opened_files,
-                tables=_cut(tables, first, stop),
                 choice=choice,
+                tables=_cut(tables, first, stop),
+                shards=located_shards,
+                shard_at=shard_at[first:stop],
             )
-            located_batches.append((located, _dropped_of(batch, start, errors)))
+            located_batches.append(
+                (LocatedBatch(self.ds, located), _dropped_of(batch, start, errors))
+            )
             start = end
         return located_batches
 
@@ -123,8 +123,14 @@ class Locator:
         """int32 (n, 2): the canvases of the samples that remain; None without classes of aspect."""
         if not self.spec.chosen.images:
             return None
-        canvases = canvases_of(batches)
-        return None if canvases is None else canvases[positions]
+        canvases = []
+        for batch in batches:
+            of_batch = batch.canvases(len(batch.indices))
+            if of_batch is None:
+                return None
+            canvases.append(of_batch)
+        of_all: np.ndarray = np.concatenate(canvases)[positions]
+        return of_all
 
     def _misfit(self, sample: np.void, shard: OpenShard) -> ReadError:
         """The error of a sample that does not fit the arrays of its shard."""

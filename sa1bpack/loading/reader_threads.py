@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.shards import address_of
+from sa1bpack.disk.page_cache import populate
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.finalizers import Ending, before_release
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch, SampleRange
@@ -186,6 +188,9 @@ class ReaderThreads:
         try:
             tools.enter(self._device)
             begin = self._counts.clock()
+            if self._is_first and self._rows is not None:  # while the network is waited for
+                memory = batch.filled_buffer().bytes
+                populate(address_of(memory), len(memory))
             if not self._located:
                 self._locate()
             located, dropped = self._located.popleft()

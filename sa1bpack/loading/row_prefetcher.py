@@ -120,6 +120,12 @@ class RowPrefetcher:
                 del self._coming[row]
             return sample
 
+    def is_here(self, row: int) -> bool:
+        """True if who takes what was asked for of a sample need not wait for it."""
+        with self._changed:
+            samples = self._coming.get(row)
+            return samples is not None and samples[-1].is_here
+
     def drop(self, row: int) -> None:
         """Note that a sample will not be copied, by its row in the pack."""
         sample = self.take(row)

@@ -96,7 +96,7 @@ def checked_pieces(
 
 
 @njit
-def _first_bad_mask(run_ends: np.ndarray, run_offset: np.ndarray, pixels: int) -> int:
+def first_bad_mask(run_ends: np.ndarray, run_offset: np.ndarray, pixels: int) -> int:
     """The first mask whose ends decrease, are negative or do not reach `pixels`, or -1."""
     for m in range(len(run_offset) - 1):
         ends = run_ends[run_offset[m] : run_offset[m + 1]]
@@ -126,7 +126,7 @@ def check_image_runs(
         OptionError: an array has the wrong dtype or the offsets do not fit the runs.
     """
     run_ends, run_offset = checked_runs(run_ends, run_offset)
-    mask = _first_bad_mask(run_ends, run_offset, pixels)
+    mask = first_bad_mask(run_ends, run_offset, pixels)
     if mask >= 0:
         ends = run_ends[run_offset[mask] : run_offset[mask + 1]]
         shown = "it has none"

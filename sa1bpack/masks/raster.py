@@ -454,6 +454,23 @@ def draw_grid(
 
 
 @njit
+def draw_area(
+    run_ends: np.ndarray, run_offset: np.ndarray, sides: np.ndarray, out: np.ndarray
+) -> None:
+    """Draw the masks of one image, sampled by area, on a grid that begins with the image.
+
+    Args:
+        run_ends, run_offset: of its masks, see `rasterize`.
+        sides: int64 (2, 4), the first four numbers of the axes y and x.
+        out: uint8 (n, rows, ceil(columns / 8)), overwritten.
+    """
+    y = Axis(sides[0, 0], sides[0, 1], sides[0, 2], sides[0, 3], 0, False)
+    x = Axis(sides[1, 0], sides[1, 1], sides[1, 2], sides[1, 3], 0, False)
+    acc = np.zeros((y.cells + 2, 8), np.int64)
+    _rasterize_area(run_ends, run_offset, _area_grid(y, x), acc, out)
+
+
+@njit
 def _rasterize_images(
     run_ends: np.ndarray,
     run_offset: np.ndarray,
@@ -461,22 +478,18 @@ def _rasterize_images(
     sides: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """`_rasterize_area` of the masks of several images, see `draw_images`.
-
-    `sides` are int64 (k, 2, 4): of the axes y and x of each image, the first four numbers.
-    """
+    """`draw_area` of the masks of several images, see `draw_images`; `sides_of` makes `sides`."""
     for image in range(len(masks_of) - 1):
         first = masks_of[image]
         last = masks_of[image + 1]
-        if first == last:
-            continue
-        down = sides[image, 0]
-        across = sides[image, 1]
-        y = Axis(down[0], down[1], down[2], down[3], 0, False)
-        x = Axis(across[0], across[1], across[2], across[3], 0, False)
-        acc = np.zeros((y.cells + 2, 8), np.int64)
-        runs_of = run_offset[first : last + 1]
-        _rasterize_area(run_ends, runs_of, _area_grid(y, x), acc, out[first:last])
+        if first < last:
+            runs_of = run_offset[first : last + 1]
+            draw_area(run_ends, runs_of, sides[image], out[first:last])
+
+
+def sides_of(axes: Sequence[tuple[Axis, Axis]]) -> np.ndarray:
+    """int64 (k, 2, 4): of the axes y and x of images, the first four numbers."""
+    return np.array([(y[:4], x[:4]) for y, x in axes], np.int64).reshape(-1, 2, 4)
 
 
 def draw_images(
@@ -499,8 +512,7 @@ def draw_images(
     run_ends = frozen(run_ends)
     run_offset = frozen(run_offset)
     if sampling == "area":
-        sides = np.array([(y[:4], x[:4]) for y, x in axes], np.int64)
-        _rasterize_images(run_ends, run_offset, masks_of, sides, out)
+        _rasterize_images(run_ends, run_offset, masks_of, sides_of(axes), out)
         return
     for image, (y, x) in enumerate(axes):
         masks = slice(masks_of[image], masks_of[image + 1])

@@ -43,6 +43,11 @@ class _Part:
         for request in self._requests:
             request.queue()
 
+    @property
+    def is_here(self) -> bool:
+        """See FetchedBytes."""
+        return all(request.is_settled for request in self._requests)
+
     def wait(self) -> Any:
         """See FetchedBytes."""
         data = self._arrived()
@@ -80,6 +85,11 @@ class _KeptPart:
 
     def send(self) -> None:
         """See FetchedBytes."""
+
+    @property
+    def is_here(self) -> bool:
+        """See FetchedBytes."""
+        return True
 
     def wait(self) -> Any:
         """See FetchedBytes. What cannot be read any more is fetched."""

@@ -1,22 +1,7 @@
 """Samples into the buffer of a batch, in one compiled call: listed, read, and put in place.
 
-Everything that a sample has in large files is listed together: its image, its masks or their runs,
-and its rows of features. The table of pieces (`tables.PIECE`) has a record for each span of a file
-that goes to one place, and three readers:
-
-1. The memory map, for what is in memory. The system is asked once for each array of a sample,
-   whether the last of its bytes is; the answer decides the reader of all its pieces, and nothing
-   asks again: it may change at any moment. If other pages are not in memory, the copy brings them
-   in. Of short rows, asking takes as long as copying: once some of a file were all in memory, one
-   of several is asked for, and the others are taken for what these are, until one is not. A thread
-   whose copy then waited for the disk asks for each row for a while.
-2. Linux AIO, for files that are opened past the page cache: all pieces at once, straight to their
-   place where the alignment allows, else into scratch memory.
-3. `pread`, for other files, once all pieces have been announced to the system: one large request
-   instead of a page fault every few pages, and a truncated file or a failing disk is an error with
-   a name. Through a memory map it would be a SIGBUS, which ends the process; that remains for a
-   file that is truncated between the answer and the end of the copy, and for a failing disk where
-   only a part is in memory.
+What is read is listed (`list_pieces`), from where is decided (`piece_readers`), and the pieces are
+read and put in place here.
 
 Pieces that are in memory, or in scratch memory, are copied, converted or unpacked. Addresses in
 scratch memory exist in that table alone, which ends with the call. The small arrays, under a
@@ -27,21 +12,14 @@ of -1, and a file that is not open the error of that; both become errors of thei
 """
 
 import time
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from sa1bpack.disk.aio import CUT_SHORT, EBADF, EINTR, REQUEST, errno, read_all
-from sa1bpack.disk.direct import BLOCK
-from sa1bpack.disk.page_cache import (
-    file_bytes,
-    in_memory,
-    major_faults,
-    map_in_memory,
-    read_ahead,
-    read_ahead_map,
-)
+from sa1bpack.disk.aio import CUT_SHORT, EINTR, REQUEST, errno, read_all
+from sa1bpack.disk.page_cache import major_faults
 from sa1bpack.kernels import external, memcpy, memset, njit, types
+from sa1bpack.loading.batch.list_pieces import list_pieces, listed_span, region_of
+from sa1bpack.loading.batch.piece_readers import DirectReads, announce_numbers, choose_readers
 from sa1bpack.loading.batch.put import (
     address_of,
     announce,
@@ -50,15 +28,9 @@ from sa1bpack.loading.batch.put import (
     unpack_rows,
 )
 from sa1bpack.loading.batch.tables import (
-    ANSWER,
     AS_IT_IS,
-    BAD_SPANS,
     IMAGE_SPAN,
     IN_MEMORY,
-    LISTED_SPANS,
-    MASK_SPANS,
-    NO_FILE,
-    PIECE,
     RUNS,
     UNPACKED,
     Destination,
@@ -66,17 +38,6 @@ from sa1bpack.loading.batch.tables import (
     SampleTables,
     Sources,
 )
-
-# Pieces of one array that are closer than this are read together: a request costs more.
-_GAP = 1 << 16
-
-# Rows of at most so many bytes are judged by others of the same file in the same call: the first of
-# them are asked for, then one of several.
-_SHORT = 1 << 16
-_FIRST_ASKED = 4
-_ASKED_OF = 8
-_ANSWERS = 64  # files that are remembered in a call; of two with the same place, the later one
-_NEVER = -(1 << 62)  # rows of a file of which one was not in memory
 
 # Pieces in memory are announced to the processor so many before they are copied.
 _PIECES_AHEAD = 2
@@ -88,18 +49,6 @@ _CLOCK = time.CLOCK_MONOTONIC
 _word = types.uintp
 _gettime = external("clock_gettime", types.intc(types.intc, _word))
 _pread = external("pread", types.intp(types.intc, _word, _word, types.int64))
-
-
-class _DirectReads(NamedTuple):
-    """Reads past the page cache; an output.
-
-    Attributes:
-        requests: REQUEST (r,).
-        pieces: int64 (r,), the first piece that each of them is for.
-    """
-
-    requests: np.ndarray
-    pieces: np.ndarray
 
 
 @njit
@@ -119,10 +68,10 @@ def load_samples(
     begin = _nanoseconds()
     if len(dest.arrays) == 0:
         for k in range(first, stop):
-            _announce_numbers(tables, dest, k)
-    pieces = _list_pieces(tables, dest, first, stop)
-    reads = _DirectReads(np.empty(len(pieces), REQUEST), np.empty(len(pieces), np.int64))
-    request_count, scratch_bytes = _choose_readers(state, tables, sources, dest, pieces, reads)
+            announce_numbers(tables, dest, k)
+    pieces = list_pieces(tables, dest, first, stop)
+    reads = DirectReads(np.empty(len(pieces), REQUEST), np.empty(len(pieces), np.int64))
+    request_count, scratch_bytes = choose_readers(state, tables, sources, dest, pieces, reads)
     if scratch_bytes > len(state.scratch):
         return scratch_bytes
     usage = np.zeros(18, np.uint64)
@@ -164,368 +113,6 @@ def _nanoseconds() -> int:
     now = np.empty(2, np.int64)
     _gettime(_CLOCK, now.ctypes.data)
     return int(now[0]) * 1_000_000_000 + int(now[1])
-
-
-# ---------------------------------------------------------------------------------- what is read
-
-
-@njit
-def _list_pieces(tables: SampleTables, dest: Destination, first: int, stop: int) -> np.ndarray:
-    """The pieces of samples `first` to `stop` of a batch: PIECE (q,)."""
-    samples = tables.samples
-    arrays = dest.arrays
-    masks = 0
-    for k in range(first, stop):
-        masks += samples[k].kept_end - samples[k].kept_begin
-    most = 0
-    for c in range(len(arrays)):
-        most += masks if arrays[c].per_mask else stop - first
-    pieces = np.empty(most, PIECE)
-    count = 0
-    for k in range(first, stop):
-        for c in range(len(arrays)):
-            end = _list_array(tables, dest, k, c, samples[first].kept_begin, pieces, count)
-            if end < 0:
-                dest.status[k, c] = BAD_SPANS
-            else:
-                count = end
-    return pieces[:count]
-
-
-@njit
-def _list_array(
-    tables: SampleTables,
-    dest: Destination,
-    k: int,
-    c: int,
-    first_kept: int,
-    pieces: np.ndarray,
-    count: int,
-) -> int:
-    """List the pieces of array c of sample k; neighbours are one piece.
-
-    Args:
-        first_kept: first mask of the samples that are loaded, at which `run_offset` begins.
-        pieces: PIECE (q,), out.
-        count: number of pieces that are listed already.
-
-    Returns:
-        Number of pieces listed by then; -1 if one begins before the file.
-    """
-    sample = tables.samples[k]
-    array = dest.arrays[c]
-    start = k
-    stop = k + 1
-    out_row = k
-    if array.per_mask:
-        start = sample.kept_begin
-        stop = sample.kept_end
-        out_row = start if array.capacity < 0 else k * array.capacity
-    region = _region(dest, array)
-    before = count
-    for n in range(start, stop):
-        begin, end = _span(tables, sample, array, k, n)
-        if begin < 0:
-            return -1
-        if end <= begin:
-            continue
-        target = region + (out_row + n - start) * array.out_bytes
-        if array.kind == RUNS:
-            target = address_of(dest.run_ends) + 4 * dest.run_offset[n - first_kept]
-        elif array.span == LISTED_SPANS:
-            target = region + _listed(tables, array, k, n).out * array.out_bytes
-        if count > before and _follows(pieces[count - 1], begin, target, array):
-            pieces[count - 1].length += end - begin
-            continue
-        piece = pieces[count]
-        piece.sample = k
-        piece.array = c
-        piece.offset = begin
-        piece.length = end - begin
-        piece.target = target
-        count += 1
-    return count
-
-
-@njit
-def _region(dest: Destination, array: np.record) -> int:
-    """The address of an array in the buffer, or among the small arrays."""
-    if array.is_small:
-        return int(address_of(dest.small) + array.start)
-    return int(address_of(dest.buffer) + array.start)
-
-
-@njit
-def _follows(piece: np.record, begin: int, target: int, array: np.record) -> bool:
-    """True if bytes of an array follow those of a piece, in the file and in the buffer."""
-    if piece.offset + piece.length != begin:
-        return False
-    return bool(piece.target + piece.length // array.row_bytes * array.out_bytes == target)
-
-
-@njit
-def _span(
-    tables: SampleTables, sample: np.record, array: np.record, k: int, n: int
-) -> tuple[int, int]:
-    """The bytes of an array that sample k has, or its kept mask n: begin, end."""
-    width = array.row_bytes
-    if array.span == IMAGE_SPAN:
-        return sample.image_begin, sample.image_begin + sample.image_bytes
-    if array.span == MASK_SPANS:
-        return tables.masks[n].begin * width, tables.masks[n].end * width
-    if array.span == LISTED_SPANS:
-        span = _listed(tables, array, k, n)
-        return span.begin * width, span.end * width
-    row = tables.masks[n].row if array.per_mask else sample.array_row
-    return row * width, (row + 1) * width
-
-
-@njit
-def _listed(tables: SampleTables, array: np.record, k: int, n: int) -> Any:
-    """The SPAN of the row of sample k, or of kept mask n, in an array with LISTED_SPANS."""
-    if array.per_mask:
-        return tables.mask_spans[n, array.spans_at]
-    return tables.sample_spans[k, array.spans_at]
-
-
-# ------------------------------------------------------------------------------ from where it is
-
-
-@njit
-def _choose_readers(
-    state: ReadState,
-    tables: SampleTables,
-    sources: Sources,
-    dest: Destination,
-    pieces: np.ndarray,
-    reads: _DirectReads,
-) -> tuple[int, int]:
-    """Decide from where each piece is read, and request or announce what is not in memory.
-
-    Args:
-        pieces: PIECE (q,), out: file and source. What is read to its place past the page cache has
-            no bytes left to copy.
-        reads: out: reads past the page cache.
-
-    Returns:
-        Number of reads past the page cache, and bytes of scratch memory that are needed.
-    """
-    counts = state.counts[0]
-    counts.cached = 0
-    counts.past = 0
-    counts.through = 0
-    counts.assumed = 0
-    answers = np.zeros(_ANSWERS, ANSWER)
-    words = np.zeros(3, np.uint64)
-    for n in range(_ANSWERS):
-        answers[n].descriptor = NO_FILE
-    scratch = address_of(state.scratch)
-    free = scratch
-    requests = 0
-    start = 0
-    while start < len(pieces):
-        k = pieces[start].sample
-        c = pieces[start].array
-        file = sources.files[sources.rows[k], c]
-        length = 0
-        file_begin = pieces[start].offset  # of the pieces of this array
-        file_end = 0
-        stop = start
-        while stop < len(pieces) and pieces[stop].sample == k and pieces[stop].array == c:
-            length += pieces[stop].length
-            file_begin = min(file_begin, pieces[stop].offset)
-            file_end = max(file_end, pieces[stop].offset + pieces[stop].length)
-            stop += 1
-        straight = dest.arrays[c].kind in (AS_IT_IS, RUNS)
-        if file.descriptor == NO_FILE:
-            dest.status[k, c] = EBADF
-        elif file.descriptor == IN_MEMORY:
-            if file_begin < file.first or file_end > file.stop:
-                dest.status[k, c] = BAD_SPANS
-            _take_from_memory(pieces[start:stop], file)
-        elif _cached(state, file, length, file_end, answers, words):
-            counts.cached += length
-            _take_from_memory(pieces[start:stop], file)
-        else:
-            if c == 0:
-                _announce_numbers(tables, dest, k)
-            if file.past_cache:
-                counts.past += length
-                free, requests = _request(
-                    pieces, start, stop, file, straight, free, reads, requests
-                )
-            else:
-                counts.through += length
-                free = _announce(pieces[start:stop], file, straight, free)
-        start = stop
-    counts.requests = requests
-    return requests, free - scratch
-
-
-@njit
-def _cached(
-    state: ReadState,
-    file: np.record,
-    length: int,
-    end: int,
-    answers: np.ndarray,
-    words: np.ndarray,
-) -> bool:
-    """True if pieces of a file are in memory, by the last byte of them or of other short ones.
-
-    The only place that asks.
-
-    Args:
-        state: with the counts.
-        file: FILE.
-        length: bytes of the pieces.
-        end: where the last of them ends.
-        answers: ANSWER (n,), what is known of files.
-        words: uint64 (3,), memory for an answer.
-    """
-    if file.past_cache and file.tells == 0:
-        return False
-    if length > _SHORT or state.asks_all:
-        return _asked(file, end, words)
-    answer = answers[file.descriptor % _ANSWERS]
-    if answer.descriptor != file.descriptor:
-        answer.descriptor = file.descriptor
-        answer.bytes = file_bytes(file.descriptor)
-        answer.rows = 0
-    if answer.rows >= _FIRST_ASKED and answer.rows % _ASKED_OF and end <= answer.bytes:
-        answer.rows += 1
-        state.counts[0].assumed += 1
-        return True
-    cached = _asked(file, end, words)
-    if cached:
-        answer.rows += 1
-    else:
-        answer.rows = _NEVER
-    return cached
-
-
-@njit
-def _asked(file: np.record, end: int, words: np.ndarray) -> bool:
-    """True if the system says that the byte of a file before `end` is in memory."""
-    position = end - 1
-    if file.past_cache:  # not by trying to read, which begins to read ahead
-        return map_in_memory(file.address + position, file.descriptor, position, words)
-    return in_memory(file.descriptor, position, words)
-
-
-@njit
-def _take_from_memory(pieces: np.ndarray, file: np.record) -> None:
-    """Pieces of an array are taken from memory."""
-    for n in range(len(pieces)):
-        pieces[n].file = IN_MEMORY
-        pieces[n].source = file.address + pieces[n].offset
-
-
-@njit
-def _read_together(pieces: np.ndarray, start: int, stop: int) -> tuple[int, int]:
-    """The pieces from `start` on that are read together: one past the last; end in the file."""
-    end = pieces[start].offset + pieces[start].length
-    following = start + 1
-    while following < stop and 0 <= pieces[following].offset - end <= _GAP:
-        end = pieces[following].offset + pieces[following].length
-        following += 1
-    return following, end
-
-
-@njit
-def _block_floor(position: int) -> int:
-    return position // BLOCK * BLOCK
-
-
-@njit
-def _block_ceil(position: int) -> int:
-    return (position + BLOCK - 1) // BLOCK * BLOCK
-
-
-@njit
-def _request(
-    pieces: np.ndarray,
-    start: int,
-    stop: int,
-    file: np.record,
-    straight: bool,
-    free: int,
-    reads: _DirectReads,
-    count: int,
-) -> tuple[int, int]:
-    """Request pieces `start` to `stop`, of one array of a sample, past the page cache.
-
-    Args:
-        straight: the bytes go to their place as they are.
-        free: address of the scratch memory that is free.
-        reads: out.
-        count: number of requests made already.
-
-    Returns:
-        Address of the scratch memory that is still free, and number of requests made by then.
-    """
-    while start < stop:
-        piece = pieces[start]
-        following, end = _read_together(pieces, start, stop)
-        low = _block_floor(piece.offset)
-        nbytes = _block_ceil(end) - low
-        aligned = (piece.offset | piece.length | piece.target) % BLOCK == 0
-        in_place = straight and aligned and following == start + 1
-        request = reads.requests[count]
-        request.file = file.descriptor
-        request.position = low
-        request.count = nbytes
-        request.address = piece.target if in_place else free
-        request.needed = end - low
-        reads.pieces[count] = start
-        count += 1
-        for n in range(start, following):
-            pieces[n].file = IN_MEMORY
-            pieces[n].source = free + pieces[n].offset - low
-        if in_place:
-            piece.length = 0
-        else:
-            free += nbytes
-        start = following
-    return free, count
-
-
-@njit
-def _announce(pieces: np.ndarray, file: np.record, straight: bool, free: int) -> int:
-    """Let the system begin to read pieces of an array, which `pread` reads when they are needed.
-
-    Args:
-        straight, free: as for `_request`.
-
-    Returns:
-        Address of the scratch memory that is still free.
-    """
-    start = 0
-    while start < len(pieces):
-        begin = pieces[start].offset
-        following, end = _read_together(pieces, start, len(pieces))
-        read_ahead(file.descriptor, begin, end - begin)
-        start = following
-    for n in range(len(pieces)):
-        pieces[n].file = file.descriptor
-        pieces[n].source = pieces[n].target
-        if not straight:
-            pieces[n].source = free
-            free += _block_ceil(pieces[n].length)
-    return free
-
-
-@njit
-def _announce_numbers(tables: SampleTables, dest: Destination, k: int) -> None:
-    """Let the system begin to read the numbers of the masks of sample k."""
-    sample = tables.samples[k]
-    if sample.kept_begin == sample.kept_end:
-        return
-    low = tables.masks[sample.kept_begin].row
-    high = tables.masks[sample.kept_end - 1].row + 1
-    for f in range(len(dest.numbers)):
-        width = dest.numbers[f].columns * 8
-        read_ahead_map(tables.numbers[k, f] + low * width, (high - low) * width)
 
 
 # ------------------------------------------------------------------------- reading and putting
@@ -655,7 +242,7 @@ def _clear_padding(tables: SampleTables, dest: Destination, k: int) -> None:
     masks = sample.kept_end - sample.kept_begin
     for c in range(len(dest.arrays)):
         array = dest.arrays[c]
-        region = _region(dest, array)
+        region = region_of(dest, array)
         row_bytes = array.out_bytes
         if array.row_items >= 0:
             row_bytes = array.row_items * array.out_bytes
@@ -675,7 +262,7 @@ def _clear_items(tables: SampleTables, array: np.record, k: int, region: int) ->
         start = sample.kept_begin
         stop = sample.kept_end
     for n in range(start, stop):
-        span = _listed(tables, array, k, n)
+        span = listed_span(tables, array, k, n)
         items = span.end - span.begin
         if items < array.row_items:
             end = region + (span.out + items) * array.out_bytes

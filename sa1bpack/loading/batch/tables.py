@@ -64,6 +64,12 @@ IMAGE_SPAN, MASK_SPANS, ROW_SPANS, LISTED_SPANS = range(4)
 SPAN = np.dtype(_integers("begin", "end", "out"))
 
 
+def span_lengths(spans: np.ndarray) -> np.ndarray:
+    """int64 (m,): how many rows each MASK has in mask_bits, or in run_ends; or items each SPAN."""
+    lengths: np.ndarray = spans["end"] - spans["begin"]
+    return lengths
+
+
 class Target(NamedTuple):
     """Where an array goes in the buffer of a batch, and how.
 

@@ -73,6 +73,15 @@ class OrderedBatch:
         """True for the last batch of its epoch."""
         return self.after.epoch > self.epoch
 
+    def canvases(self, samples: int) -> np.ndarray | None:
+        """int32 (samples, 2): height and width of the canvas of its class, for some samples.
+
+        None if it has no class of aspect: the batches of a loader all have one, or none has.
+        """
+        if self.sample_class is None or self.sample_class.canvas is None:
+            return None
+        return np.tile(np.array(self.sample_class.canvas, np.int32), (samples, 1))
+
     def take(self, samples: np.ndarray | slice) -> "OrderedBatch":
         """The same batch with some of its samples: a slice, bool (n,), or positions in it."""
         return replace(
@@ -209,24 +218,22 @@ class EpochBatches:
         The order is asked once for all of them: most of what one takes is not for its samples.
         """
         rules = self.rules
-        ranks = rules.world_size
         begin, end = self._span(self.first + first)
         size = end - begin
-        low = size * rules.rank // ranks
-        high = size * (rules.rank + 1) // ranks
+        share = self._share(size)
         indices = rules.order.take(self.epoch, begin, begin + (stop - first) * size)
         step = rules.cut.first_step(self.epoch) + self.first
-        repeated = np.zeros(high - low, bool) if rules.pad_last else None
+        repeated = np.zeros(share.stop - share.start, bool) if rules.pad_last else None
         after = [Position(self.epoch, begin + (k + 1) * size) for k in range(stop - first)]
         if stop == len(self):
             after[-1] = self.position_after(stop)
         for k in range(first, stop):
-            start = (k - first) * size
+            start = (k - first) * size + share.start
             yield OrderedBatch(
                 epoch=self.epoch,
                 number=self.first + k,
                 step=step + k,
-                indices=indices[start + low : start + high],
+                indices=indices[start : start + share.stop - share.start],
                 after=after[k - first],
                 repeated=repeated,
             )
@@ -237,13 +244,16 @@ class EpochBatches:
         Raises:
             IndexError: batch k does not exist.
         """
+        batch = self.of_all_ranks(k)
+        if self.rules.world_size == 1:
+            return batch
+        return batch.take(self._share(len(batch.indices)))
+
+    def _share(self, samples: int) -> slice:
+        """Those of the samples of a batch of all ranks that this rank has."""
         rank = self.rules.rank
         ranks = self.rules.world_size
-        batch = self.of_all_ranks(k)
-        if ranks == 1:
-            return batch
-        samples = len(batch.indices)
-        return batch.take(slice(samples * rank // ranks, samples * (rank + 1) // ranks))
+        return slice(samples * rank // ranks, samples * (rank + 1) // ranks)
 
     def of_all_ranks(self, k: int) -> OrderedBatch:
         """Batch k, counted from `start`, with the samples of all ranks, in order of rank.

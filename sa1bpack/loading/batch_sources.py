@@ -1,0 +1,300 @@
+"""What the samples of a batch are loaded from: files, copies of samples, or what was fetched.
+
+Each of the three makes a table of files of it (`tables.Sources`), in which memory counts as a file,
+for some of the samples at a time. They are to be loaded before the next ones are taken: what the
+table has the addresses of is kept until then.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from sa1bpack.dataset.sample import ImageSpec
+from sa1bpack.dataset.shards import ComingSample, ShardArrays
+from sa1bpack.errors import FormatError, ResourceShortage
+from sa1bpack.format.files import missing
+from sa1bpack.loading.arrived_samples import enter_arrived
+from sa1bpack.loading.batch.spec import BatchPlaces
+from sa1bpack.loading.batch.tables import FILE, NO_FILE, Sources
+from sa1bpack.loading.checked_copies import CheckedCopies
+from sa1bpack.loading.located_samples import LocatedSamples
+from sa1bpack.loading.row_prefetcher import RowPrefetcher
+from sa1bpack.loading.sample_reader import ShardFiles, open_files
+
+_Source = TypeVar("_Source", ShardFiles, ShardArrays, list[np.ndarray])
+
+# Samples that a thread loads together: this many, and more of small ones, up to so many bytes.
+OPEN_SAMPLES = 8
+_BYTES_TOGETHER = 24 << 20
+_MOST_TOGETHER = 4096
+
+# Files that a thread holds open at once, if that is enough for OPEN_SAMPLES of as many shards.
+_OPEN_FILES = 32
+
+
+def without_frames(error: Exception) -> Exception:
+    """The error without its traceback and those of its causes: their frames would keep buffers."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+class Opened(NamedTuple):
+    """Samples that can be loaded.
+
+    Attributes:
+        first, stop: the first of them in the batch, and one past the last.
+        sources: where their arrays are.
+    """
+
+    first: int
+    stop: int
+    sources: Sources
+
+
+class BatchSources:
+    """What the samples of a batch are loaded from, for any thread.
+
+    Attributes:
+        errors: why samples have nothing to be loaded from, by position.
+    """
+
+    def __init__(
+        self,
+        located: LocatedSamples,
+        places: BatchPlaces,
+        image: ImageSpec,
+        nbytes_each: int,
+        checks: bool,
+    ):
+        """
+        Args:
+            located: the samples.
+            places: where their arrays go in the buffer.
+            image: the canvas of the images.
+            nbytes_each: bytes of a sample in the buffer.
+            checks: samples on this machine are compared with their checksums.
+        """
+        self._located = located
+        self._copies: CheckedCopies | None = None
+        if checks:
+            self._copies = CheckedCopies(located, places, image)
+        self._together = max(OPEN_SAMPLES, _BYTES_TOGETHER // max(nbytes_each, 1))
+        self.errors: dict[int, Exception] = {}
+
+    def open(
+        self,
+        first: int,
+        stop: int,
+        buffer: np.ndarray,
+        direct: bool,
+        coming: RowPrefetcher | None,
+    ) -> Iterator[Opened]:
+        """Open what samples `first` to `stop` are loaded from, some of them at a time.
+
+        Args:
+            buffer: uint8 (n,), the buffer of the batch.
+            direct: read past the page cache, where that is possible.
+            coming: what was asked for of samples that are not on this machine.
+
+        Raises:
+            ResourceShortage: no more files can be opened.
+        """
+        for start, end, is_fetched in self._stretches(first, stop):
+            if is_fetched:
+                yield from self._arrived(start, end, direct, coming)
+            elif self._copies is not None:
+                yield from self._checked(self._copies, start, end, buffer, direct)
+            else:
+                yield from self._files(start, end, direct)
+
+    def none(self) -> Opened:
+        """No samples."""
+        return Opened(0, 0, self._no_files(0, 0))
+
+    def _stretches(self, first: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """Samples `first` to `stop` in stretches: first, end, and whether something is fetched."""
+        if not self._located.shards.fetched.any():
+            yield first, stop, False
+            return
+        is_fetched = self._located.shards.fetched[self._located.shard_at[first:stop]]
+        edges = [0, *(np.flatnonzero(np.diff(is_fetched)) + 1).tolist(), stop - first]
+        for start, end in pairwise(edges):
+            if start < end:
+                yield first + start, first + end, bool(is_fetched[start])
+
+    # ------------------------------------------------------------------------- what was fetched
+
+    def _arrived(
+        self, first: int, stop: int, direct: bool, coming: RowPrefetcher | None
+    ) -> Iterator[Opened]:
+        """Samples of which rows are fetched, compared with their checksums.
+
+        They are loaded out of the memory that the rows arrived in: as many as are here, or the next
+        one once it is.
+        """
+        start = first
+        while start < stop:
+            begin = time.monotonic()
+            sources = self._no_files(start, min(start + OPEN_SAMPLES, stop))
+            asked: list[ComingSample | None] = []
+            rows = []
+            end = start
+            while end < start + len(sources.files):
+                if coming is not None and coming.is_over:
+                    return  # nobody gets the batch
+                if end > start and not self._is_here(end, coming):
+                    break
+                of_sample = None
+                if coming is not None:
+                    of_sample = coming.take(int(self._located.tables.samples["row"][end]))
+                files = sources.files[end - start]
+                work = partial(enter_arrived, self._located, end, of_sample, direct, files)
+                asked.append(of_sample)
+                rows.append(self._opened(partial(list, [end]), work))
+                end += 1
+            if coming is not None:
+                coming.arrived(time.monotonic() - begin)
+            yield Opened(start, end, sources)
+            del rows  # which the tables have the addresses of, and are loaded
+            for of_sample in asked:
+                if coming is not None and of_sample is not None:
+                    coming.copied(of_sample)
+            start = end
+
+    def _is_here(self, k: int, coming: RowPrefetcher | None) -> bool:
+        """True if the rows of sample k need not be waited for."""
+        if coming is None:
+            return False
+        return coming.is_here(int(self._located.tables.samples["row"][k]))
+
+    def _no_files(self, start: int, end: int) -> Sources:
+        """Sources of these samples, a row for each, to be filled in."""
+        located = self._located
+        files = np.zeros((end - start, len(located.spec.refs)), FILE)
+        files["descriptor"] = NO_FILE
+        return Sources(files, np.arange(len(located)) - start)
+
+    # --------------------------------------------------------------------------- checked copies
+
+    def _checked(
+        self, copies: CheckedCopies, first: int, stop: int, buffer: np.ndarray, direct: bool
+    ) -> Iterator[Opened]:
+        """Copies that are compared with their checksums.
+
+        One at a time: it is in the processor's caches then.
+        """
+        for k in range(first, stop):
+            copies.announce(k, direct)
+        for k in range(first, stop):
+            sources = self._no_files(k, k + 1)
+            work = partial(copies.enter, k, buffer, direct, sources.files[0])
+            copied = self._opened(partial(list, [k]), work)
+            if copied is not None:
+                yield Opened(k, k + 1, sources)
+
+    # ------------------------------------------------------------------------------------ files
+
+    def _files(self, first: int, stop: int, direct: bool) -> Iterator[Opened]:
+        """The files of shards."""
+        start = first
+        while start < stop:
+            end, files, sources = self._open_files(start, stop, direct)
+            if files:  # else nothing is there to load; a small array may have been truncated
+                yield Opened(start, end, sources)
+            del files, sources
+            start = end
+
+    def _open_files(
+        self, start: int, stop: int, direct: bool
+    ) -> tuple[int, list[ShardFiles], Sources]:
+        """Open the files of as many samples as are loaded together.
+
+        Errors are kept.
+
+        Args:
+            start: the first of them.
+            stop: one past the last that there is.
+            direct: open the files past the page cache, if their file system can do that.
+
+        Returns:
+            One past the last of them; the files, which must be kept until these are loaded; and
+            what of them compiled code needs, a row for each shard of the batch.
+
+        Raises:
+            ResourceShortage: no more files can be opened.
+        """
+        located = self._located
+        refs = located.spec.refs
+        end = min(start + self._together, start + _MOST_TOGETHER, stop)
+        most_shards = max(_OPEN_FILES // max(len(refs), 1), OPEN_SAMPLES)
+        shards = located.shards
+        known = shards.files.get(direct)
+        if known is not None:
+            opened, rows = known
+            return end, opened, Sources(rows, located.shard_at)
+        on_disk = np.flatnonzero(~shards.fetched).tolist()
+        numbers = on_disk
+        if len(on_disk) > most_shards:
+            numbers, end = self._first_shards(start, end, most_shards)
+        rows = np.zeros((len(shards.shards), len(refs)), FILE)
+        rows["descriptor"] = NO_FILE
+        opened = []
+        for number in numbers:
+            files = self._opened(
+                partial(self._positions_in, number, start, end),
+                partial(open_files, shards.shards[number], refs, direct),
+            )
+            if files is not None:
+                opened.append(files)
+                rows[number] = files.table
+        if len(opened) == len(on_disk):
+            shards.files[direct] = opened, rows
+        return end, opened, Sources(rows, located.shard_at)
+
+    def _first_shards(self, start: int, end: int, most: int) -> tuple[list[int], int]:
+        """The shards of samples `start` to `end`, or of the first of these that are in `most`.
+
+        Returns their numbers, and one past the last of these samples.
+        """
+        shard_at = self._located.shard_at[start:end].tolist()
+        numbers = list(dict.fromkeys(shard_at))
+        if len(numbers) <= most:
+            return numbers, end
+        return numbers[:most], start + shard_at.index(numbers[most])
+
+    def _positions_in(self, number: int, start: int, end: int) -> list[int]:
+        """The positions of samples `start` to `end` that are in a shard, by its number here."""
+        positions: list[int] = (
+            start + np.flatnonzero(self._located.shard_at[start:end] == number)
+        ).tolist()
+        return positions
+
+    # ------------------------------------------------------------------------------------ errors
+
+    def _opened(
+        self, positions: Callable[[], Sequence[int]], work: Callable[[], _Source]
+    ) -> _Source | None:
+        """What samples at these positions are loaded from, by `work`; None, and its error is kept.
+
+        Raises ResourceShortage.
+        """
+        failure: Exception
+        try:
+            return work()
+        except ResourceShortage:
+            raise
+        except (FileNotFoundError, NotADirectoryError) as error:
+            failure = missing(Path(error.filename))
+        except (FormatError, OSError) as error:
+            failure = without_frames(error)
+        for k in positions():
+            self.errors[k] = failure
+        return None
