@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from azure import use_azure
 from batches import all_same
 from edited_packs import flip
 from PIL import Image
@@ -226,6 +227,25 @@ def test_runs_that_arrive_changed_are_fetched_again_or_named(url_of, pack, proxy
     with pytest.raises(FormatError, match="sa_000000-00"):
         sa1bpack.export_sa1b(url, tmp_path / "none", progress=False, **chosen)
     assert not list((tmp_path / "none").rglob("*.json"))
+
+
+# ----------------------------------------------------------------------------------------- azure
+
+
+def test_a_container_of_azure_is_read_by_the_same_commands(web, pack, tmp_path, monkeypatch):
+    container = use_azure(web, monkeypatch)
+    url = f"{container}/packs/one"
+    for path, data in files_in(pack).items():
+        web.files[f"/{container.removeprefix('az://')}/packs/one/{path}"] = data
+    assert comparable(sa1bpack.info(url)) == comparable(sa1bpack.info(pack))
+    assert problems(url) == problems(pack) == []
+    for name, place in (("own", pack), ("other", url)):
+        sa1bpack.export_sa1b(place, tmp_path / name, progress=False, image_ids=[8, 2])
+    assert files_in(tmp_path / "other") == files_in(tmp_path / "own")
+    options = {"features": ["score", "caption"]}
+    assert all_same(sa1bpack.open(url, **options), sa1bpack.open(pack, **options))
+    with pytest.raises(NotAPack, match=f"{container}/packs/none: not a pack"):
+        sa1bpack.open(f"{container}/packs/none")
 
 
 # ---------------------------------------------------------------------------------------- report
