@@ -21,7 +21,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
@@ -38,10 +38,11 @@ from sa1bpack.signatures import (
 from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
 from sa1bpack.source.tar import (
     BLOCK,
+    Half,
     Member,
-    MemberKind,
     decode_name,
     is_other_image,
+    is_plain_name,
     parse_header,
     split_name,
 )
@@ -181,7 +182,7 @@ def open_source(path: str | Path) -> Source:
         )
     # Path.name is empty for '.', and '/' has no better name than its own.
     name = path.resolve().name or "root"
-    return Source(name, path, "folder", sum(file.size for _, file in files))
+    return Source(name, path, "folder", sum(file.size() or 0 for file in files))
 
 
 def _refuse_first_part(path: Path) -> None:
@@ -250,11 +251,11 @@ def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
                 tars = _tars_in(path) or _parquet_files_in(path)
         files = []
         if tars:  # pictures may lie beside them
-            files = [file for file in list_folder(path) if not is_other_image(file[1].name)]
+            files = [file for file in list_folder(path) if not is_other_image(file.name)]
         if files:
             raise SourceError(
                 f"{path}: has {counted(len(tars), 'tar')}, such as {tars[0].name}, and "
-                f"{counted(len(files), 'file')} of images, such as {files[0][1].name}: to pack "
+                f"{counted(len(files), 'file')} of images, such as {files[0].name}: to pack "
                 f"the tars, give '{path}/*{tars[0].suffix}'; for the images, a folder without tars"
             )
         paths += tars or [path]
@@ -389,75 +390,118 @@ def _ask(file: Stream) -> bytes:
 # ---------------------------------------------------------------------------------------- folders
 
 
-def list_folder(folder: Path, all_images: bool = False) -> list[tuple[str, Member]]:
+class FolderFile(NamedTuple):
+    """A file of a folder that is named like half of a pair; files are sorted by these fields.
+
+    Attributes:
+        unnumbered, prefix, number: the parts of its name that sort sa_5 before sa_10 in any
+            folders; `unnumbered` is 1 for one without a number, which come last.
+        name: name of the member that it is, the path below the folder, safe to print.
+        problem: why the member cannot be used, in words; empty if it can.
+        path: its path.
+        half: the half of a pair that it is, by its name.
+    """
+
+    unnumbered: int
+    prefix: str
+    number: int
+    name: str
+    problem: str
+    path: str
+    half: Half
+
+    def size(self) -> int | None:
+        """Its size now, in bytes; None if it is no regular file."""
+        with suppress(OSError):  # a dangling link is reported as a member that is not a file
+            status = os.stat(self.path)  # noqa: PTH116 - avoids an object per file
+            if stat.S_ISREG(status.st_mode):  # opening a pipe would hang
+                return status.st_size
+        return None
+
+    def member(self, size: int | None) -> Member:
+        """The member that it is, if it has this size."""
+        if size is None:
+            return Member(self.name, 0, "special", self.problem)
+        return Member(self.name, size, "file", self.problem)
+
+
+def list_folder(folder: Path, all_images: bool = False) -> list[FolderFile]:
     """Every entry below the folder that is named like an image or JSON file, in pack order.
 
-    Each with its path; the size is 0 unless it is a regular file. In a folder with JPEGs, images in
-    other formats are left out if they have no record, or their stem is that of a JPEG: they may be
-    maps of depth. With `all_images` none is: something else says which images there are.
+    In a folder with JPEGs, images in other formats are left out if they have no record, or their
+    stem is that of a JPEG: they may be maps of depth. With `all_images` none is: something else
+    says which images there are.
 
     Raises SourceError if a folder cannot be listed.
+    """
+
+    files = []
+    all_jpegs = True
+    for below, name in _files_below(folder):
+        stem, half = split_name(name)
+        if half is None:
+            continue
+        member = below + name
+        path = f"{folder}/{member}"
+        problem = ""
+        if not is_plain_name(member):
+            member, problem = decode_name(os.fsencode(member))
+            stem = split_name(member)[0]
+        prefix = stem
+        number = 0
+        numbered = _NUMBERED.match(stem)
+        if numbered is not None:
+            prefix = numbered[1]
+            number = int(numbered[2])
+        unnumbered = int(numbered is None)
+        files.append(FolderFile(unnumbered, prefix, number, member, problem, path, half))
+        all_jpegs = all_jpegs and not is_other_image(name)
+    if not all_images and not all_jpegs:
+        files = _without_other_files(files)
+    files.sort()
+    return files
+
+
+def _files_below(folder: Path) -> Iterator[tuple[str, str]]:
+    """Folder below this one, with a slash at its end, and name of every file.
+
+    Raises SourceError.
     """
 
     def fail(error: OSError) -> None:
         raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}") from error
 
-    files = []
     for parent, _, names in os.walk(folder, onerror=fail):
         below = os.path.relpath(parent, folder) + "/"
         if below == "./":
             below = ""
         for name in names:
-            if split_name(name)[1] is None:
-                continue
-            path = os.path.join(parent, name)  # noqa: PTH118 - avoids an object per file
-            member, problem = decode_name(os.fsencode(below + name))
-            size = 0
-            kind: MemberKind = "special"
-            with suppress(OSError):  # a dangling link is reported as a member that is not a file
-                status = os.stat(path)  # noqa: PTH116 - the same
-                if stat.S_ISREG(status.st_mode):  # opening a pipe would hang
-                    size = status.st_size
-                    kind = "file"
-            files.append((path, Member(member, size, kind, problem)))
-    if not all_images and any(is_other_image(member.name) for _, member in files):
-        files = _without_other_files(files)
-    return sorted(files, key=lambda file: _pack_order(file[1].name))
+            yield below, name
 
 
 def count_images(folder: Path) -> int:
     """The number of files below a folder that are named like images. Raises SourceError."""
-    halves = [split_name(member.name)[1] for _, member in list_folder(folder, all_images=True)]
-    return halves.count("jpeg")
+    return sum(split_name(name)[1] == "jpeg" for _, name in _files_below(folder))
 
 
-def _without_other_files(files: list[tuple[str, Member]]) -> list[tuple[str, Member]]:
+def _without_other_files(files: list[FolderFile]) -> list[FolderFile]:
     """Files of a folder, without the images in other formats that `list_folder` leaves out."""
     jpegs = set()
     records = set()
-    for _, member in files:
-        stem, half = split_name(member.name)
-        if half == "json":
+    for file in files:
+        stem = split_name(file.name)[0]
+        if file.half == "json":
             records.add(stem)
-        elif not is_other_image(member.name):
+        elif not is_other_image(file.name):
             jpegs.add(stem)
     if not jpegs:
         return files
     records -= jpegs
     kept = []
-    for path, member in files:
-        if not is_other_image(member.name) or split_name(member.name)[0] in records:
-            kept.append((path, member))
+    for file in files:
+        if not is_other_image(file.name) or split_name(file.name)[0] in records:
+            kept.append(file)
     return kept
-
-
-def _pack_order(name: str) -> tuple[int, str, int, str]:
-    """A key that sorts sa_5 before sa_10 in any folders; names without a number come last."""
-    stem, _ = split_name(name)
-    numbered = _NUMBERED.match(stem)
-    if numbered is None:
-        return (1, stem, 0, name)
-    return (0, numbered[1], int(numbered[2]), name)
 
 
 # ------------------------------------------------------------------------------------------ lists

@@ -232,8 +232,11 @@ class FolderStream:
         self.stream = self  # has the methods of a ByteStream that a reader calls
 
     def __iter__(self) -> Iterator[Member]:
-        for path, member in list_folder(self.folder, self._all_images):
-            self._path = path
+        files = list_folder(self.folder, self._all_images)
+        sizes = [file.size() for file in files]
+        for file, size in zip(files, sizes, strict=True):
+            member = file.member(size)
+            self._path = file.path
             self._size = member.size
             yield member
 
@@ -243,7 +246,7 @@ class FolderStream:
         Raises SourceError if it cannot be read or its size has changed since it was listed.
         """
         try:
-            with Path(self._path).open("rb") as file:
+            with open(self._path, "rb") as file:  # noqa: PTH123 - avoids an object per file
                 data = file.read(self._size + 1)  # one more, to detect growth
         except OSError as error:
             raise SourceError(f"{self._path}: cannot be read: {error.strerror}") from error

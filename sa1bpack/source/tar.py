@@ -105,6 +105,17 @@ def is_other_image(name: str) -> bool:
     return is_image(name) and not name.lower().endswith(_JPEGS)
 
 
+def is_plain_name(name: str) -> bool:
+    """True for a name that `decode_name` would make of its bytes, without a problem."""
+    return (
+        name.isascii()
+        and name.isprintable()
+        and len(name) <= MAX_PATH_BYTES
+        and ".." not in name
+        and not name.startswith("/")
+    )
+
+
 def decode_name(raw: bytes) -> tuple[str, str]:
     """A stored name as (text, problem). The text is of bounded length and safe to print."""
     if len(raw) > MAX_PATH_BYTES:

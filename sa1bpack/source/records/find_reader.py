@@ -45,7 +45,7 @@ def find_reader(source: Source, annotations: Path | None = None) -> str:
         return SA1B
     if has_tables(source.path):
         return "amg"
-    if any(split_name(member.name)[1] == "json" for _, member in list_folder(source.path)):
+    if any(file.half == "json" for file in list_folder(source.path)):
         return SA1B  # it says what is missing
     return "none"
 
@@ -54,17 +54,17 @@ def _record_in_folder(folder: Path) -> bytes | None:
     """The first record of a folder that has the name of an image; None if there is none."""
     images = set()
     records: dict[str, str] = {}
-    for path, member in list_folder(folder):
-        stem, half = split_name(member.name)
-        if half == "jpeg":
+    for file in list_folder(folder):
+        stem = split_name(file.name)[0]
+        if file.half == "jpeg":
             images.add(stem)
-        elif half == "json":
-            records.setdefault(stem, path)
+        else:
+            records.setdefault(stem, file.path)
     for stem, path in records.items():
         if stem in images:
             try:
-                with Path(path).open("rb") as file:
-                    return file.read(MAX_JSON_BYTES)
+                with Path(path).open("rb") as record:
+                    return record.read(MAX_JSON_BYTES)
             except OSError as error:
                 raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
     return None
