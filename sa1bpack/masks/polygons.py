@@ -25,6 +25,7 @@ MAX_COORDINATE = 2**24
 # Of outlines with centre lines of columns, in all polygons of an image.
 MAX_CROSSINGS = 2**26
 _PARTS = 5  # of a pixel
+_FEW = 16  # crossings in a column, so few that each is put in its place among those before it
 
 
 @njit
@@ -108,10 +109,48 @@ def _crossings_of(
 
 
 @njit
+def _sort_by_column(
+    crossings: np.ndarray, height: np.int64, ends: np.ndarray, in_order: np.ndarray
+) -> None:
+    """Sort the crossings of an outline, a few of which are in each column.
+
+    Args:
+        crossings: int32 (n,), column-major positions; at least one.
+        height: pixels in a column.
+        ends: int32, working memory for two columns more than the image has.
+        in_order: int32 (n,), takes them in their order.
+    """
+    first_column = np.int64(crossings.min()) // height
+    columns = np.int64(crossings.max()) // height - first_column + 1
+    ends[: columns + 1] = 0
+    for crossing in crossings:
+        ends[np.int64(crossing) // height - first_column + 1] += 1
+    for column in range(columns):
+        ends[column + 1] += ends[column]
+    for crossing in crossings:  # until it is their end, it is where the next one of a column goes
+        its_column = np.int64(crossing) // height - first_column
+        in_order[ends[its_column]] = crossing
+        ends[its_column] += 1
+    begin = 0
+    for column in range(columns):
+        end = ends[column]
+        if end - begin > _FEW:
+            in_order[begin:end].sort()
+        else:
+            for k in range(begin + 1, end):
+                crossing = in_order[k]
+                while k > begin and in_order[k - 1] > crossing:
+                    in_order[k] = in_order[k - 1]
+                    k -= 1
+                in_order[k] = crossing
+        begin = end
+
+
+@njit
 def _runs_between(crossings: np.ndarray, pixels: int, run_ends: np.ndarray) -> np.int64:
     """Write the run ends of a mask that changes at sorted crossings; returns their number.
 
-    Two crossings at one pixel cancel each other.
+    Two crossings at one pixel cancel each other. The run ends may take the place of the crossings.
     """
     runs = np.int64(0)
     k = 0
@@ -172,6 +211,7 @@ def _draw_polygons(
 ) -> None:
     """Write the run ends of all masks; `crossings`, `begins` and `ends` are working memory."""
     run_offset[0] = 0
+    column_ends = np.empty(widths.max() + 2 if len(widths) else 0, np.int32)
     for m in range(len(mask_offset) - 1):
         pixels = heights[m] * widths[m]
         of_mask = run_ends[run_offset[m] :]
@@ -181,8 +221,9 @@ def _draw_polygons(
         for polygon in range(mask_offset[m], mask_offset[m + 1]):
             corners = coordinates[polygon_offset[polygon] : polygon_offset[polygon + 1]]
             count = _crossings_of(corners, heights[m], widths[m], crossings)
-            crossings[:count].sort()
-            runs = _runs_between(crossings[:count], pixels, of_mask)
+            if count:
+                _sort_by_column(crossings[:count], heights[m], column_ends, of_mask[:count])
+            runs = _runs_between(of_mask[:count], pixels, of_mask)
             if polygons > 1:
                 for k in range(1, runs, 2):
                     begins[foreground] = of_mask[k - 1]

@@ -59,6 +59,16 @@ def test_the_counts_of_polygons_equal_pycocotools(image):
     assert drawn(masks, height, width) == theirs(masks, height, width)
 
 
+@pytest.mark.parametrize("corners", [5, 40, 3000])
+def test_outlines_that_cross_columns_many_times_equal_pycocotools(corners):
+    """There and back between a few columns, at heights in any order."""
+    rng = np.random.default_rng(corners)
+    x = np.where(np.arange(corners) % 2, rng.uniform(9, 12, corners), rng.uniform(2, 4, corners))
+    polygon = np.stack([x, rng.uniform(-5, 70, corners)], axis=1).round(2).ravel().tolist()
+    masks = [[polygon], [polygon[::-1], polygon]]
+    assert drawn(masks, 64, 48) == theirs(masks, 64, 48)
+
+
 @settings(max_examples=60)
 @given(st.lists(images(), min_size=1, max_size=4))
 def test_polygons_of_several_images_are_drawn_by_one_call(several):
