@@ -139,8 +139,9 @@ def canonical_json(data: Any) -> bytes:
 
     Equal data yields equal bytes, which makes packs comparable.
     """
-    text = json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    return (text + "\n").encode()
+    text = json.dumps(data, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    # json takes ten times as long where it writes lines.
+    return msgspec.json.format(text.encode(), indent=1) + b"\n"
 
 
 # ---------------------------------------------------------------------- read, checked and mapped

@@ -108,6 +108,10 @@ def _check_values(record: Annotations, key: KeptKey, values: Values) -> None:
         return
     if key.type == "int64" and types == {int} and max(values) in INT64 and min(values) in INT64:
         return
+    if key.type == "float64-list" and types == {list}:
+        number_types = set(map(type, chain.from_iterable(values)))
+        if number_types == {float}:
+            return
     fits = _FITS[key.type]
     for position, value in enumerate(values):
         if value is not None and not fits(value):
@@ -117,11 +121,11 @@ def _check_values(record: Annotations, key: KeptKey, values: Values) -> None:
 def _has_whole_numbers(key: KeptKey, values: Sequence[Any]) -> bool:
     """True if a value is an integer and is stored as a float."""
     if key.type == "float64":
-        return any(isinstance(value, int) for value in values)
+        return int in set(map(type, values))
     if key.type != "float64-list":
         return False
-    numbers = [value for value in values if isinstance(value, list)]
-    return any(isinstance(number, int) for value in numbers for number in value)
+    lists = [value for value in values if value is not None]
+    return int in set(map(type, chain.from_iterable(lists)))
 
 
 def rows_of(key: KeptKey, values: Values) -> FeatureRows:

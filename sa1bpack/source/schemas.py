@@ -247,7 +247,7 @@ def number_arrays(
             columns.extend(zip(*of_masks, strict=True))
         names += _column_names(number)
         bits += number.type_bits
-    table, integer = _float_table([*zip(*columns, strict=True)], names, masks)
+    table, integer = _float_table(columns, names, masks)
     number_types = (integer @ np.left_shift(1, np.array(bits))).astype(np.uint16)
     arrays = {}
     not_whole: dict[int, str] = {}
@@ -282,25 +282,28 @@ def _column_names(number: MaskNumber) -> list[str]:
 
 
 def _float_table(
-    rows: list[tuple[int | float, ...]], names: list[str], masks: list[Any]
+    columns: Sequence[Sequence[int | float]], names: list[str], masks: list[Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of masks as float64 (n, columns), and whether each is an integer, bool.
+    """Numbers of n masks as float64 (n, columns), and whether each is an integer, bool.
 
     Raises AnnotationError for an integer that float64 does not represent.
     """
-    flat = list(chain.from_iterable(rows))
+    flat = list(chain.from_iterable(columns))
     integer = np.fromiter(map(isinstance, flat, repeat(int)), bool, len(flat))
     try:
         numbers = np.fromiter(flat, np.float64, len(flat))
-        inexact = np.flatnonzero(integer & (np.abs(numbers) > MAX_EXACT)).tolist()
+        is_inexact = integer & (np.abs(numbers) > MAX_EXACT)
     except OverflowError:  # an integer larger than any float
-        inexact = [k for k, value in enumerate(flat) if integer[k] and abs(value) > MAX_EXACT]
+        sizes = [isinstance(value, int) and abs(value) > MAX_EXACT for value in flat]
+        is_inexact = np.array(sizes)
+    shape = (len(names), len(masks))
+    inexact = np.flatnonzero(is_inexact.reshape(shape).T).tolist()
     if inexact:
         index, column = divmod(inexact[0], len(names))
         raise AnnotationError(
             f"{named(index, masks[index])}: {names[column]} is the integer "
-            f"{brief(flat[inexact[0]])}, beyond 2^53 - 1, where float64 is no longer exact; "
+            f"{brief(columns[column][index])}, beyond 2^53 - 1, where float64 is no longer exact; "
             f"{REMEDY}"
         )
-    shape = (len(rows), len(names))
-    return numbers.reshape(shape), integer.reshape(shape)
+    table = np.ascontiguousarray(numbers.reshape(shape).T)
+    return table, np.ascontiguousarray(integer.reshape(shape).T)

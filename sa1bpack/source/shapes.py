@@ -4,7 +4,10 @@ from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
+import msgspec
 import numpy as np
+
+from sa1bpack.source.number_lists import number_lists
 
 # Forms of a shape, as numbers in `MaskShapes.forms`.
 TEXT = 0
@@ -12,8 +15,9 @@ COUNTS = 1
 POLYGONS = 2
 DRAWN = 3
 
-# Compressed counts; their lists; polygons, a list of x, y, x, y, ... for each; an image; or none.
-Segmentation = str | list[int] | list[list[float]] | bytes | None
+# Compressed counts; their lists; polygons, each the JSON of a list of x, y, x, y, ...; an image; or
+# none.
+Segmentation = str | list[int] | list[msgspec.Raw] | bytes | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,46 +50,43 @@ class MaskShapes:
     drawn: tuple[bytes | None, ...]
 
 
-def _is_counts(value: Segmentation) -> bool:
-    """True for a list of counts; an empty list has no polygon."""
-    return isinstance(value, list) and bool(value) and not isinstance(value[0], list)
-
-
 def shapes_of(values: Sequence[Segmentation]) -> MaskShapes:
     """The shapes of masks, from their values in a record; a text is of ASCII characters.
 
-    Raises OverflowError for a count beyond int64.
+    Raises OverflowError for a count beyond int64, and what `number_lists` raises for a polygon.
     """
-    texts = [value if isinstance(value, str) else "" for value in values]
-    counts: list[list[int]] = []
-    polygons: list[list[float]] = []
+    forms = np.full(len(values), POLYGONS, np.uint8)
+    polygons: list[msgspec.Raw] = []
     polygons_of = [0]
-    forms = []
-    for value in values:
-        of_mask: list[int] = []
-        form = POLYGONS
-        if isinstance(value, str):
-            form = TEXT
-        elif isinstance(value, bytes):
-            form = DRAWN
-        elif _is_counts(value):
-            form = COUNTS
-            of_mask = value  # type: ignore[assignment]  # as checked
+    # Of the masks in other forms, which are few or all.
+    texts = [""] * len(values)
+    counts: list[list[int]] = [[]] * len(values)
+    drawn: list[bytes | None] = [None] * len(values)
+    for index, value in enumerate(values):
+        if isinstance(value, list):
+            if value and isinstance(value[0], int):
+                forms[index] = COUNTS
+                counts[index] = value
+            else:
+                polygons += value  # type: ignore[arg-type]
+        elif isinstance(value, str):
+            forms[index] = TEXT
+            texts[index] = value
         elif value is not None:
-            polygons += value  # type: ignore[arg-type]
-        forms.append(form)
-        counts.append(of_mask)
+            forms[index] = DRAWN
+            drawn[index] = value
         polygons_of.append(len(polygons))
+    coordinates, polygon_offset = number_lists(polygons)
     return MaskShapes(
-        forms=np.array(forms, np.uint8),
+        forms=forms,
         text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
         text_offset=offsets_of_lengths(texts),
         counts=np.array([*chain.from_iterable(counts)], np.int64),
         counts_offset=offsets_of_lengths(counts),
-        coordinates=np.array([*chain.from_iterable(polygons)], np.float64),
-        polygon_offset=offsets_of_lengths(polygons),
+        coordinates=coordinates,
+        polygon_offset=polygon_offset,
         polygons_of=np.array(polygons_of, np.int64),
-        drawn=tuple(value if isinstance(value, bytes) else None for value in values),
+        drawn=tuple(drawn),
     )
 
 

@@ -71,9 +71,15 @@ _MASK_KEYS = ("segmentation", "bbox", "image_id")
 
 @functools.cache
 def _schema_of(
-    numbers: tuple[MaskNumber, ...], computed: bool, kept_keys: tuple[tuple[str, str], ...]
+    numbers: tuple[MaskNumber, ...],
+    computed: bool,
+    kept_keys: tuple[tuple[str, str], ...],
+    polygon: Any = msgspec.Raw,
 ) -> RecordSchema:
-    """The schema of masks with these numbers; `area` is not decoded if it is computed."""
+    """The schema of masks with these numbers; `area` is not decoded if it is computed.
+
+    `polygon` is the type of a polygon. A text is not checked beyond being JSON.
+    """
     of_object = keys_by_object(kept_keys)
     fields: list[Any] = []
     for number in numbers:
@@ -91,7 +97,7 @@ def _schema_of(
             fields.append((number.json, kind))
     names = [name for name, *_ in fields]
     known: dict[str, Any] = {
-        "segmentation": list[list[float]] | _Rle | None,
+        "segmentation": list[polygon] | _Rle | None,
         "bbox": msgspec.Raw,
         "image_id": msgspec.Raw,
     }
@@ -223,7 +229,7 @@ def parse_masks(
         counts_text=np.empty(0, np.uint8),
         counts_offset=np.zeros(1, np.int64),
         kept_texts=texts,
-        shapes=_shapes(values),
+        shapes=_shapes(values, image_records),
     )
 
 
@@ -317,12 +323,20 @@ def _segmentations(
     return values
 
 
-def _shapes(values: Sequence[Segmentation]) -> MaskShapes:
-    """The shapes of all masks. Raises AnnotationError for a count that is no int64."""
+def _shapes(values: Sequence[Segmentation], image_records: Sequence[ImageRecord]) -> MaskShapes:
+    """The shapes of all masks of records.
+
+    Raises AnnotationError for a count that is no int64, and for what is no polygon.
+    """
     try:
         return shapes_of(values)
     except OverflowError:
         raise AnnotationError(f"a count of a mask is beyond int64; {REMEDY}") from None
+    except msgspec.MsgspecError:  # which does not say whose polygon it is
+        schema = _schema_of((), False, (), polygon=list[float])
+        for image_record in image_records:
+            _decoded(image_record, schema)
+        raise
 
 
 def _set_ids(masks: list[Any], positions: list[int] | None) -> None:
