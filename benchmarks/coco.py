@@ -227,10 +227,15 @@ def run_pack(folder: Path, form: str, out: Path, **options) -> tuple[float, floa
     """The product as a user calls it."""
     import sa1bpack
     from sa1bpack.packing.sample import warm_up
+    from sa1bpack.source.records.coco_file import CocoFile
 
     options |= {"fit": "scale_down", "image_size": IMAGE_SIZE}
     keep = options.pop("keep", None)
     warm_up(sa1bpack.PackOptions(records="coco", **options))
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as small:
+        small.write('{"images": [], "annotations": []}')
+        small.flush()
+        CocoFile(Path(small.name))
     if keep is not None:
         options["keep"] = keep
     source = folder / ("images.tar" if form == "tar" else "images")

@@ -1,8 +1,8 @@
 """Pairs in groups: those of a shard that follow each other, and become samples together.
 
 A group is made by one call, `sample.make_samples`, and handed on and written as one. Where a pair
-of it cannot be used, the pairs are made one by one, so what becomes of a pair does not depend on
-its group.
+of it cannot be used, it is left out, and if that does not help, the pairs are made one by one: what
+becomes of a pair does not depend on its group.
 """
 
 from collections import Counter
@@ -17,27 +17,32 @@ from sa1bpack.packing.kept_rows import KeptRows
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import (
     Buffers,
+    Fault,
     Outcome,
     Packed,
     PairBytes,
     attempt,
     make_samples,
     most_image_bytes,
+    read_masks,
+    reject_of,
 )
 from sa1bpack.source.pairs import Reject
 
-# Pairs of a group, and the bytes that their images can take in a pack: what is shared out among
-# more pairs is worth little, and larger memory is no longer in the processor's caches when the
-# images are written.
-MAX_PAIRS = 16
-_IMAGE_BYTES = 8 << 20
+# Pairs of a group, and the bytes that their images can take in a pack. After an image was decoded,
+# the processor's caches hold nothing of the interpreter's, so what Python does once for many pairs
+# takes half the time of what it does again for a few. Workers have more groups in memory.
+MAX_PAIRS = 32
+_IMAGE_BYTES = 40 << 20
+_IMAGE_BYTES_OF_WORKERS = 8 << 20
 # Bytes of the images and records of a group of several, as files.
 MAX_FILE_BYTES = 8 << 20
 
 
-def pairs_per_group(options: PackOptions) -> int:
-    """The most pairs of a group."""
-    fitting: int = _IMAGE_BYTES // most_image_bytes(options.layout)
+def pairs_per_group(options: PackOptions, in_workers: bool = False) -> int:
+    """The most pairs of a group, which the thread of the run makes, or workers."""
+    nbytes = _IMAGE_BYTES_OF_WORKERS if in_workers else _IMAGE_BYTES
+    fitting: int = nbytes // most_image_bytes(options.layout)
     return min(max(fitting, 1), MAX_PAIRS)
 
 
@@ -70,10 +75,12 @@ def attempt_group(
     """
     if len(pairs) == 1:
         return group_of(attempt(pairs[0], options, buffers))
-    with suppress(Exception):  # that of a pair, which is made again below
-        packed = make_samples(pairs, options, buffers)
-        samples = 0 if packed is None else packed.lengths.samples
-        return GroupOutcome(packed, dropped=len(pairs) - samples)
+    with suppress(Exception):  # that of a record: no image was decoded yet
+        return _attempt_at_once(pairs, options, buffers, [])
+    faults = _faults_of_records(pairs, options)
+    if 0 < len(faults) < len(pairs):
+        with suppress(Exception):  # that of several together
+            return _attempt_at_once(pairs, options, buffers, faults)
     outcomes = []
     for pair in pairs:
         outcome = attempt(pair, options, buffers)
@@ -82,6 +89,32 @@ def attempt_group(
             outcome = replace(outcome, rows=rows)  # its buffers are used for the next one
         outcomes.append(group_of(outcome))
     return joined_groups(outcomes)
+
+
+def _attempt_at_once(
+    pairs: Sequence[PairBytes], options: PackOptions, buffers: Buffers, of_records: list[Fault]
+) -> GroupOutcome:
+    """Make the samples of pairs but those whose records have faults, which are known."""
+    without_use = [pair for pair, _ in of_records]
+    sound = [pair for pair in pairs if pair not in without_use]
+    of_images: list[Fault] = []
+    packed = make_samples(sound, options, buffers, of_images)
+    samples = 0 if packed is None else packed.lengths.samples
+    rejects = []
+    for pair, error in sorted(of_records + of_images, key=lambda fault: pairs.index(fault[0])):
+        rejects.append(reject_of(pair, error, options))
+    return GroupOutcome(packed, tuple(rejects), dropped=len(pairs) - samples - len(rejects))
+
+
+def _faults_of_records(pairs: Sequence[PairBytes], options: PackOptions) -> list[Fault]:
+    """The pairs whose records cannot be used, and why not; no image is decoded."""
+    faults = []
+    for pair in pairs:
+        try:
+            read_masks([pair], options)
+        except Exception as error:
+            faults.append((pair, error))
+    return faults
 
 
 def group_of(outcome: Outcome) -> GroupOutcome:

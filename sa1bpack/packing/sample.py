@@ -138,6 +138,10 @@ class Buffers:
         self._image_end += nbytes
         return self._image[first : self._image_end]
 
+    def take_back(self, nbytes: int) -> None:
+        """Take back the memory of the last image, which has so many bytes."""
+        self._image_end -= nbytes
+
     def images(self) -> np.ndarray:
         """(n,) uint8: all images since the beginning, one after the other."""
         return self._image[self.begin_at : self._image_end]
@@ -156,8 +160,15 @@ def most_image_bytes(layout: Layout) -> int:
     return nbytes
 
 
+# A pair that cannot be used, and why.
+Fault = tuple[PairBytes, Exception]
+
+
 def make_samples(
-    pairs: Sequence[PairBytes], options: PackOptions, buffers: Buffers
+    pairs: Sequence[PairBytes],
+    options: PackOptions,
+    buffers: Buffers,
+    faults: list[Fault] | None = None,
 ) -> Packed | None:
     """Decode the samples of pairs, whose order they keep.
 
@@ -168,6 +179,8 @@ def make_samples(
         pairs: the pairs, at least one.
         options: options of the pack.
         buffers: memory for the large rows; images follow those that are in it.
+        faults: takes the pairs whose images cannot be decoded; the samples are those of the others.
+            None: that is raised.
 
     Returns:
         The samples' rows, of images that have masks if the options drop others; None if none has.
@@ -177,31 +190,66 @@ def make_samples(
             that of `pairs`, and its message that of the sample, if there is one.
         MissingPackage: PIL was built without what reads such an image.
     """
-    record = _record_of(pairs, options)
-    run_ends, run_offset, noncanonical = runs_of_records(record)
-    complete_numbers(record, run_ends, run_offset)
-    masks, masks_of = _selected_masks(record, options)
-    kept_rows = kept_of_records(record, options.kept_keys, masks, masks_of)
+    masks = read_masks(pairs, options)
     if options.empty == "drop" and options.records != "none":
-        with_masks = np.flatnonzero(np.diff(masks_of)).tolist()
+        with_masks = np.flatnonzero(np.diff(masks.masks_of)).tolist()
         if not with_masks:
             return None
         if len(with_masks) < len(pairs):
-            return make_samples([pairs[image] for image in with_masks], options, buffers)
-    if len(masks) < len(record):
-        run_ends, run_offset = take_masks(run_ends, run_offset, masks)
+            pairs = [pairs[image] for image in with_masks]
+            masks = read_masks(pairs, options)
+    images = _decode_images(pairs, masks.record, options, buffers, faults)
+    if len(images.pairs) < len(pairs):
+        if not images.pairs:
+            return None
+        masks = read_masks(images.pairs, options)
     layout = options.layout
-    rows, image_bytes = _image_rows(pairs, record, options, buffers)
-    rows |= _annotation_rows(record, masks, noncanonical)
+    record = masks.record
+    rows = _image_rows(images, record)
+    rows |= _annotation_rows(record, masks.selected, masks.noncanonical)
     if layout.bits:
-        rows["mask_bits"] = buffers.bits(len(masks))
-        _draw_bits(record, (run_ends, run_offset), masks_of, options, rows["mask_bits"])
+        rows["mask_bits"] = buffers.bits(len(masks.selected))
+        _draw_bits(masks, options, rows["mask_bits"])
     if layout.runs:
-        rows["run_offset"] = run_offset
-        rows["run_ends"] = run_ends
-    rows = finished_rows(layout, rows, image_bytes, np.diff(masks_of))
+        rows["run_offset"] = masks.run_offset
+        rows["run_ends"] = masks.run_ends
+    rows = finished_rows(layout, rows, np.array(images.nbytes, np.int64), np.diff(masks.masks_of))
     unknown_keys = Counter(chain.from_iterable(image.unknown_keys for image in record.images))
-    return Packed(rows, sample_lengths(layout, rows), unknown_keys, kept_rows)
+    return Packed(rows, sample_lengths(layout, rows), unknown_keys, masks.kept_rows)
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The masks of the records of k pairs.
+
+    Attributes:
+        record: the records.
+        selected: int64 (m,), the masks of the records that are stored.
+        masks_of: int64 (k + 1,), where among these those of each image are.
+        run_ends, run_offset: the runs of the masks that are stored, see `runs_of_records`.
+        noncanonical: bool (n,), of all masks of the records, see there.
+        kept_rows: the values of the keys that the pack keeps.
+    """
+
+    record: Annotations
+    selected: np.ndarray
+    masks_of: np.ndarray
+    run_ends: np.ndarray
+    run_offset: np.ndarray
+    noncanonical: np.ndarray
+    kept_rows: KeptRows
+
+
+def read_masks(pairs: Sequence[PairBytes], options: PackOptions) -> Masks:
+    """The masks of pairs, whose images are not decoded. Raises as `make_samples` does."""
+    record = _record_of(pairs, options)
+    run_ends, run_offset, noncanonical = runs_of_records(record)
+    complete_numbers(record, run_ends, run_offset)
+    selected, masks_of = _selected_masks(record, options)
+    kept_rows = kept_of_records(record, options.kept_keys, selected, masks_of)
+    if len(selected) < len(record):
+        run_ends, run_offset = take_masks(run_ends, run_offset, selected)
+    return Masks(record, selected, masks_of, run_ends, run_offset, noncanonical, kept_rows)
 
 
 def _record_of(pairs: Sequence[PairBytes], options: PackOptions) -> Annotations:
@@ -259,33 +307,65 @@ def _check_bits(image_id: int, masks: int, options: PackOptions) -> None:
         )
 
 
-def _image_rows(
-    pairs: Sequence[PairBytes], record: Annotations, options: PackOptions, buffers: Buffers
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The rows of the images, decoded into the buffers; and int64 (k,), the bytes of each."""
+@dataclass(frozen=True)
+class _Images:
+    """Images that were decoded.
+
+    Attributes:
+        pairs: their pairs.
+        pixels: uint8 (n,), their bytes, one after the other.
+        sizes: height and width of each in its source, and as it is stored.
+        nbytes: the bytes of each.
+    """
+
+    pairs: list[PairBytes]
+    pixels: np.ndarray
+    sizes: list[tuple[int, int, int, int]]
+    nbytes: list[int]
+
+
+def _decode_images(
+    pairs: Sequence[PairBytes],
+    record: Annotations,
+    options: PackOptions,
+    buffers: Buffers,
+    faults: list[Fault] | None,
+) -> _Images:
+    """The images of pairs, but of those that end up in `faults`, decoded into the buffers."""
     layout = options.layout
+    decoded = []
     sizes = []
     nbytes = []
-    names = []
     buffers.begin()
     for pair, image in zip(pairs, record.images, strict=True):
         source_size = image.height, image.width
         size = stored_size(image.height, image.width, layout.image_size, layout.fit)
         memory = buffers.image(image_nbytes(layout, *size))
         planes = _whole_planes(layout, memory, *size)
-        pixels.decode_into(pair.jpeg, source_size, size, planes, options.resample)
+        try:
+            pixels.decode_into(pair.jpeg, source_size, size, planes, options.resample)
+        except Exception as error:
+            if faults is None:
+                raise
+            faults.append((pair, error))
+            buffers.take_back(memory.size)
+            continue
+        decoded.append(pair)
         sizes.append(source_size + size)
         nbytes.append(memory.size)
-        names.append(pair.file_name.encode().ljust(FILE_NAME_BYTES, b"\0"))
-    annotations = np.diff(record.masks_of).astype(np.int32)
-    rows = {
-        "image": buffers.images(),
+    return _Images(decoded, buffers.images(), sizes, nbytes)
+
+
+def _image_rows(images: _Images, record: Annotations) -> dict[str, np.ndarray]:
+    """The rows of images, of which these are the records."""
+    names = [pair.file_name.encode().ljust(FILE_NAME_BYTES, b"\0") for pair in images.pairs]
+    return {
+        "image": images.pixels,
         "image_id": np.array([image.image_id for image in record.images], np.int64),
         "file_name": np.frombuffer(b"".join(names), np.uint8),
-        "size": np.array(sizes, np.int32),
-        "annotation_count": annotations,
+        "size": np.array(images.sizes, np.int32),
+        "annotation_count": np.diff(record.masks_of).astype(np.int32),
     }
-    return rows, np.array(nbytes, np.int64)
 
 
 def _whole_planes(
@@ -309,21 +389,15 @@ def _annotation_rows(
     return rows
 
 
-def _draw_bits(
-    record: Annotations,
-    runs: tuple[np.ndarray, np.ndarray],
-    masks_of: np.ndarray,
-    options: PackOptions,
-    bits: np.ndarray,
-) -> None:
-    """Draw the masks that are stored, whose runs these are."""
+def _draw_bits(masks: Masks, options: PackOptions, bits: np.ndarray) -> None:
+    """Draw the masks that are stored."""
     layout = options.layout
     axes = []
-    for image in record.images:
+    for image in masks.record.images:
         axes.append(
             fit_axes(image.height, image.width, options.mask_size, layout.fit, layout.image_size)
         )
-    draw_images(*runs, masks_of, axes, options.mask_sampling, bits)
+    draw_images(masks.run_ends, masks.run_offset, masks.masks_of, axes, options.mask_sampling, bits)
 
 
 def require_decoder() -> None:
@@ -401,18 +475,26 @@ def attempt(pair: PairBytes, options: PackOptions, buffers: Buffers) -> Outcome:
     errors of the operating system (which, unlike PIL's own OSErrors, have a number) are not the
     sample's fault, and are raised.
     """
-    file_name = pair.file_name
     try:
         return make_samples([pair], options, buffers)
-    except (AnnotationError, MaskError) as error:
+    except Exception as error:
+        return reject_of(pair, error, options)
+
+
+def reject_of(pair: PairBytes, error: Exception, options: PackOptions) -> Reject:
+    """The Reject of a pair with which something went wrong.
+
+    Raises what is not the pair's fault, see `attempt`.
+    """
+    file_name = pair.file_name
+    if isinstance(error, AnnotationError | MaskError):
         if options.records != SA1B:  # whose record has no name of its own
             return Reject(file_name, error.code, f"reader {options.records}: {error}")
         record = str(PurePath(file_name).with_suffix(".json"))
         return Reject(record, error.code, str(error))
-    except SampleError as error:
+    if isinstance(error, SampleError):
         return Reject(file_name, error.code, str(error))
-    except Exception as error:
-        of_system = isinstance(error, OSError) and error.errno is not None
-        if of_system or isinstance(error, MemoryError | MissingPackage):
-            raise
-        return Reject(file_name, "unexpected", f"{type(error).__name__}: {error}")
+    of_system = isinstance(error, OSError) and error.errno is not None
+    if of_system or isinstance(error, MemoryError | MissingPackage):
+        raise error
+    return Reject(file_name, "unexpected", f"{type(error).__name__}: {error}")

@@ -91,7 +91,7 @@ class PackRun:
         self.unfinished = 0
         pack_options = sink.ledger.options
         workers = options.worker_count
-        self.pairs_per_group = pairs_per_group(pack_options)
+        self.pairs_per_group = pairs_per_group(pack_options, in_workers=workers > 1)
         self.decoder: Decoder
         if workers == 1:
             self.decoder = InlineDecoder(pack_options, progress, self.background.call)
@@ -274,6 +274,7 @@ class SourcePacker:
         self._number = -1
         self._builder: ShardBuilder | None = None
         self._group: list[Pair] = []  # its pairs that are not with the decoder yet
+        self._group_bytes = 0  # of their images and records
         self._pairs = 0
         self._digest = xxhash.xxh3_64()
         self._source_read: SourceRead | None = None  # once it was read to its end and is sound
@@ -329,13 +330,12 @@ class SourcePacker:
 
     def _add(self, pair: Pair, reader: PairReader) -> None:
         """Add a pair to its group, and have that decoded if it is full."""
-        self._group.append(pair)
-        nbytes = sum(len(pair.jpeg) + len(pair.json) for pair in self._group)
-        if nbytes > MAX_FILE_BYTES and len(self._group) > 1:
-            self._group.pop()
+        nbytes = len(pair.jpeg) + len(pair.json)
+        if self._group_bytes + nbytes > MAX_FILE_BYTES:
             self._decode_group(reader)
-            self._group.append(pair)
-        if len(self._group) == self._run.pairs_per_group or nbytes > MAX_FILE_BYTES:
+        self._group.append(pair)
+        self._group_bytes += nbytes
+        if len(self._group) == self._run.pairs_per_group:
             self._decode_group(reader)
 
     def _decode_group(self, reader: PairReader) -> None:
@@ -345,6 +345,7 @@ class SourcePacker:
             decoded = self._run.decoder.decode(self.source, self._group, reader.bytes_read)
             self._builder.add_group(decoded)
             self._group = []
+            self._group_bytes = 0
 
     def _take(self, index: int, digest: bytes) -> None:
         """Take the next pair: after it, `_builder` is the one that needs its outcome.

@@ -109,7 +109,7 @@ class SharedSlots:
         self.count = count
         self._options = options
         self._layout = options.layout
-        self._samples = pairs_per_group(options)
+        self._samples = pairs_per_group(options, in_workers=True)
         self._slot_bytes = PAIR_BYTES + self._most_row_bytes(MAX_JSON_BYTES)
         with naming(f"address space for {count} groups of pairs at once"):
             if descriptor is None:

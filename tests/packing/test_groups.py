@@ -8,6 +8,7 @@ from data_sets import coco_set, picture_of, save, write_json
 from small_tars import SMALL, contents
 
 import sa1bpack
+from sa1bpack import pixels
 from sa1bpack.packing import groups
 
 LAYOUTS = (
@@ -71,6 +72,32 @@ def test_a_data_set_packs_as_if_one_by_one(tmp_path, one_by_one, layout, empty):
     assert sum(results[0].reasons.values()) == 5
     assert results[0].unknown_keys == results[1].unknown_keys
     assert without_log(tmp_path / "groups") == without_log(tmp_path / "one-by-one")
+
+
+@pytest.mark.parametrize("empty", ["keep", "drop"])
+def test_an_image_is_decoded_once_whatever_others_of_its_group_are(tmp_path, monkeypatch, empty):
+    """Images and records that cannot be used lie among 24 pairs of one group."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    annotations = coco_set(np.random.default_rng(0), folder, images=24, annotations=200)
+    damage(folder, annotations)
+    file = write_json(tmp_path / "annotations.json", annotations)
+    decoded = Counter()
+    decode_into = pixels.decode_into
+
+    def counted(data, *arguments):
+        decoded[bytes(data)] += 1
+        decode_into(data, *arguments)
+
+    monkeypatch.setattr(pixels, "decode_into", counted)
+    options = {**SMALL, "records": "coco", "annotations": file, "empty": empty, "workers": 1}
+    options |= {"keep": ["annotations.category_id:int64"], "samples_per_shard": 24}
+    options |= {"ignore_space": True}  # or the first are decoded once more
+    result = sa1bpack.pack(folder, tmp_path / "pack", progress=False, **options)
+    assert sum(result.reasons.values()) == 5 and result.images + result.dropped == 19
+    files = {path.read_bytes() for path in folder.iterdir()}
+    assert {decoded[data] for data in files} <= {0, 1}
+    assert len([data for data in files if decoded[data]]) >= result.images
 
 
 def test_groups_of_more_masks_than_a_slot_has_room_for_are_packed(tmp_path):
