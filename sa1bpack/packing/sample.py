@@ -6,7 +6,7 @@ compiled code, each of which takes longer than the work that one sample has for 
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -199,13 +199,13 @@ def make_samples(
             pairs = [pairs[image] for image in with_masks]
             masks = read_masks(pairs, options)
     images = _decode_images(pairs, masks.record, options, buffers, faults)
-    if len(images.pairs) < len(pairs):
-        if not images.pairs:
+    if len(images) < len(pairs):
+        if not images:
             return None
-        masks = read_masks(images.pairs, options)
+        masks = read_masks([image.pair for image in images], options)
     layout = options.layout
     record = masks.record
-    rows = _image_rows(images, record)
+    rows = _image_rows(images, record, buffers)
     rows |= _annotation_rows(record, masks.selected, masks.noncanonical)
     if layout.bits:
         rows["mask_bits"] = buffers.bits(len(masks.selected))
@@ -213,7 +213,8 @@ def make_samples(
     if layout.runs:
         rows["run_offset"] = masks.run_offset
         rows["run_ends"] = masks.run_ends
-    rows = finished_rows(layout, rows, np.array(images.nbytes, np.int64), np.diff(masks.masks_of))
+    image_bytes = np.array([image.memory.size for image in images], np.int64)
+    rows = finished_rows(layout, rows, image_bytes, np.diff(masks.masks_of))
     unknown_keys = Counter(chain.from_iterable(image.unknown_keys for image in record.images))
     return Packed(rows, sample_lengths(layout, rows), unknown_keys, masks.kept_rows)
 
@@ -307,21 +308,20 @@ def _check_bits(image_id: int, masks: int, options: PackOptions) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Images:
-    """Images that were decoded.
+class _ImageInBuffer(NamedTuple):
+    """An image that is to be decoded, or was.
 
     Attributes:
-        pairs: their pairs.
-        pixels: uint8 (n,), their bytes, one after the other.
-        sizes: height and width of each in its source, and as it is stored.
-        nbytes: the bytes of each.
+        pair: its pair.
+        sizes: height and width in its source, and as it is stored.
+        memory: uint8 (n,), takes its bytes.
+        decode: decodes it; raises as `pixels.decode_into` does.
     """
 
-    pairs: list[PairBytes]
-    pixels: np.ndarray
-    sizes: list[tuple[int, int, int, int]]
-    nbytes: list[int]
+    pair: PairBytes
+    sizes: tuple[int, int, int, int]
+    memory: np.ndarray
+    decode: Callable[[], None]
 
 
 def _decode_images(
@@ -330,40 +330,52 @@ def _decode_images(
     options: PackOptions,
     buffers: Buffers,
     faults: list[Fault] | None,
-) -> _Images:
-    """The images of pairs, but of those that end up in `faults`, decoded into the buffers."""
+) -> list[_ImageInBuffer]:
+    """The images of pairs, but of those that end up in `faults`, one after the other in buffers."""
     layout = options.layout
-    decoded = []
-    sizes = []
-    nbytes = []
+    images = []
     buffers.begin()
-    for pair, image in zip(pairs, record.images, strict=True):
-        source_size = image.height, image.width
-        size = stored_size(image.height, image.width, layout.image_size, layout.fit)
+    for pair, entry in zip(pairs, record.images, strict=True):
+        source_size = entry.height, entry.width
+        size = stored_size(entry.height, entry.width, layout.image_size, layout.fit)
         memory = buffers.image(image_nbytes(layout, *size))
         planes = _whole_planes(layout, memory, *size)
         try:
-            pixels.decode_into(pair.jpeg, source_size, size, planes, options.resample)
+            decode = pixels.decoder_into(pair.jpeg, source_size, size, planes, options.resample)
         except Exception as error:
             if faults is None:
                 raise
             faults.append((pair, error))
             buffers.take_back(memory.size)
             continue
-        decoded.append(pair)
-        sizes.append(source_size + size)
-        nbytes.append(memory.size)
-    return _Images(decoded, buffers.images(), sizes, nbytes)
+        images.append(_ImageInBuffer(pair, source_size + size, memory, decode))
+    decoded = []
+    for image in images:
+        try:
+            image.decode()
+        except Exception as error:
+            if faults is None:
+                raise
+            faults.append((image.pair, error))
+            continue
+        decoded.append(image)
+    if len(decoded) < len(images):  # the others leave no gap
+        buffers.begin()
+        for image in decoded:
+            buffers.image(image.memory.size)[:] = image.memory
+    return decoded
 
 
-def _image_rows(images: _Images, record: Annotations) -> dict[str, np.ndarray]:
+def _image_rows(
+    images: Sequence[_ImageInBuffer], record: Annotations, buffers: Buffers
+) -> dict[str, np.ndarray]:
     """The rows of images, of which these are the records."""
-    names = [pair.file_name.encode().ljust(FILE_NAME_BYTES, b"\0") for pair in images.pairs]
+    names = [image.pair.file_name.encode().ljust(FILE_NAME_BYTES, b"\0") for image in images]
     return {
-        "image": images.pixels,
+        "image": buffers.images(),
         "image_id": np.array([image.image_id for image in record.images], np.int64),
         "file_name": np.frombuffer(b"".join(names), np.uint8),
-        "size": np.array(images.sizes, np.int32),
+        "size": np.array([image.sizes for image in images], np.int32),
         "annotation_count": np.diff(record.masks_of).astype(np.int32),
     }
 

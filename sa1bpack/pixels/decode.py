@@ -25,8 +25,10 @@ EXIF orientation is never applied: masks refer to the pixel grid that the file s
 import ctypes
 import io
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ from sa1bpack.errors import ImageError, MissingPackage
 from sa1bpack.kernels import intrinsic, njit, types
 from sa1bpack.pixels.entropy import entropy_fault
 from sa1bpack.pixels.header import SOI, JpegHeader, check_size, read_header
-from sa1bpack.pixels.other_formats import other_format, read_rgb, read_size
+from sa1bpack.pixels.other_formats import OtherFormat, other_format, read_rgb, read_size
 from sa1bpack.pixels.yuv420 import (
     BYTE,
     PIXELS,
@@ -103,23 +105,79 @@ def decode_into(
             of other formats `truncated-image` or `bad-image`. `planes` are then undefined.
         MissingPackage: PIL was built without what reads this format.
     """
+    decoder_into(data, source, size, planes, resample)()
+
+
+def decoder_into(
+    data: bytes | memoryview,
+    source: tuple[int, int],
+    size: tuple[int, int],
+    planes: tuple[np.ndarray, ...],
+    resample: str = "fast",
+) -> Callable[[], None]:
+    """`decode_into`, whose second half is left to a function: this one reads the header.
+
+    Of several images, all headers are best read first: decoding an image leaves nothing of the
+    interpreter in the processor's caches. Both may raise what `decode_into` raises.
+    """
     form = None
     if bytes(data[:2]) != SOI:
         form = other_format(data)
     if form is not None:
-        words = _words_at(size, read_rgb(bytes(data), form, source))
-    else:
-        header = read_header(data)  # raises for what is no image
-        check_size("JPEG", (header.height, header.width), source)
-        readable = _is_usual(header) or _simplejpeg_reads(data)
-        if _is_left_to_pil(header, readable, resample):
-            words = _words_at(size, _decode_by_pil(data, header, readable))
-        elif source == size and len(planes) == 1 and planes[0].shape[1] == size[1]:
-            _decode(data, header, 1, "RGB", out=planes[0].reshape(-1))  # nothing is resized
-            planes[0][size[0] :] = 0
-            return
-        else:
-            words = _stored_words(data, header, *size, resample)
+        return partial(_decode_other, data, form, source, size, planes)
+    header = read_header(data)  # raises for what is no image
+    check_size("JPEG", (header.height, header.width), source)
+    readable = _is_usual(header) or _simplejpeg_reads(data)
+    if _is_left_to_pil(header, readable, resample):
+        return partial(_decode_left_to_pil, data, header, readable, size, planes)
+    if source == size and len(planes) == 1 and planes[0].shape[1] == size[1]:
+        return partial(_decode_in_place, data, header, size, planes[0])
+    return partial(_decode_and_resize, data, header, size, planes, resample)
+
+
+def _decode_other(
+    data: bytes | memoryview,
+    form: OtherFormat,
+    source: tuple[int, int],
+    size: tuple[int, int],
+    planes: tuple[np.ndarray, ...],
+) -> None:
+    """Decode an image that is no JPEG."""
+    _store(_words_at(size, read_rgb(bytes(data), form, source)), size, planes)
+
+
+def _decode_left_to_pil(
+    data: bytes | memoryview,
+    header: JpegHeader,
+    readable: bool,
+    size: tuple[int, int],
+    planes: tuple[np.ndarray, ...],
+) -> None:
+    """Decode a JPEG by PIL."""
+    _store(_words_at(size, _decode_by_pil(data, header, readable)), size, planes)
+
+
+def _decode_in_place(
+    data: bytes | memoryview, header: JpegHeader, size: tuple[int, int], plane: np.ndarray
+) -> None:
+    """Decode a JPEG that is not resized into the plane itself."""
+    _decode(data, header, 1, "RGB", out=plane.reshape(-1))
+    plane[size[0] :] = 0
+
+
+def _decode_and_resize(
+    data: bytes | memoryview,
+    header: JpegHeader,
+    size: tuple[int, int],
+    planes: tuple[np.ndarray, ...],
+    resample: str,
+) -> None:
+    """Decode a JPEG by simplejpeg."""
+    _store(_stored_words(data, header, *size, resample), size, planes)
+
+
+def _store(words: np.ndarray, size: tuple[int, int], planes: tuple[np.ndarray, ...]) -> None:
+    """Write pixels, uint32 (h, w), to the top left of planes, and zero the rest."""
     sides = [size]
     if len(planes) == 3:
         rgbx_to_yuv420(words, *planes)

@@ -83,13 +83,18 @@ def test_an_image_is_decoded_once_whatever_others_of_its_group_are(tmp_path, mon
     damage(folder, annotations)
     file = write_json(tmp_path / "annotations.json", annotations)
     decoded = Counter()
-    decode_into = pixels.decode_into
+    decoder_into = pixels.decoder_into
 
     def counted(data, *arguments):
-        decoded[bytes(data)] += 1
-        decode_into(data, *arguments)
+        decode = decoder_into(data, *arguments)
 
-    monkeypatch.setattr(pixels, "decode_into", counted)
+        def decode_counted():
+            decoded[bytes(data)] += 1
+            decode()
+
+        return decode_counted
+
+    monkeypatch.setattr(pixels, "decoder_into", counted)
     options = {**SMALL, "records": "coco", "annotations": file, "empty": empty, "workers": 1}
     options |= {"keep": ["annotations.category_id:int64"], "samples_per_shard": 24}
     options |= {"ignore_space": True}  # or the first are decoded once more
