@@ -2,8 +2,8 @@
 
     python benchmarks/bucket.py [--samples N] [--latency MS ...] [--link GBIT ...] [--rounds N]
 
-The server is that of remote.py: S3's GET on loopback, which waits `--latency` before each answer
-and sends all answers together at `--link` Gbit/s. Ceiling: obstore's `get_range_async` of the spans
+The server is object_server.py: S3 on loopback, which waits `--latency` before each answer and sends
+all answers together at `--link` Gbit/s. Ceiling: obstore's `get_range_async` of the spans
 of the same samples in random order, thrown away, with 32, 64 and 128 requests at once, the best of
 them. `Loader` is an epoch of batches of 32 in random order over the whole pack (`shuffle=True`),
 nothing of which is on this machine but its index and small arrays. Rounds alternate; medians.
@@ -21,8 +21,6 @@ import argparse
 import asyncio
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -30,6 +28,7 @@ from pathlib import Path
 
 import obstore
 import torch
+from object_server import ObjectServer, object_server
 from obstore.store import S3Store
 from synthetic import make_tar
 
@@ -82,20 +81,14 @@ def run_raw(store: S3Store, spans: list[tuple[str, int, int]], at_once: int) -> 
     asyncio.run(fetch_all(store, spans, at_once))
 
 
-def cpu_of(process: int) -> float:
-    """Seconds of the processor that a process has taken."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def timed(work, server: int) -> tuple[float, float, float]:
+def timed(work, server: ObjectServer) -> tuple[float, float, float]:
     """Seconds that a call takes, those of the processor, and those of the server's process."""
     begin = time.perf_counter()
     cpu = time.process_time()
-    server_cpu = cpu_of(server)
+    server_cpu = server.cpu_seconds()
     work()
     seconds = time.perf_counter() - begin
-    return seconds, time.process_time() - cpu, cpu_of(server) - server_cpu
+    return seconds, time.process_time() - cpu, server.cpu_seconds() - server_cpu
 
 
 def report(
@@ -104,7 +97,7 @@ def report(
     options: argparse.Namespace,
     latency: float,
     link: float,
-    server: int,
+    server: ObjectServer,
 ) -> None:
     """Measure one pack through one link, and print its line."""
     url = f"s3://bucket/{name}"
@@ -192,21 +185,7 @@ def main() -> None:
         print("|---|" + "---:|" * 12)
         for link in options.link:
             for latency in options.latency:
-                arguments = [str(folder), str(link / 8 * 1e3), str(latency)]
-                server = subprocess.Popen(
-                    [sys.executable, str(here / "remote.py"), "serve", *arguments],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-                try:
-                    assert server.stdout is not None
-                    port = server.stdout.readline().strip()
-                    os.environ |= {
-                        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-                        "AWS_ACCESS_KEY_ID": "key",
-                        "AWS_SECRET_ACCESS_KEY": "secret",
-                        "NO_PROXY": "127.0.0.1",
-                    }
+                with object_server(folder, link / 8 * 1e3, latency) as server:
                     # Counts and stores belong to the URL, and the server is another one.
                     from sa1bpack.remote import packs
 
@@ -214,9 +193,7 @@ def main() -> None:
                     packs._flow.cache_clear()
                     for name in options.kind:
                         pack = folder / "bucket" / name
-                        report(name, pack, options, latency, link, server.pid)
-                finally:
-                    server.kill()
+                        report(name, pack, options, latency, link, server)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/remote.py [--samples N] [--link MB/s] [--latency MS] [--folder DIR]
 
-A server in a process of its own answers S3's GET from a folder with sendfile. It waits `--latency`
-before each answer, as object stores do, and sends all answers together at `--link` MB/s: the link's
-ceiling, which is measured as well, by ranges of the same sizes that are thrown away. `cold` is an
+The server (object_server.py) waits `--latency` before each answer, as object stores do, and sends
+all answers together at `--link` MB/s: the link's ceiling, which is measured as well, by ranges of
+the same sizes that are thrown away. `cold` is an
 epoch with an empty cache, `warm` the epochs after it, `local` those of the pack itself (both from
 the page cache); `first batch` is from `open` on, with an empty cache. Order "local", batches of 32;
 medians over the epochs or repeats. Also the requests and bytes of the cold epoch, and, with
@@ -15,18 +15,13 @@ Needs obstore.
 
 import argparse
 import functools
-import http.server
-import os
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from object_server import object_server
 from synthetic import make_tar
 
 import sa1bpack
@@ -34,82 +29,6 @@ from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import AT_ONCE
 
 BATCH = 32
-STEP = 1 << 18  # bytes that are sent between two looks at the clock
-
-
-class Link:
-    """Bytes per second that all answers share."""
-
-    def __init__(self, rate: float):
-        self._rate, self._free, self._lock = rate, 0.0, threading.Lock()
-
-    def pass_on(self, nbytes: int) -> None:
-        """Wait until the link has carried so many bytes more."""
-        with self._lock:
-            begin = max(self._free, time.monotonic())
-            self._free = begin + nbytes / self._rate
-            until = self._free
-        if (pause := until - time.monotonic()) > 0:
-            time.sleep(pause)
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    """GET of files of a folder, in whole or a range."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else a short answer waits 40 ms for the ACK of its own head
-    link: Link
-    latency: float
-    root: Path
-
-    def do_GET(self):
-        time.sleep(self.latency)
-        path = self.root / self.path.partition("?")[0].lstrip("/")
-        if not path.is_file():
-            self.send_response(404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        size = path.stat().st_size
-        first, last = 0, size - 1
-        wanted = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted:
-            first, last = int(wanted[1]), min(int(wanted[2] or last), last)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-        else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(last + 1 - first))
-        self.send_header("ETag", '"one"')
-        self.send_header("Last-Modified", "Sun, 22 Nov 2026 00:00:00 GMT")
-        self.end_headers()
-        self.wfile.flush()
-        with path.open("rb") as file:
-            for at in range(first, last + 1, STEP):
-                count = min(STEP, last + 1 - at)
-                self.link.pass_on(count)
-                self.connection.sendfile(file, at, count)
-
-    def log_message(self, *_):
-        pass
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """A thread for each connection; of those that are closed by the client nothing is said."""
-
-    request_queue_size = 256  # else connections wait for seconds
-
-    def handle_error(self, request, client_address):
-        pass
-
-
-def serve(root: str, link: str, latency: str) -> None:
-    """Serve a folder until killed; prints the port."""
-    Handler.root, Handler.link = Path(root), Link(float(link) * 1e6)
-    Handler.latency = float(latency) / 1e3
-    server = Server(("127.0.0.1", 0), Handler)
-    print(server.server_port, flush=True)
-    server.serve_forever()
 
 
 def ceiling(url: str, pack: Path, size: int, total: int) -> float:
@@ -192,15 +111,7 @@ def main() -> None:
         for name, layout in kinds.items():
             if not (folder / "bucket" / name).exists():
                 sa1bpack.pack(tar, folder / "bucket" / name, samples_per_shard=shard, **layout)
-        server = subprocess.Popen(
-            [sys.executable, __file__, "serve", folder, str(options.link), str(options.latency)],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            os.environ |= {
-                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.stdout.readline().strip()}",
-                "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-            }  # fmt: skip
+        with object_server(folder, options.link, options.latency):
             pack = folder / "bucket/default"
             for size in (1 << n for n in range(16, 24)) if options.blocks else ():
                 speed = ceiling("s3://bucket/default", pack, size, 1 << 28)
@@ -213,12 +124,7 @@ def main() -> None:
                     Path(temporary) / "cache",
                     options.repeat, found,
                 )  # fmt: skip
-        finally:
-            server.kill()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        serve(*sys.argv[2:])
-    else:
-        main()
+    main()

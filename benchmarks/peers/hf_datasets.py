@@ -1,9 +1,20 @@
-"""Hugging Face datasets: memory-mapped Arrow files with fixed-size arrays, read by row numbers."""
+"""Hugging Face datasets: memory-mapped Arrow files with fixed-size arrays, read by row numbers.
 
+From a bucket: Parquet files with binary values, streamed by HTTP.
+"""
+
+import io
+import os
+import urllib.request
 from pathlib import Path
 
 import numpy as np
-from datasets import Array3D, Dataset, Features, Value, load_from_disk
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import torch
+from datasets import Array3D, Dataset, Features, Value, load_dataset, load_from_disk
+from torch.utils.data import DataLoader
 
 from peers.samples import Epoch, Samples, Stacker, batches_of
 
@@ -15,7 +26,17 @@ WAYS = {
         "arrow format viewed by numpy, row by row": {"kind": "arrow", "at_once": False},
     }
 }
+REMOTE_WAYS = {
+    "HF datasets, streaming": {
+        f"{workers} workers, {kind}": {"workers": workers, "prefetch": prefetch}
+        for workers in (0, 2)
+        for kind, prefetch in (("as it is", False), ("prefetching ranges of 128 MiB", True))
+    }
+}
 KEYS = ("image", "masks")
+_FILES = 8  # of Parquet: workers read different ones
+_ROW_GROUP = 16  # samples
+_BUFFER = 64  # samples from which the library draws
 
 
 def prepare(samples: Samples, folder: Path) -> None:
@@ -31,6 +52,15 @@ def prepare(samples: Samples, folder: Path) -> None:
         writer_batch_size=16,
     )
     dataset.save_to_disk(folder / "arrow")
+    schema = pa.schema({"row": pa.int64(), **dict.fromkeys(KEYS, pa.large_binary())})
+    for number, rows in enumerate(np.array_split(np.arange(len(samples)), _FILES)):
+        path = folder / f"{number}.parquet"
+        with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+            for group in batches_of(rows, _ROW_GROUP):
+                columns = [[samples[row][key].tobytes() for row in group] for key in KEYS]
+                table = pa.table([pa.array(group), *columns], schema=schema)
+                writer.write_table(table)
+    np.save(folder / "shapes.npy", [*shapes["image"], *shapes["masks"]])
 
 
 def _records(pack: str):
@@ -66,3 +96,41 @@ def _view(column, shape: tuple[int, ...]) -> np.ndarray:
     for _ in shape:
         values = values.flatten()
     return values.to_numpy(zero_copy_only=True).reshape(shape)
+
+
+def open_remote(url: str, folder: Path, batch_size: int, workers: int, prefetch: bool) -> Epoch:
+    """By iteration, files and a buffer of samples shuffled by the library; nothing is kept."""
+    base = url.replace("s3:/", os.environ["AWS_ENDPOINT_URL"])
+    with urllib.request.urlopen(f"{base}/shapes.npy") as answer:
+        sizes = np.load(io.BytesIO(answer.read())).tolist()
+    shapes = dict(zip(KEYS, (tuple(sizes[:3]), tuple(sizes[3:])), strict=True))
+    files = [f"{base}/{number}.parquet" for number in range(_FILES)]
+    scan = None
+    if prefetch:  # as its documentation advises for streaming
+        cache = pa.CacheOptions(prefetch_limit=1, range_size_limit=128 << 20)
+        scan = pyarrow.dataset.ParquetFragmentScanOptions(cache_options=cache)
+    dataset = load_dataset(
+        "parquet",
+        data_files=files,
+        split="train",
+        streaming=True,
+        cache_dir=str(folder),
+        fragment_scan_options=scan,
+    )
+    stack = Stacker()
+
+    def collate(items: list[dict]):
+        rows = np.array([item["row"] for item in items])
+        images, masks = (
+            [np.frombuffer(item[key], np.uint8).reshape(shapes[key]) for item in items]
+            for key in KEYS
+        )
+        if workers:  # a batch leaves the process, and its buffers with it
+            return rows, torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(masks))
+        return stack(rows, images, masks)
+
+    def iterated(order: np.ndarray):
+        shuffled = dataset.shuffle(seed=int(order[0]), buffer_size=_BUFFER)
+        yield from DataLoader(shuffled, batch_size, num_workers=workers, collate_fn=collate)
+
+    return iterated

@@ -1,9 +1,13 @@
-"""Lance: a local table, read by row numbers, by pylance or LanceDB's permutation reader.
+"""Lance: a table in a folder or a bucket, read by row numbers.
 
+By pylance or LanceDB's permutation reader.
 Images and masks are lists of fixed size, or binary values, whichever is read faster; from Arrow's
 buffers, rows become arrays without a copy.
 """
 
+import io
+import os
+import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +32,17 @@ WAYS = {
             "ahead": ahead,
         }
         for kind, ahead in product(KINDS, (0, 1, 2))
+    }
+    for name, reader in (("take", "take"), ("LanceDB's permutation reader", "permutation"))
+}
+REMOTE_WAYS = {
+    f"Lance, {name}": {
+        f"{KINDS[kind]}, {ahead} batches ahead": {
+            "reader": reader,
+            "kind": kind,
+            "ahead": ahead,
+        }
+        for kind, ahead in product(KINDS, (2, 4))
     }
     for name, reader in (("take", "take"), ("LanceDB's permutation reader", "permutation"))
 }
@@ -65,13 +80,35 @@ def _batches(samples: Samples, schema: pa.Schema, kind: str) -> Iterator[pa.Reco
 def open_reader(folder: Path, batch_size: int, reader: str, kind: str, ahead: int) -> Epoch:
     """By row numbers, in the given order."""
     shapes = np.load(folder / "shapes.npy").tolist()
-    image_shape, mask_shape = tuple(shapes[:3]), tuple(shapes[3:])
-    stack = Stacker()
+    take = _taker(str(folder), reader, kind, {})
+    return _read_rows(take, shapes, kind, batch_size, ahead)
+
+
+def open_remote(
+    url: str, folder: Path, batch_size: int, reader: str, kind: str, ahead: int
+) -> Epoch:
+    """By row numbers, in the given order; nothing is kept."""
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    options = {"aws_endpoint": endpoint, "allow_http": "true", "aws_region": "us-east-1"}
+    take = _taker(url, reader, kind, options)
+    with urllib.request.urlopen(url.replace("s3:/", endpoint) + "/shapes.npy") as answer:
+        shapes = np.load(io.BytesIO(answer.read())).tolist()
+    return _read_rows(take, shapes, kind, batch_size, ahead)
+
+
+def _taker(root: str, reader: str, kind: str, storage: dict[str, str]) -> Callable:
+    """What takes rows of a table by their numbers."""
     if reader == "take":
-        take: Callable = lance.dataset(str(folder / f"{kind}.lance")).take
-    else:
-        table = lancedb.connect(str(folder)).open_table(kind)
-        take = Permutation.identity(table).with_format("arrow").__getitems__
+        return lance.dataset(f"{root}/{kind}.lance", storage_options=storage).take
+    table = lancedb.connect(root, storage_options=storage).open_table(kind)
+    return Permutation.identity(table).with_format("arrow").__getitems__
+
+
+def _read_rows(take: Callable, shapes: list[int], kind: str, batch_size: int, ahead: int) -> Epoch:
+    """By row numbers, some batches ahead in threads."""
+    image_shape = tuple(shapes[:3])
+    mask_shape = tuple(shapes[3:])
+    stack = Stacker()
 
     def arrays(column: pa.Array, shape: tuple) -> list[np.ndarray]:
         if kind == "lists":

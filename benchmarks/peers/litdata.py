@@ -1,4 +1,4 @@
-"""LitData: its own chunks in a local folder, read by StreamingDataset.
+"""LitData: its own chunks in a folder or a bucket, read by StreamingDataset.
 
 Arrays are stored as torch tensors, which it returns as views of the mapped chunk; it would copy
 numpy arrays once more.
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, optimize
+from litdata.streaming import downloader
 
 from peers.samples import Epoch, Samples, Stacker, batches_of
 
@@ -19,6 +20,13 @@ WAYS = {
         "StreamingDataLoader": {"workers": 0},
     },
     "LitData, 2 workers": {"StreamingDataLoader": {"workers": 2}},
+}
+REMOTE_WAYS = {
+    "LitData": {
+        f"{workers} workers, {ahead} chunks ahead": {"workers": workers, "ahead": ahead}
+        for workers in (1, 2)
+        for ahead in (2, 8)
+    }
 }
 
 
@@ -55,6 +63,8 @@ def prepare(samples: Samples, folder: Path) -> None:
 def open_reader(folder: Path, batch_size: int, workers: int | None) -> Epoch:
     """By index in the given order (`workers` None), or by iteration, shuffled by LitData."""
     dataset = StreamingDataset(str(folder / "chunks"), shuffle=workers is not None)
+    if workers is not None:
+        return _iterate(dataset, batch_size, workers)
     stack = Stacker()
 
     def indexed(order: np.ndarray):
@@ -66,8 +76,21 @@ def open_reader(folder: Path, batch_size: int, workers: int | None) -> Epoch:
                 [item["masks"].numpy() for item in items],
             )
 
-    if workers is None:
-        return indexed
+    return indexed
+
+
+def open_remote(url: str, folder: Path, batch_size: int, workers: int, ahead: int) -> Epoch:
+    """By iteration, shuffled by LitData; chunks are kept in a folder while they are read."""
+    # It has no option for a server without TLS.
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+    dataset = StreamingDataset(
+        f"{url}/chunks", cache_dir=str(folder), shuffle=True, max_pre_download=ahead
+    )
+    return _iterate(dataset, batch_size, workers)
+
+
+def _iterate(dataset: StreamingDataset, batch_size: int, workers: int) -> Epoch:
+    """By iteration."""
     loader = StreamingDataLoader(
         dataset, batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0
     )

@@ -1,5 +1,6 @@
-"""MosaicML Streaming: its MDS shards in a local folder, read by StreamingDataset."""
+"""MosaicML Streaming: its MDS shards in a folder or a bucket, read by StreamingDataset."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,13 @@ WAYS = {
     "MosaicML Streaming, 0 workers": {
         "dataset[i]": {"by_index": True},
         "DataLoader": {"by_index": False},
+    }
+}
+REMOTE_WAYS = {
+    "MosaicML Streaming": {
+        f"{workers} workers, {ahead} batches ahead": {"workers": workers, "ahead": ahead}
+        for workers in (0, 1)
+        for ahead in (2, 8)
     }
 }
 
@@ -53,7 +61,26 @@ def open_reader(folder: Path, batch_size: int, by_index: bool) -> Epoch:
 
     if by_index:
         return indexed
-    loader = DataLoader(dataset, batch_size=batch_size)
+    return _iterate(dataset, batch_size, 0)
+
+
+def open_remote(url: str, folder: Path, batch_size: int, workers: int, ahead: int) -> Epoch:
+    """By iteration, shuffled by the library; shards are kept in a folder."""
+    os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
+    clean_stale_shared_memory()
+    dataset = StreamingDataset(
+        remote=f"{url}/mds",
+        local=str(folder),
+        shuffle=True,
+        batch_size=batch_size,
+        predownload=ahead * batch_size,
+    )
+    return _iterate(dataset, batch_size, workers)
+
+
+def _iterate(dataset: StreamingDataset, batch_size: int, workers: int) -> Epoch:
+    """By iteration."""
+    loader = DataLoader(dataset, batch_size=batch_size, num_workers=workers)
 
     def iterated(order: np.ndarray):
         for batch in loader:

@@ -11,6 +11,9 @@ JSON object. The output of the peer goes to standard error.
     reopen WAY             open its files again; no page of a file stays mapped
     order SEED             draw the order of the next epoch, collect garbage
     epoch WAY              read all samples once; answers when it is done
+    remote WAY SETTING URL FOLDER CHECK   open the files at a URL, with an empty cache in a folder,
+                           read all samples once, or compare them; then close
+    remote_settings        names of the settings of each method that reads URLs
 """
 
 import argparse
@@ -97,6 +100,27 @@ class Worker:
         self.readers[way] = self._open(self.used[way])
         unmap_pages(self.folder)
         return {}
+
+    def remote_settings(self) -> dict:
+        """Names of the settings of each method that reads URLs."""
+        return {way: list(settings) for way, settings in self.module.REMOTE_WAYS.items()}
+
+    def remote(self, way: str, setting: str, url: str, folder: str, compare: bool) -> dict:
+        """Seconds to the first batch and to the end of an epoch, opening included."""
+        arguments = self.module.REMOTE_WAYS[way][setting]
+        gc.collect()
+        start = time.perf_counter()
+        reader = self.module.open_remote(url, Path(folder), self.batch_size, **arguments)
+        if compare:
+            check(reader, self.samples, self.batch_size)
+            return {}
+        samples = 0
+        first = None
+        for batch in reader(self.next_order):
+            if first is None:
+                first = time.perf_counter() - start
+            samples += len(batch[0])
+        return {"first": first, "seconds": time.perf_counter() - start, "samples": samples}
 
     def _open(self, setting: dict) -> Epoch:
         gc.collect()
