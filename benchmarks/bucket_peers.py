@@ -3,8 +3,9 @@
     python benchmarks/bucket_peers.py --peers .venv-peers/bin/python [--link GBIT] [--latency MS]
 
 The server is object_server.py. Every loader reads the same samples (an image of 1024 x 1024 and 64
-masks, not compressed) from its own format, in batches of 32, once, with nothing on this machine:
-opening counts. Of each, every setting is tried and compared with the source, and the fastest is
+masks as bits) from its own format, in batches of 32, once, with nothing on this machine: opening
+counts. The compact pack has planes and runs instead, which the Loader turns into the same batches
+but for the rounding of colours. Of each, every setting is tried and compared with the source, and the fastest is
 measured; rounds alternate, medians. The ceiling is obstore's raw ranges of the pack's samples in
 random order (see bucket.py), in the same rounds.
 
@@ -42,7 +43,8 @@ MODULES = {
     "hf_datasets": "files, buffer of 64",
     "mosaic_streaming": "shards, rows of a block",
 }
-OURS = "sa1bpack.Loader, shuffle=True"
+OURS = "sa1bpack.Loader"
+COMPACT = "sa1bpack.Loader, compact pack"
 CEILING = "raw ranges"
 
 
@@ -72,13 +74,13 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def read_ours(folder: Path, seed: int) -> dict:
-    """An epoch of a Loader, from `open` on; nothing but the index is kept."""
+def read_ours(name: str, folder: Path, seed: int) -> dict:
+    """An epoch of a Loader of a pack, from `open` on; nothing but the index is kept."""
     folder.mkdir(parents=True)
     tempfile.tempdir = str(folder)
     try:
         start = time.perf_counter()
-        ds = sa1bpack.open("s3://bucket/pack")
+        ds = sa1bpack.open(f"s3://bucket/{name}")
         first = None
         samples = 0
         options = {"shuffle": True, "max_masks": 64, "mask_layout": "padded_bits", "seed": seed}
@@ -207,6 +209,8 @@ def main() -> None:
         bucket = folder / "bucket"
         pack = bucket / "pack"
         sa1bpack.pack(tar, pack, samples_per_shard=options.samples)
+        compact = {"fit": "native", "pixels": "yuv420", "masks": "runs"}
+        sa1bpack.pack(tar, bucket / "compact", samples_per_shard=options.samples, **compact)
         ds = sa1bpack.open(pack)
         spans = spans_of(ds, "pack")
         needed = sum(stop - first for _, first, stop in spans)
@@ -214,8 +218,12 @@ def main() -> None:
         served = object_server(folder, options.link / 8 * 1e3, options.latency)
         server = stack.enter_context(served)
         running, failures = start_peers(bucket, pack, options.peers, stack)
-        orders = {OURS: "all rows", CEILING: "all rows"}
-        ways = {CEILING: partial(read_raw, spans, len(ds)), OURS: read_ours}
+        orders = dict.fromkeys((CEILING, OURS, COMPACT), "all rows")
+        ways = {
+            CEILING: partial(read_raw, spans, len(ds)),
+            OURS: partial(read_ours, "pack"),
+            COMPACT: partial(read_ours, "compact"),
+        }
         for module, peer in running.items():
             for way, settings in peer.ask("remote_settings").items():
                 try:

@@ -129,6 +129,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Print nothing."""
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """A thread per connection."""
+
+    request_queue_size = 256  # else connections wait for seconds
+
+    def handle_error(self, *_):
+        """Say nothing of clients that leave before they have read an answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            raise
+
+
 def listing(bucket: Path, options: dict[str, str]) -> bytes:
     """The XML of ListObjectsV2, all of it in one page."""
     prefix = options.get("prefix", "")
@@ -215,8 +226,7 @@ def serve(folder: str, link: str, latency: str) -> None:
     Handler.root = Path(folder)
     Handler.link = Link(float(link) * 1e6)
     Handler.latency = float(latency) / 1e3
-    http.server.ThreadingHTTPServer.request_queue_size = 256  # else connections wait for seconds
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     print(server.server_port, flush=True)
     server.serve_forever()
 

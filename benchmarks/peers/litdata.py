@@ -91,8 +91,13 @@ def open_remote(url: str, folder: Path, batch_size: int, workers: int, ahead: in
 
 def _iterate(dataset: StreamingDataset, batch_size: int, workers: int) -> Epoch:
     """By iteration."""
+    # `optimize` has set another way of starting processes, where the option above is not set.
     loader = StreamingDataLoader(
-        dataset, batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0
+        dataset,
+        batch_size=batch_size,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        multiprocessing_context="fork" if workers else None,
     )
 
     def iterated(order: np.ndarray):
