@@ -4,10 +4,12 @@
 
 The server is object_server.py. Every loader reads the same samples (an image of 1024 x 1024 and 64
 masks as bits) from its own format, in batches of 32, once, with nothing on this machine: opening
-counts. The compact pack has planes and runs instead, which the Loader turns into the same batches
-but for the rounding of colours. Of each, every setting is tried and compared with the source, and the fastest is
-measured; rounds alternate, medians. The ceiling is obstore's raw ranges of the pack's samples in
-random order (see bucket.py), in the same rounds.
+counts. The photographs are crops of those of the sample tar, each another one: a format that
+compresses several rows together would find repeated ones. The compact pack has planes and runs
+instead, which the Loader turns into the same batches but for the rounding of colours. Of each,
+every setting is tried and compared with the source, and the fastest is measured; rounds alternate,
+medians. The ceiling is obstore's raw ranges of the pack's samples in random order (see bucket.py),
+in the same rounds.
 
 `order` says what an epoch shuffles. `first batch` is from opening on. `fetched` are the bytes that
 the server sent, of those that the samples have. `disk` is what lies in the cache at the end.
@@ -16,10 +18,12 @@ Needs obstore here, and the peers' environment (`make peers`; requirements-peers
 """
 
 import argparse
+import io
 import os
 import shutil
 import statistics
 import sys
+import tarfile
 import tempfile
 import time
 from collections import defaultdict
@@ -28,11 +32,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from bucket import AT_ONCE, BATCH, run_raw, spans_of
 from object_server import ObjectServer, object_server
 from obstore.store import S3Store
 from peers import PEERS, Peer, PeerError, environment_python
+from PIL import Image
 from synthetic import make_tar
 
 import sa1bpack
@@ -46,6 +52,29 @@ MODULES = {
 OURS = "sa1bpack.Loader"
 COMPACT = "sa1bpack.Loader, compact pack"
 CEILING = "raw ranges"
+
+
+def cropped_tar(source: Path, out: Path, images: int) -> None:
+    """A tar of so many images, each a crop of a photograph of another tar, with 64 masks each."""
+    repeated = out.with_name("repeated.tar")
+    make_tar([str(source)], repeated, images, masks=64, level=0)
+    random = np.random.default_rng(0)
+    with tarfile.open(repeated) as photos, tarfile.open(out, "w") as tar:
+        for member in photos:
+            if not member.isfile():
+                continue
+            data = photos.extractfile(member).read()
+            if member.name.endswith(".jpg"):
+                photo = Image.open(io.BytesIO(data))
+                size = np.array(photo.size)
+                low = random.random(2) * 0.3 * size
+                high = low + (0.6 + 0.1 * random.random(2)) * size
+                stream = io.BytesIO()
+                photo.resize(photo.size, box=(*low, *high)).save(stream, "JPEG", quality=92)
+                data = stream.getvalue()
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    repeated.unlink()
 
 
 class Remote:
@@ -205,7 +234,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         tar = folder / "sa_000000.tar"
         here = Path(__file__).parent
-        make_tar([str(here / "../tests/samples/sa_000000.tar")], tar, options.samples, masks=64)
+        cropped_tar(here / "../tests/samples/sa_000000.tar", tar, options.samples)
         bucket = folder / "bucket"
         pack = bucket / "pack"
         sa1bpack.pack(tar, pack, samples_per_shard=options.samples)
@@ -214,7 +243,7 @@ def main() -> None:
         ds = sa1bpack.open(pack)
         spans = spans_of(ds, "pack")
         needed = sum(stop - first for _, first, stop in spans)
-        # Before the peers, whose processes are told where it is.
+        # Before the peers, whose processes inherit its address.
         served = object_server(folder, options.link / 8 * 1e3, options.latency)
         server = stack.enter_context(served)
         running, failures = start_peers(bucket, pack, options.peers, stack)

@@ -23,9 +23,7 @@ WAYS = {
 }
 REMOTE_WAYS = {
     "LitData": {
-        f"{workers} workers, {ahead} chunks ahead": {"workers": workers, "ahead": ahead}
-        for workers in (1, 2)
-        for ahead in (2, 8)
+        f"{workers} workers, 8 chunks ahead": {"workers": workers, "ahead": 8} for workers in (1, 2)
     }
 }
 

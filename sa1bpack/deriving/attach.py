@@ -251,7 +251,7 @@ def _compare(existing: FeatureShard, pieces: Iterable[Piece]) -> None:
         different = np.flatnonzero(checksums != stored[sample : sample + len(counts)])
         if len(different):
             raise OutputRefused(
-                f"{existing.folder}: it has other rows for sample {sample + different[0]}; remove "
-                "that folder, or choose another one"
+                f"{existing.folder}: it has other rows for sample {sample + different[0]}; for new "
+                f"rows of all samples, remove {existing.folder.parent}, or choose another folder"
             )
         sample += len(counts)
