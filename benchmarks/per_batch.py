@@ -1,6 +1,7 @@
 """Processor time of a batch, in the compiled copy and in all the rest, with everything in memory.
 
-    python benchmarks/per_batch.py TAR... [--epochs N] [--images N] [--folder DIR]
+    python benchmarks/per_batch.py TAR... [--epochs N] [--images N] [--small N] [--long N]
+                                   [--folder DIR]
 
 Rows are those of fields.py: 2 kB and 16 kB in batches of 256, T5's of about 1 MB with captions in
 batches of 16; and images of 1024 x 1024 with 64 masks as bits, in batches of 8 and of 32. A Loader
@@ -49,11 +50,13 @@ def main() -> None:
     parser.add_argument("tars", nargs="+", type=Path, help="tars to take photographs from")
     parser.add_argument("--epochs", type=int, default=30, help="that count (30)")
     parser.add_argument("--images", type=int, default=200, help="images with masks (200)")
+    parser.add_argument("--small", type=int, default=16384, help="rows of 2 and 16 kB (16384)")
+    parser.add_argument("--long", type=int, default=512, help="rows of about 1 MB (512)")
     parser.add_argument("--folder", type=Path, help="folder for the packs (a temporary one)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        features = tasks(options.tars, folder, small=16384, long=512)
+        features = tasks(options.tars, folder, options.small, options.long)
         tar = folder / "sa_images.tar"
         make_tar(options.tars, tar, options.images, MASKS, level=0)
         sa1bpack.pack(tar, folder / "images", progress=False)
