@@ -3,9 +3,10 @@
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from sa1bpack.errors import OptionError, Sa1bpackError
@@ -153,12 +154,29 @@ def refuse_windows_path(name: str, text: str) -> None:
     )
 
 
-@contextmanager
-def naming(path: Path | str) -> Iterator[None]:
+class _Naming:
+    """What `naming` returns.
+
+    Not a generator: CPython 3.13 keeps the frame of one that raises, and with it the frames of all
+    callers and what they have open, until garbage is collected.
+    """
+
+    def __init__(self, path: Path | str):
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(error, Sa1bpackError):
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+
+def naming(path: Path | str) -> AbstractContextManager[None]:
     """Name `path` in an OSError of the calls within: calls on descriptors do not know it."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, Sa1bpackError):
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    return _Naming(path)
