@@ -6,6 +6,7 @@ is there now, and one that was opened before says that it has changed, once it n
 
 import pickle
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -94,12 +95,14 @@ def test_a_dataset_whose_pack_was_replaced_says_so_and_reads_nothing_of_the_othe
 
 def test_a_pack_that_is_replaced_while_it_is_opened_is_the_new_one(origin, tmp_path):
     real, changes = origin.read, []
+    one_at_a_time = threading.Lock()  # others are read meanwhile, and would find half a pack
 
     def read(path):
-        data = real(path)
-        if path == "checksums.xxh128" and not changes:  # the index follows
-            changes.append(path)
-            write(tmp_path / "pack", {"sa_000000-000": (4, 1)}, first_id=900)
+        with one_at_a_time:
+            data = real(path)
+            if path == "checksums.xxh128" and not changes:  # the index follows
+                changes.append(path)
+                write(tmp_path / "pack", {"sa_000000-000": (4, 1)}, first_id=900)
         return data
 
     origin.read = read
