@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -182,17 +183,14 @@ class Mix(Threaded):
         if threads is not None:
             self.threads = whole_number("threads", threads, 1, MAX_THREADS)
         batches = {name: loader.batches for name, loader in self.loaders.items()}
-        self.batches = MixedBatches(mixture, batches, steps, self._has_grown)
+        # Not a method: a mix that nobody has any more is gone at once, with its memory.
+        has_grown = partial(_has_grown, self.loaders)
+        self.batches = MixedBatches(mixture, batches, steps, has_grown)
         self._pid = os.getpid()
         self._changes = Changes()
         self._scratch: deque[np.ndarray] = deque(maxlen=self.threads)
         self._counts: MixCounts | None = None
         self._closed = False
-
-    def _has_grown(self, name: str, size: int, fingerprint: str) -> bool:
-        """True if the first samples of a source have this fingerprint."""
-        first = self.loaders[name].dataset[:size]
-        return bool(first.fingerprint == fingerprint)
 
     @property
     def weights(self) -> dict[str, Schedule]:
@@ -434,6 +432,12 @@ class MixIteration(BaseIteration):
         elif self._crew is not None:
             self._crew.end(END_SECONDS)
         self._over = self._over or why
+
+
+def _has_grown(loaders: Mapping[str, Loader], name: str, size: int, fingerprint: str) -> bool:
+    """True if the first samples of a source have this fingerprint."""
+    first = loaders[name].dataset[:size]
+    return bool(first.fingerprint == fingerprint)
 
 
 def _completed(batch: Any, name: str, epoch: int, step: int) -> Any:

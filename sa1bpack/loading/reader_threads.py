@@ -107,6 +107,11 @@ class ReaderThreads:
         # Complete batches if there are enough for all threads: that needs the least locking.
         self._ranges_per_batch = -(-crew.budget // (prefetch + 1))
         self._direct = direct
+        # All threads copy each of the last batches: otherwise some would wait for who has the last.
+        # The limit of a disk is how much is asked for at once, which smaller parts make less.
+        self._first_shared = batches.first + len(batches)
+        if not direct:
+            self._first_shared -= crew.budget * together
         self._together = together
         self._keeping: Ending | None = None
         # Used only by the thread that locates.
@@ -209,6 +214,8 @@ class ReaderThreads:
             if self._is_first and self._rows is not None:  # the consumer waits for the network
                 ranges = self._crew.budget
                 self._is_first = False
+            if located.ordered.number >= self._first_shared:
+                ranges = self._crew.budget
             count = min(ranges, len(located))
             edges = (np.arange(count + 1) * len(located) // count).tolist()
             self.queue.share(batch, list(pairwise(edges)))
