@@ -23,6 +23,7 @@ from sa1bpack.loading.batch.piece_readers import DirectReads, announce_numbers, 
 from sa1bpack.loading.batch.put import (
     address_of,
     announce,
+    clear,
     put_image,
     stream_copy,
     unpack_rows,
@@ -152,7 +153,7 @@ def _put(piece: np.record, samples: np.ndarray, dest: Destination) -> None:
     if array.kind == AS_IT_IS:
         stream_copy(piece.target, piece.source, piece.length)
         if array.span == IMAGE_SPAN:  # what follows the bytes of an image on its canvas is zero
-            memset(piece.target + piece.length, 0, array.out_bytes - piece.length)
+            clear(piece.target + piece.length, array.out_bytes - piece.length)
         return
     start = piece.target - address_of(dest.buffer)
     if array.kind == UNPACKED:
@@ -249,7 +250,7 @@ def _clear_padding(tables: SampleTables, dest: Destination, k: int) -> None:
             _clear_items(tables, array, k, region)
         if array.capacity > masks:
             start = region + (k * array.capacity + masks) * row_bytes
-            memset(start, 0, (array.capacity - masks) * row_bytes)
+            clear(start, (array.capacity - masks) * row_bytes)
 
 
 @njit
@@ -266,4 +267,4 @@ def _clear_items(tables: SampleTables, array: np.record, k: int, region: int) ->
         items = span.end - span.begin
         if items < array.row_items:
             end = region + (span.out + items) * array.out_bytes
-            memset(end, 0, (array.row_items - items) * array.out_bytes)
+            clear(end, (array.row_items - items) * array.out_bytes)

@@ -130,3 +130,13 @@ def test_the_copy_is_exact_and_stays_within_its_bounds(ahead, skipped, count):
     kernel.stream_copy(target.ctypes.data + ahead, source.ctypes.data + skipped, count)
     assert np.array_equal(target[ahead : ahead + count], source[skipped : skipped + count])
     assert not target[:ahead].any() and not target[ahead + count :].any()
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 130), st.integers(0, 3 * kernel.LEAST))
+def test_zeros_are_written_from_any_address_on_and_nowhere_else(begin, count):
+    memory = np.full(begin + count + AROUND, 7, np.uint8)
+    kernel.clear(memory.ctypes.data + begin, count)
+    expected = np.full(len(memory), 7, np.uint8)
+    expected[begin : begin + count] = 0
+    assert np.array_equal(memory, expected)
