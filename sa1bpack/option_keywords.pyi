@@ -127,7 +127,7 @@ class AttachKeywords(typing.TypedDict, total=False):
     value: str | None
     dtype: str | None
     axis: str
-    spatial: bool
+    spatial: bool | None
     covers: str | None
     interpolation: str | None
     output: str | os.PathLike[str] | None
@@ -146,7 +146,7 @@ class DeriveKeywords(typing.TypedDict, total=False):
     io: str | None
     timeout: float
     axis: str
-    spatial: bool
+    spatial: bool | None
     covers: str | None
     interpolation: str | None
     output: str | os.PathLike[str] | None

@@ -403,7 +403,10 @@ def _add(
         )
         return
     if kind is bool:
-        group.add_argument(*words, action="store_true", **details)
+        action: Any = "store_true"
+        if default is None:  # what is said either way differs from what is left out
+            action = argparse.BooleanOptionalAction
+        group.add_argument(*words, action=action, **details)
         return
     details["metavar"] = declaration.metavar
     if declaration.choices:

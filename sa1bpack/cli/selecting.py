@@ -304,21 +304,26 @@ def derive(
     that was packed again is computed again.
 
     examples:
-      sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda
-      sa1bpack derive /data/packed teacher --fn my_teacher:embed \\
-          --pipeline sa1bpack.transforms:Pipeline --spatial
+      sa1bpack derive /data/packed teacher --fn my_teacher:embed --spatial \\
+          --pipeline sa1bpack.transforms:Pipeline --device cuda
+    8 GPUs (torchrun numbers the processes, and cuda is the GPU of that number):
+      torchrun --nproc-per-node 8 --no-python sa1bpack derive /data/packed teacher \\
+          --fn my_teacher:embed --spatial --device cuda
       sa1bpack derive /data/packed p2 p3 p4 --fn my_teacher:pyramid --spatial
       sa1bpack derive /data/packed depth --fn my_masks:depth --axis mask
       sa1bpack derive /data/packed parents --axis mask --mask-format runs \\
           --fn sa1bpack.transforms:relation --option name=parents
-    a job array of 8 (or torchrun, whose RANK and WORLD_SIZE are used):
-      sa1bpack derive /data/packed teacher --fn my_teacher:embed --part 3/8
+    a job array of 8:
+      sa1bpack derive /data/packed teacher --fn my_teacher:embed --spatial --part 3/8
     on a Ray cluster (pip install ray), where each shard is a task with --threads
     cores, 4 by default, and a GPU for cuda:
-      sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda \\
-          --engine ray --address auto
+      sa1bpack derive /data/packed teacher --fn my_teacher:embed --spatial \\
+          --device cuda --engine ray --address auto
     a pack that is read-only:
-      sa1bpack derive /data/packed teacher --fn my_teacher:embed -o /home/teacher
+      sa1bpack derive /data/packed teacher --fn my_teacher:embed --spatial \\
+          -o /home/teacher
+    rows that are no maps of the image, such as a vector or a number:
+      sa1bpack derive /data/packed score --fn my_teacher:score
 
     The function is called with batches of a Loader, as FUNCTION(batch, **options),
     and returns a tensor with one row per image or mask, or a list of arrays or of
@@ -340,8 +345,11 @@ def derive(
             call = derive_on_ray
             arguments["address"] = machines.address
         else:
+            from sa1bpack.deriving.ranks import use_device_of_local_rank
+
             call = sa1bpack.derive
             arguments["part"] = share
+            use_device_of_local_rank(rows.device)  # where the function's module puts its weights
 
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     function = function_of(fn)

@@ -1,11 +1,14 @@
 """The function of a feature: its name, and what it is called with."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+
+import xxhash
 
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.errors import OptionError
@@ -44,6 +47,23 @@ def named_object(fn: Function) -> Any:
     if isinstance(fn, Seeded):
         fn = fn.function
     return fn if hasattr(fn, "__qualname__") else type(fn)
+
+
+def function_file(fn: Function) -> Path | None:
+    """The file that a function is written in; None if it has none, or it cannot be read."""
+    try:
+        file = Path(inspect.getsourcefile(inspect.unwrap(named_object(fn))) or "")
+    except (TypeError, OSError):  # in another language, or by another program
+        return None
+    return file if file.is_file() else None
+
+
+def digest_of_file(path: Path) -> str | None:
+    """The XXH3-128 of a file, 32 hexadecimal digits; None if it cannot be read."""
+    try:
+        return xxhash.xxh3_128_hexdigest(path.read_bytes())
+    except OSError:
+        return None
 
 
 def checked_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

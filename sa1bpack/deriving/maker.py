@@ -1,7 +1,6 @@
 """The rows of the shards of a dataset, computed by a function of batches."""
 
 import functools
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-import xxhash
 
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset, as_dataset
@@ -18,14 +16,16 @@ from sa1bpack.deriving.functions import (
     Function,
     check_function,
     checked_options,
+    digest_of_file,
+    function_file,
     function_name,
-    named_object,
 )
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.deriving.returned_rows import returned_rows
 from sa1bpack.deriving.shard_writers import ShardWriters
 from sa1bpack.deriving.target import DeriveResult, FeatureTarget, ShardToDo
 from sa1bpack.errors import OptionError
+from sa1bpack.format.side.manifest import CODE
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.spec import side_name
 from sa1bpack.format.side.writer import FeatureShardWriter
@@ -68,22 +68,29 @@ class FeatureShardMaker:
         self._loading = _loading(ds, pipeline, chosen)
         self.axis = chosen.axis
         self._several = not isinstance(name, str)
-        made_by = self._made_by(ds, chosen)
+        file = function_file(fn)
+        made_by = self._made_by(ds, chosen, file)
         self.targets: dict[str, FeatureTarget] = {}
         for feature in _names(name):
             rows = chosen
             if self._several and chosen.output is not None:
                 rows = replace(chosen, output=chosen.output / side_name(feature))
-            self.targets[feature] = FeatureTarget(ds, feature, made_by, rows)
+            target = FeatureTarget(ds, feature, made_by, rows)
+            if file is not None:
+                target.note_other_file(file)
+            self.targets[feature] = target
         self.shards = next(iter(self.targets.values())).shards
         self.made: dict[str, list[ShardToDo]] = {feature: [] for feature in self.targets}
 
-    def _made_by(self, ds: Dataset, chosen: DeriveOptions) -> dict[str, Any]:
+    def _made_by(self, ds: Dataset, chosen: DeriveOptions, file: Path | None) -> dict[str, Any]:
         """The record of what makes the rows. Raises OptionError for masks that cannot be chosen."""
         made_by: dict[str, Any] = {
             "function": function_name(self._fn),
             "options": self._options,
         }
+        code = digest_of_file(file) if file is not None else None
+        if code is not None:
+            made_by[CODE] = code
         if isinstance(self._fn, Seeded):
             made_by["seed"] = self._fn.seed
         if self._pipeline is not None:
@@ -184,16 +191,9 @@ class FeatureShardMaker:
 
     def _origin(self, target: FeatureTarget) -> bytes | None:
         """A record of what makes the rows, with the file of the function; None if it has none."""
-        try:
-            file = inspect.getsourcefile(inspect.unwrap(named_object(self._fn)))
-            code = xxhash.xxh3_128_hexdigest(Path(file or "").read_bytes())
-        except (TypeError, OSError):  # another language, or by another program
+        if CODE not in target.provenance:
             return None
-        made_by = {
-            **target.provenance,
-            "masks": self._loading.get("mask_layout"),
-            "code": code,
-        }
+        made_by = {**target.provenance, "masks": self._loading.get("mask_layout")}
         return msgspec.json.encode(made_by, order="sorted")
 
     def _rows(

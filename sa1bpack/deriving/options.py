@@ -18,9 +18,11 @@ class RowOptions(Options):
         "sample: a row per image; mask: a row per mask, with masks in the layout concat",
         choices=SIDE_AXES,
     )
-    spatial: bool = option(
-        False,
-        "rows are (C, h, w) over the image, so that a `transforms.Pipeline` moves them with it",
+    spatial: bool | None = option(
+        None,
+        "rows are (C, h, w) over the image, so that a `transforms.Pipeline` moves them with it. "
+        "Where it is not said, they are not, and rows that look like maps are noted",
+        none="",
     )
     covers: str | None = option(
         None,

@@ -8,7 +8,8 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.deriving.functions import Function
 from sa1bpack.deriving.maker import FeatureShardMaker
 from sa1bpack.deriving.options import DeriveOptions
-from sa1bpack.deriving.target import DeriveResult, share
+from sa1bpack.deriving.ranks import share
+from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.options import group_of
 from sa1bpack.progress import ProgressOption, check_progress, reporting_steps

@@ -1,6 +1,5 @@
 """The feature shards that a dataset needs: which exist, and which this process makes."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -11,7 +10,6 @@ import msgspec
 import numpy as np
 
 from sa1bpack import __version__
-from sa1bpack.arguments import part_of_job, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_feature_keys, check_feature_name
 from sa1bpack.deriving.options import RowOptions
@@ -19,11 +17,14 @@ from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format import files
 from sa1bpack.format.manifest import pack_above
 from sa1bpack.format.side.manifest import (
+    CODE,
     SideManifest,
     create_side,
+    is_of_another_file,
     is_side,
     is_unused,
     read_side_manifest,
+    remove_begun_by_another_file,
     remove_unused,
 )
 from sa1bpack.format.side.rows import FeatureRows
@@ -31,8 +32,8 @@ from sa1bpack.format.side.scaled import SCALED_DTYPES, scaled_of
 from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, coverage, feature_shard_names
 from sa1bpack.format.side.spec import SideSpec, side_name
-from sa1bpack.loading.order.batches import process_group
 from sa1bpack.paths import check_can_be_folder
+from sa1bpack.progress import report
 from sa1bpack.wording import brief, counted
 
 
@@ -158,6 +159,9 @@ class FeatureTarget:
         self.shards = _complete_shards(ds)
         self.spec: SideSpec | None = None
         self._row_dtype = ""  # of what was computed, by name
+        code = self.provenance.get(CODE)
+        if code is not None:
+            remove_begun_by_another_file(self.folder, code)
         if is_side(self.folder) and not is_unused(self.folder):
             self._continue_feature()
 
@@ -173,6 +177,43 @@ class FeatureTarget:
         asked_for = self._spec(spec.dtype, spec.row_shape, spec.ragged)
         create_side(self.folder, SideManifest(asked_for, self.provenance))  # refuses another one
         self.spec = spec
+        self._note_what_may_be_a_map(spec)
+
+    def _note_what_may_be_a_map(self, spec: SideSpec) -> None:
+        """Tell the user of rows that look like maps of the image, if nobody said whether they are.
+
+        Training on such rows that a Pipeline does not move succeeds, with the wrong targets.
+        """
+        shape = spec.row_shape
+        unsaid = self._rows.spatial is None and not spec.spatial and not spec.ragged
+        if not unsaid or len(shape) < 3 or min(shape[-2:]) < 2:
+            return
+        maps = "spatial=True (--spatial)"
+        if len(shape) > 3:
+            maps = f"reshape them to (C, h, w), with {maps}"
+        report(
+            f"{self.folder}: rows {shape} look like maps of the image, but a Pipeline that flips "
+            f"or crops the image will not move them: if they are maps, make them with {maps}, and "
+            "covers='canvas' if they cover the image with its padding, or 'photograph' if without "
+            "it; if they are not, spatial=False (--no-spatial) says so"
+        )
+
+    def note_other_file(self, file: Path) -> None:
+        """Tell the user if feature shards exist that another version of a file made.
+
+        Args:
+            file: the file of the function.
+        """
+        if self.spec is None or not is_of_another_file(self.folder, self.provenance.get(CODE)):
+            return
+        shards = feature_shard_names(self.folder)
+        if not shards:  # but another process makes one
+            return
+        report(
+            f"{file} has changed since {self.folder} was begun: {counted(len(shards), 'shard')} "
+            "there may have rows of another teacher, and nothing there is computed again. If the "
+            "change matters, choose another name or folder (--output), or remove this one"
+        )
 
     def _spec(self, dtype: str, row_shape: tuple[int, ...], ragged: bool) -> SideSpec:
         """The spec of rows of this type and shape, as the options ask for."""
@@ -182,7 +223,7 @@ class FeatureTarget:
             cast(Any, self.axis),
             dtype,
             row_shape,
-            self._rows.spatial,
+            bool(self._rows.spatial),
             cast(Any, self._covers),
             cast(Any, self._rows.interpolation),
             ragged,
@@ -222,6 +263,7 @@ class FeatureTarget:
                 remove_unused(self.folder)
                 create_side(self.folder, manifest)
             self.spec = spec
+            self._note_what_may_be_a_map(spec)
         elif spec != self.spec:
             raise OptionError(
                 f"rows are {spec.to_text()}, but those before, in {self.folder}, are "
@@ -349,7 +391,9 @@ def _check_rows(rows: RowOptions) -> None:
     for name in ("covers", "interpolation"):
         value = getattr(rows, name)
         if value is not None and not rows.spatial:
-            raise OptionError(f"{name} is {value!r}, but spatial is False: choose spatial=True")
+            raise OptionError(
+                f"{name} is {value!r}, but spatial is {rows.spatial}: choose spatial=True"
+            )
 
 
 def _outside(name: str, folder: Path) -> Path:
@@ -385,31 +429,3 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
             )
         shards.append(ShardToDo(identity, ds[positions]))
     return shards
-
-
-def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
-    """The shards of one part of a job: every N-th, from the K-th on.
-
-    Args:
-        part: (K, N) with K from 1 to N. None: rank and world size of torch.distributed if it is
-            initialized, otherwise of the environment (RANK and WORLD_SIZE, which torchrun sets),
-            otherwise all.
-    """
-    group = process_group()
-    if part is not None:
-        number, count = part_of_job(part)
-    elif group is not None:
-        number = group.get_rank() + 1
-        count = group.get_world_size()
-    else:
-        rank = os.environ.get("RANK") or "0"
-        world = os.environ.get("WORLD_SIZE") or "1"
-        try:
-            count = int(world)
-            number = whole_number("RANK", int(rank), 0, count - 1) + 1
-        except ValueError:
-            raise OptionError(
-                f"RANK is {brief(rank)} and WORLD_SIZE is {brief(world)} in the environment: set "
-                "both, or pass part=(K, N)"
-            ) from None
-    return shards[number - 1 :: count]

@@ -344,6 +344,11 @@ def _start_of(process: int) -> int:
         return 0
 
 
+def is_owned(name: str) -> bool:
+    """True for a working name that has a process in it, see `temporary_beside`."""
+    return _OWNED.search(name) is not None
+
+
 def _is_left_over(path: Path) -> bool:
     """True for an entry under a working name whose process has ended.
 

@@ -60,6 +60,10 @@ class CudaRuntime:
         """The current device."""
         return torch.cuda.current_device()
 
+    def set_device(self, index: int) -> None:
+        """Make a device the current one of this thread."""
+        torch.cuda.set_device(index)
+
     def enter_thread(self, index: int) -> None:
         """Begin a thread that works for one device: it is now the current one.
 

@@ -57,7 +57,8 @@ class Ledger:
             what is wrong. It is not among `sources`.
         listed: names of the shards that the manifest listed when it was read.
         noted: names of the sources whose records are in notes of parts, not in the manifest.
-        taken_options: a line for the user, if options were left out that the pack has; or "".
+        taken_options: a line for the user, if options were left out that the pack has, or that
+            were found to be other ones than a user may expect; or "".
     """
 
     def __init__(self, options: PackOptions):
@@ -90,6 +91,7 @@ class Ledger:
         listed: tuple[ShardEntry, ...] = ()
         if not (root / MANIFEST_NAME).exists():
             ledger = cls(options.of_new_pack())
+            ledger.taken_options = options.found_text(ledger.options)
         else:
             manifest = read_own_manifest(root)
             ledger = cls(options.of_pack(manifest.options, root))

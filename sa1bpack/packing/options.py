@@ -458,6 +458,16 @@ class RequestedOptions:
         met: bool = request.is_met_by(keys)
         return met
 
+    def found_text(self, options: PackOptions) -> str:
+        """A line for the user, if a new pack is to have images alone and nobody said so; or ""."""
+        if options.records != "none" or "records" in self.named:
+            return ""
+        return (
+            "no record lies beside the images: they are packed alone, without masks; if their "
+            "records are elsewhere, name the folder or the file, --annotations PATH; if there are "
+            "none, --records none says so"
+        )
+
     def taken_text(self, options: PackOptions) -> str:
         """A line for the user, if options of a pack that are no defaults were left out; or ""."""
         values = asdict(PackOptions())

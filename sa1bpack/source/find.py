@@ -145,9 +145,12 @@ def find_sources(
             source = open_source(found_path)
         other = sources.setdefault(source.name, source)
         if other is not source:
+            remedy = "rename one, or pack them into two outputs"
+            if source.kind == other.kind == "folder":
+                remedy += "; if one has the records of the other, name it with --annotations"
             raise SourceError(
                 f"{source.path} and {other.path} are both called {brief(source.name)}, and shards "
-                "are named after their source: rename one, or pack them into two outputs"
+                f"are named after their source: {remedy}"
             )
     return sorted(sources.values(), key=attrgetter("name"))
 

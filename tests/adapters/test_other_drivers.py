@@ -33,7 +33,9 @@ def test_fabric_has_every_epoch_and_one_that_is_resumed_with_its_count_from_0_is
     later = make_dataloader(ds, 2, **OPTIONS)
     later.load_state_dict(first.state_dict())
     of_fabric = fabric.setup_dataloaders(later)
-    with pytest.raises(LoaderError, match=r"epoch 1 was loaded, but then set_epoch\(0\)"):
+    with pytest.raises(
+        LoaderError, match=r"epoch 1 was loaded, but then set_epoch\(0\).*: leave set_epoch"
+    ):
         next(iter(of_fabric))
     later.set_epoch(1)
     assert seen(later, 2) == [whole[1][1:], whole[2]]

@@ -13,10 +13,14 @@ from commands import finish, start, wait_until
 from layout_packs import layout_packs  # noqa: F401 - a fixture
 from packs_with_features import stored
 from reading_packs import packed  # noqa: F401 - a fixture
+from simulated_cuda import SimulatedCuda
+from simulated_loading import cuda  # noqa: F401 - a fixture
 from system import without_privileges
 
 import sa1bpack
 from sa1bpack import verify
+from sa1bpack.deriving import ranks
+from sa1bpack.finalizers import settle
 from sa1bpack.transforms import Pipeline
 
 FUNCTIONS = '''
@@ -44,6 +48,9 @@ def slow(batch):
     with Path("computed").open("a") as file:
         file.write("".join(f"{number}\\n" for number in batch["image_ids"].tolist()))
     return batch["image_ids"]
+
+def maps(batch):
+    return batch["images"].float().mean(3)[:, None, ::12, ::12]
 
 wrong = 5
 '''
@@ -102,6 +109,51 @@ def test_an_exception_of_the_function_is_shown_with_its_traceback(pack, in_folde
     code, _, error = in_folder("derive", pack, "other", "--fn", "made:failing")
     assert code == 1 and "in failing\n" in error
     assert "made:failing raised StopIteration for batch 0 of shard sa_000000-000" in error
+
+
+def test_a_file_that_changed_between_two_commands_is_a_note_on_stderr(pack, tmp_path, in_folder):
+    """The rows of both are in one feature: the command goes on, as only the user knows."""
+    command = ("derive", pack, "ids", "--fn", "made:ids", "--batch-size", 2)
+    assert in_folder(*command, "--part", "1/4")[::2] == (0, "")
+    sys.modules.pop("made")
+    (tmp_path / "made.py").write_text(FUNCTIONS.replace("* scale", "* scale + 1"))
+    code, printed, error = in_folder(*command)
+    assert code == 0 and ": 3 shards made, 1 existing, complete" in printed
+    assert "made.py has changed since" in error and "1 shard there may have rows of" in error
+    assert in_folder(*command, "-o", tmp_path / "elsewhere")[::2] == (0, "")
+
+
+def test_rows_that_look_like_maps_are_noted_on_stderr_unless_no_spatial_says_so(pack, in_folder):
+    command = ("derive", pack, "maps", "--fn", "made:maps")
+    code, printed, error = in_folder(*command)
+    assert code == 0 and "complete" in printed and "look like maps of the image" in error
+    assert in_folder(*command, "--no-spatial")[::2] == (0, "")
+    assert in_folder(*command, "--spatial", "-o", "moved")[::2] == (0, "")
+
+
+def test_cuda_is_the_device_of_the_local_rank(
+    pack, in_folder, monkeypatch, cuda: SimulatedCuda  # noqa: F811
+):  # fmt: skip
+    """Where torchrun starts a process for each GPU; the module's weights go there, too."""
+    monkeypatch.setattr(ranks, "CUDA", cuda)
+    command = ("derive", pack, "ids", "--fn", "made:ids", "--batch-size", 2, "--device")
+    for rank in ("0", "1"):
+        for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")):
+            monkeypatch.setenv(name, value)
+        cuda.most.clear()
+        code, printed, error = in_folder(*command, "cuda")
+        settle()
+        assert (code, error) == (0, "") and ": 2 shards made" in printed
+        assert [*cuda.most] == [int(rank)] and cuda.current() == int(rank)
+    monkeypatch.setenv("RANK", "0")
+    cuda.most.clear()
+    assert in_folder(*command, "cuda:0", "-o", "named")[0] == 0 and [*cuda.most] == [0]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    code, _, error = in_folder(*command, "cuda", "-o", "other")
+    assert code == 2 and "LOCAL_RANK is '2'" in error and "--nproc-per-node 2" in error
+    cuda.devices = 1  # each process may see one of its own
+    cuda.set_device(0)
+    assert in_folder(*command, "cuda", "-o", "other")[0] == 0
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])

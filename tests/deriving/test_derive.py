@@ -18,6 +18,9 @@ import sa1bpack
 from sa1bpack import FormatError, OptionError, ReadError, derive, verify
 from sa1bpack import transforms as T
 from sa1bpack.errors import OutputRefused
+from sa1bpack.format.side.manifest import read_side_manifest, top_of_side
+from sa1bpack.format.side.rows import FeatureRows
+from sa1bpack.format.side.writer import FeatureShardWriter
 
 # The types of docs/format.md that hold numbers as they are.
 DTYPES = (
@@ -233,7 +236,9 @@ def test_complete_batches_of_an_unfinished_shard_are_not_computed_again(
         assert list(folder.glob(".*")) == []
 
 
-def test_rows_of_a_function_whose_file_changed_are_computed_again(ds, tmp_path, monkeypatch):
+def test_rows_of_a_function_whose_file_changed_are_computed_again(
+    ds, tmp_path, monkeypatch, capsys
+):
     code = "def ids(batch):\n    if batch['batch_idx'] == 2: raise KeyboardInterrupt\n"
     code += "    return batch['image_ids'] * 2\n"
     monkeypatch.syspath_prepend(tmp_path)
@@ -244,9 +249,104 @@ def test_rows_of_a_function_whose_file_changed_are_computed_again(ds, tmp_path, 
     monkeypatch.delitem(sys.modules, "changing")
     (tmp_path / "changing.py").write_text("def ids(batch):\n    return batch['image_ids'] * 30\n")
     importlib.invalidate_caches()
-    result = derive(ds, "a", importlib.import_module("changing").ids, batch_size=1)
+    for _ in range(2):  # no row is of the file as it was, so nothing is said
+        result = derive(ds, "a", importlib.import_module("changing").ids, batch_size=1)
+        assert capsys.readouterr().err == ""
     monkeypatch.delitem(sys.modules, "changing")
     np.testing.assert_array_equal(stored(result.folder, ds.root), ds.column("image_id") * 30)
+
+
+@pytest.fixture
+def file_of(tmp_path, monkeypatch):
+    """file_of(factor): a function of a file that is written again, `ids` of `changing.py`."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(factor):
+        monkeypatch.delitem(sys.modules, "changing", raising=False)
+        text = f"def ids(batch):\n    return batch['image_ids'] * {factor}\n"
+        (tmp_path / "changing.py").write_text(text)
+        importlib.invalidate_caches()
+        return importlib.import_module("changing").ids
+
+    yield write
+    sys.modules.pop("changing", None)
+
+
+def test_a_file_that_changed_since_shards_were_made_is_named_with_the_remedy(ds, file_of, capsys):
+    """Rows of two teachers would be in one feature, and nothing else can tell."""
+    folder = derive(ds, "a", file_of(2), part=(1, 4)).folder
+    derive(ds, "a", file_of(2), part=(2, 4))
+    assert capsys.readouterr().err == ""
+    result = derive(ds, "a", file_of(30))
+    assert (len(result.made), len(result.existing)) == (2, 2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"changing.py has changed since {folder} was begun: 2 shards there may have" in said
+    assert "choose another name or folder (--output), or remove this one" in said
+    assert verify(ds.root).ok and set(stored(folder, ds.root) // ds.column("image_id")) == {2, 30}
+    derive(ds, "b", file_of(30))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_feature_of_a_release_that_kept_no_digest_is_continued(ds, file_of, capsys):
+    folder = derive(ds, "a", file_of(2), part=(1, 4)).folder
+    manifest = read_side_manifest(folder)
+    assert len(manifest.provenance.pop("code")) == 32
+    for name, data in top_of_side(manifest).items():
+        (folder / name).write_bytes(data)
+    assert derive(ds, "a", file_of(30)).missing == () and capsys.readouterr().err == ""
+
+
+def test_what_another_file_began_stays_while_a_process_works_on_it(ds, file_of, capsys):
+    """Its lock says that it is at work; once it has ended, what it left is removed."""
+    derive(ds, "other", file_of(2))
+    folder = derive(ds, "a", file_of(2), part=(1, 4)).folder
+    [published] = feature_shards_of(folder)
+    shutil.rmtree(folder / published)
+    before = (folder / "manifest.json").read_bytes()
+    identity = ds.pack.identities[0]
+    ours = {"origin": b"2", "counts": np.ones(identity.lengths.samples, int)}
+    spec = read_side_manifest(folder).spec
+    with FeatureShardWriter(folder, spec, identity, **ours) as writer:
+        writer.append(FeatureRows(np.zeros(1, np.int64)), np.ones(1, int))
+        derive(ds, "a", file_of(30), part=(2, 4))
+        assert (folder / "manifest.json").read_bytes() == before
+        writer.leave()
+    shutil.rmtree(folder / feature_shards_of(folder)[0])
+    derive(ds, "a", file_of(30), part=(2, 4))
+    assert (folder / "manifest.json").read_bytes() != before
+    assert not list(folder.glob(".*")) + list(folder.parent.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "shape, said, noted",
+    [
+        ((2, 4, 4), {}, "make them with spatial=True (--spatial)"),
+        ((2, 4, 6), {}, "covers='canvas' if"),
+        ((3, 2, 4, 4), {}, "reshape them to (C, h, w)"),
+        ((2, 4, 4), {"spatial": False}, ""),
+        ((2, 4, 4), {"spatial": True}, ""),
+        ((2, 1, 4), {}, ""),
+        ((4, 4), {}, ""),
+        ((), {}, ""),
+    ],
+)
+@pytest.mark.parametrize("made_by", ["derive", "attach"])
+def test_rows_that_look_like_maps_are_noted_unless_it_is_said_what_they_are(
+    ds, capsys, shape, said, noted, made_by
+):
+    def rows(batch):
+        return torch.zeros(len(batch["image_ids"]), *shape)
+
+    if made_by == "attach" and said.get("spatial"):
+        said = {**said, "covers": "canvas"}
+    for _ in range(2):  # also when it is complete
+        if made_by == "derive":
+            derive(ds, "a", rows, **said)
+        else:
+            ids = ds.column("image_id")
+            sa1bpack.attach(ds, "a", np.zeros((len(ids), *shape), "f4"), ids, **said)
+        error = " ".join(capsys.readouterr().err.split())
+        assert (noted in error and "look like maps" in error) if noted else error == ""
 
 
 @pytest.mark.parametrize(
@@ -318,8 +418,8 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"fn": Returning(lambda batch: None)}, "rows are NoneType"),
         ({"fn": Returning(lambda batch: batch["image_ids"].to(torch.complex64))}, "complex64"),
         ({"spatial": True, "fn": Returning(lambda batch: batch["image_ids"])}, "spatial is True"),
-        ({"covers": "photograph"}, "covers is 'photograph', but spatial is False"),
-        ({"interpolation": "nearest"}, "interpolation is 'nearest', but spatial is False"),
+        ({"covers": "photograph"}, "covers is 'photograph', but spatial is None"),
+        ({"interpolation": "nearest"}, "interpolation is 'nearest', but spatial is None"),
         ({"spatial": True, "covers": "image"}, "covers is 'image': choose"),
         ({"spatial": True, "interpolation": "cubic"}, "interpolation is 'cubic': choose"),
         ({"batch_size": 0}, "batch_size is 0"),

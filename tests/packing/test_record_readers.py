@@ -492,3 +492,26 @@ def test_options_that_do_not_go_together_are_refused(tmp_path):
     with pytest.raises(SourceError, match=r"gone.json: no such file or folder of annotations"):
         pack(tmp_path / "images", tmp_path / "none", annotations=tmp_path / "gone.json")
     assert not (tmp_path / "none").exists()
+
+
+def test_images_that_are_packed_alone_though_nobody_asked_for_it_are_noted(tmp_path, command):  # noqa: F811
+    """Records that lie elsewhere, as EdgeSAM's, would be missed without a word."""
+    rng = np.random.default_rng(12)
+    images = tmp_path / "SA-1B/images/train"
+    records = tmp_path / "SA-1B/annotations/train"
+    for folder in (images, records):
+        folder.mkdir(parents=True)
+    save(picture_of(rng, 30, 40), images / "sa_1.jpg")
+    record = {"image_id": 1, "width": 40, "height": 30, "file_name": "sa_1.jpg"}
+    write_json(records / "sa_1.json", {"image": record, "annotations": []})
+    text = "no record lies beside the images: they are packed alone"
+    words = ("pack", images, "--output")
+    for more in (("--dry-run",), ()):
+        code, _, error = command(*words, tmp_path / "alone", *more)
+        assert code == 0 and error.count(text) == 1 and "--annotations PATH" in error
+    for more in (("--records", "none"), ("--annotations", records)):
+        code, _, error = command(*words, tmp_path / more[0].strip("-"), *more)
+        assert code == 0 and text not in error
+    code, _, error = command("pack", images, records, "-o", tmp_path / "both")
+    assert code == 2 and "name it with --annotations" in error
+    assert any(text in note for note in pack(images, tmp_path / "noted").notes)

@@ -1,5 +1,8 @@
 """The manifest of a feature, written once, before all rows."""
 
+import os
+from collections.abc import Container
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,9 @@ from sa1bpack.format.side.spec import FIXED_VERSION, SIDE_FORMAT_VERSION, SideSp
 
 # The keys of the provenance in which all feature shards must agree: they decide the rows.
 MADE_WITH = ("function", "seed", "options", "pipeline", "mask_choice", "samples")
+# The key of the provenance that has the digest of the function's file, if there is one. Rows of two
+# files may be equal, so it forbids nothing.
+CODE = "code"
 TOP_FILES = {MANIFEST_NAME, arrays.METADATA_NAME, files.CHECKSUMS_NAME}
 AGAIN = "repeat the `sa1bpack derive` or the `sa1bpack.attach` that made the array"
 REMAKE = f"remove that folder, and {AGAIN}"
@@ -147,13 +153,27 @@ def first_difference(stored: SideManifest, expected: SideManifest) -> str | None
     return None
 
 
-def is_unused(folder: Path) -> bool:
-    """True if a feature has no feature shard, and no process that makes one or that was killed."""
+def is_unused(folder: Path, *, or_unfinished: bool = False) -> bool:
+    """True if a feature has no feature shard, and no process that makes one or that was killed.
+
+    Args:
+        or_unfinished: what processes have left of unfinished feature shards counts for nothing.
+    """
     names = {path.name for path in Path(folder).iterdir()}
-    return all(name in TOP_FILES or files.is_kept_in_use(name) for name in names)
+    used = {name for name in names if name not in TOP_FILES and not files.is_kept_in_use(name)}
+    if or_unfinished:
+        used = {name for name in used if not _is_unfinished(name, names)}
+    return not used
 
 
-def remove_unused(folder: Path) -> None:
+def _is_unfinished(name: str, names: Container[str]) -> bool:
+    """True for the working name of a feature shard that no process has locked; of those `names`."""
+    if not name.startswith(files.TEMPORARY_PREFIX) or name.endswith(files.LOCK_SUFFIX):
+        return False
+    return not files.is_owned(name) and name + files.LOCK_SUFFIX not in names
+
+
+def remove_unused(folder: Path, *, or_unfinished: bool = False) -> None:
     """Remove a feature unless it is in use, see `is_unused`, or comes into use meanwhile.
 
     It is renamed before it is looked into, and a `FeatureShardWriter` reads the manifest after it
@@ -161,7 +181,57 @@ def remove_unused(folder: Path) -> None:
     """
     aside = files.temporary_beside(folder)
     folder.rename(aside)
-    if is_unused(aside):
+    if is_unused(aside, or_unfinished=or_unfinished):
         files.remove_entry(aside)
     else:
         aside.rename(folder)
+
+
+def is_of_another_file(folder: Path, code: str | None) -> bool:
+    """True if a feature was begun with another version of the function's file.
+
+    Args:
+        folder: folder of the feature; it need not exist.
+        code: digest of the file as it is; None if there is none.
+
+    Raises:
+        FormatError, VersionError, OSError: as for `read_side_manifest`.
+    """
+    with suppress(NotAPack):
+        begun_with = read_side_manifest(folder).provenance.get(CODE)
+        return begun_with is not None and code is not None and begun_with != code
+    return False
+
+
+def remove_begun_by_another_file(folder: Path, code: str) -> None:
+    """Remove a feature that another version of the function's file has begun, and left.
+
+    It has no feature shard, and nothing of what is unfinished can be continued; but its manifest
+    would name a file of which there are no rows. Processes that begin at once do this one after
+    another, so that none removes what the next one has begun. Without locks the feature stays.
+
+    Args:
+        folder, code: as in `is_of_another_file`.
+    """
+    if not _is_left_by_another_file(folder, code):
+        return
+    lock_path = folder.with_name(f"{files.TEMPORARY_PREFIX}{folder.name}{files.LOCK_SUFFIX}")
+    with suppress(files.NoFileLocks):
+        files.try_locks(folder.parent)
+        lock = files.locked(lock_path)
+        try:
+            if _is_left_by_another_file(folder, code):
+                remove_unused(folder, or_unfinished=True)
+        finally:
+            lock_path.unlink(missing_ok=True)
+            os.close(lock)
+
+
+def _is_left_by_another_file(folder: Path, code: str) -> bool:
+    """True for what `remove_begun_by_another_file` removes."""
+    if not is_of_another_file(folder, code):
+        return False
+    with suppress(FileNotFoundError):  # another process has just removed it
+        files.remove_idle_locks(folder)
+        return is_unused(folder, or_unfinished=True)
+    return False

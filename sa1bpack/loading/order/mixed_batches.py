@@ -249,7 +249,8 @@ class MixedBatches:
             raise LoaderError(
                 f"a state of epoch {loaded.epoch} was loaded, but then set_epoch({run.epoch}) "
                 "was called, by this program or by a library that counts its epochs from 0 again: "
-                f"call set_epoch({loaded.epoch}) to continue, or make a new Mix to begin again"
+                "leave set_epoch out, as each iteration is the next epoch anyway, or call "
+                f"set_epoch({loaded.epoch}); to begin again, make a new Mix"
             )
         epoch = run.epoch
         bookmark = run.bookmark
