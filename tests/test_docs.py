@@ -2,14 +2,19 @@
 
 import ast
 import importlib.util
+import json
 import re
 import shlex
 import shutil
+import tarfile
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from frameworks import has_torchvision
+from pycocotools import mask as coco
 
 import sa1bpack
 from sa1bpack.cli.arguments import parse
@@ -103,6 +108,37 @@ def test_python_of_the_documents_runs(path, folder, sample_pack):
     run_blocks(path, missing)
     if missing:
         pytest.skip(f"all but the blocks for {', '.join(sorted(missing))} ran: make frameworks")
+
+
+def test_the_miou_of_the_recipe_is_that_of_pycocotools_on_the_records(folder, sample_pack):
+    """Of each mask, from the box in its record to the photograph's size."""
+    (folder / "packed").symlink_to(sample_pack)
+    recipes = blocks(REPOSITORY / "docs/recipes.md", "python")
+    [block] = [text for text in recipes if "iou_of" in text]
+    names: dict = {}
+    exec(compile(block, "<mIoU>", "exec"), names)
+    compared = 0
+    with tarfile.open(folder / "tests/samples/sa_000000.tar") as tar:
+        texts = [tar.extractfile(member).read() for member in tar if member.name.endswith(".json")]
+    for record in map(json.loads, texts):
+        height, width = record["image"]["height"], record["image"]["width"]
+        scale = 1024 / max(height, width)
+        stored = [int(side * scale + 0.5) for side in (height, width)]
+        for mask in record["annotations"]:
+            if mask["id"] not in names["iou_of"]:  # of an image for training
+                continue
+            x, y, w, h = mask["bbox"]
+            edges = torch.tensor([x, y, x + w + 1, y + h + 1]).view(2, 2)
+            edges = (edges * torch.tensor(stored[::-1]) / torch.tensor([width, height])).float()
+            logits = names["predict"]({"images": edges, "boxes_xyxy": edges.view(1, 4)})[None]
+            logits = torch.nn.functional.interpolate(logits, (1024, 1024), mode="bilinear")
+            logits = logits[..., : stored[0], : stored[1]]
+            logits = torch.nn.functional.interpolate(logits, (height, width), mode="bilinear")
+            found = coco.encode(np.asfortranarray((logits[0, 0] > 0).numpy(), np.uint8))
+            [[iou]] = coco.iou([found], [mask["segmentation"]], [0])
+            assert names["iou_of"][mask["id"]] == pytest.approx(iou, abs=1e-4)  # float32 edges
+            compared += 1
+    assert compared == len(names["iou_of"]) > 50
 
 
 def commands() -> list[tuple[str, str]]:

@@ -307,14 +307,15 @@ def derive(
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --spatial \\
           --pipeline sa1bpack.transforms:Pipeline --device cuda
     8 GPUs (torchrun numbers the processes, and cuda is the GPU of that number):
-      torchrun --nproc-per-node 8 --no-python sa1bpack derive /data/packed teacher \\
-          --fn my_teacher:embed --spatial --device cuda
+      torchrun --nproc-per-node 8 --no-python sa1bpack derive /data/packed \\
+          teacher --fn my_teacher:embed --spatial --device cuda
       sa1bpack derive /data/packed p2 p3 p4 --fn my_teacher:pyramid --spatial
       sa1bpack derive /data/packed depth --fn my_masks:depth --axis mask
       sa1bpack derive /data/packed parents --axis mask --mask-format runs \\
           --fn sa1bpack.transforms:relation --option name=parents
     a job array of 8:
-      sa1bpack derive /data/packed teacher --fn my_teacher:embed --spatial --part 3/8
+      sa1bpack derive /data/packed teacher --fn my_teacher:embed --spatial \\
+          --part 3/8
     on a Ray cluster (pip install ray), where each shard is a task with --threads
     cores, 4 by default, and a GPU for cuda:
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --spatial \\
