@@ -61,8 +61,8 @@ def attach(
           --shape any,4096 --dtype float16
     a folder of sa_123.npy files, depth maps (1, h, w) of the photographs:
       sa1bpack attach /data/packed depth --name depth --spatial --covers photograph
-    a folder of sa_123.npy files, what a teacher returned for the images of batches:
-      sa1bpack attach /data/packed teacher --name teacher --spatial --covers canvas
+    a folder of sa_123.npy files, embeddings (C, h, w) of images with padding:
+      sa1bpack attach /data/packed sam --name sam --spatial --covers canvas
     numbers in a table, whose values are text otherwise:
       sa1bpack attach /data/packed scores.csv --name score --value score \\
           --dtype float32
