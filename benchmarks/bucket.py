@@ -1,6 +1,7 @@
 """Rows of a pack in a bucket, fetched as they are read: against raw ranges of the same bytes.
 
-    python benchmarks/bucket.py [--samples N] [--latency MS ...] [--link GBIT ...] [--rounds N]
+    python benchmarks/bucket.py [--samples N] [--shard N] [--latency MS ...] [--link GBIT ...]
+                                [--rounds N] [--kind plain compact] [--folder DIR]
 
 The server is object_server.py: S3 on loopback, which waits `--latency` before each answer and sends
 all answers together at `--link` Gbit/s. Ceiling: obstore's `get_range_async` of the spans
@@ -163,6 +164,7 @@ def main() -> None:
     """Pack, serve, measure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--shard", type=int, help="samples per shard (a fourth of them)")
     parser.add_argument("--latency", type=float, nargs="+", default=[10, 50, 150], help="ms")
     parser.add_argument("--link", type=float, nargs="+", default=[1, 4, 10], help="Gbit/s")
     parser.add_argument("--rounds", type=int, default=3)
@@ -177,7 +179,7 @@ def main() -> None:
             if name in options.kind and not (folder / "bucket" / name).exists():
                 if not tar.exists():
                     make_tar([str(here / "../tests/samples/sa_000000.tar")], tar, options.samples)
-                shard = max(options.samples // 4, 1)
+                shard = options.shard or max(options.samples // 4, 1)
                 sa1bpack.pack(tar, folder / "bucket" / name, samples_per_shard=shard, **layout)
         print("| pack | latency, ms | link, Gbit/s | ceiling, MB/s | Loader, MB/s | ratio | "
               "samples/s | first batch, round trips | fetched | CPU, ms per sample | of the "

@@ -22,8 +22,11 @@ from sa1bpack.wording import counted, size_text
 WINDOW_BYTES = 512 << 20
 _SHARE_OF_ROOM = 0.25
 
-# Shards that are opened at once: each is fetched by many requests.
+# Shards that are opened at once: each is fetched by many requests. And shards of which the small
+# arrays alone are fetched, in one round trip of some twenty requests, each over a connection: a
+# batch may need as many as it has samples, but a process may have no more than 1,024 open files.
 _AT_ONCE = 8
+_SMALL_AT_ONCE = 16
 
 # Batches that are looked at for shards to open, each time that one is needed.
 _LOOK_AHEAD = 64
@@ -90,6 +93,9 @@ class ShardPrefetcher:
         """
         self._ds = ds
         self._batches = batches
+        self._at_once = _SMALL_AT_ONCE if ds.pack.fetches_rows else _AT_ONCE
+        # Where rows are fetched next, the shards of later batches would share the way with them.
+        self._asks_ahead = not ds.pack.fetches_rows
         self._window = min(WINDOW_BYTES, int(_SHARE_OF_ROOM * room(ds.pack)))
         self._asked: deque[_AskedBatch] = deque()
         self._bytes_ahead = 0  # of the batches that are asked for
@@ -100,7 +106,7 @@ class ShardPrefetcher:
 
     def start(self) -> None:
         """Begin to open shards."""
-        for _ in range(_AT_ONCE):  # daemons: Python need not wait for a fetch when it ends
+        for _ in range(self._at_once):  # daemons: Python need not wait for a fetch when it ends
             start_thread(self._open, "sa1bpack-open")
 
     def end(self) -> None:
@@ -108,19 +114,22 @@ class ShardPrefetcher:
         self._over = True
         for opened in list(self._opened.values()):
             opened.set()
-        for _ in range(_AT_ONCE):
+        for _ in range(self._at_once):
             self._to_open.put(None)
 
     def next_batches(self, most: int) -> list[OrderedBatch]:
         """The next batch, and up to `most` in all as far as their shards are here.
 
         Waits for the shards of the first. Asks for the shards of later batches, as far as these
-        fit.
+        fit; but where rows are fetched, not before the second call, by when most of those of the
+        first batch have come.
         """
         if not self._asked:
             self._ask(self._next_to_ask())
         first = self._take()
-        self._ask_ahead()
+        if self._asks_ahead:
+            self._ask_ahead()
+        self._asks_ahead = True
         for shard in first.shards:
             while not (self._over or self._opened[shard].wait(_IDLE_SECONDS)):
                 pass
