@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from sa1bpack.errors import ThreadRefused
 from sa1bpack.interrupts import interrupts_held
-from sa1bpack.threads import start_thread
+from sa1bpack.threads import join_awaited, start_thread
 
 _T = TypeVar("_T")
 
@@ -227,9 +227,11 @@ def _finish_at_exit_too() -> None:
 
 
 def _finish_at_exit() -> None:
+    settle()  # what the thread has begun, it would go on with beside the end of the interpreter
     for ending in list(_pending.values()):
         if ending.at_exit:
             ending.run()
+    join_awaited()
 
 
 class Living(Generic[_T]):

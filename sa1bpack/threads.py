@@ -103,20 +103,50 @@ class Slots:
             self._changed.notify_all()
 
 
-def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
+def start_thread(
+    work: Callable[[], object], name: str, *, awaited_at_exit: bool = False
+) -> threading.Thread:
     """Start a thread, which the process does not wait for when it ends.
 
     Args:
         work: what it does.
         name: its name.
+        awaited_at_exit: `join_awaited` waits for it: it runs code of a user, or of libraries in
+            C++, which end the process ("terminate called") if they meet an interpreter that has
+            ended. Whoever starts it sees to it that it ends.
 
     Raises:
         ThreadRefused: the system refuses it.
     """
+    if awaited_at_exit:
+        work = partial(_run_awaited, work)
     thread = threading.Thread(target=work, name=name, daemon=True)
-    with naming_refusal():
-        thread.start()
+    if awaited_at_exit:
+        _awaited[id(thread)] = thread
+    try:
+        with naming_refusal():
+            thread.start()
+    except ThreadRefused:
+        _awaited.pop(id(thread), None)
+        raise
     return thread
+
+
+# The threads in progress that the end of the process waits for, by their id.
+_awaited: dict[int, threading.Thread] = {}
+
+
+def _run_awaited(work: Callable[[], object]) -> None:
+    try:
+        work()
+    finally:
+        _awaited.pop(id(threading.current_thread()), None)
+
+
+def join_awaited() -> None:
+    """Wait until all threads have ended that are awaited at exit."""
+    for thread in list(_awaited.values()):
+        thread.join()
 
 
 @contextmanager

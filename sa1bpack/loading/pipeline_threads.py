@@ -49,6 +49,10 @@ class PipelineThreads:
     - the pipeline, which other threads may call at the same time;
     - the buffer of its batch, which goes back to the pool when the last tensor of it is gone.
 
+    The process ends once it has returned from there: within a call of torch, a thread that meets an
+    interpreter which has ended ends the process by an abort. So a pipeline that never returns keeps
+    the process, as a thread of `concurrent.futures` does.
+
     It takes no further batch: the readers' queue is closed. The place of the run is not among
     these: the consumer alone notes which batches came out. Nor is the Loader, so that it can be
     collected.
@@ -97,7 +101,8 @@ class PipelineThreads:
         """Start the threads. If that fails, or is interrupted, `end` ends those that began."""
         self._readers.start()
         for n in range(self._count):
-            self._threads.append(start_thread(self._run, f"sa1bpack-pipeline-{n}"))
+            name = f"sa1bpack-pipeline-{n}"
+            self._threads.append(start_thread(self._run, name, awaited_at_exit=True))
 
     # ------------------------------------------------------------------------------- in the threads
 

@@ -303,7 +303,8 @@ class ReaderThreads:
                 while errors and error is None and not self.queue.closed:
                     located = self._make_again(batch, located, errors, tools)
                     errors = located.errors()
-            if error is None and len(located) and isinstance(self._device, CudaDevice):
+            is_wanted = error is None and len(located) > 0 and not self.queue.closed
+            if is_wanted and isinstance(self._device, CudaDevice):
                 begin = self._counts.clock()
                 self._device.stage(batch, located)
                 self._counts.worked("stage", begin)

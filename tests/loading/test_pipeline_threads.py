@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from batches import flattened, readers, same_batches
-from forked_programs import forked_python
+from forked_programs import forked_python, run_forked
 from loader_seams import ends_within
 from reading_packs import write_pack
 
@@ -395,3 +395,51 @@ def test_the_figures_say_that_threads_were_in_the_pipeline(ds):
     assert stats.pipeline_threads == 2 and stats.pipeline_seconds > 0
     assert stats.pipeline_share is None and stats.samples == 24
     assert "s in 2 threads" in str(stats)
+
+
+LEAVING = """
+import sys, threading, time
+import sa1bpack
+
+root, kind, held, end = sys.argv[1:]
+begun = threading.Semaphore(0)
+
+def pipeline(batch):
+    if batch["batch_idx"] == 1:
+        begun.release()
+        time.sleep(1.5)  # longer than an iteration waits for its threads when it ends
+        print("returned", flush=True)
+    return batch
+
+loader = sa1bpack.Loader(sa1bpack.open(root), 2, pipeline=pipeline)
+if kind == "mix":
+    loader = sa1bpack.Mix({"a": loader}, steps=4)
+iterator = iter(loader)
+next(iterator)
+begun.acquire()
+if held == "dropped":
+    del iterator
+print("end", flush=True)
+if end == "error":
+    raise ValueError("of the loop")
+sys.exit(int(end))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "end"),
+    [
+        ("loader", "held", "0"),
+        ("loader", "dropped", "error"),
+        ("mix", "held", "3"),
+        ("mix", "dropped", "0"),
+    ],
+)
+def test_a_process_ends_once_the_pipeline_has_returned_and_with_its_own_exit_code(
+    packed, kind, held, end
+):
+    """A thread within torch that meets an interpreter which has ended aborts the process."""
+    status, output, errors = run_forked(LEAVING, packed.root, kind, held, end)
+    assert output == "end\nreturned\n"
+    assert status == (1 if end == "error" else int(end))
+    assert ("ValueError: of the loop" in errors) == (end == "error")
