@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from frameworks import has_torchvision
+from PIL import Image
 from pycocotools import mask as coco
 
 import sa1bpack
@@ -139,6 +140,46 @@ def test_the_miou_of_the_recipe_is_that_of_pycocotools_on_the_records(folder, sa
             assert names["iou_of"][mask["id"]] == pytest.approx(iou, abs=1e-4)  # float32 edges
             compared += 1
     assert compared == len(names["iou_of"]) > 50
+
+
+def test_sam2s_datapoint_has_every_object_of_every_source_also_empty_ones(folder):
+    """An object without a pixel, alone in its batch; and masks without ids, of a generator."""
+    (folder / "photos").mkdir()
+    (folder / "masks").mkdir()
+    square = [5, 5, 30, 5, 30, 30, 5, 30]
+    kinds = {1: [square], 2: [[10, 10, 50]]}  # polygons of image 1; of image 2, which are no shape
+    images = []
+    annotations = []
+    for number, polygons in kinds.items():
+        Image.linear_gradient("L").resize((64, 48)).save(folder / f"photos/{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": 64, "height": 48})
+        annotations.append({"id": number + 90, "image_id": number, "segmentation": polygons})
+        mask = {"segmentation": {"size": [48, 64], "counts": [100, 9, 48 * 64 - 109]}}
+        (folder / f"masks/{number}.json").write_text(json.dumps([mask] * number))
+    file = {"images": images, "annotations": annotations, "categories": []}
+    (folder / "labels.json").write_text(json.dumps(file))
+    loaders = {}
+    for name, records in (("coco", "labels.json"), ("made", "masks")):
+        sa1bpack.pack("photos", name, annotations=records, workers=1, image_size=64, fit="squash")
+        ds = sa1bpack.open(name, mask_format="runs")
+        pipeline = sa1bpack.transforms.Pipeline(ds, size=64, mask_size=64)
+        loaders[name] = sa1bpack.Loader(ds, 1, pipeline=pipeline)
+    mix = sa1bpack.Mix(loaders, at_end="skip")
+    names = {"T": sa1bpack.transforms, "mix": mix}
+    [block] = [
+        text for text in blocks(REPOSITORY / "docs/mix.md", "python") if "def datapoint" in text
+    ]
+    exec(compile(block, "<datapoint>", "exec"), names)
+    objects = []
+    for batch in mix:
+        made = names["datapoint"](batch)
+        ids = made.metadata.unique_objects_identifier[0]
+        assert len(set(ids[:, 1].tolist())) == len(ids) == made.masks.shape[1]
+        assert made.obj_to_frame_idx.tolist() == [[[0, 0]] * len(ids)]
+        if made.dict_key == "coco":
+            assert ids.tolist() == [[ids[0, 0], ids[0, 0] + 90, 0]]
+        objects += [(made.dict_key, bool(mask.any())) for mask in made.masks[0]]
+    assert sorted(objects) == [("coco", False), ("coco", True), *[("made", True)] * 3]
 
 
 def commands() -> list[tuple[str, str]]:
