@@ -480,8 +480,9 @@ def export_coco(
 
     A pack that was made from COCO's form is written as an equal file: the images, with their names,
     licences and whatever else was kept; categories, licences and info of the file; annotations with
-    their own keys and values, but for polygons and lists of counts, which are compressed RLE of the
-    same pixels.
+    their own keys and values, but for `segmentation`, which is compressed RLE of the same pixels.
+    That of an annotation without a pixel, or without `segmentation` in the file, has none, so that
+    pycocotools takes every annotation.
 
     The file is written completely or not at all. An existing file is never overwritten; it is left
     as it is if it has the same bytes. It takes 8 bytes of memory per image and per annotation.

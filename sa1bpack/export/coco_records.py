@@ -3,7 +3,7 @@
 A pack that was made from COCO's form has COCO's own values as kept keys, see
 docs/from-your-dataset.md, and the categories and licences of the file in its manifest. Its
 annotations get back the keys that they had. What the record of a mask lacks is that of the mask
-itself; a mask without a pixel has then neither segmentation nor box nor area.
+itself; one without a pixel has a run-length text without any, the area 0, and no box.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -131,9 +131,9 @@ class CocoTexts:
                 coco["category_id"] = CATEGORIES[0]["id"]
                 if self._kept.has_categories:
                     coco["category_id"] = NO_CATEGORY
+            coco["segmentation"] = annotation["segmentation"]
+            coco["area"] = annotation["area"]
             if not self._as_recorded or box[2]:
-                coco["segmentation"] = annotation["segmentation"]
-                coco["area"] = annotation["area"]
                 coco["bbox"] = box
             if not self._as_recorded:
                 coco["iscrowd"] = 0

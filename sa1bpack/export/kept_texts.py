@@ -10,13 +10,12 @@ import numpy as np
 from sa1bpack.export.fetched_shard import FetchedShard
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.shard_reader import Shard
-from sa1bpack.format.side.kept import PARENTS, KeptKey, kept_keys
+from sa1bpack.format.side.kept import CATEGORY_KEY, PARENTS, KeptKey, kept_keys
 from sa1bpack.format.side.rows import FeatureRows, marked_missing
 from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.shards import ShardIdentity
 
-# The key whose values are the categories of COCO, and that of masks without one.
-CATEGORY_KEY = "annotations.category_id"
+# The category of masks without one.
 NO_CATEGORY = 0
 # Keys of an object, each with the JSON text of its value.
 Pairs = list[tuple[str, str]]

@@ -22,6 +22,7 @@ from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import PIXELS, AxisLengths, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.keywords import checks_options, takes_options
+from sa1bpack.packing.empty_masks import NONE_EMPTY
 from sa1bpack.packing.kept_rows import bytes_of_rows
 from sa1bpack.packing.options import MASKS, PRESETS, PackOptions, RunOptions, check_request
 from sa1bpack.packing.pack_folder import existing_parent
@@ -107,6 +108,7 @@ class Forecast:
         no_pairs: why the source that was tried has no sample at all; empty if it has some.
         unknown_keys: key of the JSON records that would not be stored → number of samples tried
             whose records have it.
+        notes: lines about masks without a pixel of the samples tried.
     """
 
     sources: int
@@ -130,6 +132,7 @@ class Forecast:
     no_pairs: str = ""
     fitting: tuple[str, ...] = ()
     unknown_keys: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def needed_bytes(self) -> int:
@@ -174,6 +177,7 @@ class Forecast:
             lines += [f"  {member}: {why}" for member, why in self._first_rejects()]
         if len(self.rejects) > _REJECTS_NAMED:
             lines.append(f"  and {len(self.rejects) - _REJECTS_NAMED:,} more")
+        lines += self.notes
         if text := unknown_keys_text(self.unknown_keys, "the images tried"):
             lines.append(text)
         if self.packed:
@@ -337,6 +341,7 @@ def _forecast(
         no_pairs=probe.no_pairs,
         fitting=tuple(fitting),
         unknown_keys=dict(sorted(probe.unknown_keys.items())),
+        notes=probe.empty_masks.lines("the images tried"),
     )
 
 
@@ -389,6 +394,7 @@ class _Probe:
         rejects: member → why it is rejected, of these and of other members that were met.
         no_pairs: why the source has no pair; empty if it has some.
         unknown_keys: key that is not stored → number of records tried that have it.
+        empty_masks: those of their masks that have no pixel.
         lengths: rows of the packed ones, with runs, and without images.
         tar_bytes, seconds: bytes and time of all that were tried.
         sizes: stored height and width of each packed image.
@@ -410,6 +416,7 @@ class _Probe:
         self.rejects: dict[str, str] = {}
         self.no_pairs = ""
         self.unknown_keys: Counter[str] = Counter()
+        self.empty_masks = NONE_EMPTY
         self.kept_bytes = 0
         if source is not None:
             self._decode_first_pairs(source, annotations)
@@ -447,6 +454,7 @@ class _Probe:
             self.rejects[outcome.member] = f"{outcome.code}: {outcome.detail}"
         elif outcome is not None:
             self.unknown_keys.update(outcome.unknown_keys)
+            self.empty_masks += outcome.empty_masks
             self.lengths += outcome.lengths
             self.kept_bytes += bytes_of_rows(self.options.kept_keys, outcome.kept_rows)
             _, _, height, width = outcome.rows["size"][0].tolist()

@@ -13,6 +13,7 @@ from itertools import chain
 
 import numpy as np
 
+from sa1bpack.packing.empty_masks import NONE_EMPTY
 from sa1bpack.packing.kept_rows import KeptRows
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import (
@@ -141,6 +142,7 @@ def _joined_samples(parts: Sequence[Packed]) -> Packed:
     first = parts[0]
     rows = {name: np.concatenate([part.rows[name] for part in parts]) for name in first.rows}
     unknown_keys: Counter[str] = Counter()
+    empty_masks = NONE_EMPTY
     lengths = first.lengths
     for part in parts[1:]:
         lengths += part.lengths
@@ -149,9 +151,10 @@ def _joined_samples(parts: Sequence[Packed]) -> Packed:
         values.append([*chain.from_iterable(of_key)])
     for part in parts:
         unknown_keys.update(part.unknown_keys)
+        empty_masks += part.empty_masks
     kept_rows = KeptRows(
         tuple(values),
         tuple(chain.from_iterable(part.kept_rows.masks for part in parts)),
         frozenset().union(*(part.kept_rows.altered for part in parts)),
     )
-    return Packed(rows, lengths, unknown_keys, kept_rows)
+    return Packed(rows, lengths, unknown_keys, kept_rows, empty_masks)

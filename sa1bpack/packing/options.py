@@ -16,7 +16,7 @@ from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
 from sa1bpack.format.layout import FITS, PIXELS, Layout, absent_numbers
 from sa1bpack.format.manifest import folder_to_write
-from sa1bpack.format.side.kept import KeptKey
+from sa1bpack.format.side.kept import CATEGORY_KEY, KeptKey
 from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import ABSENT_NUMBERS
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, check_numbers
@@ -459,7 +459,18 @@ class RequestedOptions:
         return met
 
     def found_text(self, options: PackOptions) -> str:
-        """A line for the user, if a new pack is to have images alone and nobody said so; or ""."""
+        """A line for the user, if what was found for a new pack may surprise them; or "".
+
+        It is to have images alone, and nobody said so, or classes of COCO that are no integers.
+        """
+        if "keep" not in self.named and options.records == "coco":
+            types = {key.key: key.type for key in options.kept_keys}
+            if types.get(CATEGORY_KEY) == "json":
+                return (
+                    "category_id is kept as JSON texts, because some of the first annotations have "
+                    "one that is no integer: correct the file, or name the keys to keep, "
+                    f"--keep {CATEGORY_KEY}:int64, which rejects the records of such images"
+                )
         if options.records != "none" or "records" in self.named:
             return ""
         return (

@@ -15,6 +15,7 @@ from sa1bpack import __version__
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.format.run_log import RUNS_NAME, append_to_log, records_in_log
+from sa1bpack.packing.empty_masks import NONE_EMPTY, EmptyMasks
 from sa1bpack.packing.groups import GroupOutcome
 from sa1bpack.progress import Advance, ProgressBar, ProgressOption, report, telling
 from sa1bpack.source.find import Source
@@ -45,6 +46,7 @@ class Progress:
         notes: messages that were shown to the user.
         unknown_keys: key of the JSON records that is not stored → number of images decoded whose
             records have it.
+        empty_masks: those of the masks of these images that have no pixel.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Progress:
         self.read: dict[str, int] = {}
         self.notes: list[str] = []
         self.unknown_keys: Counter[str] = Counter()
+        self.empty_masks = NONE_EMPTY
         self._max_rejects = max_rejects
         self._first: list[str] = []  # rejects, to be named
         self._lock = Lock()
@@ -119,12 +122,19 @@ class Progress:
             self.reject(source, reject)
         if outcome.packed is not None and outcome.packed.unknown_keys:
             self.add_unknown_keys(outcome.packed.unknown_keys)
+        if outcome.packed is not None and outcome.packed.empty_masks != NONE_EMPTY:
+            self._add_empty_masks(outcome.packed.empty_masks)
         self.advance(source, bytes_read, images=outcome.samples)
 
     def add_unknown_keys(self, images_by_key: Mapping[str, int]) -> None:
         """Count images by the keys of their records that are not stored."""
         with self._lock:
             self.unknown_keys.update(images_by_key)
+
+    def _add_empty_masks(self, empty_masks: EmptyMasks) -> None:
+        """Count masks without a pixel."""
+        with self._lock:
+            self.empty_masks += empty_masks
 
     def reject(self, source: Source, reject: Reject) -> None:
         """Count a reject. Raises TooManyRejects if there are more than allowed."""

@@ -344,6 +344,8 @@ def run_work(
         log_run(publisher.root, counts, options.worker_count, outcome)
     interrupts.check()
     manifest = publisher.finish(failed)
+    for line in counts.empty_masks.lines("this run"):
+        counts.note(line)
     return pack_result(totals_of(publisher.root, manifest), work, failed, counts)
 
 

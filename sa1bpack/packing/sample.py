@@ -35,6 +35,7 @@ from sa1bpack.interrupts import interrupts_held
 from sa1bpack.masks.raster import draw_images, fit_axes
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.masks.select import select_masks
+from sa1bpack.packing.empty_masks import NONE_EMPTY, EmptyMasks, empty_masks_of
 from sa1bpack.packing.kept_rows import KeptRows, kept_of_records
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.runs import complete_numbers, runs_of_records
@@ -66,12 +67,14 @@ class Packed:
         unknown_keys: key of the records that is not in the schema, and not stored → number of
             samples whose records have it.
         kept_rows: the values of the keys that the pack keeps.
+        empty_masks: those of the masks that have no pixel.
     """
 
     rows: dict[str, np.ndarray]
     lengths: AxisLengths
     unknown_keys: Mapping[str, int]
     kept_rows: KeptRows = field(default_factory=KeptRows)
+    empty_masks: EmptyMasks = NONE_EMPTY
 
 
 # What a source's bytes are, in this process or in shared memory.
@@ -216,7 +219,10 @@ def make_samples(
     image_bytes = np.array([image.memory.size for image in images], np.int64)
     rows = finished_rows(layout, rows, image_bytes, np.diff(masks.masks_of))
     unknown_keys = Counter(chain.from_iterable(image.unknown_keys for image in record.images))
-    return Packed(rows, sample_lengths(layout, rows), unknown_keys, masks.kept_rows)
+    empty_masks = empty_masks_of(
+        record, masks.selected, masks.masks_of, masks.run_ends, masks.run_offset
+    )
+    return Packed(rows, sample_lengths(layout, rows), unknown_keys, masks.kept_rows, empty_masks)
 
 
 @dataclass(frozen=True)

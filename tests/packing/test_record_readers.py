@@ -434,8 +434,8 @@ def test_what_cannot_be_used_names_the_reader_and_the_other_one(tmp_path):
         assert part in text
     assert result.reasons == {"bad-annotation": 4, "kept-value": 1, "bad-mask": 1}
     notes = "\n".join(result.notes)
-    assert f"{path.name} lists 1 image that the source lacks: gone.jpg" in notes
-    assert f"1 image of the source are not listed in {path.name}" in notes
+    assert f"{path.name} lists 1 image that the source lacks: gone.jpg\n" in notes
+    assert f"{path.name} does not list 1 image of the source: stranger.jpg\n" in notes
     assert "annotations of an image that is not listed: 1, such as 1234" in notes
     assert sa1bpack.verify(result.root).ok
 
@@ -515,3 +515,73 @@ def test_images_that_are_packed_alone_though_nobody_asked_for_it_are_noted(tmp_p
     code, _, error = command("pack", images, records, "-o", tmp_path / "both")
     assert code == 2 and "name it with --annotations" in error
     assert any(text in note for note in pack(images, tmp_path / "noted").notes)
+
+
+SQUARE = [5, 5, 30, 5, 30, 30, 5, 30]
+WITHOUT_A_PIXEL = [[[10, 10, 50]], [[4, 4, 9, 9]], [], None, [[900, 900, 950, 900, 950, 950]]]
+
+
+def annotated(folder: Path, segmentations: dict[int, list[Any]]) -> tuple[Path, dict[str, Any]]:
+    """A folder of images with these segmentations, whose annotations have ids from 100 on."""
+    file: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
+    identity = 100
+    for image, shapes in segmentations.items():
+        save(picture_of(np.random.default_rng(image), 48, 64), folder / f"{image}.jpg")
+        entry = {"id": image, "file_name": f"{image}.jpg", "width": 64, "height": 48}
+        file["images"].append(entry)
+        for shape in shapes:
+            annotation = {"id": identity, "image_id": image, "segmentation": shape}
+            file["annotations"].append(annotation)
+            identity += 1
+    return folder, file
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_says_which_annotations_have_no_pixel_and_which_lack_polygons(tmp_path, workers):
+    """With the first of them in the order of images, whichever a worker makes first."""
+    shapes = {image: [[SQUARE], *WITHOUT_A_PIXEL, [SQUARE, [1, 2, 3]]] for image in range(9, 0, -1)}
+    images, file = annotated(tmp_path / "set", shapes)
+    path = write_json(tmp_path / "labels.json", file)
+    options = {"annotations": path, "workers": workers, "samples_per_shard": 2}
+    expected = [
+        "45 annotations without a pixel, such as 157 of image 1, 158 of image 1, 159 of image 1: "
+        "no segmentation, a shape without area, or one outside its image",
+        "9 polygons of fewer than three corners left out of annotations, such as 162 of image "
+        "1, 155 of image 2, 148 of image 3",
+    ]
+    forecast = sa1bpack.estimate(images, tmp_path / "pack", **OPTIONS | options)
+    result = pack(images, tmp_path / "pack", **options)
+    for notes in (forecast.notes, result.notes):
+        for line, note in zip(expected, notes, strict=True):
+            assert line in note
+    assert expected[0] in forecast.as_text()
+    ds = sa1bpack.open(result.root)
+    assert (ds.mask_column("area") == 0).sum() == 45
+    assert ds.where_masks("area > 0").column("mask_count").tolist() == [2] * 9
+    again = pack(images, tmp_path / "pack", **options)
+    assert "without a pixel" not in "".join(again.notes)
+
+
+def test_what_is_left_out_and_masks_without_ids_are_named_by_their_place(tmp_path):
+    """Of masks that are not stored nothing is said; a note of one has no plural."""
+    save(picture_of(np.random.default_rng(0), 48, 64), tmp_path / "set" / "x.jpg")
+    full = {"size": [48, 64], "counts": [100, 50, 48 * 64 - 150]}
+    empty = {"size": [48, 64], "counts": [48 * 64]}
+    write_json(tmp_path / "set" / "x.json", [{"segmentation": shape} for shape in (full, empty)])
+    result = pack(tmp_path / "set", tmp_path / "pack", records="amg")
+    [note] = result.notes
+    assert "this run: 1 annotation without a pixel, such as mask 1 of x.jpg: " in note
+    assert pack(tmp_path / "set", tmp_path / "large", records="amg", min_area=1).notes == []
+
+
+def test_a_text_among_the_classes_of_coco_is_said(tmp_path):
+    images, file = annotated(tmp_path / "set", {1: [[SQUARE]], 2: [[SQUARE]]})
+    path = write_json(tmp_path / "labels.json", file)
+    for annotation, classes in zip(file["annotations"], (3, "3"), strict=True):
+        annotation["category_id"] = classes
+    write_json(path, file)
+    [note] = pack(images, tmp_path / "pack", annotations=path).notes
+    assert "category_id is kept as JSON texts" in note
+    keep = ["annotations.category_id:int64"]
+    result = pack(images, tmp_path / "integers", annotations=path, keep=keep)
+    assert (result.notes, result.reasons) == ([], {"kept-value": 1})

@@ -21,6 +21,7 @@ from sa1bpack.wording import brief
 KEPT_TYPES = ("text", "bool", "int64", "float64", "int64-list", "float64-list", "json")
 # The objects of a record whose keys can be kept, as the beginnings of keys; a record itself has "".
 PARENTS = ("image", "annotations")
+CATEGORY_KEY = "annotations.category_id"  # of COCO: the class of a mask
 # In the options of a pack: the texts of its kept keys.
 KEEP_OPTION = "keep"
 FUNCTION = "sa1bpack:pack"  # in the provenance of the features

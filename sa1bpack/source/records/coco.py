@@ -34,6 +34,7 @@ class CocoReader(ImageReader):
         super().__init__(source, options)
         self._descriptor = -1
         self._met: dict[int, str] = {}
+        self._unlisted: list[str] = []  # the first images that the file does not list
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._status = os.fstat(self._descriptor)
@@ -56,6 +57,8 @@ class CocoReader(ImageReader):
         number = self.file.find(f"{self.source.name}/{path}")
         if number is None:
             self.ignore(member.name, "unlisted")
+            if len(self._unlisted) < NAMED:
+                self._unlisted.append(path)
             return None
         if isinstance(number, str):
             self.reject(member, "bad-name", f"reader coco: {number}")
@@ -88,6 +91,7 @@ class CocoReader(ImageReader):
             "annotations": self.file.annotations,
             "without_image": len(missing),
             "without_image_names": missing[:NAMED],
+            "unlisted_names": self._unlisted,
             "lost": self.file.lost,
             **self.file.values,
         }

@@ -132,14 +132,23 @@ def notes_on_records(described: Mapping[str, Any], ignored: Mapping[str, int]) -
     file = described.get("file", "")
     missing = described.get("without_image", 0)
     if missing:
-        names = ", ".join(described.get("without_image_names", ()))
-        lines.append(
-            f"{file} lists {counted(missing, 'image')} that the source lacks: {names}, ..."
-        )
+        names = _named(described.get("without_image_names", ()), missing)
+        lines.append(f"{file} lists {counted(missing, 'image')} that the source lacks{names}")
     unlisted = ignored.get("unlisted", 0)
     if unlisted:
-        lines.append(f"{counted(unlisted, 'image')} of the source are not listed in {file}")
+        names = _named(described.get("unlisted_names", ()), unlisted)
+        lines.append(f"{file} does not list {counted(unlisted, 'image')} of the source{names}")
     return lines
+
+
+def _named(names: Sequence[str], count: int) -> str:
+    """The first names of so many, after a colon; nothing if there is none."""
+    if not names:
+        return ""
+    shown = list(names)
+    if count > len(names):
+        shown.append("...")
+    return f": {', '.join(shown)}"
 
 
 class PairRecord(NamedTuple):
