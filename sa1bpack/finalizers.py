@@ -227,7 +227,7 @@ def _finish_at_exit_too() -> None:
 
 
 def _finish_at_exit() -> None:
-    settle()  # what the thread has begun, it would go on with beside the end of the interpreter
+    settle()  # the thread would still be at work when the interpreter ends
     for ending in list(_pending.values()):
         if ending.at_exit:
             ending.run()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sa1bpack.dataset.conditions import PRESENT, REDUCTIONS, Condition, Operand, parse_condition
-from sa1bpack.dataset.fields import SIZE_COLUMNS
+from sa1bpack.dataset.fields import SIZE_COLUMNS, FeatureKeys
 from sa1bpack.dataset.mask_relations import RELATION_NUMBERS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import OptionError
@@ -44,9 +44,7 @@ def values_of_samples(pack: Pack) -> dict[Operand, Getter]:
         table[Operand(name)] = operator.itemgetter(name)
     reduced = reduced_numbers(pack.layout)
     for spec in _features(pack, "sample"):
-        table[Operand(spec.name, PRESENT)] = partial(_present, name=spec.name)
-        if _is_single(spec):
-            table[Operand(spec.name)] = partial(_feature, name=spec.name)
+        table |= _of_feature(spec)
     reduced += [spec.name for spec in _features(pack, "mask") if _is_single(spec) and not spec.text]
     for how in REDUCTIONS:
         for name in reduced:
@@ -70,15 +68,22 @@ def values_of_masks(pack: Pack) -> dict[Operand, Getter]:
         table[Operand(name)] = partial(_of_each_mask, get=operator.itemgetter(name))
     # A feature comes before a relation of its name: it may hold the relation, computed once.
     for spec in _features(pack, "mask"):
-        table[Operand(spec.name, PRESENT)] = partial(_present, name=spec.name)
-        if _is_single(spec):
-            table[Operand(spec.name)] = partial(_feature, name=spec.name)
+        table |= _of_feature(spec)
     for spec in _features(pack, "sample"):
-        get_present = partial(_present, name=spec.name)
-        table[Operand(spec.name, PRESENT)] = partial(_of_each_mask, get=get_present)
-        if _is_single(spec):
-            get_feature = partial(_feature, name=spec.name)
-            table[Operand(spec.name)] = partial(_of_each_mask, get=get_feature)
+        for operand, get_values in _of_feature(spec).items():
+            table[operand] = partial(_of_each_mask, get=get_values)
+    return table
+
+
+def _of_feature(spec: SideSpec) -> dict[Operand, Getter]:
+    """What conditions compare of a feature: a value per row."""
+    table: dict[Operand, Getter] = {}
+    table[Operand(spec.name, PRESENT)] = partial(_present, name=spec.name)
+    if _is_single(spec):
+        table[Operand(spec.name)] = partial(_feature, name=spec.name)
+    lengths = FeatureKeys.of(spec).lengths
+    if lengths:
+        table[Operand(lengths)] = operator.itemgetter(lengths)
     return table
 
 

@@ -432,7 +432,8 @@ class Dataset(MapStyle, Pictured):
                 dataset has a rule for masks: then they are counted), height and width of the
                 source, size, annotation_count, file_name, checksum, or a feature with a row per
                 image (read from all shards), NAME, whose strings or ragged rows are objects (n,),
-                or NAME_present; with `reduce`, a column of masks.
+                or NAME_present, or NAME_lengths of ragged numbers, which read none of the rows
+                of a pack at a URL; with `reduce`, a column of masks.
             reduce: "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
                 `ds.column("area", "sum")`.
             missing: value of the samples whose shard is damaged, which is logged; a loader with

@@ -117,7 +117,7 @@ class FeatureKeys(NamedTuple):
                 mask bool (m,)
     ==========  ===============================  =================================================
 
-    `present` is a column, too.
+    `present` and `lengths` are columns, too.
     """
 
     rows: str

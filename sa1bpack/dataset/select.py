@@ -72,6 +72,7 @@ class Columns:
     columns["NAME"]              (k, ...) or (m, ...): a feature of the dataset; of text, or of
                                  ragged rows, (k,) or (m,) objects: strings, or arrays (n, ...)
     columns["NAME_present"]      (k,) or (m,) bool: the rows that are there, if some may be missing
+    columns["NAME_lengths"]      (k,) or (m,) int64: items of each ragged row of numbers
     columns.reduced("area", "max")          (k, ...): one value per sample
 
     Masks that the dataset's rule leaves out are not among the m.
@@ -164,8 +165,11 @@ class Columns:
         for feature in self._opened.features:
             if name == feature.spec.name:
                 return column_values(feature, self._feature_rows(feature))
-            if name == FeatureKeys.of(feature.spec).present:
-                return present_of(feature.spec, self._feature_rows(feature))
+            keys = FeatureKeys.of(feature.spec)
+            if name == keys.present:
+                return self._present(feature)
+            if name == keys.lengths:
+                return self._lengths(feature)
         if name in SAMPLE_COLUMNS:
             return self._array(name)[self._shard_rows]
         check_column(name, "mask", self.pack)
@@ -175,14 +179,43 @@ class Columns:
         """bool (k,) or (m,): which rows of a feature are there. Raises UnknownName."""
         for feature in self._opened.features:
             if feature.spec.name == name:
-                return present_of(feature.spec, self._feature_rows(feature))
+                return self._present(feature)
         raise UnknownName(f"no feature {brief(name)}: add it with ds.with_options(features=...)")
+
+    def _present(self, feature: FeatureShard) -> np.ndarray:
+        """bool (k,) or (m,): which rows of a feature are there. Fetches none of them."""
+        if feature.present is None:
+            rows = len(self) if feature.spec.axis == "sample" else int(self["mask_offset"][-1])
+            return np.ones(rows, bool)
+        if self._compares(feature):
+            return present_of(feature.spec, self._feature_rows(feature))
+        return feature.present[self._rows_of(feature)].view(bool)
+
+    def _lengths(self, feature: FeatureShard) -> np.ndarray:
+        """int64 (k,) or (m,): items of each row of a feature. Fetches none of them."""
+        assert feature.offset is not None, "rows of one length have no column of lengths"
+        if self._compares(feature):
+            lengths = self._feature_rows(feature).lengths
+            assert lengths is not None
+            return lengths
+        return np.diff(feature.offset)[self._rows_of(feature)]
+
+    def _compares(self, feature: FeatureShard) -> bool:
+        """True if rows are compared with their checksums, for which all of each is read.
+
+        The small arrays of a shard that is fetched were compared with their digests when they came.
+        """
+        return self._verified and feature.fetched is None
+
+    def _rows_of(self, feature: FeatureShard) -> slice | np.ndarray:
+        """The rows of a feature that the samples have, in the shard."""
+        return self._shard_rows if feature.spec.axis == "sample" else self._masks
 
     def _feature_rows(self, feature: FeatureShard) -> FeatureRows:
         """The stored rows of a feature, compared with their checksums if that is asked."""
         of_samples = feature.spec.axis == "sample"
         if not self._verified:
-            rows = self._shard_rows if of_samples else self._masks
+            rows = self._rows_of(feature)
             if isinstance(rows, slice):
                 return feature.rows(rows.start, rows.stop)
             return feature.take(rows)
@@ -273,7 +306,7 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
     }
     for feature in pack.features:
         keys = FeatureKeys.of(feature.spec)
-        columns[feature.spec.axis] += filter(None, (keys.rows, keys.present))
+        columns[feature.spec.axis] += filter(None, (keys.rows, keys.present, keys.lengths))
     if name not in columns[axis]:
         lacks = ""
         if name in pack.layout.absent:
@@ -293,8 +326,11 @@ def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
     for feature in pack.features:
         if feature.spec.name == name:
             return empty_values(feature.spec, count)
-        if FeatureKeys.of(feature.spec).present == name:
+        keys = FeatureKeys.of(feature.spec)
+        if name == keys.present:
             return np.empty(count, bool)
+        if name == keys.lengths:
+            return np.empty(count, np.int64)
     if name in SIZE_COLUMNS:
         return np.empty(count, pack.layout.array("size").dtype)
     spec = pack.layout.array(name)

@@ -30,14 +30,11 @@ from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Lease, SideSource
 
-# Feature shards that an average is taken of.
+# Feature shards that an average is taken of; of those at URLs, the items are asked for all at once.
 _LOOKED_AT = 8
-
-# Feature shards of which the items of ragged rows are asked for before they are fetched: the bytes
-# of others are estimated from these.
-_MOST_ASKED = 8
 
 # Arrays that columns need and samples do not: mapped when they are first asked for.
 _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
@@ -102,22 +99,29 @@ class Feature:
     def mean_items(self) -> float:
         """The items of a row, on average of some shards: 1 of fixed rows.
 
-        0 where the feature shards are not on this machine.
+        Raises what asking for feature shards at URLs raises, see `urls.SideSource`.
         """
         if not self.spec.ragged:
             return 1.0
         rows = 0
-        nbytes = 0
-        filled = [n for n, shard in enumerate(self.shards) if shard.lengths.samples]
-        for number in filled[:: max(len(filled) // _LOOKED_AT, 1)]:
-            if self.folders[number] in (None, *self.sources):
+        items = 0.0
+        for number in self._looked_at():
+            folder = self.folders[number]
+            if folder is None:
                 continue
-            lengths = self.shards[number].lengths
-            rows += lengths.samples if self.spec.axis == "sample" else lengths.masks
+            rows += self._rows_of(number)
+            if folder in self.sources:
+                items += self._items(number)
+                continue
             with suppress(OSError):  # it is damaged, or has no items
                 path = self.shard_folder(number) / self.spec.values.chunk_path
-                nbytes += path.stat().st_size
-        return nbytes / self.spec.row_bytes / max(rows, 1)
+                items += path.stat().st_size / self.spec.row_bytes
+        return items / max(rows, 1)
+
+    def _looked_at(self) -> list[int]:
+        """The numbers of some shards with samples, from the first to the last."""
+        filled = [number for number, shard in enumerate(self.shards) if shard.lengths.samples]
+        return filled[:: max(-(-len(filled) // _LOOKED_AT), 1)]
 
     def shard_folder(self, number: int) -> Path:
         """The folder of the feature shard of a shard, by its number, which has one."""
@@ -133,19 +137,35 @@ class Feature:
         shard = self.shards[number]
         items = 0
         if self.spec.ragged:
-            items = self._items(number, self.sources[folder])
+            items = self._items(number)
         return self.sources[folder].kept_bytes(self.spec, shard, items)
 
-    def _items(self, number: int, source: SideSource) -> int:
-        """The items of the ragged rows of a shard; once a few were asked for, about as many."""
+    def _items(self, number: int) -> int:
+        """The items of the ragged rows of a shard at a URL; of most, about as many as of others."""
         known = self.known_items
-        if number not in known and len(known) < _MOST_ASKED:
-            with suppress(FormatError):  # who opens it learns of the damage
-                known[number] = source.items(self.spec, self.shards[number])
+        if not known:
+            self._ask_for_items()
         if number in known:
             return known[number]
         rows = sum(self._rows_of(k) for k in known)
         return sum(known.values()) * self._rows_of(number) // max(1, rows)
+
+    def _ask_for_items(self) -> None:
+        """Ask for the items of some shards at URLs, in one round trip."""
+
+        def ask(number: int, source: SideSource) -> None:
+            with suppress(FormatError):  # who opens it learns of the damage
+                self.known_items[number] = source.items(self.spec, self.shards[number])
+
+        numbers = []
+        asked_of = []
+        for number in self._looked_at():
+            folder = self.folders[number]
+            if folder is not None and folder in self.sources:
+                numbers.append(number)
+                asked_of.append(self.sources[folder])
+        with ThreadPool(_LOOKED_AT, "sa1bpack-items") as pool:
+            list(pool.map(ask, numbers, asked_of))
 
     def _rows_of(self, number: int) -> int:
         return self.shards[number].lengths.along(self.spec.axis)

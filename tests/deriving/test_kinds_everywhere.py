@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from batches import all_same, same_samples
-from cached_packs import open_cached
+from cached_packs import driven, open_cached, open_rows  # noqa: F401 - a fixture
 from commands import command  # noqa: F401 - a fixture
 from edited_packs import edit
 from page_client import Client
@@ -86,6 +86,47 @@ def test_a_pack_behind_a_cache_has_the_same_rows(packs, tmp_path, verified):
     for path in (path for name in ragged for path in (root / "side" / name).rglob("c.*")):
         stored += path.stat().st_size
     assert sum(sizes) > stored
+
+
+def test_which_rows_there_are_and_how_long_they_are_is_known_without_them(
+    packs,
+    tmp_path,
+    driven,  # noqa: F811
+):
+    """At a URL neither conditions, columns nor a plan fetch rows; all are as for the pack here."""
+    root = shutil.copytree(packs / "both", tmp_path / "pack")
+    origin = driven(root)
+    own = sa1bpack.open(root, features=NAMES)
+    ds = open_rows(root, tmp_path / "cache", features=NAMES)
+    for condition in ("title", "t5", "~title & tokens.present", "tokens_lengths >= 2"):
+        found = ds.where(condition).column("image_id")
+        assert np.array_equal(found, own.where(condition).column("image_id")), condition
+    for condition in ("phrase", "word.present & title.present", "points_lengths > 0"):
+        selected = ds.where_masks(condition)
+        expected = own.where_masks(condition)
+        assert np.array_equal(selected.column("mask_count"), expected.column("mask_count"))
+    for name in ("title_present", "t5_lengths", "tokens_lengths"):
+        assert np.array_equal(ds.column(name), own.column(name)), name
+    for name in ("phrase_present", "points_lengths", "bits_lengths"):
+        assert np.array_equal(ds.mask_column(name), own.mask_column(name)), name
+    lengths = [len(row) for row in own.column("tokens")]
+    assert own.column("tokens_lengths").tolist() == lengths and max(lengths) > min(lengths)
+    per_image = [max([0, *map(len, rows)]) for rows in _rows_of_masks(own, "points")]
+    assert ds.column("points_lengths", "max").tolist() == per_image
+    options = {"fields": ["t5", "caption"], "shuffle": True}
+    plan = sa1bpack.Loader(ds, 2, **options).plan()
+    here = sa1bpack.Loader(own, 2, **options).plan()
+    assert 0.8 * here.batch_bytes <= plan.batch_bytes <= here.batch_bytes  # which counts files
+    assert plan.epoch_bytes > 0 and plan.epoch_requests == 2 * len(ds)
+    fetched = [path for path, _, _ in origin.ranges if "/values/" in path]
+    assert fetched == []
+
+
+def _rows_of_masks(ds, name):
+    """The ragged rows of each sample's masks, as its values and offsets have them."""
+    for sample in ds:
+        edges = sample[f"{name}_offsets"]
+        yield np.split(sample[name], edges[1:-1]) if len(edges) > 1 else []
 
 
 @pytest.mark.parametrize("items", [-1, "many", 1 << 45])
