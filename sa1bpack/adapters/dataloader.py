@@ -22,7 +22,12 @@ from torch.utils.data import DataLoader
 
 from sa1bpack.adapters.dealing import DealtBatches, EpochDataset
 from sa1bpack.adapters.worker_batches import WorkerBatch, WorkerCollate
-from sa1bpack.adapters.workers import SHARED_MEMORY, WatchedWorkers, made_to_send
+from sa1bpack.adapters.workers import (
+    SHARED_MEMORY,
+    WatchedWorkers,
+    end_with_parent,
+    made_to_send,
+)
 from sa1bpack.arguments import choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Batch
@@ -332,9 +337,11 @@ def make_dataloader(
 def _begin_worker(function: Callable[[int], object] | None, number: int) -> None:
     """Leave Ctrl-C to the main process, which ends its workers; each would print a traceback.
 
-    Then call the function of the user's.
+    But end if the main process does, and has not ended its workers. Then call the function of the
+    user's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     if function is not None:
         call_user(function, number, role="worker_init_fn", subject=f"worker {number}")
 

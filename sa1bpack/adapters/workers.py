@@ -1,6 +1,7 @@
 """Worker processes of a DataLoader: what they send, and how one that ends is noticed."""
 
 import errno
+import os
 import pickle
 import re
 import resource
@@ -16,12 +17,14 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sa1bpack.errors import LoaderError, LoaderTimeout, ResourceShortage
+from sa1bpack.threads import start_thread
 from sa1bpack.user_code import error_text
 
 # Batches of worker processes are sent through this folder.
 SHARED_MEMORY = Path("/dev/shm")
 
-# How often a consumer that waits for a batch looks whether a worker has ended, in seconds.
+# How often a consumer that waits for a batch looks whether a worker has ended, and a worker whether
+# its main process has, in seconds.
 LOOK_SECONDS = 0.5
 
 # What torch and Python say where the system refuses shared memory, or another open file.
@@ -35,6 +38,22 @@ _REASONS = {
     "SIGTERM": "another program has asked it to end",
     "SIGBUS": f"often {SHARED_MEMORY} is full, or a file of the pack was cut short",
 }
+
+
+def end_with_parent() -> None:
+    """Have this worker process end soon after the one that it belongs to, whatever it is doing.
+
+    torch looks for that every five seconds, and while it waits for the next batch alone: a worker
+    within a batch that does not come, as of a store that does not answer, would outlive the job.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_SECONDS)
+        os._exit(1)
+
+    start_thread(watch, "sa1bpack-parent")
 
 
 def made_to_send(collate: Callable[[Any], Any], samples: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import python
+from forked_programs import run_forked
 
 from sa1bpack import LoaderError, make_dataloader
 from sa1bpack.errors import LoaderTimeout, ResourceShortage
@@ -148,3 +149,45 @@ except ResourceShortage as error:
 """
     found = python("-c", script, timeout=300, quiet=False)
     assert "`ulimit -n` allows" in found and "set_sharing_strategy('file_system')" in found
+
+
+STUCK = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from sa1bpack import make_dataloader, open as open_pack
+
+root, notes = sys.argv[1:]
+
+def stuck(sample):
+    Path(notes, str(os.getpid())).touch()
+    time.sleep(100_000)
+
+loader = make_dataloader(open_pack(root, transform=stuck), 2, num_workers=2, timeout=100_000)
+threading.Thread(target=next, args=(iter(loader),), daemon=True).start()
+while len(list(Path(notes).iterdir())) < 2:
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def is_running(process: int) -> bool:
+    """True unless a process has ended; one that nobody has asked how is a zombie."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_workers_end_with_their_main_process_also_within_a_batch_that_does_not_come(
+    packed, tmp_path
+):
+    """Killed by SIGTERM, as by a scheduler, it cannot end them; nobody else would."""
+    status, _, _ = run_forked(STUCK, packed.root, tmp_path)
+    assert status == -signal.SIGTERM
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(workers) == 2
+    limit = time.monotonic() + 60
+    while any(map(is_running, workers)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers))
