@@ -49,6 +49,7 @@ class Declaration:
         none: what None is called on the command line, in messages and in the help; may be empty.
         metavar: what the command line calls its value.
         accepts: type of what calls take, if the field has another one, made of it.
+        instead: of a path, why it cannot be a URL, and what to do; None: a mount, or a copy, helps.
         words: words that stand for numbers, which calls and the command line take in their place.
         kind, optional, default: of its field: the type, None if it has several, which are not
             checked here; whether it may be None; and the default.
@@ -63,6 +64,7 @@ class Declaration:
     none: str = "none"
     metavar: str | None = None
     accepts: Any = None
+    instead: str | None = None
     words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     kind: Any = str
     optional: bool = False
@@ -103,7 +105,7 @@ class Declaration:
         if self.kind is bool:
             return flag(name, value)
         if self.kind is Path:
-            return local_path(name, value)
+            return local_path(name, value, self.instead)
         if self.kind is float:  # 1 and 1.0 are the same option
             return number(name, value, self.low, self.high, why)
         if self.kind is int:

@@ -169,6 +169,8 @@ class Patience:
     Attributes:
         attempts: number of attempts, the waits between which add up to 5 to 8 minutes.
         attempts_when_down: number of attempts after a file was given up; they take seconds.
+        seconds_unreachable: how long at least a file is asked for, while no connection succeeds to
+            a host that has answered before: it is being started again.
         answers: number of answers so far.
         is_down: a file was given up, and nothing was answered while it was waited for, nor since.
         reported: largest number of failures in a row that was reported to the user since the
@@ -177,6 +179,7 @@ class Patience:
 
     attempts: int = 20
     attempts_when_down: int = 4
+    seconds_unreachable: float = 0.0
     answers: int = 0
     is_down: bool = False
     reported: int = 0
@@ -186,6 +189,12 @@ class Patience:
         if self.is_down:
             return min(self.attempts, self.attempts_when_down)
         return self.attempts
+
+    def unreachable_seconds(self) -> float:
+        """Seconds for which a file is asked for now, while no connection succeeds."""
+        if self.is_down or not self.answers:
+            return 0.0
+        return self.seconds_unreachable
 
     def answered(self) -> None:
         """Note that the host has answered: every file has all attempts again."""

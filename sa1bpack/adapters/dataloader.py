@@ -67,6 +67,12 @@ _OTHER_NAMES = OF_OTHER_LOADERS | {
     "io": "Loader, which reads past the page cache",
 }
 
+# What ends a worker that is not forked before its first batch, more often than anything else.
+_UNGUARDED = (
+    "a worker process that is not forked imports the script again: what the script does must be "
+    'below `if __name__ == "__main__":`. If it is there:'
+)
+
 _log = logging.getLogger("sa1bpack")
 
 
@@ -80,6 +86,7 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
     """
 
     _pid = 0  # of the process whose workers they are
+    _has_received = False  # a batch of the workers that there are
     batch_sampler: "DealtBatches"
 
     def __init__(
@@ -144,7 +151,17 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
             ids = self._dataset.pack.image_ids(self._dataset.rows_at(ordered.indices)).tolist()
             return f"batch {ordered.number} of epoch {ordered.epoch} (image_ids {brief(ids)})"
 
-        return workers.explained(error, subject)
+        explained = workers.explained(error, subject)
+        has_failed = any((worker.exitcode or 0) > 0 for worker in workers._workers)
+        if not has_failed or self._has_received or not isinstance(explained, LoaderError):
+            return explained
+        if self.multiprocessing_context.get_start_method() == "fork":
+            return explained
+        return LoaderError(f"{_UNGUARDED} {explained}")
+
+    def note_received(self) -> None:
+        """Note that the workers have made a batch."""
+        self._has_received = True
 
     def end_workers(self) -> None:
         """End the workers; the next iteration starts others.
@@ -155,6 +172,7 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
         if workers is not None and self._pid == os.getpid():
             workers._shutdown_workers()
             self._iterator = None
+            self._has_received = False
 
     def __repr__(self) -> str:
         return self._described(counted(self.num_workers, "worker"))
@@ -208,6 +226,7 @@ class _TorchEpoch:
         sent = self._or_end_workers(partial(next, self._batches, None))
         if sent is None:
             raise LoaderError("torch's DataLoader ended before the epoch did")
+        self._loader.note_received()
         nbytes = sum(_nbytes(value) for value in sent.values())
         tensors = Batch(sent) if sent else None
         return LoadedBatch(sent.ordered, tensors, sent.errors, nbytes, ready=None)

@@ -17,7 +17,11 @@ from sa1bpack.wording import brief
 
 def attach(
     pack: Annotated[
-        str, Help("folder of the pack; with --output also a quoted glob of several packs", "PACK")
+        str,
+        Help(
+            "folder of the pack; with --output also its URL, or a quoted glob of several packs",
+            "PACK",
+        ),
     ],
     rows: Annotated[
         Sequence[str],

@@ -254,7 +254,11 @@ def export(
 
 def derive(
     pack: Annotated[
-        str, Help("folder of the pack; with --output also a quoted glob of several packs", "PACK")
+        str,
+        Help(
+            "folder of the pack; with --output also its URL, or a quoted glob of several packs",
+            "PACK",
+        ),
     ],
     name: Annotated[
         list[str],

@@ -135,12 +135,20 @@ def _places_of(
 
 def _no_feature(name: str, pack: Path | ShardSource) -> str:
     """The message for a feature that a pack does not have, with those that it has."""
+    url = ""
     if not isinstance(pack, Path):
+        url = pack.url
         pack = pack.root
     existing = sorted(folder.name for folder in side_folders(pack))
     has = "the pack has none"
     if existing:
         has = f"the pack has {', '.join(map(brief, existing[:8]))}"
+    if url:
+        address = f"{url}/{SIDES_NAME}/{name}"
+        return (
+            f"feature {brief(name)}: there is no {address} with rows of the pack's shards: upload "
+            f"its folder to there (docs/features.md), or give the path or the URL of its folder"
+        )
     return (
         f"feature {brief(name)}: there is no {pack.absolute() / SIDES_NAME / name} ({has}); make "
         f"it with `sa1bpack derive` or `sa1bpack attach`, or give the path of its folder, such as "

@@ -46,6 +46,8 @@ class RowOptions(Options):
         "folder of the feature, not among the files of the pack",
         none="PACK/side/NAME",
         metavar="FOLDER",
+        instead="a feature is made in a folder of this machine: give that, and upload it then, "
+        "such as with `aws s3 sync feat/t5 s3://bucket/pack/side/t5`",
     )
     allow_nonfinite: bool = option(False, "store NaN and infinities, too, in place of an error")
     quantize: str | None = option(

@@ -47,7 +47,11 @@ def derive(
 ) -> tuple[DeriveResult, ...]: ...
 
 
-@checks_options(masks="mask_layout")
+@checks_options(
+    masks="mask_layout",
+    bucket_by="attach, with a generator over Loader(ds, bucket_by=...), as docs/other-code.md has "
+    "it for PixArt; or crop the padding of each image by batch['sizes']",
+)
 @takes_options(DeriveOptions)
 def derive(
     ds: Dataset,

@@ -378,9 +378,15 @@ def _folder(ds: Dataset, name: str, output: Path | None) -> Path:
         return _outside(name, output)
     if len(ds.pack.folders) == 1 and not ds.pack.shard_sources:
         return ds.root / SIDES_NAME / name
+    if len(ds.pack.folders) > 1:
+        raise OptionError(
+            f"output is None, but {ds.pack.name} have no folder in common on this machine: choose "
+            "one (and upload it, for packs at URLs)"
+        )
     raise OptionError(
-        f"output is None, but {ds.pack.name} have no folder in common on this machine: choose one "
-        "(and upload it, for a pack at a URL)"
+        f"output is None, but {ds.pack.name} is read from a URL: choose a folder, "
+        f"output='feat/{name}' (--output), and upload it to {ds.pack.name}/{SIDES_NAME}/{name}, or "
+        f"open the pack with features=['feat/{name}']"
     )
 
 

@@ -25,7 +25,7 @@ from sa1bpack.errors import FormatError, SourceError, StoreError
 from sa1bpack.finalizers import Living
 from sa1bpack.format.files import MAX_METADATA_BYTES
 from sa1bpack.interrupts import result_of
-from sa1bpack.remote.attempts import Attempts, OnWait
+from sa1bpack.remote.attempts import NETWORK_REMEDY, Attempts, OnWait
 from sa1bpack.remote.origin import (
     RANGE_BYTES,
     TRIES,
@@ -34,13 +34,26 @@ from sa1bpack.remote.origin import (
     Origin,
     interrupted,
 )
-from sa1bpack.remote.stores import error_text, final_error, open_store, package, store_of
+from sa1bpack.remote.stores import (
+    endpoint_text,
+    error_text,
+    final_error,
+    is_unreachable,
+    open_store,
+    package,
+    store_of,
+)
 from sa1bpack.threads import ThreadPool, start_thread
 from sa1bpack.urls import HUB_SCHEME, STORE_SCHEMES, Address, Patience, shown
 
 # How long the end of the process waits at most for threads of the library: they need milliseconds,
 # but for one that asks for credentials.
 END_SECONDS = 30.0
+
+# How long requests to the store of a pack are repeated at least, while no connection to it
+# succeeds: a server that is started again must not end every rank of a training run. With the
+# repetitions of the library it ends before `flow.DEADLINE` and the Loader's timeout.
+SECONDS_UNREACHABLE = 60.0
 
 # Objects that are written at once, most of them small.
 AT_ONCE = 8
@@ -199,7 +212,8 @@ class Bucket(Origin):
         Args:
             url: URL of the folder.
             store: store of the bucket; None: a new one.
-            patience: attempts at each request; None: TRIES, each with the retries of the library.
+            patience: attempts at each request; None: TRIES, each with the retries of the library,
+                and SECONDS_UNREACHABLE.
             on_wait: as for Attempts, at each request.
 
         Raises:
@@ -213,7 +227,14 @@ class Bucket(Origin):
         if store is None:
             store = open_store(scheme, name)
         self._store = store
-        self._patience = patience or Patience(TRIES)
+        self._endpoint = endpoint_text(scheme, store)
+        self._remedy = NETWORK_REMEDY
+        if self._endpoint:
+            self._remedy = f"{self._endpoint}: check it and the network, and try again"
+        if patience is None:
+            patience = Patience(TRIES, seconds_unreachable=SECONDS_UNREACHABLE)
+            self._remedy += "; a Loader continues from its saved state (load_state_dict)"
+        self._patience = patience
         self._on_wait = on_wait
         self._pid = os.getpid()
         self._cancelled = False
@@ -270,7 +291,7 @@ class Bucket(Origin):
             EndsEarly, StoreError: the request failed.
         """
         address = shown(f"{self.url}/{path}")
-        attempts = Attempts(address, self._patience, self._on_wait)
+        attempts = Attempts(address, self._patience, self._on_wait, self._remedy)
         while True:
             try:
                 answer = await request(self.prefix + path)
@@ -279,10 +300,12 @@ class Bucket(Origin):
             except EndsEarly as error:
                 wait = attempts.failed(EndsEarly, str(error))
             except (self._library.exceptions.BaseError, FileNotFoundError, ValueError) as error:
-                final = final_error(error, address)
+                final = final_error(error, address, self._endpoint)
                 if final is not None:
                     raise final from None
-                wait = attempts.failed(StoreError, error_text(error))
+                wait = attempts.failed(
+                    StoreError, error_text(error), is_unreachable=is_unreachable(error)
+                )
             await asyncio.sleep(wait)
 
     # ----------------------------------------------------------------------------------- reading

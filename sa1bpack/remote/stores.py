@@ -40,6 +40,8 @@ _ITS_WORDS = re.compile(
     "error sending request|error decoding response body|request or response body error|"
     "operation timed out|connection closed|connection refused"
 )
+# Those of them without an answer: the host is not there, or is being started again.
+_UNREACHABLE = ("error sending request", "connection closed", "connection refused")
 # Credentials are asked for again after this long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
@@ -216,13 +218,26 @@ _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired")
 _REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
 
 
-def final_error(error: Exception, address: str) -> Exception | None:
+def endpoint_text(scheme: str, store: Any) -> str:
+    """Which endpoint of S3 a store asks, for messages; empty for others, whose URLs say it."""
+    if scheme != "s3":
+        return ""
+    # `_check_endpoint` has refused those with a password or a signature.
+    endpoint = store.config.get("endpoint") or os.environ.get("AWS_ENDPOINT")
+    if endpoint:
+        return f"the endpoint in force is {endpoint}"
+    return "the endpoint in force is Amazon's, as AWS_ENDPOINT_URL is not set"
+
+
+def final_error(error: Exception, address: str, endpoint: str = "") -> Exception | None:
     """The error for what does not pass by itself; None for what may be tried again.
 
     Args:
         error: error of the library; a ValueError is one of a key or a date that it does not take.
         address: URL of the object, for the message.
+        endpoint: see `endpoint_text`.
     """
+    of_endpoint = endpoint and f"; {endpoint}"
     text = error_text(error)
     said = library_text(error)
     status = status_of(error)
@@ -236,13 +251,16 @@ def final_error(error: Exception, address: str) -> Exception | None:
     elif _NO_CREDENTIALS in said:  # botocore was asked by the library
         why = _NO_CREDENTIALS
     elif "NoSuchBucket" in said:
-        why = "there is no such bucket; check the URL and the endpoint, or create the bucket"
+        why = (
+            "there is no such bucket; check the URL and the endpoint, or create the bucket"
+            f"{of_endpoint}"
+        )
     elif "configured region" in said:  # a redirect without a target
         why = "the bucket lies in another region; set AWS_REGION to that one"
     elif type(error).__name__ == "InvalidPathError":  # the library lists no such object
         why = f"an object there has a name that cannot name a file; remove that object ({text})"
     elif type(error).__name__ in _REFUSED:
-        why = f"access was refused; check what the credentials allow ({text})"
+        why = f"access was refused; check what the credentials allow ({text}){of_endpoint}"
     elif isinstance(error, FileNotFoundError):
         return FileNotFoundError(2, "not in the object store", address)
     elif type(error).__name__ == "PreconditionError":
@@ -268,6 +286,11 @@ def status_of(error: BaseException) -> int:
     """The HTTP status that an exception of obstore tells, or 0."""
     match = _STATUS.search(library_text(error))
     return int(match[1]) if match else 0
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """True if an exception of obstore is of a connection that failed, or had no answer."""
+    return error_text(error) in _UNREACHABLE
 
 
 def error_text(error: BaseException) -> str:

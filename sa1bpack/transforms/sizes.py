@@ -119,8 +119,8 @@ def _of_class(name: str, value: Any, of_class: int | None) -> Sides:
     if of_class is None:
         raise OptionError(
             f"{name} has a size for each of {len(value)} classes, but the batch has no "
-            "'sample_class': take it from a loader with bucket_by=Buckets(ds, aspects=[...], "
-            "exact=True)"
+            "'sample_class': take it from a Loader with bucket_by=Buckets(ds, aspects=[...], "
+            "exact=True); derive has none: docs/other-code.md, PixArt, makes features by class"
         )
     if not 0 <= of_class < len(value):
         raise OptionError(

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from s3_server import use_s3
 
-from sa1bpack.remote import attempts, stores
+from sa1bpack.remote import attempts, bucket, stores
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -314,5 +314,6 @@ def proxy(proxy_process, monkeypatch) -> FaultyProxy:
     use_s3(proxy_process.url, monkeypatch)
     monkeypatch.setattr(stores, "READ_SECONDS", 1)
     monkeypatch.setattr(attempts, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(bucket, "SECONDS_UNREACHABLE", 0.0)
     proxy_process.begin()
     return proxy_process

@@ -186,3 +186,17 @@ print(os.getpid(), *[child.pid for child in multiprocessing.active_children()])
         file.unlink()
     assert len(pids) == 3 and left == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_script_without_a_guard_is_told_of_it_first(root, tmp_path):
+    script = tmp_path / "script.py"
+    options = "num_workers=1, multiprocessing_context='spawn'"
+    script.write_text(
+        f"import sa1bpack\nds = sa1bpack.open({str(root)!r})\n"
+        f"loader = sa1bpack.make_dataloader(ds, 2, {options})\n"
+        "try:\n    next(iter(loader))\nexcept sa1bpack.errors.LoaderError as error:\n"
+        "    print(error)\n"
+    )
+    said = python(script, quiet=False)
+    assert said.startswith("a worker process that is not forked imports the script again: ")
+    assert 'below `if __name__ == "__main__":`' in said and "with exit code 1" in said

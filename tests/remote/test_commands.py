@@ -357,8 +357,12 @@ def test_features_are_made_of_a_pack_at_a_url_and_read_from_another_place(
 ):
     url = url_of(server, pack)
     ds = sa1bpack.open(url)
-    with pytest.raises(OptionError, match=r"output is None.*upload it, for a pack at a URL"):
+    with pytest.raises(OptionError, match=rf"output is None.* upload it to {url}/side/bright"):
         sa1bpack.derive(ds, "bright", brightness, progress=False)
+    with pytest.raises(NotAPack, match=rf"no {url}/side/bright with rows .*: upload its folder"):
+        sa1bpack.open(url, features="bright")
+    with pytest.raises(OptionError, match=r"and upload it then, such as with `aws s3 sync"):
+        sa1bpack.derive(ds, "bright", brightness, output=f"{url}/side/bright")
     sa1bpack.derive(ds, "bright", brightness, output=tmp_path / "bright", progress=False)
     own = sa1bpack.open(pack)
     sa1bpack.derive(own, "bright", brightness, output=tmp_path / "own/bright", progress=False)

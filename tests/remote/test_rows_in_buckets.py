@@ -13,7 +13,8 @@ from forked import forked_child
 
 import sa1bpack
 from sa1bpack.errors import ReadError, Sa1bpackError, StoreError
-from sa1bpack.remote import flow, stores
+from sa1bpack.remote import bucket, flow, stores
+from sa1bpack.remote.origin import TRIES
 
 RUNS = {"mask_format": "runs"}
 FAULTS = ("slow down", "refuse", "cut", "truncate", "flip")
@@ -94,6 +95,49 @@ def test_access_that_is_refused_in_mid_epoch_is_named_at_once(proxy, pack, tmp_p
             next(batches)
     proxy.begin()
     assert all_same(ds, sa1bpack.open(pack, **RUNS))
+
+
+@pytest.fixture
+def answered(s3_process, proxy, pack, tmp_path, monkeypatch, request):
+    """A pack at a URL of its own, whose store has answered and closes every later connection."""
+    monkeypatch.setattr(stores, "RETRIES", 0)
+    monkeypatch.setattr(bucket, "SECONDS_UNREACHABLE", request.param)
+    name = f"down-{tmp_path.name}"
+    for path in pack.rglob("*"):
+        if path.is_file():
+            key = f"{name}/{path.relative_to(pack)}"
+            s3_process.put("packs", key, path.read_bytes(), public=True)
+    ds = sa1bpack.open(f"s3://packs/{name}", cache_dir=tmp_path, fetch="rows", **RUNS)
+    ds[0]
+    return ds
+
+
+@pytest.mark.parametrize("answered", [600.0], indirect=True)
+def test_a_store_that_has_answered_and_is_started_again_ends_no_epoch(answered, proxy, pack):
+    own = sa1bpack.open(pack, **RUNS)
+    refused = []
+
+    def rule(method, path, number):
+        if "sa_000000-001/" not in path or refused.count(path) == 2 * TRIES:
+            return None
+        refused.append(path)
+        return "refuse"
+
+    proxy.rule = rule
+    with sa1bpack.Loader(own, 2) as one, sa1bpack.Loader(answered, 2) as other:
+        same_batches(one, other)
+    assert {path.split("/")[-2] for path in refused} >= {"image", "run_ends", "area"}
+    assert {refused.count(path) for path in refused} == {2 * TRIES}
+
+
+@pytest.mark.parametrize("answered", [0.5], indirect=True)
+def test_a_store_that_stays_away_is_an_error_with_its_endpoint_and_the_way_on(answered, proxy):
+    proxy.rule = lambda method, path, number: "refuse"
+    said = rf"the endpoint in force is {proxy.url}.* its saved state \(load_state_dict\)"
+    with sa1bpack.Loader(answered, 2) as loader, pytest.raises(StoreError, match=said):
+        list(loader)
+    proxy.begin()
+    assert len(answered[2:4]) == 2
 
 
 def test_a_forked_child_says_that_connections_do_not_survive(proxy, pack, tmp_path):
