@@ -61,13 +61,6 @@ def column_values(feature: FeatureShard, rows: FeatureRows) -> np.ndarray:
     return column
 
 
-def present_of(spec: SideSpec, rows: FeatureRows) -> np.ndarray:
-    """bool (k,): which rows are there."""
-    if rows.present is None:
-        return np.ones(len(rows), bool)
-    return rows.present.view(bool)
-
-
 def empty_values(spec: SideSpec, count: int) -> np.ndarray:
     """An array for `column_values` of `count` rows."""
     if spec.ragged:

@@ -26,7 +26,7 @@ from sa1bpack.dataset.condition_values import (
     values_of_samples,
 )
 from sa1bpack.dataset.conditions import REDUCTIONS
-from sa1bpack.dataset.feature_values import column_values, empty_values, present_of
+from sa1bpack.dataset.feature_values import column_values, empty_values
 from sa1bpack.dataset.fields import SAMPLE_COLUMNS, SIZE_COLUMNS, FeatureKeys, number_fields
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter, flags_of_bits
 from sa1bpack.dataset.mask_relations import RELATION_NUMBERS, numbers_together, relation_numbers
@@ -187,9 +187,11 @@ class Columns:
         if feature.present is None:
             rows = len(self) if feature.spec.axis == "sample" else int(self["mask_offset"][-1])
             return np.ones(rows, bool)
+        present: np.ndarray | None = feature.present[self._rows_of(feature)]
         if self._compares(feature):
-            return present_of(feature.spec, self._feature_rows(feature))
-        return feature.present[self._rows_of(feature)].view(bool)
+            present = self._feature_rows(feature).present
+        assert present is not None
+        return present.view(bool)
 
     def _lengths(self, feature: FeatureShard) -> np.ndarray:
         """int64 (k,) or (m,): items of each row of a feature. Fetches none of them."""
