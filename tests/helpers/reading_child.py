@@ -18,6 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from commands import without_note
+
 import sa1bpack
 from sa1bpack.errors import Sa1bpackError
 
@@ -56,7 +58,7 @@ class ReadingChild:
         code, words = self._process.wait(60), self._process.stderr.read()
         self._process.stdout.close()
         self._process.stderr.close()
-        assert exc[0] is not None or (code, words) == (0, "")
+        assert exc[0] is not None or (code, without_note(words)) == (0, ""), words
 
 
 def digest(*values) -> str:
