@@ -58,8 +58,8 @@ class Metadata:
         if name == "image_id":
             return self.pack.image_ids(self._rows)
         out = select.empty_column(self.pack, name, len(self))
-        if reduce is not None and out.dtype == bool:
-            out = out.astype(np.int64)
+        if reduce is not None:
+            out = out.astype(select.reduced_type(out.dtype, reduce), copy=False)
         for positions in self._positions_by_shard():
             with self._filling(out, positions, missing, name):
                 columns = self._columns_of(positions)

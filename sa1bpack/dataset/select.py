@@ -275,8 +275,9 @@ class Columns:
     def reduced(self, name: str, how: str) -> np.ndarray:
         """A column of masks as one value per sample: (k, ...). `how` is "sum", "max" or "min".
 
-        A sample without masks has 0. Raises UnknownName for a name that is not a column of masks,
-        OptionError for another `how`.
+        A sample without masks has 0. Sums are int64 or float64, of whatever type the masks' numbers
+        are. Raises UnknownName for a name that is not a column of masks, OptionError for another
+        `how`.
         """
         check_column(name, "mask", self.pack)
         choice("reduce", how, REDUCTIONS)
@@ -286,8 +287,7 @@ class Columns:
                 f"the rows of {name} are texts, or of any length: they have no {how}; reduce "
                 "columns[NAME] by a function of your own"
             )
-        if values.dtype == bool:  # which rows of a feature are there: "sum" counts them
-            values = values.astype(np.int64)
+        values = values.astype(reduced_type(values.dtype, how), copy=False)
         counts = self["mask_count"]
         out = np.zeros((len(self), *values.shape[1:]), values.dtype)
         filled = counts > 0
@@ -295,6 +295,18 @@ class Columns:
             with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
                 out[filled] = REDUCTIONS[how].reduceat(values, self["mask_offset"][:-1][filled])
         return out
+
+
+def reduced_type(dtype: np.dtype[Any], how: str) -> np.dtype[Any]:
+    """The type of what numbers of masks become by `how`: one of REDUCTIONS.
+
+    A sum needs more room than its numbers. Of bools, which rows of a feature are there, it counts.
+    """
+    if dtype.kind == "b" or (dtype.kind in "ui" and how == "sum"):
+        return np.dtype(np.int64)
+    if dtype.kind == "f" and how == "sum":
+        return np.dtype(np.float64)
+    return dtype
 
 
 def check_column(name: str, axis: str, pack: Pack) -> None:

@@ -91,6 +91,24 @@ def test_the_masks_whose_row_is_there_are_counted(ds):
         ds.column("word_present")
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "float16", "float32"])
+def test_sums_over_the_masks_of_a_sample_have_room(root, tmp_path, dtype):
+    ds = sa1bpack.open(root)
+    ids = ds.mask_column("annotation_id")
+    kind = np.finfo if dtype.startswith("f") else np.iinfo
+    rows = np.full(len(ids), kind(dtype).max, dtype)
+    sa1bpack.attach(ds, "large", rows, ids, axis="mask", output=tmp_path / "large")
+    ds = ds.with_options(features=tmp_path / "large")
+    sums = ds.column("mask_count").astype(float) * float(kind(dtype).max)
+    assert ds.column("large", "sum").tolist() == sums.tolist()
+    limit = float(kind(dtype).max)
+    expected = ds.column("image_id")[sums > limit].tolist()
+    assert 0 < len(expected) < len(ds)
+    assert ds.where(f"sum(large) > {limit!r}").column("image_id").tolist() == expected
+    for how in ("max", "min"):
+        assert ds.column("large", how).dtype == dtype
+
+
 def test_samples_pickle_and_show_text(ds):
     sample = ds[0]
     assert pickle.loads(pickle.dumps(sample))["word"] == sample["word"]
