@@ -7,7 +7,7 @@ imports no loader, and the callback does nothing unless the program has a loader
 """
 
 import sys
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 from sa1bpack.errors import LoaderError
@@ -55,9 +55,11 @@ class _Places:
     """The callback, but for its base class.
 
     Attributes:
-        combined: the CombinedLoader of the library that the callback is for.
+        library: the name of the library that the callback is for.
+        combined: its CombinedLoader.
     """
 
+    library: str
     combined: Any
     # Of a checkpoint, until a batch is taken: the states of loaders, each for itself.
     _states: list[dict[str, Any]] | None = None
@@ -136,19 +138,31 @@ class _Places:
         ours = [loader for loader in loaders if isinstance(loader, resumable)]
         return [loader for loader in ours if not hasattr(loader, "driver")]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As what is made again where it arrives: no module has its class.
+
+        Lightning sends every callback to the processes of strategies that spawn them.
+        """
+        return _made, (self.library,), vars(self)
+
 
 def for_lightning() -> list[Any]:
     """The callback for Trainers of `lightning`, which has been imported if it calls this."""
-    return [_made(sys.modules["lightning.pytorch"])]
+    return [_made("lightning.pytorch")]
 
 
 def for_pytorch_lightning() -> list[Any]:
     """The callback for Trainers of `pytorch_lightning`, which has been imported, too."""
-    return [_made(sys.modules["pytorch_lightning"])]
+    return [_made("pytorch_lightning")]
 
 
-def _made(library: ModuleType) -> Any:
+def _made(library: str) -> Any:
     """The callback of one of the two names of the library, each of which refuses the other's."""
-    members = {"combined": library.utilities.CombinedLoader, "__module__": __name__}
-    kind = type("LoaderPlaces", (_Places, library.Callback), members)
+    module = import_module(library)
+    members = {
+        "library": library,
+        "combined": module.utilities.CombinedLoader,
+        "__module__": __name__,
+    }
+    kind = type("LoaderPlaces", (_Places, module.Callback), members)
     return kind()

@@ -4,6 +4,7 @@ Where a run may be stopped, and what Lightning may do meanwhile, is in `test_dri
 """
 
 import importlib
+import json
 import tomllib
 from pathlib import Path
 
@@ -120,6 +121,33 @@ def test_ranks_take_parts_of_the_batches_of_one(photos, complete):
     together = [(epoch, first + second) for (epoch, first), (_, second) in pairs]
     assert together == complete.seen
     assert all(len(images) == 1 for rank in ranks for _, images in rank)
+
+
+class Written(Recorder):
+    """Writes what a process saw into a folder: spawned ones end with the run."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_train_end(self):
+        (self.folder / f"{self.global_rank}.json").write_text(json.dumps(self.seen))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["DataModule", "Loader"])
+def test_processes_that_lightning_spawns_take_their_parts(photos, tmp_path, own):
+    trainer = trainer_of(strategy="ddp_spawn", devices=2, max_epochs=2)
+    options = {"shuffle": True, "seed": 1}
+    ds, _ = sa1bpack.open(photos.root).split(val_fraction=0.15, seed=2)
+    if own:
+        loader = sa1bpack.Loader(ds, 1, **options)
+        trainer.fit(Written(tmp_path), with_places(trainer, loader))
+    else:
+        trainer.fit(Written(tmp_path), datamodule=made(photos, batch_size=1))
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for epoch in range(2):
+        images = [image for seen in ranks for of, ids in seen if of == epoch for image in ids]
+        assert sorted(images) == sorted(ds.column("image_id").tolist())
 
 
 def test_validation_has_options_of_its_own_and_any_images(photos):
@@ -373,10 +401,10 @@ def test_a_mix_whose_epochs_differ_in_length_is_refused(photos, options):
     assert len(model.seen) == EPOCHS * len(ds)
 
 
-def with_places(trainer: lightning.Trainer, mix: sa1bpack.Mix) -> sa1bpack.Mix:
-    """The mix, of a trainer that has our callback where the package is only on the path."""
+def with_places(trainer: lightning.Trainer, loader):
+    """The loader, of a trainer that has our callback where the package is only on the path."""
     (places,) = lightning_places.for_pytorch_lightning()
     names = [type(callback).__name__ for callback in trainer.callbacks]
     if type(places).__name__ not in names:
         trainer.callbacks.append(places)
-    return mix
+    return loader
