@@ -284,12 +284,15 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
         check.again(partial(_check_shard, check, entry, manifest, quick, pairs))
         check.files.release(entry.name)
     if index is not None:
+        damaged = {problem.shard for problem in check.problems}
+        sound = {shard.name for shard in shards} - damaged
+        before = len(check.problems)
         with check.collecting():
-            damaged = {problem.shard for problem in check.problems}
-            sound = {shard.name for shard in shards} - damaged
             check_against_shards(root, manifest, index, sound)
             if scope.own_files:
                 check_whole_index(root, manifest, index, named=not damaged)
+        if len(check.problems) > before:
+            index = None  # which mask is of which sample is not known, so features name none
     _check_features(check, features, manifest, index, scope)
     with check.collecting():
         _check_kept(check, manifest, index, scope, {shard.name for shard in shards})

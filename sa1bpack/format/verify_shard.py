@@ -344,7 +344,8 @@ def check_feature_shard(
         elif number is not None and index is not None:
             first, stop = index.shard_offset[number : number + 2].tolist()
             counts = np.diff(index.mask_offset[first : stop + 1])
-        if not quick and counts.sum() == opened.row_count:
+        fits = counts.sum() == opened.row_count and bool((counts >= 0).all())  # of a sound index
+        if not quick and fits:
             values = {spec.values: len(opened.values)}
             check_samples = partial(_check_rows, check, opened, counts)
             _check_streams(check, folder, values, listed, check_samples)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import xxhash
 import zarr
-from format_files import index_of
+from format_files import index_of, manifest_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from narrow_packs import pack_of
@@ -357,6 +357,18 @@ def test_a_missing_row_that_has_items_or_values_is_found(pack):
     writable_array(folder, "checksum")[0] = xxhash.xxh3_64_intdigest(data)
     texts = [str(problem) for problem in verify(pack).problems]
     assert any("sample 0 has values in a row that is missing" in text for text in texts)
+
+
+@pytest.mark.parametrize("change", [1, 2, 100, 2**40, -1, -100])
+def test_a_damaged_index_is_not_taken_for_damage_of_rows_per_mask(pack, change):
+    for name in ("phrase", "points", "level"):
+        write_ragged(pack, RAGGED_KINDS[name])
+    offset = writable_array(pack / manifest_of(pack)["index"], "mask_offset")
+    offset[1] += change  # sample 0 has 2 masks, sample 1 has none, sample 2 has 5
+    offset.flush()
+    problems = verify(pack).problems
+    assert problems and {problem.feature for problem in problems} == {None}
+    assert all("index-" in str(problem) for problem in problems)
 
 
 def test_text_that_is_not_utf8_is_named_and_never_replaced(pack):
