@@ -275,6 +275,22 @@ class _Union:
                 check_same_feature([*folders, merged])
             else:
                 check_same_feature(folders)
+            self._check_same_rows([merged, *folders])
+
+    def _check_same_rows(self, folders: Sequence[Path]) -> None:
+        """Raise OutputRefused if two folders of a feature have different rows for one shard."""
+        for shard in self.shards.values():
+            name = ShardIdentity(shard.entry.name, shard.digest, shard.entry.lengths).feature_shard
+            having = [folder for folder in folders if (folder / name).is_dir()]
+            if len(having) < 2:
+                continue
+            digests = [files.file_digest(folder / name / files.CHECKSUMS_NAME) for folder in having]
+            for folder, digest in zip(having[1:], digests[1:], strict=True):
+                if digest != digests[0]:
+                    raise OutputRefused(
+                        f"{having[0] / name} and {folder / name} have different rows for one "
+                        "shard: remove the one that is wrong, or move its feature out of the pack"
+                    )
 
     def _add_shards(self, pack: Path, manifest: Manifest) -> None:
         """Add the shards of a pack. Raises OutputRefused if another pack has one of other bytes."""
@@ -469,12 +485,11 @@ class FolderCopier:
 
         Raises:
             OSError: the disk fails.
-            FormatError: the files of a shard are not exactly those in its checksum file.
+            FormatError: the files of the folder are not exactly those in its checksum file.
         """
         try:
             self._place(source, working)
-            if digest is not None:
-                _check_whole_shard(source, working, digest)
+            _check_whole_shard(source, working, digest)
             working.rename(final)
         except BaseException:
             files.discard_entry(working)
@@ -525,13 +540,13 @@ class FolderCopier:
             offset += len(data)
 
 
-def _check_whole_shard(source: Path, folder: Path, digest: str) -> None:
-    """Raise FormatError unless a folder has exactly the files of a shard.
+def _check_whole_shard(source: Path, folder: Path, digest: str | None) -> None:
+    """Raise FormatError unless a folder has exactly the files of a shard, or of a feature shard.
 
     Args:
         source: the folder that it was made like, for messages.
         folder: the folder.
-        digest: XXH3-128 that its checksum file must have.
+        digest: XXH3-128 that its checksum file must have; None: any.
     """
     paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     checksums = folder / files.CHECKSUMS_NAME
@@ -540,5 +555,6 @@ def _check_whole_shard(source: Path, folder: Path, digest: str) -> None:
     strays = sorted(paths - listed)
     if strays:
         raise FormatError(f"{source / strays[0]}: not a file of the shard; remove it")
-    if files.file_digest(checksums) != digest or paths != listed:
+    differs = digest is not None and files.file_digest(checksums) != digest
+    if differs or paths != listed:
         raise FormatError(f"{source}: it changed or lacks files; `sa1bpack verify`")

@@ -260,6 +260,38 @@ def test_features_of_one_name_that_differ_are_refused_before_any_writing(
     assert sa1bpack.merge([a, b], root).complete
 
 
+@pytest.mark.parametrize("where", ["packs", "earlier merge"])
+def test_different_rows_for_one_shard_are_refused_before_any_writing(copied, tmp_path, root, where):
+    (a,) = copied("a")
+    b = shutil.copytree(a, tmp_path / "b")
+    for pack, text in ((a, "one"), (b, "other")):
+        ds = sa1bpack.open(pack)
+        sa1bpack.attach(ds, "caption", dict.fromkeys(ds.column("image_id").tolist(), text))
+    if where == "earlier merge":
+        sa1bpack.merge([a], root)
+        shutil.rmtree(a / "side")
+    before = contents(root) if root.exists() else None
+    with pytest.raises(OutputRefused, match=r"/caption/sa_0.* have different rows .* remove"):
+        sa1bpack.merge([a, b], root)
+    assert (contents(root) if root.exists() else None) == before
+    shutil.rmtree(b / "side")
+    assert sa1bpack.merge([a, b], root).complete
+
+
+@pytest.mark.parametrize("command", ["merge", "copy"])
+def test_rows_that_lack_a_file_do_not_come_along(copied, root, command):
+    (a,) = copied("a")
+    attach_score(a)
+    lost = next((a / "side" / "score").glob("sa_*/checksum/zarr.json"))
+    lost.unlink()
+    with pytest.raises(FormatError, match=f"{lost.parent.parent.name}: it .* lacks files"):
+        if command == "merge":
+            sa1bpack.merge([a], root)
+        else:
+            sa1bpack.copy_selection(sa1bpack.open(a), root)
+    assert not (root / "side" / "score" / lost.parent.parent.name).exists()
+
+
 @pytest.mark.parametrize("quantize", [None, "int8", "float8"])
 def test_features_come_along(copied, root, quantize):
     a, b = copied("ab")
