@@ -176,8 +176,22 @@ def _fault(operand: Operand, table: Table, axis: str) -> str:
 
 def fulfilled(condition: Condition, columns: "Columns") -> np.ndarray:
     """bool (k,): which of the k samples of a shard fulfil a condition that was checked."""
-    table = values_of_samples(columns.pack)
-    return condition.holds(lambda operand: table[operand](columns))
+    return evaluated(condition, columns, values_of_samples(columns.pack))
+
+
+def evaluated(condition: Condition, columns: "Columns", table: Table) -> np.ndarray:
+    """bool (k,): which of the samples or masks of a shard fulfil a condition of what a table has.
+
+    A row of a feature that is missing fulfils no comparison: it reads as 0 or as an empty text.
+    """
+
+    def presence(operand: Operand) -> np.ndarray | None:
+        present = Operand(operand.name, PRESENT)
+        if operand.part or operand.reduce is not None or present not in table:
+            return None
+        return table[present](columns)
+
+    return condition.holds(lambda operand: table[operand](columns), presence)
 
 
 def _listed(table: Table) -> str:

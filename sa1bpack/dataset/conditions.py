@@ -32,7 +32,7 @@ SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-# How the values of a sample's masks become one value; a sample without masks has 0.
+# How the values of a sample's masks become one value; a sample without any has 0.
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 PRESENT = "present"  # the part of a feature that says whether its row is there
 MAX_TERMS = 1000  # names, signs, constants and parentheses of a condition
@@ -71,6 +71,12 @@ class Operand:
 
 # Values (k,) of what is compared, one for each sample or mask.
 Values = Callable[[Operand], np.ndarray]
+# bool (k,): which of these values are there; None: all of them.
+Presence = Callable[[Operand], np.ndarray | None]
+
+
+def all_present(_operand: Operand) -> None:
+    """The presence of values of which none is missing."""
 
 
 class Condition(ABC):
@@ -81,8 +87,10 @@ class Condition(ABC):
         """What the condition compares, in the order of its text."""
 
     @abstractmethod
-    def holds(self, values: Values) -> np.ndarray:
+    def holds(self, values: Values, presence: Presence = all_present) -> np.ndarray:
         """bool (k,): which of k samples or masks fulfil it, with the values of its operands.
+
+        A value that is missing fulfils no comparison.
 
         Raises OptionError for a comparison of text with a number, or the reverse.
         """
@@ -100,7 +108,7 @@ class Comparison(Condition):
         """The one that it compares."""
         yield self.operand
 
-    def holds(self, values: Values) -> np.ndarray:
+    def holds(self, values: Values, presence: Presence = all_present) -> np.ndarray:
         """See Condition."""
         compared = values(self.operand)
         if not self.sign:
@@ -116,7 +124,9 @@ class Comparison(Condition):
             if compared.dtype.kind == "S":
                 constant = np.bytes_(constant.encode())
         fulfilled: np.ndarray = SIGNS[self.sign](compared, constant)
-        return fulfilled.astype(np.bool_, copy=False)
+        fulfilled = fulfilled.astype(np.bool_, copy=False)
+        present = presence(self.operand)
+        return fulfilled if present is None else fulfilled & present
 
 
 @dataclass(frozen=True)
@@ -129,9 +139,9 @@ class Not(Condition):
         """Those of what must not hold."""
         return self.inner.operands()
 
-    def holds(self, values: Values) -> np.ndarray:
+    def holds(self, values: Values, presence: Presence = all_present) -> np.ndarray:
         """See Condition."""
-        return ~self.inner.holds(values)
+        return ~self.inner.holds(values, presence)
 
 
 @dataclass(frozen=True)
@@ -146,11 +156,11 @@ class Joined(Condition):
         for part in self.parts:
             yield from part.operands()
 
-    def holds(self, values: Values) -> np.ndarray:
+    def holds(self, values: Values, presence: Presence = all_present) -> np.ndarray:
         """See Condition."""
-        fulfilled = self.parts[0].holds(values)
+        fulfilled = self.parts[0].holds(values, presence)
         for part in self.parts[1:]:
-            other = part.holds(values)
+            other = part.holds(values, presence)
             fulfilled = fulfilled & other if self.mark == "&" else fulfilled | other
         return fulfilled
 

@@ -277,8 +277,9 @@ class Dataset(MapStyle, Pictured):
                 area, predicted_iou, stability_score, annotation_id or a feature with a number per
                 mask, as in `"max(area) > 100000"`. `file_name == "sa_1.jpg"`, or a feature of text,
                 compares text. The name of a feature with a row per image, alone, is a condition:
-                `ds.where("caption")` has the samples whose row is there. & (and), | (or), ~ (not)
-                and parentheses join conditions.
+                `ds.where("caption")` has the samples whose row is there. A row that is missing
+                fulfils no comparison, and sum, max and min leave it out; of nothing they are 0. &
+                (and), | (or), ~ (not) and parentheses join conditions.
 
         Raises:
             OptionError: a condition that is none of these.
@@ -434,8 +435,8 @@ class Dataset(MapStyle, Pictured):
                 image (read from all shards), NAME, whose strings or ragged rows are objects (n,),
                 or NAME_present, or NAME_lengths of ragged numbers, which read none of the rows
                 of a pack at a URL; with `reduce`, a column of masks.
-            reduce: "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
-                `ds.column("area", "sum")`.
+            reduce: "sum", "max" or "min" over a sample's masks, but those whose row of a feature is
+                missing; 0 for a sample without any: `ds.column("area", "sum")`.
             missing: value of the samples whose shard is damaged, which is logged; a loader with
                 on_error="drop" leaves these out. Default: damage is an error.
 

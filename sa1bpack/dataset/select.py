@@ -22,6 +22,7 @@ import numpy as np
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.condition_values import (
     checked_condition,
+    evaluated,
     values_of_masks,
     values_of_samples,
 )
@@ -275,9 +276,9 @@ class Columns:
     def reduced(self, name: str, how: str) -> np.ndarray:
         """A column of masks as one value per sample: (k, ...). `how` is "sum", "max" or "min".
 
-        A sample without masks has 0. Sums are int64 or float64, of whatever type the masks' numbers
-        are. Raises UnknownName for a name that is not a column of masks, OptionError for another
-        `how`.
+        Rows of a feature that are missing are left out. A sample without masks, or without a row,
+        has 0. Sums are int64 or float64, of whatever type the masks' numbers are. Raises
+        UnknownName for a name that is not a column of masks, OptionError for another `how`.
         """
         check_column(name, "mask", self.pack)
         choice("reduce", how, REDUCTIONS)
@@ -288,12 +289,17 @@ class Columns:
                 "columns[NAME] by a function of your own"
             )
         values = values.astype(reduced_type(values.dtype, how), copy=False)
-        counts = self["mask_count"]
+        edges = self["mask_offset"]
+        for feature in self._opened.features:
+            if feature.spec.name == name and feature.present is not None:
+                present = self._present(feature)
+                values = values[present]
+                edges = offsets_of(present)[edges]
         out = np.zeros((len(self), *values.shape[1:]), values.dtype)
-        filled = counts > 0
+        filled = np.diff(edges) > 0
         if filled.any():
             with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
-                out[filled] = REDUCTIONS[how].reduceat(values, self["mask_offset"][:-1][filled])
+                out[filled] = REDUCTIONS[how].reduceat(values, edges[:-1][filled])
         return out
 
 
@@ -459,7 +465,7 @@ def _function_of(condition: Any, pack: Pack, option: str) -> Callable[[Columns],
         else:
             table = values_of_masks(pack)
             parsed = checked_condition(condition, option, table, "mask")
-        return lambda columns: parsed.holds(lambda operand: table[operand](columns))
+        return lambda columns: evaluated(parsed, columns, table)
     if callable(condition):
         return partial(_of_user, condition, option)
     return None

@@ -62,11 +62,49 @@ def test_where_masks_keeps_the_masks_whose_row_is_there_or_has_a_text(ds):
     word = texts[present][0]
     chosen = ds.where_masks(f'phrase == "{word}" & title')
     titles = np.repeat(ds.column("title_present"), ds.column("mask_count"))
-    expected = ids[(texts == word) & titles]
+    expected = ids[(texts == word) & present & titles]
     assert chosen.mask_column("annotation_id").tolist() == expected.tolist()
     assert len(ds.where(f'caption != "{ds.column("caption")[0]}"')) < len(ds)
     with pytest.raises(OptionError, match="phrase is text: compare it with text, not 3"):
         ds.where_masks("phrase > 3")
+
+
+SIGNS = {"<": np.less, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, ">": np.greater}
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+def test_a_missing_row_fulfils_no_comparison(ds, sign):
+    present = ds.mask_column("level_present")
+    levels = ds.mask_column("level")
+    ids = ds.mask_column("annotation_id")
+    for limit in (0, 50):
+        expected = present & SIGNS[sign](levels, limit)
+        kept = ds.where_masks(f"level {sign} {limit}")
+        assert kept.mask_column("annotation_id").tolist() == ids[expected].tolist()
+        others = ds.where_masks(f"~(level {sign} {limit})")
+        assert others.mask_column("annotation_id").tolist() == ids[~expected].tolist()
+    if sign in ("==", "!="):
+        named = SIGNS[sign](ds.column("title"), "") & ds.column("title_present")
+        kept = ds.where(f"title {sign} ''")
+        assert kept.column("image_id").tolist() == ds.column("image_id")[named].tolist()
+
+
+@pytest.mark.parametrize("how", ["sum", "max", "min"])
+def test_missing_rows_are_left_out_of_sums_and_extremes(ds, tmp_path, how):
+    ids = ds.mask_column("annotation_id").tolist()
+    values = {key: -1.0 - number for number, key in enumerate(ids) if number % 3}
+    sa1bpack.attach(ds, "loss", values, axis="mask", missing="allow", output=tmp_path / "loss")
+    ds = sa1bpack.open(ds.root, features=tmp_path / "loss")
+    expected = []
+    for sample in ds:
+        there = [values[key] for key in sample["annotation_ids"].tolist() if key in values]
+        expected.append({"sum": sum, "max": max, "min": min}[how](there) if there else 0)
+    assert 0 in expected
+    assert ds.column("loss", how).tolist() == expected
+    chosen = ds.where(f"{how}(loss) < -3")
+    assert chosen.column("image_id").tolist() == [
+        image for image, value in zip(ds.column("image_id"), expected, strict=True) if value < -3
+    ]
 
 
 def test_columns_of_text_are_strings_and_of_ragged_rows_arrays(ds):
