@@ -68,7 +68,11 @@ def paths_of(name: str, value: Any, instead: str | None = None) -> list[Path]:
         raise OptionError(f"{name} is an empty list: name at least one")
     seen: dict[Path, Path] = {}
     for path in paths:
-        first = seen.setdefault(path.resolve(), path)
+        try:
+            resolved = path.resolve()
+        except (OSError, RuntimeError) as error:  # before Python 3.13 a RuntimeError
+            raise OptionError(f"{name} is {str(path)!r}: {error}") from None
+        first = seen.setdefault(resolved, path)
         if first is not path:
             raise OptionError(f"{name} has the same folder twice: {first} and {path}")
     return paths

@@ -490,7 +490,8 @@ def repair(
     """Check a pack as `verify` does, and rebuild what is damaged or missing: shards
     from the tars that they were packed from, and the pack's own files (manifest,
     index, checksums, ...) from the shards. The result has the same bytes as an
-    undamaged pack. Sound shards are neither decoded nor changed.
+    undamaged pack. Sound shards are neither decoded nor changed. Features that
+    `derive` and `attach` made are not checked.
 
     Give all tars of the pack; those that are not needed are not read. A tar must
     be the very file that was packed: its size, digest and images are compared. A

@@ -105,9 +105,12 @@ def subset(
       sa1bpack subset '/data/packs/*' -o these.sel --ids ids.txt
       sa1bpack subset /data/packed -o /data/small --copy --fraction 0.01
     """
+    from sa1bpack.format.manifest import refuse_in_pack
     from sa1bpack.paths import local_path
 
     file = local_path("output", output)
+    if not copy:
+        refuse_in_pack("output", file)
     if dry_run and not copy:
         raise OptionError("--dry-run is for --copy: a selection is a small file of ids")
     ds = everything = sa1bpack.open(
@@ -164,7 +167,7 @@ def _read_ids(path: Path):
     import numpy as np
 
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # some editors begin it with a mark
             lines = iter(lambda: file.readline(_LONGEST_LINE), "")
             words = (line.partition("#")[0].strip() for line in lines)
             ids = np.array([int(word) for word in words if word], np.int64)
@@ -238,7 +241,7 @@ def export(
     say(f"{result.path}: {images}, {counted(result.masks, 'mask')}; {written}")
     if result.left_out:
         masks = counted(result.left_out, "mask")
-        say(f"not in the pack: {masks} of these images, dropped by filters or the cap")
+        say(f"left out: {masks} of these images, which the pack or the selection does not have")
     if result.recoded:
         masks = counted(result.recoded, "mask")
         say(f"same mask in another text: {masks} whose counts were not encoded as by COCO")

@@ -175,6 +175,12 @@ def parse_condition(text: str, option: str = "where") -> Condition:
     Raises:
         OptionError: the text is not a condition.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # as the shell's arguments in a locale without UTF-8
+        raise OptionError(
+            f"{option} is {brief(text)}, which is not text in this locale: set PYTHONUTF8=1"
+        ) from None
     tokens = _tokens(text)
     if tokens is None or not 0 < len(tokens) <= MAX_TERMS:
         raise _not_a_condition(text, option)

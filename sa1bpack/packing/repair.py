@@ -36,6 +36,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.side.kept import restore_kept_features
+from sa1bpack.format.side.shards import side_folders
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.damage import (
@@ -269,6 +270,7 @@ def _repair_whole(call: _Call) -> RepairResult:
             restore_set_aside(root / SHARDS_NAME)
         damage = call.diagnose(Unfinished.read(root), ALL)
         repair = _Repair(call, damage, of_part=False)
+        repair.note_unchecked_features()
         if call.dry_run:
             return repair.foresee()
         remove_stale(root, keep=intention_path(root))
@@ -409,6 +411,16 @@ class _Repair:
         for action in self._plan:
             if isinstance(action, Leave):
                 self.result.left[action.name] = action.reason
+
+    def note_unchecked_features(self) -> None:
+        """Say which features are not checked: no tar has what `derive` and `attach` made."""
+        kept = {key.name for key in self._damage.options.kept_keys}
+        unchecked = [path.name for path in side_folders(self._root) if path.name not in kept]
+        if unchecked:
+            self._note(
+                f"features that are not checked, as no tar has their rows: {', '.join(unchecked)}; "
+                f"sa1bpack verify {quote(str(self._root))} checks them"
+            )
 
     def foresee(self) -> RepairResult:
         """The result of a dry run."""

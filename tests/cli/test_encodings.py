@@ -69,6 +69,12 @@ def test_a_locale_without_utf8_suffices_where_only_a_folder_needs_it(ascii_local
     assert sa1bpack.verify(root).ok
 
 
+def test_a_locale_without_utf8_refuses_a_condition_that_needs_it(ascii_locale, packed, tmp_path):
+    words = ("--where", "file_name == 'sä.jpg'", "-o", tmp_path / "new.sel")
+    code, _, error = run("subset", packed, *words)
+    assert code == 2 and "--where is" in error and "set PYTHONUTF8=1" in error
+
+
 def test_output_escapes_what_its_encoding_lacks(monkeypatch, tmp_path):
     pack(write_tar(tmp_path / "sä.tar", members(range(2))), tmp_path / "päck")
     monkeypatch.setenv("PYTHONIOENCODING", "ascii:strict")

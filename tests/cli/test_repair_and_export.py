@@ -42,6 +42,21 @@ def test_a_repair_names_what_was_damaged_and_what_was_rebuilt(command, root, tar
     assert command("verify", root)[0] == 0
 
 
+def test_a_repair_says_which_features_it_does_not_check(command, root, tar):
+    ds = sa1bpack.open(root)
+    sa1bpack.attach(ds, "caption", dict.fromkeys(ds.column("image_id").tolist(), "a dog"))
+    path = next((root / "side/caption").glob("sa_*/values/c.0"))
+    flip(path, 1)
+    for options in ((), ("--dry-run",)):
+        code, out, error = command("repair", root, tar, *options)
+        assert (code, out) == (0, f"{root}: sound, nothing to repair\n")
+        assert error == (
+            "sa1bpack: features that are not checked, as no tar has their rows: caption; "
+            f"sa1bpack verify {root} checks them\n"
+        )
+    assert command("verify", root)[0] == 1
+
+
 def test_remaining_damage_is_1_and_names_what_is_needed(command, root):
     flip(root / IMAGES, 100)
     with (root / ".lock").open("a") as file:
@@ -83,7 +98,7 @@ def test_the_summary_of_an_export_names_what_the_pack_lacks(command, root, tmp_p
     assert (code, error) == (0, "")
     assert out == (
         f"{tmp_path / 'json'}: 6 images, 9 masks; 6 files written\n"
-        "not in the pack: 6 masks of these images, dropped by filters or the cap\n"
+        "left out: 6 masks of these images, which the pack or the selection does not have\n"
     )
     again = command("export", root, "-o", tmp_path / "json")
     assert "6 images, 9 masks; 0 files written, 6 existed already\n" in again[1]

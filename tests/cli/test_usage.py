@@ -244,6 +244,27 @@ def test_a_list_of_ids_that_is_something_else_is_not_read_to_its_end(command, pa
     assert code == 2 and "--ids is '/dev/zero': invalid" in error and len(error) < 1000
 
 
+def test_a_list_of_ids_may_begin_with_a_byte_order_mark(command, packed, tmp_path):
+    ids = sa1bpack.open(packed).column("image_id")[[2, 0]]
+    (tmp_path / "ids").write_text("\ufeff" + "\r\n".join(map(str, ids)), "utf-8")
+    code, _, error = command("subset", packed, "-o", tmp_path / "new", "--ids", tmp_path / "ids")
+    assert (code, error) == (0, "")
+    chosen = sa1bpack.open(packed).load_selection(tmp_path / "new")
+    assert chosen.column("image_id").tolist() == ids.tolist()
+
+
+def test_a_selection_in_a_pack_is_refused_by_the_name_of_its_option(command, packed):
+    code, _, error = command("subset", packed, "-o", packed / "new.sel", "--fraction", 1)
+    assert code == 2 and f"--output is '{packed}/new.sel', in the pack" in error
+
+
+def test_a_loop_of_links_is_a_message(command, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("info", "verify"):
+        code, _, error = command(name, tmp_path / "loop")
+        assert code == 2 and "loop" in error and error.count("\n") == 1
+
+
 def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_path, monkeypatch):
     code, out, _ = command("export", packed, "-o", tmp_path / "\x1b[31m")
     assert code == 0 and r"\x1b[31m: " in out and "\x1b" not in out
