@@ -197,7 +197,7 @@ class _Curve(Schedule, ABC):
     ):
         """
         Args:
-            first: the value in epoch (or at step) 0.
+            first: the value in epoch (or at step) 0, a whole number.
             last: the value in epoch `epochs` (or at step `steps`), which then stays.
             epochs, steps: one of the two, 1 to 10,000,000.
             multiple: values are rounded to the nearest multiple of this, halves up.
@@ -205,8 +205,8 @@ class _Curve(Schedule, ABC):
         Raises:
             OptionError: a value that cannot be used.
         """
-        number("first", first)
-        number("last", last)
+        _check_whole("first", first)
+        _check_whole("last", last)
         by, length = _length(type(self).__name__, epochs, steps)
         multiple = whole_number("multiple", multiple, 1)
         share = self._share(np.arange(length + 1) / length)
@@ -222,6 +222,16 @@ class _Curve(Schedule, ABC):
     @abstractmethod
     def _share(self, passed: np.ndarray) -> np.ndarray:
         """How much of the change has happened after these fractions of the length, float64 (n,)."""
+
+
+def _check_whole(name: str, value: Any) -> None:
+    """Raise OptionError unless an end of a curve is a whole number, such as 20 or 20.0."""
+    if not number(name, value).is_integer():
+        raise OptionError(
+            f"{name} is {brief(value)}: choose a whole number, to which all values are rounded. "
+            "Weights of a Mix count in proportion: choose 90 and 10 for 0.9 and 0.1. A "
+            "FunctionSchedule has values of any kind"
+        )
 
 
 class LinearSchedule(_Curve):

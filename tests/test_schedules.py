@@ -71,6 +71,8 @@ def test_equal_schedules_are_equal_however_they_were_written():
         (lambda: LinearSchedule(1, 2, epochs=0), "epochs is 0: choose a whole number from 1"),
         (lambda: LinearSchedule(True, 2, epochs=1), "first is True: choose a number"),
         (lambda: LinearSchedule(1, float("inf"), epochs=1), "last is inf"),
+        (lambda: LinearSchedule(0.9, 0.1, epochs=8), "first is 0.9: choose a whole number.*90 and"),
+        (lambda: CosineSchedule(1, 0.5, steps=8), "last is 0.5: choose a whole number"),
         (lambda: PiecewiseSchedule(1, [2]), r"changes is \[2\]: pass a dict"),
         (lambda: PiecewiseSchedule(1, {0: 2}), "a key of changes is 0"),
         (lambda: PiecewiseSchedule(1, {1: 2}, by="batch"), "by is 'batch': choose one of epoch,"),
