@@ -14,7 +14,8 @@ from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES, TEXT
 from sa1bpack.wording import brief
 
 # The file name of an image of SA-1B, and its id.
-_FILE_NAME = re.compile(r"sa_(\d+)(?:\.\w+)?")
+_FILE_NAME = re.compile(r"sa_([0-9]{1,18})(?:\.\w+)?")
+_LARGEST_ID = (1 << 63) - 1
 
 
 class RowSource(Protocol):
@@ -225,13 +226,16 @@ def ids_of(ids: Any, count: int) -> np.ndarray:
             f"ids are {ids.dtype} {ids.shape}: choose one integer for each of the {count:,} rows, "
             "or the name of its file"
         )
+    beyond = ids[ids > _LARGEST_ID]
+    if len(beyond):
+        raise OptionError(f"ids has {beyond[0]}, beyond int64: ids are whole numbers of 64 bits")
     whole_numbers: np.ndarray = ids.astype(np.int64)
     return whole_numbers
 
 
 def _id_in(name: Any) -> int:
     """The id that a file name of SA-1B has. Raises OptionError for another name."""
-    if isinstance(name, int | np.integer):
+    if isinstance(name, int | np.integer) and int(name) <= _LARGEST_ID:
         return int(name)
     match = _FILE_NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:

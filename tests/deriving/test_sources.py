@@ -418,6 +418,36 @@ def test_ids_are_numbers_digits_or_names_of_files_and_nothing_else_is_guessed(ds
         attach(ds, "b", [(ids[0], 1), (5.0, 1)])
 
 
+@pytest.mark.parametrize("largest", [2**63, 2**64 - 1])
+def test_an_id_beyond_int64_is_that_of_no_image(ds, tmp_path, largest):
+    pyarrow = pytest.importorskip("pyarrow")
+    ids = ds.column("image_id").tolist()
+    table = {"image_id": pyarrow.array([*ids, largest], pyarrow.uint64()), "v": [*ids, 0]}
+    path = tmp_path / "rows.parquet"
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(table), path)
+    result = attach(ds, "a", path, value="v")
+    assert result.left_out_ids == (largest,)
+    assert read_back(ds, "a") == {i: i for i in ids}
+    rows = np.array([*ids, 0])
+    with pytest.raises(OptionError, match=f"ids has {largest}, beyond int64"):
+        attach(ds, "b", rows, np.array([*ids, largest], np.uint64))
+    for names in ([*ids, "sa_9223372036854775808"], np.array(["sa_99999999999999999999.jpg"])):
+        with pytest.raises(OptionError, match=r"ids has 'sa_9.*: choose integers, or names"):
+            attach(ds, "b", rows[: len(names)], names)
+
+
+def test_lists_of_parquet_without_an_item_are_named(ds, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    ids = ds.column("image_id").tolist()
+    boxes = pyarrow.list_(pyarrow.list_(pyarrow.float64(), 2))
+    rows = pyarrow.array([[[1.0, 2.0], None]] * len(ids), boxes)
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.table({"image_id": ids, "v": rows})
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    with pytest.raises(OptionError, match=r"rows\.parquet, row 0: .* not a list of numbers"):
+        attach(ds, "a", path, value="v")
+
+
 def test_images_of_other_names_are_found_by_the_names_of_their_files(tmp_path):
     renamed = {}
     for name, data in members(range(3)).items():
@@ -478,7 +508,7 @@ BAD_SOURCES = {
         lines_of({"image_id": "ID", "text": 5}, {"image_id": 4997, "text": "a"}),
         r"line 2: the row of 4997, 'a', cannot be used: it is text, but rows before are numbers",
     ),
-    "beyond int64": (lines_of({"image_id": "ID", "text": 1 << 63}), "beyond int64: choose float64"),
+    "beyond int64": (lines_of({"image_id": "ID", "text": 1 << 63}), "beyond int64: make it text"),
     "not exact": (
         lines_of({"image_id": "ID", "text": 1 << 60}, {"image_id": 4997, "text": 0.5}),
         "line 2: .* rows have 1152921504606846976, which float64 cannot hold",
@@ -646,6 +676,38 @@ def test_what_is_said_of_rows_must_fit_them(ds):
         attach(ds, "a", [(i, 1e6) for i in ids], dtype="float16")
     with pytest.raises(OptionError, match="it is float16, but rows before are float32: choose"):
         attach(ds, "a", [(i, np.ones(2, "f2" if k else "f4")) for k, i in enumerate(ids)])
+
+
+@pytest.mark.parametrize(
+    "value, dtype, message",
+    [
+        (np.uint8(200), "int8", "not all whole numbers of int8"),
+        (np.array([-1], np.int8), "uint8", "not all whole numbers of uint8"),
+        (np.uint64(2**63), "int64", "not all whole numbers of int64"),
+        (2**24 + 1, "float32", "whole numbers that float32 rounds"),
+        (np.array([2049], np.int16), "float16", "whole numbers that float16 rounds"),
+        (257, "bfloat16", "whole numbers that bfloat16 rounds"),
+        (2**53 + 1, "float64", "whole numbers that float64 rounds"),
+        (2**63 - 1, "float64", "whole numbers that float64 rounds"),
+        (10**6, "float16", "beyond those of float16"),
+        ([2**53 + 1, 0.5], None, "whole numbers beyond 9007199254740992"),
+        ([[1, 2], [-(2**60), 0.5]], None, "whole numbers beyond 9007199254740992"),
+        ([2**63, -1], None, "whole numbers beyond 9007199254740992"),
+    ],
+)
+def test_no_type_changes_a_whole_number(ds, pack, value, dtype, message):
+    rows = [(i, value) for i in ds.column("image_id").tolist()]
+    with pytest.raises(OptionError, match=message):
+        attach(ds, "a", rows, dtype=dtype)
+    assert not (pack / "side").exists()
+
+
+@pytest.mark.parametrize("value, dtype", [(2**24, "float32"), (-(2**63), "float64"),
+                                          (256, "bfloat16"), (-128, "int8")])  # fmt: skip
+def test_a_whole_number_that_a_type_has_is_kept(ds, value, dtype):
+    attach(ds, "a", [(i, value) for i in ds.column("image_id").tolist()], dtype=dtype)
+    if dtype != "bfloat16":
+        assert {*read_back(ds, "a").values()} == {value}
 
 
 # -------------------------------------------------------------------------------- memory and kills

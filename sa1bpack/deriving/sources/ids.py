@@ -83,7 +83,9 @@ class RowIds:
     def _whole_numbers(values: Sequence[Any]) -> np.ndarray | None:
         """int64 (n,) if all are whole numbers within it."""
         if isinstance(values, np.ndarray):
-            return values.astype(np.int64) if values.dtype.kind in "iu" else None
+            if values.dtype.kind not in "iu" or (values > _LARGEST).any():
+                return None
+            return values.astype(np.int64)
         if not all(type(value) is int for value in values):
             return None
         try:

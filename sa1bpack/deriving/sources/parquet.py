@@ -130,7 +130,8 @@ def _array_of(types: Any, values: Any) -> Any:
             return values.to_pylist()
         return values.to_numpy(zero_copy_only=False)
     is_fixed = types.is_fixed_size_list(values.type)
-    if (is_fixed or types.is_list(values.type) or types.is_large_list(values.type)) and len(values):
+    is_list = is_fixed or types.is_list(values.type) or types.is_large_list(values.type)
+    if is_list and len(values) and not values.null_count:
         items = _array_of(types, values.flatten())
         lengths = np.full(len(values), values.type.list_size) if is_fixed else None
         if lengths is None:

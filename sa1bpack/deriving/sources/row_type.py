@@ -175,7 +175,7 @@ class RowType:
 
     def _convert_number(self, number: bool | int | float) -> tuple[bytes | memoryview, int]:
         if isinstance(number, int) and not _INT64[0] <= number <= _INT64[1]:
-            raise ValueError("it is beyond int64: choose float64 as `dtype`, or make it text")
+            raise ValueError("it is beyond int64: make it text")
         return self._convert_array(np.asarray(number), is_list=False)
 
     def _convert_array(
@@ -334,7 +334,22 @@ def _array_of_list(value: Sequence[Any]) -> np.ndarray:
         ) from None
     if array.dtype.kind not in "biuf" or array.dtype == np.uint64:
         raise ValueError("it is not a list of numbers of int64 or float64")
+    if array.dtype.kind == "f" and (np.abs(array) >= _EXACT).any() and _has_inexact(value):
+        raise ValueError(
+            f"it has whole numbers beyond {_EXACT}, which float64 cannot hold beside others"
+        )
     return array
+
+
+def _has_inexact(value: Sequence[Any]) -> bool:
+    """True if a list, or a list in it, has a whole number that float64 may not hold."""
+    for item in value:
+        if isinstance(item, list | tuple):
+            if _has_inexact(item):
+                return True
+        elif isinstance(item, int) and abs(item) > _EXACT:
+            return True
+    return False
 
 
 def _cast(array: np.ndarray, dtype: str, wanted_dtype: str) -> np.ndarray:
@@ -353,10 +368,17 @@ def _cast(array: np.ndarray, dtype: str, wanted_dtype: str) -> np.ndarray:
     with np.errstate(all="ignore"):
         converted = values.astype(numpy_dtype)
         if numpy_dtype.kind in "iu":
-            if not np.array_equal(converted.astype(values.dtype), values):
+            # Compared as they are: what wraps around comes back the same.
+            if not np.array_equal(converted, values):
                 raise ValueError(f"its numbers are not all whole numbers of {wanted_dtype}")
-        elif (np.isfinite(values) & ~np.isfinite(converted.astype(np.float64))).any():
+            return converted
+        exact = converted.astype(np.float64)
+        if (np.isfinite(values) & ~np.isfinite(exact)).any():
             raise ValueError(f"its numbers are beyond those of {wanted_dtype}")
+        if values.dtype.kind in "iu" and not np.array_equal(exact.astype(values.dtype), values):
+            raise ValueError(
+                f"it has whole numbers that {wanted_dtype} rounds: choose a wider dtype"
+            )
     if wanted_dtype == "bfloat16":
         return converted.view(np.uint16)
     return converted
