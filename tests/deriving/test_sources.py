@@ -18,6 +18,7 @@ import pytest
 import torch
 from forked import fork
 from format_files import manifest_of
+from PIL import Image
 from reading_packs import write_pack
 from small_packs import pack_small
 from small_tars import members, write_tar
@@ -446,6 +447,52 @@ def test_lists_of_parquet_without_an_item_are_named(ds, tmp_path):
     pytest.importorskip("pyarrow.parquet").write_table(table, path)
     with pytest.raises(OptionError, match=r"rows\.parquet, row 0: .* not a list of numbers"):
         attach(ds, "a", path, value="v")
+
+
+def numbered(folder: Path, ids: dict[str, int]) -> sa1bpack.Dataset:
+    """A pack of images with these names, which COCO's form gives these ids."""
+    (folder / "images").mkdir()
+    images = []
+    for name, image_id in ids.items():
+        Image.new("RGB", (60, 40)).save(folder / "images" / name)
+        images.append({"id": image_id, "file_name": name, "width": 60, "height": 40})
+    labels = {"images": images, "annotations": [], "categories": []}
+    (folder / "labels.json").write_text(json.dumps(labels))
+    options = {"workers": 1, "image_size": 64, "progress": False}
+    sa1bpack.pack(folder / "images", folder / "pack", annotations=folder / "labels.json", **options)
+    return sa1bpack.open(folder / "pack")
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_file_of_digits_is_never_a_row_of_another_image(tmp_path, archive):
+    def rows_of(folder: Path) -> Path:
+        (folder / "rows").mkdir()
+        for number in (1, 2, 3):
+            np.save(folder / "rows" / f"000{number}.npy", np.array([number]))
+        if not archive:
+            return folder / "rows"
+        with tarfile.open(folder / "rows.tar", "w") as tar:
+            tar.add(folder / "rows", arcname="rows")
+        return folder / "rows.tar"
+
+    folders = [tmp_path / name for name in ("equal", "reverse", "other")]
+    for folder in folders:
+        folder.mkdir()
+    equal = numbered(folders[0], {"0001.jpg": 1, "0002.jpg": 2, "0003.jpg": 3})
+    attach(equal, "a", rows_of(folders[0]))
+    assert {i: row.tolist() for i, row in read_back(equal, "a").items()} == {1: [1], 2: [2], 3: [3]}
+    reverse = numbered(folders[1], {"0001.jpg": 3, "0002.jpg": 2, "0003.jpg": 1})
+    with pytest.raises(OptionError, match=r"'0001', .* file of image 3, and the id of another"):
+        attach(reverse, "a", rows_of(folders[1]))
+    other = numbered(folders[2], {"0001.jpg": 70, "0002.jpg": 80, "0003.jpg": 90})
+    attach(other, "a", rows_of(folders[2]))
+    read = {i: row.tolist() for i, row in read_back(other, "a").items()}
+    assert read == {70: [1], 80: [2], 90: [3]}
+    folder = tmp_path / "twice"
+    folder.mkdir()
+    twice = numbered(folder, {"0001.jpg": 70, "0001.png": 80, "0002.jpg": 90})
+    with pytest.raises(OptionError, match="'0001', a name that several images of the dataset have"):
+        attach(twice, "a", rows_of(folder))
 
 
 def test_images_of_other_names_are_found_by_the_names_of_their_files(tmp_path):

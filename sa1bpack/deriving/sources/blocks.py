@@ -31,6 +31,7 @@ class RowBlock:
         records: where each row is, for `RowReader.place`.
         variable: arrays of these values have any length, even if all lengths are equal.
         read: reads the values at some positions, in order, in place of `values`.
+        of_files: ids are names of files, or their digits.
     """
 
     ids: Sequence[Any]
@@ -38,6 +39,7 @@ class RowBlock:
     records: Sequence[int]
     variable: bool = False
     read: Callable[[Sequence[int]], Iterator[Any]] | None = None
+    of_files: bool = False
 
     def chosen(self, positions: Sequence[int]) -> Iterator[Any]:
         """The values at some positions, in order."""

@@ -54,19 +54,25 @@ class RowIds:
         ids = ds.mask_column("annotation_id") if axis == "mask" else ds.column("image_id")
         self._sorted = np.sort(ids)
         self._by_name: dict[str, int] | None = None
+        self._by_digits: dict[str, int] | None = None
 
-    def match(self, values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    def match(self, values: Sequence[Any], of_files: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """The ids of rows, and which of them the dataset has.
 
         Args:
             values: an id or name per row.
+            of_files: they are names of files, or their digits, which may be those of the file of an
+                image whose id is another one.
 
         Returns:
             int64 (n,), where it is known; bool (n,).
 
         Raises:
             UnusableId: a value is neither a whole number nor text.
+            OptionError: a name is that of several images, or digits mean two.
         """
+        if of_files and self.axis == "sample":
+            values = [self._id_of_digits(value) for value in values]
         ids = self._whole_numbers(values)
         if ids is not None:
             return ids, self._has(ids)
@@ -123,6 +129,26 @@ class RowIds:
             return int(match[1])
         return self._id_by_name(name)
 
+    def _id_of_digits(self, name: str) -> int | str:
+        """The id of the image whose file has a name of digits, if it is not these; else the name.
+
+        Raises OptionError if they are also the id of another image.
+        """
+        if self._by_digits is None:
+            self._by_digits = _ids_by_digits(self._ds)
+        image_id = self._by_digits.get(name)
+        if image_id is None:
+            return name
+        _refuse_ambiguous(name, image_id)
+        number = int(name)
+        if number <= _LARGEST and self._has(np.array([number]))[0]:
+            raise OptionError(
+                f"ids has {name!r}, the name of the file of image {image_id}, and the id of "
+                f"another image: name the file sa_{image_id} or sa_{number}, whichever it is for, "
+                "and others alike"
+            )
+        return image_id
+
     def _id_by_name(self, name: str) -> int | None:
         """The id of the image whose file has this name, with or without its suffix.
 
@@ -133,12 +159,17 @@ class RowIds:
         image_id = self._by_name.get(name)
         if image_id is None:
             image_id = self._by_name.get(name.rpartition(".")[0] or name)
-        if image_id == _SMALLEST:
-            raise OptionError(
-                f"ids has {brief(name)}, a name that several images of the dataset have: give "
-                "their image ids"
-            )
+        _refuse_ambiguous(name, image_id)
         return image_id
+
+
+def _refuse_ambiguous(name: str, image_id: int | None) -> None:
+    """Raise OptionError for a name that several images have, as _SMALLEST says."""
+    if image_id == _SMALLEST:
+        raise OptionError(
+            f"ids has {brief(name)}, a name that several images of the dataset have: give their "
+            "image ids"
+        )
 
 
 def _ids_by_name(ds: Dataset) -> dict[str, int]:
@@ -149,4 +180,22 @@ def _ids_by_name(ds: Dataset) -> dict[str, int]:
         text = os.fsdecode(name).rpartition("/")[2]
         for key in {text, text.rpartition(".")[0] or text}:
             ids[key] = image_id if ids.setdefault(key, image_id) == image_id else _SMALLEST
+    return ids
+
+
+def _ids_by_digits(ds: Dataset) -> dict[str, int]:
+    """Name of an image file without its suffix -> image id, of names of digits that are not it.
+
+    _SMALLEST stands for several images.
+    """
+    ids: dict[str, int] = {}
+    for columns in ds.columns():
+        names = columns["file_name"]
+        first = np.ascontiguousarray(names).view(np.uint8).reshape(len(names), -1)[:, 0]
+        digits = np.flatnonzero((first >= ord("0")) & (first <= ord("9")))
+        image_ids = columns["image_id"][digits].tolist()
+        for name, image_id in zip(names[digits].tolist(), image_ids, strict=True):
+            stem = os.fsdecode(name).rpartition(".")[0]
+            if _DIGITS.fullmatch(stem) and int(stem) != image_id:
+                ids[stem] = image_id if ids.setdefault(stem, image_id) == image_id else _SMALLEST
     return ids

@@ -91,7 +91,7 @@ class ImageFiles:
             names = [_id_in(path.name) for path in paths]
             records = range(self._first, self.finished)
             read = partial(_read_ahead, paths, self._value)
-            yield RowBlock(names, (), records, read=read)
+            yield RowBlock(names, (), records, read=read, of_files=True)
 
 
 def _read_ahead(
@@ -193,7 +193,8 @@ class TarOfFiles:
 
     def _block(self, values: list[Any]) -> RowBlock:
         names = [_id_in(PurePosixPath(name).name) for name in self._names]
-        return RowBlock(names, values, range(self._first, self._first + len(names)))
+        records = range(self._first, self._first + len(names))
+        return RowBlock(names, values, records, of_files=True)
 
 
 # ---------------------------------------------------------------------------------- files of a row

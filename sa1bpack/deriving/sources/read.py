@@ -175,7 +175,7 @@ def _spool_block(
 ) -> None:
     """Put the rows of a block whose images, or masks, the dataset has into a spool."""
     try:
-        row_ids, known = ids.match(block.ids)
+        row_ids, known = ids.match(block.ids, block.of_files)
     except UnusableId as error:
         raise OptionError(
             f"{reader.place(block.records[error.position])}: the id is "
