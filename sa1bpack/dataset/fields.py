@@ -94,6 +94,12 @@ def number_fields(layout: Layout) -> tuple[Field, ...]:
     return tuple(Field.of(number) for number in layout.mask_numbers)
 
 
+def column_names(layout: Layout) -> frozenset[str]:
+    """The columns of datasets of this layout, but those of features."""
+    numbers = {number.array for number in layout.mask_numbers}
+    return frozenset({*SAMPLE_COLUMNS, *SIZE_COLUMNS, "mask_offset", "number_types", *numbers})
+
+
 def present_key(name: str) -> str:
     """The key that says which rows of a feature are there, if some may be missing."""
     return f"{name}_present"
@@ -220,10 +226,17 @@ def _taken_by() -> dict[str, str]:
 TAKEN_BY = _taken_by()
 
 
-def check_feature_name(name: str) -> str:
-    """Check the name of a feature. Raises OptionError if it cannot be a key of a sample."""
+def check_feature_name(name: str, columns: Collection[str] = ()) -> str:
+    """Check the name of a feature. Raises OptionError if it cannot be a key of a sample.
+
+    For a new feature, `columns` are the columns that the dataset has, which it would hide.
+    """
     if side_name(name) in TAKEN_BY:
         raise OptionError(f"name is {brief(name)}: {TAKEN_BY[name]}; choose another")
+    if name in columns:
+        raise OptionError(
+            f"name is {brief(name)}: datasets have a column of that name; choose another"
+        )
     return name
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,13 @@ from sa1bpack.dataset.condition_values import (
 )
 from sa1bpack.dataset.conditions import REDUCTIONS
 from sa1bpack.dataset.feature_values import column_values, empty_values
-from sa1bpack.dataset.fields import SAMPLE_COLUMNS, SIZE_COLUMNS, FeatureKeys, number_fields
+from sa1bpack.dataset.fields import (
+    SAMPLE_COLUMNS,
+    SIZE_COLUMNS,
+    FeatureKeys,
+    column_names,
+    number_fields,
+)
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter, flags_of_bits
 from sa1bpack.dataset.mask_relations import RELATION_NUMBERS, numbers_together, relation_numbers
 from sa1bpack.dataset.pack import Pack
@@ -55,6 +61,7 @@ from sa1bpack.random_words import words
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted, span_text
 
+_F = TypeVar("_F")  # a feature, or the part of it for one shard
 _log = logging.getLogger("sa1bpack")
 
 
@@ -163,7 +170,7 @@ class Columns:
             return self["size"][:, SIZE_COLUMNS[name]]
         if name == "file_name":
             return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._shard_rows, 0]
-        for feature in self._opened.features:
+        for feature in features_for(name, self._opened.features, self.pack):
             if name == feature.spec.name:
                 return column_values(feature, self._feature_rows(feature))
             keys = FeatureKeys.of(feature.spec)
@@ -290,7 +297,7 @@ class Columns:
             )
         values = values.astype(reduced_type(values.dtype, how), copy=False)
         edges = self["mask_offset"]
-        for feature in self._opened.features:
+        for feature in features_for(name, self._opened.features, self.pack):
             if feature.spec.name == name and feature.present is not None:
                 present = self._present(feature)
                 values = values[present]
@@ -313,6 +320,11 @@ def reduced_type(dtype: np.dtype[Any], how: str) -> np.dtype[Any]:
     if dtype.kind == "f" and how == "sum":
         return np.dtype(np.float64)
     return dtype
+
+
+def features_for(name: str, features: Sequence[_F], pack: Pack) -> Sequence[_F]:
+    """The features that may have a column: none if all datasets have one of that name."""
+    return () if name in column_names(pack.layout) else features
 
 
 def check_column(name: str, axis: str, pack: Pack) -> None:
@@ -343,7 +355,7 @@ def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
     """An array for `count` values of a stored array, a column of `size` or a feature."""
     if name == "file_name":
         return np.empty(count, f"S{FILE_NAME_BYTES}")
-    for feature in pack.features:
+    for feature in features_for(name, pack.features, pack):
         if feature.spec.name == name:
             return empty_values(feature.spec, count)
         keys = FeatureKeys.of(feature.spec)

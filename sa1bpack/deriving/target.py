@@ -11,7 +11,7 @@ import numpy as np
 
 from sa1bpack import __version__
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import check_feature_keys, check_feature_name
+from sa1bpack.dataset.fields import check_feature_keys, check_feature_name, column_names
 from sa1bpack.deriving.options import RowOptions
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format import files
@@ -152,7 +152,7 @@ class FeatureTarget:
                 f"the dataset has the masks {ds.mask_filter.text}, but a feature is of all that "
                 "the pack has: make it for the dataset before where_masks"
             )
-        check_feature_name(name)
+        check_feature_name(name, column_names(ds.layout))
         self.name = side_name(name)
         self.provenance = _with_versions(provenance)
         self.folder = _folder(ds, self.name, rows.output)

@@ -77,6 +77,20 @@ TAKEN_NAMES = frozenset(
         "valid",
     ]
 )
+# Columns that every dataset has, as which no feature is called unless its name is chosen.
+COLUMN_NAMES = frozenset(
+    [
+        "annotation_count",
+        "area",
+        "bbox",
+        "checksum",
+        "height",
+        "mask_count",
+        "mask_offset",
+        "number_types",
+        "width",
+    ]
+)
 # What a feature adds to its name for its other keys in samples and batches.
 _SUFFIXES = ("", "_present", "_offsets", "_lengths")
 # Keys that a pack stores, by their object.

@@ -11,6 +11,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.format.side.kept import KEPT_TYPES, PARENTS, KeptKey, feature_name, split_key
 from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.packing.keep import (
+    COLUMN_NAMES,
     TAKEN_NAMES,
     KeepRequest,
     check_names,
@@ -182,7 +183,7 @@ class KeyProbe:
 
     def _add_others(self, keys: list[KeptKey], type_of: Callable[[set[str]], str]) -> None:
         """Add all other keys that were met, under names that are free."""
-        names = set(TAKEN_NAMES)
+        names = {*TAKEN_NAMES, *COLUMN_NAMES}
         for key in keys:
             names.update(names_of(key.name))
         named = {key.key for key in keys}

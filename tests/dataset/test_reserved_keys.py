@@ -110,3 +110,26 @@ def test_no_transform_adds_a_key_that_is_written(root):
     ds = sa1bpack.open(root, transform=lambda sample: sample | {"caption": 1, "boxes": 2})
     batch = next(iter(sa1bpack.make_dataloader(ds, 2, num_workers=0)))
     assert batch["caption"] == [1, 1]
+
+
+COLUMNS = ("height", "mask_count", "annotation_count", "area", "bbox", "annotation_id")
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_no_new_feature_has_the_name_of_a_column(root, name):
+    for door in (attached, derived):
+        with pytest.raises(OptionError, match=rf"name is '{name}': .* a column of that name"):
+            door(root, name)
+
+
+def test_a_column_comes_before_an_old_feature_of_its_name(root):
+    ds = sa1bpack.open(root, min_area=10)
+    write_side(root, Spec("height", "sample", "float16", ()))
+    write_side(root, Spec("area", "mask", "float16", ()))
+    old = sa1bpack.open(root, min_area=10, features=["height", "area"])
+    assert old.column("height").tolist() == ds.column("height").tolist()
+    assert old.mask_column("area").tolist() == ds.mask_column("area").tolist()
+    assert old.column("mask_count").tolist() == ds.column("mask_count").tolist()
+    assert [len(sample["area"]) for sample in old] == ds.column("mask_count").tolist()
+    limit = int(ds.column("height").max())
+    assert len(old.where(f"height == {limit}")) == len(ds.where(f"height == {limit}")) > 0

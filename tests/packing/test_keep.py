@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import flags_of
+from format_files import layout_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pycocotools.coco import COCO
@@ -27,9 +28,11 @@ from small_tars import (
 
 import sa1bpack
 from sa1bpack import OptionError
-from sa1bpack.dataset.fields import TAKEN_BY
+from sa1bpack.dataset.fields import TAKEN_BY, column_names
 from sa1bpack.errors import FormatError, OptionsDiffer, OutputRefused
-from sa1bpack.packing.keep import TAKEN_NAMES
+from sa1bpack.format.layout import Layout
+from sa1bpack.mask_numbers import MASK_NUMBERS
+from sa1bpack.packing.keep import COLUMN_NAMES, TAKEN_NAMES
 
 KEEP = (
     "annotations.category_id:int64",
@@ -420,6 +423,9 @@ def test_a_dict_has_types_and_names(tars, tmp_path):
 
 def test_names_that_samples_and_batches_have_are_known_to_the_packer():
     assert TAKEN_BY.keys() == TAKEN_NAMES
+    absent = [number.array for number in MASK_NUMBERS if number.may_be_absent]
+    layout = Layout.from_json(layout_of(absent=absent))
+    assert column_names(layout) - TAKEN_NAMES == COLUMN_NAMES
 
 
 def test_a_feature_of_that_name_is_not_overwritten(tars, tmp_path):
