@@ -37,6 +37,7 @@ class DealtIndices(BatchIndices):
         items: indices, or samples.
         epoch, repetitions, sample_class: as in BatchIndices.
         step: the batch's number in all epochs; None where a library has cut it.
+        other_rank: the rank whose part it is, if this process has another.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class DealtIndices(BatchIndices):
         sample_class: SampleClass | None = None,
         *,
         step: int | None = None,
+        other_rank: int | None = None,
     ):
         super().__init__(items, epoch, repetitions, sample_class)
         self.step = step
+        self.other_rank = other_rank
 
 
 class DealtBatches:
@@ -125,13 +128,27 @@ class DealtBatches:
         iteration = self.batches.begin()
         batches = iteration.batches
         self._collate.set_epoch(batches.epoch)
+        # Rank 0 may read the parts of all ranks (`dispatch_batches`). Without a batch size, an end
+        # is completed with whole parts of any rank.
+        rank, ranks = batches.rules.rank, batches.rules.world_size
+        is_checked = rank > 0 and self.batch_size is not None
+        number = 0
         for k in range(len(batches)):
             ordered = batches.of_all_ranks(k)
             for part in _parts(batches, ordered):
                 self.batches.took(iteration, ordered, dealt=True)
+                other_rank = None
+                if is_checked and number % ranks != rank:
+                    other_rank = number % ranks
+                number += 1
                 indices = part.indices.tolist()
                 yield DealtIndices(
-                    indices, part.epoch, part.repetitions, part.sample_class, step=part.step
+                    indices,
+                    part.epoch,
+                    part.repetitions,
+                    part.sample_class,
+                    step=part.step,
+                    other_rank=other_rank,
                 )
 
 
@@ -177,11 +194,23 @@ class EpochDataset(Dataset):
 
         Of indices that a library has cut again, the step is not known, and the epoch is that of the
         batches that it takes.
+
+        Raises LoaderError for the part of another rank: then nobody deals them out.
         """
         if isinstance(indices, OrderedIndices):
             return OrderedIndices(super().__getitems__(indices), indices.ordered)
         if not isinstance(indices, DealtIndices):
             indices = DealtIndices(indices, self._collate.epoch)
+        if indices.other_rank is not None:
+            raise LoaderError(
+                f"this process was given the part of rank {indices.other_rank} of a batch: a "
+                "DataLoader made of the batch_sampler of make_dataloader, as by Accelerate's "
+                "skip_first_batches, has the batches of all ranks unless Accelerate deals them "
+                "out, so every rank would train on the same ones. Pass the loader through "
+                "accelerator.prepare() first (Trainer: in get_train_dataloader); if processes "
+                "share their data, as with tensor parallelism, pass rank and world_size of the "
+                "group to make_dataloader"
+            )
         samples = super().__getitems__(indices)
         return DealtIndices(
             samples, indices.epoch, indices.repetitions, indices.sample_class, step=indices.step

@@ -119,6 +119,11 @@ def one_of_two(root, rank) -> dict:
         Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(ds, batch_sampler=batches))
     except LoaderError as error:
         seen_by_rank["cut twice"] = str(error)
+    unprepared = make_dataloader(ds, global_batch_size=BATCH, **OPTIONS)
+    try:
+        list(skip_first_batches(unprepared, 1))
+    except LoaderError as error:
+        seen_by_rank["unprepared"] = str(error)
     return seen_by_rank
 
 
@@ -195,6 +200,9 @@ def test_two_processes_see_what_one_sees_wherever_they_resume(packed, complete, 
     assert {*chain(*ends)} == {*chain(*images[0])}
     for seen_by_rank in (first, second):
         assert "a share of its share" in seen_by_rank["cut twice"]
+    # The first rank cannot know; the job ends with the second.
+    assert "of rank 0 of a batch" in second["unprepared"]
+    assert "accelerator.prepare()" in second["unprepared"]
 
 
 @pytest.mark.parametrize(
