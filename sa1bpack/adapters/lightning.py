@@ -23,6 +23,8 @@ from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, LoaderOptions
+from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.epoch import Position
 from sa1bpack.loading.order.rules import RANKS
 from sa1bpack.loading.resumable import EpochSampler, UnshuffledSampler
 from sa1bpack.options import declarations, group_of
@@ -56,10 +58,12 @@ class _DrivenLoader(Loader):
 
     Attributes:
         module: the DataModule.
+        of_size: the batch size of the module when the loader was made.
         driver: what Lightning finds as `sampler`, by which it sets the epoch.
     """
 
     module: "DataModule | None" = None
+    of_size: WholeNumbers | None = None
     driver: "_TrainingSampler | _SameEpochSampler"
 
     @property
@@ -109,6 +113,29 @@ class _SameEpochSampler(UnshuffledSampler):
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(self.first_epoch)
+
+
+class _OverfitSampler(_SameEpochSampler):
+    """As _SameEpochSampler, of the first batches alone: `overfit_batches`.
+
+    A checkpoint that was saved after the last of them has a place behind them, or in the next
+    epoch: then they begin again.
+    """
+
+    def __init__(self, batches: OrderedBatches, trainer: Trainer):
+        super().__init__(batches)
+        self._ordered = batches
+        self._trainer = proxy(trainer)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        batches = self._ordered
+        if batches.loaded is None:
+            return
+        used = len(batches) - len(batches.current)
+        is_later = batches.loaded[0] != self.first_epoch
+        if is_later or used >= self._trainer.num_training_batches:
+            batches.go_to(Position(self.first_epoch, 0))
 
 
 @checks_options(**OF_OTHER_LOADERS)
@@ -227,17 +254,23 @@ class DataModule(LightningDataModule):
             self._first_epoch = self._unused_epoch
 
     def train_dataloader(self) -> Loader:
-        """The training loader: one for all epochs.
+        """The training loader: one for all epochs, or as long as `batch_size` stays what it is.
+
+        Lightning asks again before an epoch, also with a batch size that its finder tries.
 
         Raises OptionError if the checkpoint that is resumed was made from other images.
         """
         loader = self._loaders.get("train")
+        if loader is not None and loader.of_size != self.batch_size:
+            self._first_epoch = loader.driver.first_epoch
+            self._close("train")
+            loader = None
         if loader is None:
             loader = self._new_loader(self.train, self.batch_size, self._options)
             trainer: Any = self.trainer
             loader.driver = _TrainingSampler(loader.batches)
             if trainer is not None and trainer.overfit_batches > 0:
-                loader.driver = _SameEpochSampler(loader.batches)
+                loader.driver = _OverfitSampler(loader.batches, trainer)
             loader.driver.first_epoch = self._first_epoch
             loader.set_epoch(self._first_epoch)
             self._loaders["train"] = loader
@@ -247,6 +280,9 @@ class DataModule(LightningDataModule):
     def val_dataloader(self) -> Loader:
         """The validation loader, by default in the order of the pack."""
         loader = self._loaders.get("val")
+        if loader is not None and loader.of_size != self.batch_size:
+            self._close("val")
+            loader = None
         if loader is None:
             batch_size = self.batch_size
             if batch_size is not None:
@@ -265,6 +301,7 @@ class DataModule(LightningDataModule):
             device = str(self.trainer.strategy.root_device)
         loader = _DrivenLoader(ds, batch_size, **{"device": device, **options})
         loader.module = proxy(self)
+        loader.of_size = self.batch_size
         return loader
 
     def state_dict(self) -> dict[str, Any]:
@@ -293,6 +330,10 @@ class DataModule(LightningDataModule):
             )
         self._first_epoch = whole_number("the state's first_epoch", state["first_epoch"], -MAX_WORD)
         self._loaded = state["train"]
+        if (
+            self._loaded is None
+        ):  # of before the first batch, to which a finder of Lightning returns
+            self._close("train")
         if "train" in self._loaders:
             self._loaders["train"].driver.first_epoch = self._first_epoch
             self._restore()
@@ -321,8 +362,14 @@ class DataModule(LightningDataModule):
             if state["samples"] > 0:
                 unused_epoch += 1
             self._unused_epoch = max(self._unused_epoch, unused_epoch)
-        while self._loaders:
-            self._loaders.popitem()[1].close()
+        for name in list(self._loaders):
+            self._close(name)
+
+    def _close(self, name: str) -> None:
+        """Close a loader, if it is there: it is made again when it is asked for."""
+        loader = self._loaders.pop(name, None)
+        if loader is not None:
+            loader.close()
 
 
 def _check_opening(pack: Any, options: Mapping[str, Any]) -> None:

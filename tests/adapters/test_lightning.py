@@ -310,6 +310,52 @@ def test_overfit_batches_has_the_same_batches_in_every_epoch(photos, shuffle):
     assert len(epochs[0]) == 2 and epochs[1] == epochs[2] == epochs[0]
 
 
+@pytest.mark.parametrize("count", [2, 4], ids=["two batches", "all batches"])
+def test_a_run_with_overfit_batches_resumes_after_any_of_them(photos, tmp_path, count):
+    options = {"batch_size": 1, "val": 0.15}
+    whole = fit(made(photos, **options), Recorder(), overfit_batches=count).seen
+    for stop in range(1, len(whole)):
+        first = Recorder(tmp_path / f"{stop}.ckpt", stop)
+        with pytest.raises(Interrupted):
+            fit(made(photos, **options), first, overfit_batches=count)
+        rest = fit(
+            made(photos, **options), Recorder(), tmp_path / f"{stop}.ckpt", overfit_batches=count
+        )
+        assert first.seen + rest.seen == whole, stop
+
+
+def test_lightnings_batch_size_finder_tries_batches_of_each_size(photos, tmp_path):
+    data, model = made(photos, batch_size=1), Validated()
+    whole = fit(made(photos, batch_size=4), Validated())
+    trainer = trainer_of(enable_checkpointing=True, default_root_dir=tmp_path)
+    tuner = lightning.tuner.Tuner(trainer)
+    size = tuner.scale_batch_size(
+        model, datamodule=data, steps_per_trial=1, max_trials=3, init_val=1
+    )
+    assert size == data.batch_size == 4
+    assert [len(images) for _, images in model.seen] == [1, 2, 4]
+    model.seen.clear()
+    model.validated.clear()
+    trainer.fit(model, datamodule=data)
+    assert model.seen == whole.seen and model.validated == whole.validated
+
+
+def test_a_run_after_lightnings_search_for_a_learning_rate_begins_with_the_first_epoch(
+    photos, tmp_path
+):
+    class Rated(Recorder):
+        lr = 0.1
+
+    data, model = made(photos, val=0), Rated()
+    trainer = trainer_of(enable_checkpointing=True, default_root_dir=tmp_path)
+    tuner = lightning.tuner.Tuner(trainer)
+    tuner.lr_find(model, datamodule=data, num_training=4, early_stop_threshold=None)
+    assert len(model.seen) == 4
+    model.seen.clear()
+    trainer.fit(model, datamodule=data)
+    assert model.seen == fit(made(photos, val=0), Recorder()).seen
+
+
 def test_overfit_batches_is_refused_for_a_shuffling_loader_of_the_programs_own(photos):
     """Lightning wants to make another loader of it."""
     ds = sa1bpack.open(photos.root)
