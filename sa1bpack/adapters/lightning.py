@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from weakref import proxy
 
 from sa1bpack.adapters import is_dataset, opened
-from sa1bpack.adapters.lightning_places import first_epoch_of, unused_batches
+from sa1bpack.adapters.lightning_places import count_as_cut, first_epoch_of, unused_batches
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import SampleOptions
@@ -94,16 +94,29 @@ class _DrivenLoader(Loader):
 class _TrainingSampler(EpochSampler):
     """Counts the epochs of a run from the first epoch of the run.
 
+    Args:
+        batches: batches of the loader.
+        trainer: the trainer of the run, if there is one.
+
     Attributes:
         first_epoch: what Lightning counts as epoch 0.
     """
 
     first_epoch = 0
 
+    def __init__(self, batches: OrderedBatches, trainer: Trainer | None):
+        super().__init__(batches)
+        self._trainer = trainer and proxy(trainer)
+
     def set_epoch(self, epoch: int) -> None:
         """Begin the epoch that Lightning counts so."""
         self.first_epoch = first_epoch_of(epoch, self.first_epoch, self._batches.loaded)
         super().set_epoch(self.first_epoch + epoch)
+        if self._trainer is not None:
+            count_as_cut(self._trainer, self._batches)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_trainer": None}
 
 
 class _SameEpochSampler(UnshuffledSampler):
@@ -136,6 +149,9 @@ class _OverfitSampler(_SameEpochSampler):
         is_later = batches.loaded[0] != self.first_epoch
         if is_later or used >= self._trainer.num_training_batches:
             batches.go_to(Position(self.first_epoch, 0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_trainer": None}
 
 
 @checks_options(**OF_OTHER_LOADERS)
@@ -268,7 +284,7 @@ class DataModule(LightningDataModule):
         if loader is None:
             loader = self._new_loader(self.train, self.batch_size, self._options)
             trainer: Any = self.trainer
-            loader.driver = _TrainingSampler(loader.batches)
+            loader.driver = _TrainingSampler(loader.batches, trainer)
             if trainer is not None and trainer.overfit_batches > 0:
                 loader.driver = _OverfitSampler(loader.batches, trainer)
             loader.driver.first_epoch = self._first_epoch

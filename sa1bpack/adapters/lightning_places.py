@@ -51,6 +51,27 @@ def first_epoch_of(epoch: int, first_epoch: int, loaded: tuple[int, int] | None)
     return chosen - epoch
 
 
+def count_as_cut(trainer: Any, batches: Any) -> None:
+    """Have a trainer that resumes in an epoch count the batches before as they are cut now.
+
+    It counts those of the run that saved the checkpoint. With another number of ranks or another
+    batch size than there, it would leave out the rest of the epoch, or take the next epoch for it.
+
+    Args:
+        trainer: its own progress has been loaded, and its training loader is there.
+        batches: those of the loader, an OrderedBatches, for which the epoch has been set.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress.current
+    if batches.loaded is None or progress.processed == 0:
+        return
+    used = trainer.num_training_batches
+    if batches.loaded[1] > 0:
+        used = min(used, len(batches) - len(batches.current))
+    more = used - progress.processed
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(progress, name, getattr(progress, name) + more)
+
+
 class _Places:
     """The callback, but for its base class.
 
@@ -100,6 +121,8 @@ class _Places:
                     "steps, or at_end='skip' with weights above 0"
                 )
         self._load(loaders)
+        if len(loaders) == 1 and hasattr(loaders[0].batches, "current"):  # not of a mix
+            count_as_cut(trainer, loaders[0].batches)
 
     def _load(self, loaders: list[Any]) -> None:
         """Load the places, if a checkpoint is resumed. Raises LoaderError if there are others."""

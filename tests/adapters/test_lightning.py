@@ -276,6 +276,39 @@ def test_so_does_a_loader_of_the_programs_own(photos, tmp_path, make):
     assert len({str(epoch) for epoch in epochs}) == EPOCHS
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["DataModule", "Loader"])
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (1, 3)])
+def test_a_run_resumed_with_another_batch_size_has_each_image_once_in_every_epoch(
+    photos, tmp_path, sizes, own
+):
+    """As one on another number of ranks: Lightning counts the batches of the run before."""
+    before, after = sizes
+
+    def run(size, model, resume=None):
+        if own:
+            loader = sa1bpack.Loader(sa1bpack.open(photos.root), size, shuffle=True)
+            trainer = trainer_of()
+            checkpoint = {"ckpt_path": resume, "weights_only": resume and False}
+            trainer.fit(model, with_places(trainer, loader), **checkpoint)
+        else:
+            fit(made(photos, batch_size=size), model, resume)
+        return model.seen
+
+    def images_of(seen):
+        return [
+            sorted(i for of, ids in seen if of == epoch for i in ids) for epoch in range(EPOCHS)
+        ]
+
+    whole = run(before, Recorder())
+    assert len({*images_of(whole)[0]}) == (5 if own else 4)
+    for stop in range(1, len(whole)):
+        first = Recorder(tmp_path / f"{stop}.ckpt", stop)
+        with pytest.raises(Interrupted):
+            run(before, first)
+        rest = run(after, Recorder(), tmp_path / f"{stop}.ckpt")
+        assert images_of(first.seen + rest) == images_of(whole), stop
+
+
 class Masks(Recorder):
     """Notes the masks of every validation."""
 
