@@ -199,6 +199,74 @@ def test_the_output_of_the_automatic_mask_generator_is_packed(tmp_path, drawn, w
     assert sa1bpack.verify(result.root).ok
 
 
+def gray(path: Path, level: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (60, 40), (level,) * 3).save(path)
+
+
+def levels_of(root: Path) -> list[int]:
+    """The gray levels of the images of a pack, ascending."""
+    return sorted(int(sample["image"][5, 5, 0]) for sample in sa1bpack.open(root))
+
+
+@pytest.mark.parametrize("where", ["folder", "tar"])
+def test_an_image_of_another_folder_does_not_get_the_record_of_its_name(tmp_path, where):
+    """Frames of videos, of which some are annotated."""
+    names = {"a/1.png": 10, "b/1.png": 100, "b/2.png": 110, "c/1.png": 200}
+    for name, level in names.items():
+        gray(tmp_path / "frames" / name, level)
+    listed = [{"id": 1, "file_name": "b/1.png"}, {"id": 2, "file_name": "b/2.png"}]
+    path = write_json(tmp_path / "labels.json", {"images": listed, "annotations": []})
+    options = {"annotations": path, "records": "coco"}
+    if where == "folder":
+        result = pack(tmp_path / "frames", tmp_path / "pack", **options)
+        assert levels_of(result.root) == [100, 110] and result.rejects == 0
+        return
+    members = {name: (tmp_path / "frames" / name).read_bytes() for name in names}
+    tar = write_members(tmp_path / "frames.tar", members)
+    failed = pack(tar, tmp_path / "pack", **options).failed
+    said = "'a/1.png' was taken for 'b/1.png' of labels.json, but 'b/1.png' is that image"
+    assert said in str(failed["frames"])
+
+    # The right one first, and a folder of which the file has other images.
+    tar = write_members(tmp_path / "later.tar", dict(reversed(members.items())))
+    listed.append({"id": 3, "file_name": "c/3.png"})
+    write_json(path, {"images": listed, "annotations": []})
+    result = pack(tar, tmp_path / "later", **options)
+    assert levels_of(result.root) == [100, 110]
+    (line,) = rejects_of(result.root)
+    assert (line["member"], line["reason"]) == ("a/1.png", "duplicate")
+
+
+def test_masks_of_another_folder_are_not_those_of_an_image_of_their_name(tmp_path):
+    rng = np.random.default_rng(13)
+    for name, level in {"a/1": 10, "b/1": 100, "b/2": 110, "b/3": 120, "c/4": 200}.items():
+        gray(tmp_path / "images" / f"{name}.png", level)
+    records = [record for _, record in amg_masks(rng, 40, 60, 2)]
+    for name in ("b/1", "b/2", "a/3", "elsewhere/4"):
+        write_json(tmp_path / "masks" / f"{name}.json", records)
+    result = pack(tmp_path / "images", tmp_path / "pack", annotations=tmp_path / "masks")
+    assert levels_of(result.root) == [100, 110, 200]
+    details = {line["member"]: line["detail"] for line in rejects_of(result.root)}
+    assert sorted(details) == ["a/1.png", "b/3.png"]
+    assert "b/1.json' is in another folder than the image" in details["a/1.png"]
+
+
+def test_a_table_of_masks_may_begin_with_a_byte_order_mark(tmp_path):
+    """Without its first column, drawings would be those of the numbers of rows."""
+    rng = np.random.default_rng(14)
+    gray(tmp_path / "images" / "one.png", 50)
+    masks = amg_masks(rng, 40, 60, 3)
+    write_drawings(tmp_path / "masks" / "one", masks)
+    table = tmp_path / "masks" / "one" / "metadata.csv"
+    head, *rows = table.read_text().splitlines()
+    table.write_bytes("\r\n".join(["\ufeff" + head, *reversed(rows)]).encode())
+    result = pack(tmp_path / "images", tmp_path / "pack", annotations=tmp_path / "masks")
+    (sample,) = sa1bpack.open(result.root, mask_format="runs")
+    expected = [coco.encode(np.asfortranarray(mask))["counts"] for mask, _ in reversed(masks)]
+    assert texts_of(sample) == expected
+
+
 def test_images_alone_are_packed_whatever_empty_says(tmp_path):
     rng = np.random.default_rng(2)
     names = ["b/x.jpg", "a/x.jpg", f"{'long ' * 20}.jpg"]

@@ -98,6 +98,36 @@ def test_records_are_cut_from_the_file_in_its_order(tmp_path, order):
     assert found["z.jpg"] is None
 
 
+def test_an_image_in_a_listed_folder_is_not_that_of_another_folder(tmp_path):
+    """Folders that the file does not have may be any: archives name them otherwise."""
+    images = [{"id": 1, "file_name": "train/x.jpg"}, {"id": 2, "file_name": "val/y.jpg"}]
+    file = CocoFile(written(tmp_path / "a.json", {"images": images, "annotations": []}))
+    assert file.find("train/x.jpg") is not None and file.find("s/val/y.jpg") is not None
+    assert file.find("val/x.jpg") is None and file.find("s/train/y.jpg") is None
+    assert file.find("x.jpg") == file.find("other/x.jpg") == file.find("train/x.jpg")
+
+
+@pytest.mark.parametrize(
+    "image_id, owner", [("1", 1), ("1.0", 1), ("1.5", None), ("1e3", None), ("10e-1", None)]
+)
+def test_a_number_that_is_no_id_belongs_to_no_image(tmp_path, image_id, owner):
+    text = '{"images": [{"id": 1, "file_name": "y.jpg"}], "annotations": [{"image_id": %s}]}'
+    path = written(tmp_path / "a.json", text % image_id)
+    assert len(records_of(path)["y.jpg"]["annotations"]) == (owner == 1)
+    lost = "annotations without an image_id: 1, such as byte"
+    assert (lost in "".join(CocoFile(path).lost)) == (owner is None)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 1000])
+def test_a_byte_order_mark_is_passed_over(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr("sa1bpack.source.records.scan.CHUNK_BYTES", chunk)
+    text = json.dumps({"images": IMAGES, "annotations": ANNOTATIONS})
+    path = written(tmp_path / "file.json", "\ufeff" + text)
+    marked = records_of(path)
+    assert CocoFile(path).nbytes == path.stat().st_size
+    assert marked == records_of(written(tmp_path / "file.json", text))
+
+
 def test_results_belong_to_the_images_of_their_numbers(tmp_path):
     """As `loadRes` of pycocotools numbers them."""
     results = [{"image_id": number, "score": 0.5} for number in (7, 42, 7)]

@@ -9,6 +9,7 @@ masks. The lists of SAM 2's generator have the same form. In a tar, X.json lies 
 import base64
 import csv
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -17,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from sa1bpack.errors import SourceError
-from sa1bpack.source.find import Source
+from sa1bpack.source.find import Source, list_folder
 from sa1bpack.source.pairs import MAX_JSON_BYTES, Pair, PairReader
 from sa1bpack.source.records.images import ImageReader, PairOptions, joined
 from sa1bpack.source.tar import Member
@@ -62,7 +63,19 @@ class AmgReader(ImageReader):
                     self._records.setdefault(path.parent.name, []).append(path)
                 elif name.endswith(".json"):
                     self._records.setdefault(path.stem, []).append(path)
+        self._folders = {
+            _folder_of(path).name for paths in self._records.values() for path in paths
+        }
         self._is_table_folder = cache(lambda parent: Path(parent, TABLE_NAME).exists())
+        self._images = self._count_images(source.path)
+
+    def _count_images(self, folder: Path) -> Counter[str]:
+        """Name of an image without ending → how many images of the source have it."""
+        images: Counter[str] = Counter()
+        for file in list_folder(folder, self.all_images):
+            if file.half == "jpeg" and not self._is_table_folder(str(Path(file.path).parent)):
+                images[Path(file.name).stem] += 1
+        return images
 
     def is_image(self, member: Member) -> bool:
         """True for images, and not for drawings of masks."""
@@ -70,14 +83,36 @@ class AmgReader(ImageReader):
         parent = str(self.source.path / Path(member.name).parent)
         return super().is_image(member) and not self._is_table_folder(parent)
 
+    def _records_of(self, path: Path) -> list[Path]:
+        """The records that may be that of an image; one of its name in its folder is it.
+
+        A record in another folder is that of another image if there is one of the same name, or if
+        records lie in a folder that is called like that of the image.
+        """
+        records = self._records.get(path.stem, [])
+        folders = [Path(os.path.relpath(_folder_of(record), self._masks)) for record in records]
+        same = [
+            record for record, folder in zip(records, folders, strict=True) if folder == path.parent
+        ]
+        near = [
+            record
+            for record, folder in zip(records, folders, strict=True)
+            if folder.name and folder.name == path.parent.name
+        ]
+        has_own_folder = path.parent.name in self._folders
+        if same or near or self._images[path.stem] > 1 or has_own_folder:
+            return same or near
+        return records
+
     def record_of(self, member: Member, path: str) -> bytes | None:
         """The list of masks of an image, as JSON."""
         stem = Path(path).stem
-        records = self._records.get(stem, [])
-        if len(records) > 1:  # the one in the folder of the same name
-            near = [record for record in records if record.parent.name == Path(path).parent.name]
-            records = near or records
-        if not records:
+        records = self._records_of(Path(path))
+        if not records and self._records.get(stem):
+            other = brief(str(self._records[stem][0]))
+            detail = f"reader amg: {other} is in another folder than the image: move one of them"
+            self.reject(member, "missing-json", detail)
+        elif not records:
             detail = f"reader amg: {self._masks} has no {stem}.json and no {stem}/{TABLE_NAME}"
             self.reject(member, "missing-json", detail)
         elif len(records) > 1:
@@ -101,6 +136,11 @@ class AmgPairReader(PairReader):
             yield replace(pair, json=joined(pair.file_name, pair.json))
 
 
+def _folder_of(record: Path) -> Path:
+    """The folder of a record: of a table, that in which the folder of its image is."""
+    return record.parent.parent if record.name == TABLE_NAME else record.parent
+
+
 def _read(path: Path, limit: int) -> bytes:
     """The bytes of a file, one more than the limit at most. Raises SourceError."""
     try:
@@ -115,7 +155,7 @@ def _record_of_table(table: Path) -> bytes:
 
     Raises ValueError for a table that is not that of the generator, or lacks a drawing.
     """
-    text = _read(table, MAX_JSON_BYTES).decode()
+    text = _read(table, MAX_JSON_BYTES).decode("utf-8-sig")
     rows = csv.DictReader(text.splitlines(), strict=True)
     masks = []
     nbytes = 0

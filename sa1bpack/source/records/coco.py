@@ -1,10 +1,11 @@
 """The reader `coco`: images in a folder or tar, and one JSON with the annotations of all."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from sa1bpack.errors import SourceError
-from sa1bpack.source.find import Source
+from sa1bpack.source.find import Source, list_folder
 from sa1bpack.source.records.coco_file import NAMED, changed, read_coco_file
 from sa1bpack.source.records.find_annotations import annotation_file
 from sa1bpack.source.records.images import ImageReader, PairOptions
@@ -15,8 +16,9 @@ from sa1bpack.wording import brief
 class CocoReader(ImageReader):
     """The images of a source that an annotation file lists, with their annotations.
 
-    Images that it does not list are ignored, as "unlisted". Two members that are one image of it
-    are a duplicate.
+    Images that it does not list are ignored, as "unlisted". Of two members that may be one image of
+    it, that in the folder of the image is it; of two that may be it alike, the second is a
+    duplicate. A tar in which the right one comes later is refused: the first had its record.
     """
 
     ids_of_names = False
@@ -34,6 +36,7 @@ class CocoReader(ImageReader):
         super().__init__(source, options)
         self._descriptor = -1
         self._met: dict[int, str] = {}
+        self._best: dict[int, str] | None = None  # see `_best_paths`
         self._unlisted: list[str] = []  # the first images that the file does not list
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -55,6 +58,8 @@ class CocoReader(ImageReader):
     def record_of(self, member: Member, path: str) -> bytes | None:
         """The record that the file has for an image."""
         number = self.file.find(f"{self.source.name}/{path}")
+        if isinstance(number, int) and self._is_of_another(number, path):
+            number = None
         if number is None:
             self.ignore(member.name, "unlisted")
             if len(self._unlisted) < NAMED:
@@ -64,6 +69,7 @@ class CocoReader(ImageReader):
             self.reject(member, "bad-name", f"reader coco: {number}")
             return None
         if number in self._met:
+            self._check_first(number, path)
             met = brief(self._met[number])
             detail = f"reader coco: {self.file.path.name} lists one image, which {met} is"
             self.reject(member, "duplicate", detail)
@@ -72,6 +78,42 @@ class CocoReader(ImageReader):
             return None
         self._met[number] = path
         return self.file.record(number, self._descriptor)
+
+    def _agreement(self, number: int, path: str) -> int:
+        return self.file.agreement(number, f"{self.source.name}/{path}")
+
+    def _is_of_another(self, number: int, path: str) -> bool:
+        """True if another file of the folder is the image of this number."""
+        if self._best is None:
+            self._best = self._best_paths()
+        best = self._best.get(number, path)
+        return self._agreement(number, best) > self._agreement(number, path)
+
+    def _best_paths(self) -> dict[int, str]:
+        """Number of an image → the file whose path agrees with its own best; of a folder alone."""
+        best: dict[int, str] = {}
+        if not isinstance(self.source.path, Path) or self.source.kind != "folder":
+            return best
+        if not self.file.has_folders:
+            return best
+        for file in list_folder(self.source.path, self.all_images):
+            number = self.file.find(f"{self.source.name}/{file.name}")
+            if file.half == "jpeg" and isinstance(number, int):
+                other = best.setdefault(number, file.name)
+                if self._agreement(number, file.name) > self._agreement(number, other):
+                    best[number] = file.name
+        return best
+
+    def _check_first(self, number: int, path: str) -> None:
+        """Raise SourceError if the member that had the record of an image is another image."""
+        met = self._met[number]
+        if self._agreement(number, path) > self._agreement(number, met):
+            listed = self.file.path_of(number)
+            raise SourceError(
+                f"{self.source.path}: {brief(met)} was taken for {brief(listed)} of "
+                f"{self.file.path.name}, but {brief(path)} is that image: leave members out that "
+                "the file does not list, or unpack it and pack the folder"
+            )
 
     def finish(self) -> None:
         """Raise SourceError if the annotation file has changed."""

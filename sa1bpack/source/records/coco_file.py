@@ -28,7 +28,7 @@ from sa1bpack.wording import brief
 # Values of the file that the manifest of a pack keeps.
 KEPT_VALUES = ("info", "licenses", "categories")
 NAMED = 5  # of what cannot be used
-_TEXT_ID = re.compile(rb'"image_id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
+_TEXT_ID = re.compile(rb'"image_id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+(?=(?:\.0+)?\s*[,}]))')
 _LAST_NUMBER = re.compile(r"(\d+)$", re.ASCII)
 
 Id = int | str
@@ -73,6 +73,7 @@ class CocoFile:
         self._image_span: dict[int, tuple[int, int]] = {}
         self._names: dict[str, list[int]] = {}  # last part of a path → numbers of images
         self._paths: dict[int, str] = {}
+        self._folders: set[str] = set()  # last folders of paths
         self._lacks_ids = False
         # What cannot be used → how many are so, and the first of them.
         self._unusable: Counter[str] = Counter()
@@ -164,7 +165,9 @@ class CocoFile:
                 continue
             self._image_span[number] = (span[0], span[1])
             self._paths[number] = path
-            self._names.setdefault(path.rpartition("/")[2], []).append(number)
+            parts = path.split("/")
+            self._folders.update(parts[-2:-1])
+            self._names.setdefault(parts[-1], []).append(number)
 
     def _owners(self, piece: Items) -> np.ndarray:
         """int64 (m,): the number of the image of each annotation of a piece; -1 for none."""
@@ -229,10 +232,13 @@ class CocoFile:
         if self.are_results:
             number = _LAST_NUMBER.search(name.rpartition(".")[0])
             return self._numbers.get(int(number[1])) if number else None
-        candidates = self._names.get(name, [])
+        parts = path.split("/")
+        candidates = []
+        for listed in self._names.get(name, []):
+            if not self._is_elsewhere(listed, parts):
+                candidates.append(listed)
         if len(candidates) < 2:
             return candidates[0] if candidates else None
-        parts = path.split("/")
         lengths = [_common_end(parts, self._paths[number].split("/")) for number in candidates]
         longest = max(lengths)
         best = [
@@ -248,6 +254,25 @@ class CocoFile:
             f"{self.path.name} lists {len(best)} images that may be it, with the ids {named}; "
             "correct their file_name"
         )
+
+    def _is_elsewhere(self, number: int, parts: Sequence[str]) -> bool:
+        """True if an image lies in another folder than a path of its name, in one that is listed.
+
+        A folder that no image of the file is in may be that of any: archives name them otherwise.
+        """
+        folder = self._paths[number].split("/")[-2:-1]
+        if not folder or len(parts) < 2:
+            return False
+        return parts[-2] != folder[0] and parts[-2] in self._folders
+
+    @property
+    def has_folders(self) -> bool:
+        """True if it says of some images in which folder they are."""
+        return bool(self._folders)
+
+    def agreement(self, number: int, path: str) -> int:
+        """How many of the last parts of a path are those of the path of an image."""
+        return _common_end(path.split("/"), self._paths[number].split("/"))
 
     def id_of(self, number: int) -> int | str:
         """The id of an image; one that is a text is not that of the pack."""

@@ -17,6 +17,7 @@ import xxhash
 
 from sa1bpack.errors import SourceError
 from sa1bpack.kernels import njit
+from sa1bpack.source.schemas import BYTE_ORDER_MARK
 from sa1bpack.wording import brief
 
 CHUNK_BYTES = 8 << 20
@@ -216,7 +217,12 @@ class JsonScanner:
         position = 0  # in `data`
         try:
             with self.path.open("rb", buffering=0) as file:
-                while chunk := file.read(CHUNK_BYTES):
+                chunk = file.read(len(BYTE_ORDER_MARK))
+                if chunk == BYTE_ORDER_MARK:
+                    self._digest.update(chunk)
+                    offset = self.nbytes = len(chunk)
+                    chunk = file.read(CHUNK_BYTES)
+                while chunk:
                     self._digest.update(chunk)
                     self.nbytes += len(chunk)
                     keep = max(0, self._first_needed(offset + position) - offset)
@@ -225,6 +231,7 @@ class JsonScanner:
                     position -= keep
                     yield from self._pieces(data, offset, position)
                     position = len(data)
+                    chunk = file.read(CHUNK_BYTES)
         except OSError as error:
             raise SourceError(f"{self.path}: cannot be read: {error.strerror}") from error
         if not self._ended:
