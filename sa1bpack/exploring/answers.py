@@ -74,7 +74,7 @@ class Answers:
             verify_checksums=True,
             transform=None,
         )
-        scanned = dataset.with_options(features=(), transform=None, verify_checksums=False)
+        scanned = dataset.with_options(transform=None, verify_checksums=False)
         self._scanned = scanned
         self._parts = ShardParts(scanned)
         self.views = Views(scanned, self._parts)

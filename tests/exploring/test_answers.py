@@ -83,6 +83,24 @@ def test_conditions_are_those_of_where_with_and_between_them(client, pack):
     assert view == expected
 
 
+def test_conditions_name_features(served, pack, tmp_path):
+    ds = sa1bpack.open(pack)
+    ids = ds.column("image_id")
+    texts = {i: "a cat" if i % 3 else "a dog" for i in ids.tolist()}
+    sa1bpack.attach(ds, "caption", texts, output=tmp_path / "caption")
+    flags = np.full(len(ds.mask_column("area")), 100, np.uint8)
+    masks = ds.mask_column("annotation_id")
+    sa1bpack.attach(ds, "flag", flags, masks, axis="mask", output=tmp_path / "flag")
+    ds = ds.with_options(features=[tmp_path / "caption", tmp_path / "flag"])
+    client = served(ds)
+    dogs = [k for k, i in enumerate(ids) if i % 3 == 0]
+    assert client.view(where='caption == "a dog"') == dogs
+    both = 'caption == "a dog" and sum(flag) > 300'
+    expected = [k for k in dogs if ds.column("mask_count")[k] > 3]
+    assert client.view(where=both) == expected
+    assert client.ask("/api/histograms", where=both)["images"] == len(expected)
+
+
 @pytest.mark.parametrize(
     ("query", "text"),
     [
