@@ -17,6 +17,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -123,7 +125,8 @@ class Comparison(Condition):
                 raise OptionError(f"{self.operand} is text: compare it by == or !=")
             if compared.dtype.kind == "S":
                 constant = np.bytes_(constant.encode())
-        fulfilled: np.ndarray = SIGNS[self.sign](compared, constant)
+        with np.errstate(over="ignore"):  # of a constant beyond a small type, which is infinite
+            fulfilled: np.ndarray = SIGNS[self.sign](compared, constant)
         fulfilled = fulfilled.astype(np.bool_, copy=False)
         present = presence(self.operand)
         return fulfilled if present is None else fulfilled & present
@@ -223,6 +226,21 @@ class _Unexpected(Exception):
     """A token that cannot stand where it does."""
 
 
+def _number_of(text: str) -> int | float:
+    """The number that a text is: an int if it is whole, which columns of int64 are compared with.
+
+    Raises _Unexpected for one beyond all floats.
+    """
+    digits = text.replace("_", "")
+    value = float(digits)
+    if not isfinite(value):
+        raise _Unexpected
+    exact = Decimal(digits)
+    if value.is_integer() and exact == exact.to_integral_value():
+        return int(exact)
+    return value
+
+
 class _Parser:
     """A parser of tokens by recursive descent, one method per level of binding."""
 
@@ -269,10 +287,7 @@ class _Parser:
         sign = self._expect("sign")
         if self._is_next("text"):
             return Comparison(operand, sign, self._expect("text")[1:-1])
-        digits = self._expect("number").replace("_", "")
-        if digits.lstrip("+-").isdigit():
-            return Comparison(operand, sign, int(digits))
-        return Comparison(operand, sign, float(digits))
+        return Comparison(operand, sign, _number_of(self._expect("number")))
 
     def _operand(self) -> Operand:
         name = self._expect("name")

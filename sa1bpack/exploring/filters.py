@@ -21,7 +21,8 @@ from sa1bpack.wording import brief
 COUNT = "mask_count"
 WHERE = "where"  # in a query, the conditions
 MAX_CONDITIONS = 20
-_AND = re.compile(" and ", re.IGNORECASE)
+# Texts in quotes, which may have it, too, and what joins conditions.
+_AND = re.compile(r"""("[^"]*"|'[^']*')|\s+and\s+""", re.IGNORECASE)
 # Numbers of a sample that the index of a pack has: for others, shards are read.
 _IN_THE_INDEX = (COUNT, "image_id")
 
@@ -108,8 +109,14 @@ def parse_conditions(text: str, dataset: Dataset) -> list[Condition]:
 
     Raises OptionError as `Dataset.where` does, and for more than MAX_CONDITIONS.
     """
-    words = " ".join(text.split())
-    parts = _AND.split(words) if words else []
+    parts = []
+    begin = 0
+    for match in _AND.finditer(text):
+        if match[1] is None:
+            parts.append(text[begin : match.start()])
+            begin = match.end()
+    if text.strip():
+        parts.append(text[begin:])
     if len(parts) > MAX_CONDITIONS:
         raise OptionError(f"where has {len(parts)} conditions: write at most {MAX_CONDITIONS}")
     table = values_of_samples(dataset.pack)

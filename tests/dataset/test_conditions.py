@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sa1bpack import OptionError
+from sa1bpack import OptionError, attach
 from sa1bpack import open as open_pack
 
 # What docs/training.md lists: numbers of a sample, and of its masks.
@@ -45,9 +45,28 @@ def test_numbers_are_written_as_in_python(several, number):
     assert len(ds.where(f"mask_count=={number}")) == (ds.column("mask_count") == 3).sum() > 0
 
 
+def test_whole_numbers_are_compared_exactly_however_they_are_written(several, tmp_path):
+    ds = open_pack(several.roots)
+    rows = np.arange(len(ds)) + 2**53
+    attach(ds, "large", rows, ds.column("image_id"), output=tmp_path / "large")
+    ds = ds.with_options(features=tmp_path / "large")
+    for text in ("9007199254740993", "9007199254740993.0", "9_007_199_254_740_993e0"):
+        assert ds.where(f"large == {text}").column("large").tolist() == [2**53 + 1]
+        assert len(ds.where(f"large > {text}")) == len(ds) - 2
+
+
+@pytest.mark.parametrize("limit", ["1e5", "100000", "1" + "0" * 300])
+def test_a_number_beyond_a_small_type_is_above_all_of_it(several, tmp_path, limit):
+    ds = open_pack(several.roots)
+    attach(ds, "half", np.ones(len(ds), "f2"), ds.column("image_id"), output=tmp_path / "half")
+    ds = ds.with_options(features=tmp_path / "half")
+    assert len(ds.where(f"half < {limit}")) == len(ds.where(f"half > -{limit}")) == len(ds)
+
+
 @pytest.mark.parametrize(
     "text, match",
     [
+        (f"mask_count > {'9' * 5000}", "write NAME"), ("mask_count > 1e999", "write NAME"),
         ("", "write NAME SIGN NUMBER"), ("mask_count", "write NAME"), ("mask_count = 3", "write"),
         ("mask_count > 3 and 1", "write"), ("mask_count > x", "write"), ("3 < mask_count", "write"),
         ("mask_count > 1e", "write"), ("mask_count > nan", "write"), ("mean(area) > 1", "write"),

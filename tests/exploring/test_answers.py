@@ -101,6 +101,19 @@ def test_conditions_name_features(served, pack, tmp_path):
     assert client.ask("/api/histograms", where=both)["images"] == len(expected)
 
 
+def test_a_text_in_quotes_may_have_spaces_and_the_word_and(served, pack, tmp_path):
+    ds = sa1bpack.open(pack)
+    texts = dict.fromkeys(ds.column("image_id").tolist(), "cats and  dogs")
+    texts[105] = texts[107] = "cats and dogs"
+    sa1bpack.attach(ds, "caption", texts, output=tmp_path / "caption")
+    client = served(ds.with_options(features=tmp_path / "caption"))
+    expected = [k for k, i in enumerate(ds.column("image_id")) if i in (105, 107)]
+    assert client.view(where="caption == 'cats and dogs' AND mask_count > 0") == [
+        k for k in expected if ds.column("mask_count")[k]
+    ]
+    assert len(client.view(where='height > 1\tand  caption == "cats and  dogs"')) == len(ds) - 2
+
+
 @pytest.mark.parametrize(
     ("query", "text"),
     [
