@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack import interrupts
-from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputRefused
+from sa1bpack.errors import FormatError, NotAPack, OptionError, OptionsDiffer, OutputRefused
 from sa1bpack.format import files
 from sa1bpack.format.index import shard_digests
 from sa1bpack.format.manifest import (
@@ -33,7 +33,6 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.side.manifest import (
     create_side,
     first_difference,
-    is_side,
     is_unused,
     read_side_manifest,
 )
@@ -413,18 +412,17 @@ def common_options(manifests: Mapping[Path, Manifest], purpose: str) -> PackOpti
 def find_features(packs: Iterable[Path]) -> dict[str, list[Path]]:
     """Name of each feature in PACK/side → the folders of that name.
 
-    Raises FormatError for a folder there that is not one of a feature.
+    Raises FormatError for a folder there that is not one of a feature, or has a damaged manifest.
     """
     features: dict[str, list[Path]] = {}
     for pack in packs:
         for folder in side_folders(pack):
             if not folder.is_dir():  # a stray file, which `verify` names
                 continue
-            if not is_side(folder):
-                raise FormatError(
-                    f"{folder}: not a feature: it has no {MANIFEST_NAME}; remove it, or make "
-                    "the feature again"
-                )
+            try:
+                read_side_manifest(folder)
+            except NotAPack as error:
+                raise FormatError(f"{error}, or remove it") from None
             if not is_unused(folder):  # as a failed call leaves it
                 features.setdefault(folder.name, []).append(folder)
     return features

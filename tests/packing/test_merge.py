@@ -292,6 +292,23 @@ def test_rows_that_lack_a_file_do_not_come_along(copied, root, command):
     assert not (root / "side" / "score" / lost.parent.parent.name).exists()
 
 
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [(None, "not a feature: it has no manifest.json"), ('{"fo', "manifest.json: not JSON")],
+)
+def test_a_feature_without_a_sound_manifest_is_named_as_what_it_is(copied, root, manifest, message):
+    (a,) = copied("a")
+    attach_score(a)
+    path = a / "side" / "score" / "manifest.json"
+    path.unlink()
+    if manifest is not None:
+        path.write_text(manifest)
+    with pytest.raises(FormatError, match=f"score.*{message}.*remove"):
+        sa1bpack.merge([a], root)
+    with pytest.raises(FormatError, match=f"score.*{message}.*remove"):
+        sa1bpack.copy_selection(sa1bpack.open(a), root)
+
+
 @pytest.mark.parametrize("quantize", [None, "int8", "float8"])
 def test_features_come_along(copied, root, quantize):
     a, b = copied("ab")
