@@ -574,7 +574,9 @@ BAD_SOURCES = {
     "csv without column": (file_of("a.csv", b"image_id,caption\nID,a\n"), "value is 'text', but"),
     "csv cells": (file_of("a.csv", b"image_id,text\nID,a,b\n"), r"a\.csv, line 2: it has 3 values"),
     "csv quotes": (file_of("a.tsv", b'image_id\ttext\nID\t"a'), r"a\.tsv, line \d: not a table in"),
-    "csv not UTF-8": (file_of("a.csv", b"image_id,text\nID,\xff\n"), "not a table in UTF-8"),
+    "csv not UTF-8": (
+        file_of("a.csv", b"image_id,text\n1,a\nID,\xff\n"), r"a\.csv, line 3: not a table in UTF-8"
+    ),
     "csv without id": (file_of("a.csv", b"image_id,text\n,a\n"), "line 2: `key` is .*empty there"),
     "cut gzip": (file_of("a.jsonl.gz", gzip.compress(b"x" * 99)[:-9]), "the end of its gzip"),
     "no gzip": (file_of("a.jsonl.gz", b"not"), r"a\.jsonl\.gz: not a gzip stream"),

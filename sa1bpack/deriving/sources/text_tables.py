@@ -269,12 +269,24 @@ class CsvFile(_TextFile):
         """The next row, or None. Raises SourceError if it is not of a table."""
         try:
             row: list[str] | None = next(rows, None)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise SourceError(
-                f"{self.place(rows.line_num + 1)}: not a table in UTF-8: {error}; correct it, or "
-                "write the file again with a library for tables"
-            ) from None
+        except csv.Error as error:
+            raise self._not_a_table(rows.line_num + 1, error) from None
+        except UnicodeDecodeError:  # of a block of many lines
+            with self.opened() as stream:
+                for number, line in enumerate(stream, start=1):
+                    try:
+                        line.decode()
+                    except UnicodeDecodeError as error:
+                        raise self._not_a_table(number, error) from None
+            raise
         return row
+
+    def _not_a_table(self, number: int, error: Exception) -> SourceError:
+        """The error for a line that is not of a table."""
+        return SourceError(
+            f"{self.place(number)}: not a table in UTF-8: {error}; correct it, or write the file "
+            "again with a library for tables"
+        )
 
     def _positions(self, header: list[str]) -> tuple[int, int]:
         """The columns of ids and of rows."""
