@@ -42,6 +42,9 @@ from sa1bpack.wording import brief, counted
 # Keys that a mix adds to every batch.
 MIX_KEYS = ("source", "mix_epoch", "mix_step")
 
+# Batches of an epoch of a mix: their sources are drawn when it begins, in some seconds and 200 MB.
+MOST_STEPS = 100_000_000
+
 _OTHER_NAMES = {
     "probabilities": "weights",
     "probs": "weights",
@@ -158,8 +161,8 @@ class Mix(Threaded):
                 of the source has, so that every batch is equally likely.
             seed: 0 to 2**64 - 1.
             at_end: "restart", "stop" or "skip".
-            steps: batches of an epoch of the mix, with at_end="restart". None: as many as the
-                sources have together in their first epochs.
+            steps: batches of an epoch of the mix, with at_end="restart", 1 to 100,000,000. None: as
+                many as the sources have together in their first epochs.
             threads: threads that read at a time, for all sources together. None: as many as the
                 Loader with the most has alone.
 
@@ -173,7 +176,7 @@ class Mix(Threaded):
         check_names(weights, self.loaders)
         mixture = Mixture.of(weights, seed, at_end)
         if steps is not None:
-            steps = whole_number("steps", steps, 1, 2**63 - 1)
+            steps = whole_number("steps", steps, 1, MOST_STEPS)
             if at_end != RESTART:
                 raise OptionError(
                     f"steps is {steps}, but with at_end={at_end!r} the sources say how many "

@@ -671,6 +671,8 @@ def test_options_that_cannot_be_used(sets):
             Mix(two, weights)
     with pytest.raises(OptionError, match="steps is 5, but with at_end='skip'"):
         Mix(two, at_end="skip", steps=5)
+    with pytest.raises(OptionError, match=r"steps is 1000000000000: .* to 100000000"):
+        Mix(two, steps=10**12)
     with pytest.raises(OptionError, match="threads is 0"):
         Mix(two, threads=0)
     with pytest.raises(OptionError, match=r"dataset_prob.*weights"):
