@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -81,8 +82,8 @@ def attach(
             before images; the total is 0 if it is not known.
 
     Raises:
-        OptionError: a value that cannot be used, an id that occurs twice, samples without a row, or
-            a row with NaN or an infinity.
+        OptionError: a value that cannot be used, an id that occurs twice, an annotation id of masks
+            of several images, samples without a row, or a row with NaN or an infinity.
         SourceError: a file of rows is damaged, or is not what its name says.
         MissingPackage: a package that reads the file is missing.
         UserCodeError: an iterator of rows fails.
@@ -195,7 +196,38 @@ class _MatchedRows:
         if len(unknown) and not self._without_row:
             self._first_without_row = f"{unknown[0]} of shard {shard.identity.name}"
         self._without_row += len(unknown)
+        if self._target.axis == "mask":
+            self._check_images(shard, positions)
         self._is_used[positions[positions >= 0]] = True
+
+    def _check_images(self, shard: ShardToDo, positions: np.ndarray) -> None:
+        """Raise OptionError if a row would be that of masks of several images.
+
+        Annotation ids of several data sets may be equal. An image that is there twice has its masks
+        twice.
+
+        Args:
+            positions: int64 (k,): the row of each mask of the shard, -1 for none.
+        """
+        images = np.repeat(shard.samples.column("image_id"), shard.row_counts("mask"))
+        matched = np.flatnonzero(positions >= 0)
+        by_row = matched[np.argsort(positions[matched], kind="stable")]
+        again = (np.diff(positions[by_row]) == 0) & (np.diff(images[by_row]) != 0)
+        masks = by_row[1:][again]
+        if not len(masks):
+            masks = matched[self._is_used[positions[matched]]]
+            if not len(masks) or self._has_images_twice:
+                return
+        raise OptionError(
+            f"masks of several images have the annotation id {self._ids(shard)[masks[0]]}, one of "
+            f"image {images[masks[0]]}, so a row would be that of all of them: attach to one pack, "
+            "or one source (from_sources), at a time"
+        )
+
+    @cached_property
+    def _has_images_twice(self) -> bool:
+        ids = np.concatenate([shard.samples.column("image_id") for shard in self._target.shards])
+        return len(np.unique(ids)) < len(ids)
 
     def check_missing(self) -> None:
         """Raise OptionError if a row is missing and must not be."""

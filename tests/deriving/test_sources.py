@@ -42,10 +42,10 @@ def ids(ds) -> list[int]:
     return np.random.default_rng(3).permutation(every).tolist()
 
 
-def read_back(ds, name: str) -> dict[int, Any]:
+def read_back(ds, features: str | Path, name: str | None = None) -> dict[int, Any]:
     """Image id -> its row, as samples have it."""
-    ds = ds.with_options(features=name)
-    return {int(ds[k]["image_id"]): ds[k][name] for k in range(len(ds))}
+    ds = ds.with_options(features=features)
+    return {int(ds[k]["image_id"]): ds[k][name or features] for k in range(len(ds))}
 
 
 def write_lines(path: Path, records: list[Any]) -> Path:
@@ -215,6 +215,39 @@ def test_masks_have_rows_of_nested_records(ds, pack, tmp_path):
     texts = [text for k in range(len(found)) for text in found[k]["phrase"]]
     assert texts == ["" if i in absent else f"mask {i}" for i in masks]
     assert verify(pack).ok
+
+
+@pytest.mark.parametrize("packs", [1, 2])
+def test_a_row_is_not_that_of_masks_of_two_data_sets(tmp_path, packs):
+    """Both number their annotations from 1."""
+    square = [[5, 5, 30, 5, 30, 30, 5, 30]]
+    for name, first in (("one", 0), ("two", 100)):
+        folder = tmp_path / name
+        folder.mkdir()
+        images = []
+        annotations = []
+        for number in (1, 2):
+            file_name = f"{first + number}.png"
+            Image.new("RGB", (60, 40)).save(folder / file_name)
+            images.append({"id": first + number, "file_name": file_name})
+            mask = {"id": number, "image_id": first + number, "segmentation": square}
+            annotations.append(mask)
+        labels = {"images": images, "annotations": annotations, "categories": []}
+        (folder / "_annotations.coco.json").write_text(json.dumps(labels))
+        options = {"workers": 1, "image_size": 64, "progress": False}
+        sa1bpack.pack(folder, tmp_path / f"pack{name if packs == 2 else ''}", **options)
+    ds = sa1bpack.open(str(tmp_path / "pack*"))
+    texts = {"one": {1: "a", 2: "b"}, "two": {1: "c", 2: "d"}}
+    options = {"axis": "mask", "output": tmp_path / "text"}
+    with pytest.raises(OptionError, match=r"annotation id 1, one of image .* one source \(from_so"):
+        attach(ds, "text", texts["one"], **options)
+    with pytest.raises(OptionError, match="masks of several images have the annotation id"):
+        attach(ds, "text", iter(texts["one"].items()), **options)
+    assert not (tmp_path / "text").exists()
+    for name, of_source in texts.items():
+        attach(ds.from_sources(name), "text", of_source, **options)
+    read = read_back(ds, tmp_path / "text", "text")
+    assert read == {1: ["a"], 2: ["b"], 101: ["c"], 102: ["d"]}
 
 
 def test_masks_have_rows_of_lists_in_parquet(ds, tmp_path):
