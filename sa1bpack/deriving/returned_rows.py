@@ -12,6 +12,11 @@ from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.spec import SIDE_DTYPES, TEXT
 from sa1bpack.wording import brief
 
+MASKED = (
+    "a masked array, whose masked numbers would be stored as others: fill them, array.filled(0), "
+    "or leave such rows out"
+)
+
 
 @dataclass(frozen=True)
 class ReturnedRows:
@@ -101,6 +106,8 @@ def stored_rows(rows: Any) -> tuple[np.ndarray, str]:
 
     Raises OptionError for anything else, and for a type that a feature cannot have.
     """
+    if isinstance(rows, np.ma.MaskedArray):
+        raise OptionError(MASKED)
     if isinstance(rows, torch.Tensor):
         dtype = str(rows.dtype).removeprefix("torch.")
         tensor = rows.detach().cpu().contiguous()

@@ -784,6 +784,18 @@ def test_no_type_changes_a_whole_number(ds, pack, value, dtype, message):
     assert not (pack / "side").exists()
 
 
+def test_a_masked_array_is_refused(ds, pack):
+    ids = ds.column("image_id").tolist()
+    masked = np.ma.masked_array(np.arange(len(ids)), [0, 1] * (len(ids) // 2))
+    with pytest.raises(OptionError, match=r"a masked array, whose .* fill them"):
+        attach(ds, "a", masked, ids)
+    with pytest.raises(OptionError, match=r"a masked array, whose .* fill them"):
+        attach(ds, "a", [(i, masked) for i in ids], dtype="uint8")
+    with pytest.raises(OptionError, match=r"a masked array, whose .* fill them"):
+        attach(ds, "a", [masked] * len(ids), ids)
+    assert not (pack / "side").exists()
+
+
 @pytest.mark.parametrize("value, dtype", [(2**24, "float32"), (-(2**63), "float64"),
                                           (256, "bfloat16"), (-128, "int8")])  # fmt: skip
 def test_a_whole_number_that_a_type_has_is_kept(ds, value, dtype):

@@ -21,7 +21,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from sa1bpack.deriving.returned_rows import stored_rows
+from sa1bpack.deriving.returned_rows import MASKED, stored_rows
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES, SIDE_DTYPES, TEXT
 from sa1bpack.wording import brief
@@ -109,6 +109,8 @@ class RowType:
             return self._convert_number(value)
         if isinstance(value, list | tuple):
             return self._convert_array(_array_of_list(value), is_list=True)
+        if isinstance(value, np.ma.MaskedArray):
+            raise ValueError(MASKED)
         array = value if hasattr(value, "detach") else np.asarray(value)
         shape = tuple(array.shape)
         try:
