@@ -204,6 +204,9 @@ class Extent:
     fingerprint: str
     bounds: np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", whole_number("size", self.size, 0, 2**63 - 1))
+
     def __len__(self) -> int:
         return self.size
 

@@ -49,6 +49,8 @@ def local(bounds=None, **options):
         (lambda: local(block=0), "block is .*: choose a whole number from 1"),
         (lambda: ShuffleOrder(EXTENT, seed=-1), "seed is .*: choose a whole number from 0"),
         (lambda: SequentialOrder(Extent(0, "0" * 16)), "the dataset has no samples"),
+        (lambda: Extent(-1, "0" * 16), "size is -1: choose a whole number from 0"),
+        (lambda: Extent(2.5, "0" * 16), "size is 2.5: choose a whole number from 0"),
         (lambda: SequentialOrder(Extent(5, "pack")), "a fingerprint must be 16"),
         (lambda: SequentialOrder(range(5)), "a range has no fingerprint: choose .* by an Extent"),
         (lambda: SequentialOrder(EXTENT).take(0, 3, 21), "positions 3 to 21 are not in an epoch"),
