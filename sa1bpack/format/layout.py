@@ -268,6 +268,15 @@ class Layout:
         return (*image, *per_sample, *per_mask)
 
     @functools.cached_property
+    def type_bits(self) -> int:
+        """The bits that `number_types` may have."""
+        bits = 1 << NONCANONICAL_BIT
+        for number in MASK_NUMBERS:
+            if number.array in self.array_names:
+                bits |= sum(1 << bit for bit in number.type_bits)
+        return bits
+
+    @functools.cached_property
     def array_names(self) -> frozenset[str]:
         """The names of the arrays."""
         return frozenset(spec.name for spec in self.arrays)

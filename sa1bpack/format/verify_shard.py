@@ -274,13 +274,21 @@ def _check_samples(check: Check, shard: Shard, streams: _Streams) -> None:
     """Check each sample of a shard whose offsets were checked."""
     before = check.done
     total = shard.entry.bytes
+    annotations = 0
     for row in range(len(shard)):
         rows = rows_of_sample(shard, row, lambda spec, *span: streams[spec.name].read(*span))
+        annotations += int(rows["annotation_count"][0])
         fault = _fault(shard.layout, rows)
         if fault is not None:
             names = {name: rows[name][0] for name in ("image_id", "file_name")}
             check.add(fault, **_sample_fields(row, names))
         check.advance(before + total * (row + 1) // len(shard) - check.done)
+    if annotations != shard.entry.annotations:
+        check.add(
+            f"{shard.folder}: annotations is {shard.entry.annotations}, but those of its samples, "
+            f"annotation_count, add up to {annotations}",
+            array="annotation_count",
+        )
 
 
 def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
@@ -298,6 +306,62 @@ def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
         return f"{image.size} bytes of pixels do not make {height} x {width} pixels"
     if not layout.flat and not is_zero_beyond(layout, image, height, width):
         return f"the canvas is not zero beyond the stored {height} x {width} pixels"
+    return _record_fault(layout, rows)
+
+
+def _record_fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
+    """What of the record of a sample is not as the format has it; None if all is."""
+    height, width = rows["size"][0, :2].tolist()
+    name = rows["file_name"].tobytes().rstrip(b"\0")
+    types = rows["number_types"]
+    count = int(rows["annotation_count"][0])
+    wrong = types & ~np.uint16(layout.type_bits)
+    if height < 1 or width < 1:
+        return f"source size {height} x {width} is not at least 1 x 1"
+    if not name or b"\0" in name or not _is_utf8(name):
+        return f"file_name {name!r} is not UTF-8 followed by zeros"
+    if count < len(types):
+        return f"annotation_count is {count}, but the sample has {len(types)} masks"
+    if wrong.any():
+        mask = int(wrong.argmax())
+        return f"mask {mask}: number_types is {types[mask]:#06x}, of which bits are never set"
+    if layout.runs:
+        return _runs_fault(rows["run_ends"], rows["run_offset"], height * width)
+    return None
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _runs_fault(ends: np.ndarray, offset: np.ndarray, pixels: int) -> str | None:
+    """What is wrong with the runs of a sample's masks; None if nothing is.
+
+    Args:
+        ends: int32 (r,), run ends of the masks.
+        offset: int64 (m + 1,), non-decreasing, their offsets in the shard.
+        pixels: pixels of the source image.
+    """
+    edges = offset - offset[0]
+    first, stop = edges[:-1], edges[1:]
+    empty = first == stop
+    if empty.any():
+        return f"mask {int(empty.argmax())} has no run ends"
+    elsewhere = ends[stop - 1] != pixels
+    if elsewhere.any():
+        mask = int(elsewhere.argmax())
+        end = ends[stop[mask] - 1]
+        return f"mask {mask}: its runs end at {end}, but the image has {pixels} pixels"
+    falls = np.empty(len(ends), bool)
+    falls[1:] = ends[1:] < ends[:-1]
+    falls[first] = ends[first] < 0
+    if falls.any():
+        mask = int(np.searchsorted(edges, falls.argmax(), side="right")) - 1
+        return f"mask {mask}: its run ends decrease, or are negative"
     return None
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import xxhash
 from damage import HEAVY_ARRAYS
-from edited_packs import edit, flip, rewrite_checksums
+from edited_packs import edit, flip, rewrite_checksums, rewrite_sample
 from format_files import SUMS, digest_pack, manifest_of
+from shard_files import writable_array
 from small_tars import contents
 from system import failing
 from verify_script import SCRIPT, script, script_finds
@@ -131,6 +132,46 @@ def test_what_is_wrong_is_found_even_if_all_digests_match(pack, damage, message,
     rewrite_checksums(pack)
     (problem,) = verify(pack).problems
     assert message in str(problem) and verify(pack, quick=True).ok != quick
+
+
+@pytest.mark.parametrize("array, at, value, message", [
+    ("size", (0, 0), 0, "source size 0 x "),
+    ("size", (0, 1), -5, " x -5 is not at least 1 x 1"),
+    ("file_name", (0, 2), 255, "is not UTF-8"),
+    ("file_name", (0, 2), 0, "is not UTF-8 followed by zeros"),
+    ("file_name", (0, slice(None)), 0, "file_name b'' is not UTF-8"),
+    ("annotation_count", 0, -1, "annotation_count is -1"),
+    ("number_types", 0, 1 << 13, "mask 0: number_types is 0x2000"),
+    ("run_ends", 1, -1, "mask 0: its run ends decrease"),
+    ("run_ends", 0, -1, "mask 0: its run ends decrease, or are negative"),
+])  # fmt: skip
+def test_a_record_that_the_format_excludes_is_found_even_if_all_checksums_match(
+    pack, array, at, value, message
+):
+    folder = pack / "shards" / SHARD
+    writable_array(folder, array)[at] = value
+    rewrite_sample(folder, 0)
+    rewrite_checksums(pack)
+    problem = verify(pack).problems[0]
+    assert problem.sample == 0 and message in str(problem)
+
+
+def test_runs_of_another_image_are_found_even_if_all_checksums_match(pack):
+    folder = pack / "shards" / SHARD
+    writable_array(folder, "size")[0, 0] += 1
+    rewrite_sample(folder, 0)
+    rewrite_checksums(pack)
+    (problem,) = verify(pack).problems
+    assert problem.sample == 0 and "mask 0: its runs end at" in str(problem)
+
+
+def test_annotations_that_do_not_add_up_are_found_even_if_all_checksums_match(pack):
+    folder = pack / "shards" / SHARD
+    writable_array(folder, "annotation_count")[0] += 1
+    rewrite_sample(folder, 0)
+    rewrite_checksums(pack)
+    (problem,) = verify(pack).problems
+    assert problem.array == "annotation_count" and "add up to 13" in str(problem)
 
 
 def test_an_extra_file_of_a_shard_is_found_even_if_the_checksums_list_it(pack):
