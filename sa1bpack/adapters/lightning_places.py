@@ -61,6 +61,10 @@ def count_as_cut(trainer: Any, batches: Any) -> None:
         trainer: its own progress has been loaded, and its training loader is there.
         batches: those of the loader, an OrderedBatches, for which the epoch has been set.
     """
+    # Of several loaders, one may have ended its epoch before the others.
+    loader = trainer.train_dataloader
+    if not hasattr(loader, "batches") or loader.batches is not batches:
+        return
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
     if batches.loaded is None or progress.processed == 0:
         return
@@ -121,8 +125,9 @@ class _Places:
                     "steps, or at_end='skip' with weights above 0"
                 )
         self._load(loaders)
-        if len(loaders) == 1 and hasattr(loaders[0].batches, "current"):  # not of a mix
-            count_as_cut(trainer, loaders[0].batches)
+        for loader in loaders:
+            if hasattr(loader.batches, "current"):  # not of a mix
+                count_as_cut(trainer, loader.batches)
 
     def _load(self, loaders: list[Any]) -> None:
         """Load the places, if a checkpoint is resumed. Raises LoaderError if there are others."""

@@ -309,6 +309,28 @@ def test_a_run_resumed_with_another_batch_size_has_each_image_once_in_every_epoc
         assert images_of(first.seen + rest) == images_of(whole), stop
 
 
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+def test_a_run_that_is_stopped_in_a_second_pass_of_one_of_two_loaders_is_not_resumed(
+    photos, tmp_path
+):
+    class Both(Recorder):
+        def training_step(self, batch, _):
+            return super().training_step(batch[0], 0)
+
+    def run(model, resume=None):
+        loader = sa1bpack.Loader(sa1bpack.open(photos.root), 2, shuffle=True)  # 3 batches
+        other = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(5)))
+        trainer = trainer_of()
+        with_places(trainer, loader)
+        trainer.fit(model, [loader, other], ckpt_path=resume, weights_only=resume and False)
+
+    for stop in (3, 4):
+        with pytest.raises(Interrupted):
+            run(Both(tmp_path / f"{stop}.ckpt", stop))
+        with pytest.raises(sa1bpack.LoaderError, match="a state of epoch 1 was loaded"):
+            run(Both(), tmp_path / f"{stop}.ckpt")
+
+
 class Masks(Recorder):
     """Notes the masks of every validation."""
 
