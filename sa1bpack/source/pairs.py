@@ -290,6 +290,11 @@ class _Waiting:
     ticket: Ticket
 
 
+def _folder_of(name: str) -> str:
+    """The folder of a member."""
+    return name.removeprefix("./").rpartition("/")[0]
+
+
 class PairReader:
     """The pairs of a source, to be iterated once, in one sequential pass.
 
@@ -306,7 +311,9 @@ class PairReader:
     memory.
 
     A pair is rejected once, not twice: the other half of a rejected member is dropped silently. Of
-    two members with the same stem and kind, in whatever folders, the first counts. An image in
+    two members with the same stem and kind, in whatever folders, the first counts. Its other half
+    may be in another folder, but not in that of a duplicate of it: if that comes later, the source
+    is a SourceError. An image in
     another format than JPEG (`sa_5.png`) is passed over where it follows an image of its stem, and
     without a record in a source whose pairs all have JPEGs: it may be a map of depth.
 
@@ -354,6 +361,10 @@ class PairReader:
         self._spool = Spool(spool_dir, spool_memory)
         self._waiting: dict[str, _Waiting] = {}
         self._settled: dict[str, bool] = {}  # stem → whether it became a pair
+        # Folder and stem of halves that were rejected because another one was waiting.
+        self._followers: set[tuple[str, str]] = set()
+        # Stem of a pair whose halves are in two folders → their names.
+        self._apart: dict[str, dict[Half, str]] = {}
         self._found = 0  # pairs
         self._unread_images: dict[str, str] = {}  # stem → ending of images that are not read
         self._all_jpeg = True  # so far, the images of pairs, by their names
@@ -454,11 +465,18 @@ class PairReader:
             return False
         if stem in self._settled:
             if self._settled[stem]:
+                self._check_halves(member, stem, half)
                 self.reject(member, "duplicate", f"it follows a pair named {stem!r}")
             return False
         if waiting is not None and waiting.half == half:
             self.reject(member, "duplicate", f"it follows {waiting.member!r}")
+            self._followers.add((_folder_of(member.name), stem))
             return False
+        if waiting is not None and self._followers:
+            folder = _folder_of(member.name)
+            if (folder, stem) in self._followers and folder != _folder_of(waiting.member):
+                self.reject(member, "duplicate", f"its other half follows {waiting.member!r}")
+                return False
         # No extension that the image of a JSON record may have is shorter than .jpg.
         file_name = self.stored(stem + ".jpg")
         if half == "jpeg":
@@ -469,6 +487,19 @@ class PairReader:
         if waiting is not None:
             self._spool.take(self._waiting.pop(stem).ticket)
         return False
+
+    def _check_halves(self, member: Member, stem: str, half: Half) -> None:
+        """Raise SourceError if a pair of halves of two folders was none, as a member shows."""
+        halves = self._apart.get(stem)
+        if halves is None:
+            return
+        other = halves[_OTHER_HALF[half]]
+        if _folder_of(other) == _folder_of(member.name):
+            raise SourceError(
+                f"{self.source.path}: {brief(other)} was taken for the other half of "
+                f"{brief(halves[half])}, but {brief(member.name)} is: rename what has one name in "
+                "several folders, or pack each folder as a source of its own"
+            )
 
     def can_be_read(self, member: Member, half: Half, file_name: str) -> bool:
         """True if a member may be read as half of a pair; if not, the reason is noted.
@@ -514,6 +545,8 @@ class PairReader:
             self._waiting[stem] = _Waiting(half, member.name, self._spool.put(data))
             return None
         self._settled[stem] = True
+        if _folder_of(waiting.member) != _folder_of(member.name):
+            self._apart[stem] = {half: member.name, waiting.half: waiting.member}
         self._found += 1
         other = self._spool.take(waiting.ticket)
         if half == "jpeg":

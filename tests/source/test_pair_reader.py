@@ -163,6 +163,28 @@ def test_a_member_that_cannot_be_half_of_a_pair_is_rejected_with_its_reason(
     assert not rejects or detail in reader.rejects[0].detail
 
 
+def test_halves_of_two_pairs_of_one_stem_are_not_a_pair(write):
+    """Frames of videos are called alike; images and records may be in folders of their own."""
+    apart = [("images/1.jpg", b"a"), ("records/1.json", b"b"), ("depth/1.png", b"c")]
+    found, reader = read_pairs(write(tar_bytes(apart)))
+    assert [(p.jpeg, p.json) for p in found] == [(b"a", b"b")] and not reader.rejects
+    # The record of an image that comes second in another folder, and then that of the first.
+    members = [("a/1.jpg", b"a"), ("b/1.jpg", b"b"), ("b/1.json", b"of b"), ("a/1.json", b"of a")]
+    for end, pairs in ((4, [(b"a", b"of a")]), (3, [])):
+        found, reader = read_pairs(write(tar_bytes(members[:end])))
+        assert [(p.jpeg, p.json) for p in found] == pairs
+        codes = {reject.member: reject.code for reject in reader.rejects}
+        duplicates = dict.fromkeys(["b/1.jpg", "b/1.json"], "duplicate")
+        assert codes == duplicates | ({} if pairs else {"a/1.jpg": "missing-json"})
+    for first, second, late in (
+        ("./a/1.jpg", "b/1.json", "./b/1.jpg"), ("a/1.json", "b/1.jpg", "b/1.json"),
+    ):  # fmt: skip
+        members = [(first, b"x"), (second, b"y"), (late, b"z")]
+        said = "'b/1.*' was taken for the other half of '.*a/1.*', but '.*b/1.*' is: rename"
+        with pytest.raises(SourceError, match=said):
+            read_pairs(write(tar_bytes(members)))
+
+
 MAPS = [("sa_1.jpg", b"a"), ("sa_1.png", b"b"), ("sa_1.json", b"c"), ("sa_1.webp", b"d"),
         ("depth/sa_2.png", b"e"), ("sa_2.json", b"f"), ("sa_2.jpg", b"g"), ("sa_3.mask.png", b"h"),
         ("sa_4.jpg", b"i"), ("sa_4.json", b"j")]  # fmt: skip
