@@ -1,7 +1,11 @@
 """The samples of a dataset, shard by shard: of a selection in any order, too."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from sa1bpack.dataset.condition_values import values_of_samples
+from sa1bpack.dataset.conditions import Condition
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.select import Columns
 
@@ -21,6 +25,9 @@ class ShardParts:
             self._order = np.argsort(rows, kind="stable")
             self._sorted = dataset[self._order]
         self.edges = self._sorted.shard_bounds()
+        # Features may be fetched with their shards, so those that nobody asks for are not opened.
+        self._bare = self._sorted.with_options(features=())
+        self._without_features = values_of_samples(self._bare.pack).keys()
 
     def __len__(self) -> int:
         return len(self.edges) - 1
@@ -32,11 +39,17 @@ class ShardParts:
             return np.arange(first, stop)
         return self._order[first:stop]
 
-    def columns(self, part: int) -> Columns:
-        """The metadata of the k samples of a part.
+    def name_features(self, conditions: Iterable[Condition]) -> bool:
+        """True if conditions compare a feature."""
+        operands = {operand for condition in conditions for operand in condition.operands()}
+        return not operands <= self._without_features
+
+    def columns(self, part: int, conditions: Iterable[Condition] = ()) -> Columns:
+        """The metadata of the k samples of a part, with features if conditions compare one.
 
         Raises FormatError if their shard is damaged, StoreError if it cannot be fetched.
         """
+        dataset = self._sorted if self.name_features(conditions) else self._bare
         first, stop = self.edges[part : part + 2].tolist()
-        columns: list[Columns] = [*self._sorted[first:stop].columns()]
+        columns: list[Columns] = [*dataset[first:stop].columns()]
         return columns[0]

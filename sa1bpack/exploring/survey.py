@@ -75,6 +75,7 @@ class Survey:
         axes: "mask_count", and each number of masks that has a range → its axis.
         offsets: int64 (images + 1,): where the masks of each image begin.
         columns: of each shard that was read.
+        parts, numbers: the parts of the dataset, and the number of each that was read.
     """
 
     images: int = 0
@@ -85,6 +86,8 @@ class Survey:
     axes: dict[str, HistogramAxis] = field(default_factory=dict)
     offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     columns: list[Columns] = field(default_factory=list)
+    parts: ShardParts | None = None
+    numbers: list[int] = field(default_factory=list)
 
     def histograms(self, chosen: Filter) -> dict[str, Any]:
         """The numbers in each bin of every axis, of what the rest of a filter leaves.
@@ -121,7 +124,9 @@ class Survey:
         """bool (images,): which of the surveyed images fulfil all conditions."""
         met = np.ones(self.images, bool)
         first = 0
-        for columns in self.columns:
+        for number, columns in zip(self.numbers, self.columns, strict=True):
+            if self.parts is not None and self.parts.name_features(chosen.conditions):
+                columns = self.parts.columns(number, chosen.conditions)
             stop = first + len(columns)
             for condition in chosen.conditions:
                 met[first:stop] &= fulfilled(condition, columns)
@@ -135,7 +140,7 @@ def survey_of(dataset: Dataset, parts: ShardParts) -> Survey:
     Of a pack at a URL, one shard is read, because it, or its small arrays, are fetched for that.
     Damage does not end the survey.
     """
-    survey = Survey()
+    survey = Survey(parts=parts)
     names = ranged_numbers(dataset)
     values: dict[str, list[np.ndarray]] = {name: [] for name in names}
     counts: list[np.ndarray] = []
@@ -156,6 +161,7 @@ def survey_of(dataset: Dataset, parts: ShardParts) -> Survey:
             values[name].append(read[name])
         counts.append(np.array(columns[COUNT]))
         survey.columns.append(columns)
+        survey.numbers.append(part)
         survey.shards += 1
         survey.images += len(columns)
     mask_counts = np.concatenate([*counts, np.empty(0, np.int64)])

@@ -211,7 +211,7 @@ class Views:
         if possible is not None and not possible[positions].any():
             return positions[:0]
         try:
-            met = steps.by_shard(self._parts.columns(part))
+            met = steps.by_shard(self._parts.columns(part, steps.chosen.conditions))
         except (FormatError, OSError) as error:
             view.note(reason_of(error))
             return positions[:0]

@@ -99,6 +99,15 @@ def test_conditions_name_features(served, pack, tmp_path):
     expected = [k for k in dogs if ds.column("mask_count")[k] > 3]
     assert client.view(where=both) == expected
     assert client.ask("/api/histograms", where=both)["images"] == len(expected)
+    # Other conditions do not open them: with a cache of whole shards they would be fetched.
+    fresh = sa1bpack.open(pack, features=[tmp_path / "caption", tmp_path / "flag"])
+    for name in ("caption", "flag"):
+        shutil.rmtree(tmp_path / name)
+    client = served(fresh)
+    assert client.view(where="height > 1") == [*range(len(ds))]
+    assert client.ask("/api/histograms", where="height > 1")["images"] == len(ds)
+    assert client.view(where="sum(flag) > 300") == []
+    assert client.ask("/api/rows", start=0, stop=9, where="sum(flag) > 300")["notes"]
 
 
 def test_a_text_in_quotes_may_have_spaces_and_the_word_and(served, pack, tmp_path):
