@@ -437,7 +437,11 @@ def list_folder(folder: Path, all_images: bool = False) -> list[FolderFile]:
 
     Raises SourceError if a folder cannot be listed.
     """
+    return split_folder(folder, all_images)[0]
 
+
+def split_folder(folder: Path, all_images: bool = False) -> tuple[list[FolderFile], list[str]]:
+    """The files of `list_folder`, and the names of the images that it leaves out, sorted."""
     files = []
     all_jpegs = True
     for below, name in _files_below(folder):
@@ -459,10 +463,13 @@ def list_folder(folder: Path, all_images: bool = False) -> list[FolderFile]:
         unnumbered = int(numbered is None)
         files.append(FolderFile(unnumbered, prefix, number, member, problem, path, half))
         all_jpegs = all_jpegs and not is_other_image(name)
+    passed_over: list[str] = []
     if not all_images and not all_jpegs:
-        files = _without_other_files(files)
+        kept = _without_other_files(files)
+        passed_over = sorted({file.name for file in files} - {file.name for file in kept})
+        files = kept
     files.sort()
-    return files
+    return files, passed_over
 
 
 def _files_below(folder: Path) -> Iterator[tuple[str, str]]:

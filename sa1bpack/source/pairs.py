@@ -16,7 +16,7 @@ from typing import IO
 
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.paths import naming
-from sa1bpack.source.find import Source, list_folder
+from sa1bpack.source.find import Source, split_folder
 from sa1bpack.source.inflate import OnWait, open_stream, remedy
 from sa1bpack.source.parquet import ParquetStream
 from sa1bpack.source.tar import (
@@ -221,7 +221,8 @@ class Spool:
 class FolderStream:
     """The members of an extracted folder; `read` returns the data of the current one.
 
-    `bytes_read` counts the bytes of files read. A folder has no digest.
+    `bytes_read` counts the bytes of files read. A folder has no digest. `passed_over` has the names
+    of images that are no members, see `split_folder`, once it is iterated.
     """
 
     def __init__(self, folder: Path, all_images: bool = False):
@@ -229,10 +230,11 @@ class FolderStream:
         self.folder = folder
         self._all_images = all_images
         self.bytes_read = 0
+        self.passed_over: list[str] = []
         self.stream = self  # has the methods of a ByteStream that a reader calls
 
     def __iter__(self) -> Iterator[Member]:
-        files = list_folder(self.folder, self._all_images)
+        files, self.passed_over = split_folder(self.folder, self._all_images)
         sizes = [file.size() for file in files]
         for file, size in zip(files, sizes, strict=True):
             member = file.member(size)
@@ -431,7 +433,10 @@ class PairReader:
             self.ignored_names.append(name)
 
     def end(self) -> None:
-        """Note the digests of a source that was read to its end."""
+        """Note the digests of a source that was read to its end, and what a folder left out."""
+        if isinstance(self._members, FolderStream):
+            for name in self._members.passed_over:
+                self.ignore(name)
         self.xxh128, self.md5 = self._stream.digests()
 
     def __iter__(self) -> Iterator[Pair]:

@@ -283,6 +283,21 @@ def test_images_alone_are_packed_whatever_empty_says(tmp_path):
     assert set(ds.layout.absent) >= {*LACKING, "annotation_id"}
 
 
+def test_a_folder_of_jpegs_alone_says_which_other_images_it_passes_over(tmp_path):
+    """Not silently: in a folder with JPEGs they may be maps, or images that somebody misses."""
+    rng = np.random.default_rng(5)
+    for name in ("a.jpg", "b.png", "c/d.png"):
+        save(picture_of(rng, 30, 40), tmp_path / "images" / name)
+    (tmp_path / "images/other.json").write_text("{}")
+    result = pack(tmp_path / "images", tmp_path / "pack", records="none")
+    assert result.images == 1
+    (note,) = [note for note in result.notes if "other formats" in note]
+    assert note.startswith("images: 2 images in other formats than JPEG, such as 'b.png', not")
+    (source,) = read_manifest(result.root).sources
+    assert {"b.png", "c/d.png"} <= {*source["ignored_names"]}
+    assert sa1bpack.verify(result.root).ok
+
+
 def test_two_images_with_one_id_of_their_names_are_not_both_packed(tmp_path):
     """In a tar; of data sets whose images have ids of their own, both are packed."""
     rng = np.random.default_rng(10)

@@ -207,7 +207,8 @@ def test_maps_beside_jpegs_are_passed_over(write, tmp_path):
     assert [(p.file_name, p.jpeg, p.json) for p in found] == [
         ("sa_1.jpg", b"a", b"c"), ("sa_2.jpg", b"g", b"f"), ("sa_4.jpg", b"i", b"j")
     ]  # fmt: skip
-    assert (reader.rejects, reader.ignored) == ([], Counter())
+    assert (reader.rejects, reader.ignored) == ([], Counter(foreign=4))
+    assert reader.ignored_names == ["depth/sa_2.png", "sa_1.png", "sa_1.webp", "sa_3.mask.png"]
     assert reader.bytes_read == open_source(folder).nbytes == 6
 
 
