@@ -43,6 +43,7 @@ from sa1bpack.packing.work import find_work, list_sources
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, count_images
 from sa1bpack.source.pairs import SPOOL_MEMORY, Pair, Reject, why_no_pairs
+from sa1bpack.source.records.bare import BareReader
 from sa1bpack.source.records.images import PairOptions
 from sa1bpack.source.records.table import SA1B, open_pairs
 from sa1bpack.source.tar import BLOCK
@@ -108,7 +109,7 @@ class Forecast:
         no_pairs: why the source that was tried has no sample at all; empty if it has some.
         unknown_keys: key of the JSON records that would not be stored → number of samples tried
             whose records have it.
-        notes: lines about masks without a pixel of the samples tried.
+        notes: lines about masks without a pixel of the samples tried, and images passed over.
     """
 
     sources: int
@@ -341,7 +342,7 @@ def _forecast(
         no_pairs=probe.no_pairs,
         fitting=tuple(fitting),
         unknown_keys=dict(sorted(probe.unknown_keys.items())),
-        notes=probe.empty_masks.lines("the images tried"),
+        notes=probe.notes + probe.empty_masks.lines("the images tried"),
     )
 
 
@@ -399,6 +400,8 @@ class _Probe:
         tar_bytes, seconds: bytes and time of all that were tried.
         sizes: stored height and width of each packed image.
         kept_bytes: bytes of the values that are kept of their records.
+        all_images: all files of a folder that are named like images are packed.
+        notes: lines on images that are passed over.
     """
 
     def __init__(self, source: Source | None, options: PackOptions, annotations: Path | None):
@@ -418,6 +421,8 @@ class _Probe:
         self.unknown_keys: Counter[str] = Counter()
         self.empty_masks = NONE_EMPTY
         self.kept_bytes = 0
+        self.all_images = True
+        self.notes: list[str] = []
         if source is not None:
             self._decode_first_pairs(source, annotations)
 
@@ -444,6 +449,9 @@ class _Probe:
             for reject in reader.rejects:
                 member = reject.member.removeprefix("./")
                 self.rejects[member] = f"{reject.code}: {reject.detail}"
+            if isinstance(reader, BareReader):
+                self.all_images = reader.all_images
+                self.notes = reader.described().get("lost", [])
             if self.pairs == 0:
                 codes = {reject.code for reject in reader.rejects}
                 self.no_pairs = why_no_pairs(reader.ignored_names, codes)
@@ -466,7 +474,7 @@ class _Probe:
             return 0
         pairs = max(1, round(source.nbytes * self.pairs / self.tar_bytes))
         if self.options.records != SA1B and source.kind == "folder":  # which holds annotations, too
-            pairs = count_images(source.local_path)
+            pairs = count_images(source.local_path, self.all_images)
         return max(1, round(pairs * len(self.sizes) / self.pairs))
 
     def scaled(self, images: int, layout: Layout) -> AxisLengths:

@@ -489,8 +489,13 @@ def _files_below(folder: Path) -> Iterator[tuple[str, str]]:
             yield below, name
 
 
-def count_images(folder: Path) -> int:
-    """The number of files below a folder that are named like images. Raises SourceError."""
+def count_images(folder: Path, all_images: bool = True) -> int:
+    """The number of files below a folder that are named like images. Raises SourceError.
+
+    Without `all_images`, of those that `list_folder` has.
+    """
+    if not all_images:
+        return sum(file.half == "jpeg" for file in list_folder(folder))
     return sum(split_name(name)[1] == "jpeg" for _, name in _files_below(folder))
 
 

@@ -289,6 +289,8 @@ def test_a_folder_of_jpegs_alone_says_which_other_images_it_passes_over(tmp_path
     for name in ("a.jpg", "b.png", "c/d.png"):
         save(picture_of(rng, 30, 40), tmp_path / "images" / name)
     (tmp_path / "images/other.json").write_text("{}")
+    forecast = sa1bpack.estimate(tmp_path / "images", tmp_path / "pack", records="none", **OPTIONS)
+    assert forecast.images == 1 and "2 images in other formats" in forecast.as_text()
     result = pack(tmp_path / "images", tmp_path / "pack", records="none")
     assert result.images == 1
     (note,) = [note for note in result.notes if "other formats" in note]
