@@ -3,6 +3,7 @@
 Arrays may be tensors on any device, or of numpy. This package does not import torch.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from sa1bpack.export.painting import ExactShapes, GridShapes, mask_colours
 from sa1bpack.export.subject import Panel, ShownPrompts, Subject
 from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks import mask_area
-from sa1bpack.pixels.yuv420 import yuv420_to_rgb
+from sa1bpack.pixels.yuv420 import half, yuv420_to_rgb
 from sa1bpack.wording import brief
 
 Batch = Mapping[str, Any]
@@ -129,8 +130,7 @@ def subject_of(
             images are normalised by an unknown mean, the batch has no such feature, or predictions
             of another shape.
     """
-    pixels = _pixels(batch, row)
-    canvas = _Canvas(pixels, *_content(batch, row, pixels))
+    canvas = _Canvas.of(batch, row)
     masks = _Masks.of(batch, row)
     exact = _exact(batch, row, canvas)
     bits = _bits(batch, masks.rows, masks.count)
@@ -145,12 +145,11 @@ def subject_of(
     ignored = None
     if not masks.valid.all() and "masks" in batch:
         ignored = canvas.shapes(bits[~masks.valid])
-    # The grid of the masks covers the canvas, as that of "squash".
     subject = Subject(
         sample,
         masks.count,
         fit="squash",
-        covered=canvas.sides,
+        covered=canvas.covered,
         exact=exact,
         area_unit=area_unit,
         prompts=_prompts(batch, masks, canvas),
@@ -160,7 +159,10 @@ def subject_of(
         subject = _with_predictions(subject, batch, row, masks, canvas, predictions)
     if feature is not None:
         picture, title = feature_picture(feature, _feature(batch, row, feature))
-        panel = Panel(title, picture, shown=canvas.shown_of(picture))
+        shown = None
+        if not _covers_photograph(batch, feature, picture):
+            shown = canvas.shown_of(picture)
+        panel = Panel(title, picture, shown=shown)
         subject = replace(subject, panels=(*subject.panels, panel))
     return subject
 
@@ -170,33 +172,45 @@ class _Canvas:
     """The canvas of a sample, and the part of it that is shown: the image, without padding.
 
     Attributes:
-        pixels: uint8 (H, W, 3), RGB.
+        pixels: uint8 (H, W, 3), RGB; of planes without the padding.
         height, width: of the part from the top left corner that the image is in, in pixels.
+        sides: H and W.
+        covered: height and width, in pixels, of what grids of masks and features cover: the canvas,
+            but in a batch of one class of aspect, whose canvas is smaller, the square of the pack.
     """
 
     pixels: np.ndarray
     height: int
     width: int
+    sides: tuple[int, int]
+    covered: tuple[int, int]
 
-    @property
-    def sides(self) -> tuple[int, int]:
-        """H and W."""
-        return self.pixels.shape[0], self.pixels.shape[1]
+    @classmethod
+    def of(cls, batch: Batch, row: int) -> "_Canvas":
+        image = _array(batch["images"][row])
+        sides = _sides(image)
+        content = _content(batch, row, sides)
+        covered = sides
+        if "sample_class" in batch and "input_sizes" not in batch:
+            side = max(sides)
+            if found := re.match(r"\w+ (\d+) ", _spec(batch)):
+                side = int(found[1])
+            covered = side, side
+        return cls(_pixels(batch, image, content), *content, sides, covered)
 
     def shapes(self, bits: np.ndarray) -> GridShapes:
-        """Masks whose grid covers the canvas."""
-        return GridShapes(bits, self.height, self.width, *self.sides)
+        """Masks on a grid of the batch."""
+        return GridShapes(bits, self.height, self.width, *self.covered)
 
     def shown_of(self, picture: np.ndarray) -> tuple[float, float]:
-        """Rows and columns, of a picture (h, w, 3) over the canvas, that are shown."""
+        """Rows and columns, of a picture (h, w, 3) of such a grid, that are shown."""
         rows, columns = picture.shape[:2]
-        return rows * self.height / self.sides[0], columns * self.width / self.sides[1]
+        return rows * self.height / self.covered[0], columns * self.width / self.covered[1]
 
 
-def _content(batch: Batch, row: int, pixels: np.ndarray) -> tuple[int, int]:
-    """Height and width of the part of a canvas that its image is in."""
-    sides = np.array(pixels.shape[:2])
-    content = sides
+def _content(batch: Batch, row: int, sides: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of the part of a canvas, which has these sides, that its image is in."""
+    content = np.array(sides)
     if "input_sizes" in batch:
         content = np.ceil(_array(batch["input_sizes"])[row])
     elif "sizes" in batch:
@@ -235,6 +249,18 @@ def _feature(batch: Batch, row: int, name: str) -> np.ndarray:
             f"{', '.join(keys)}: open the dataset with features=[{name!r}]"
         )
     return _array(batch[name][row])
+
+
+def _covers_photograph(batch: Batch, name: str, picture: np.ndarray) -> bool:
+    """True if a feature covers the photograph alone: those of a Pipeline cover its canvas.
+
+    Of a batch without a spec, it covers the canvas, which is square, if it is square itself.
+    """
+    if "input_sizes" in batch:
+        return False
+    if found := re.search(rf", {name} .*?, spatial( over the photograph)?", _spec(batch)):
+        return found[1] is not None
+    return bool(picture.shape[0] != picture.shape[1])
 
 
 def _prompts(batch: Batch, masks: _Masks, canvas: _Canvas) -> ShownPrompts | None:
@@ -295,9 +321,12 @@ def _with_predictions(
     if overlaps is not None and len(overlaps):
         title += f", mean IoU {overlaps.mean():.3f}"
     order = np.argsort(-cells.sum((1, 2)), kind="stable")
+    shapes = canvas.shapes(_packed(cells))
+    if overlaps is None:  # not on the grid of the masks
+        shapes = replace(shapes, covered_height=canvas.sides[0], covered_width=canvas.sides[1])
     panel = Panel(
         title=title,
-        shapes=canvas.shapes(_packed(cells)),
+        shapes=shapes,
         order=tuple(order.tolist()),
         colours=colours[order],
     )
@@ -352,17 +381,28 @@ def _ious(cells: np.ndarray, truth: np.ndarray) -> np.ndarray | None:
     return np.where(covered > 0, common / np.maximum(covered, 1), 1.0)
 
 
-def _pixels(batch: Batch, row: int) -> np.ndarray:
-    """uint8 (H, W, 3): the canvas, as RGB."""
-    image = _array(batch["images"][row])
-    if image.dtype == np.uint8 and image.ndim == 2:  # planes
-        side = image.shape[1]
-        chroma = image[side:].reshape(2, side // 2, side // 2)
-        return yuv420_to_rgb(np.ascontiguousarray(image[:side]), *chroma)
+def _sides(image: np.ndarray) -> tuple[int, int]:
+    """Height and width of a canvas: of planes, of RGB, or normalised. Raises OptionError."""
+    planes = image.dtype == np.uint8 and image.ndim == 2
+    if planes and image.shape[0] % 3 == 0 and image.shape[1] % 2 == 0:
+        return image.shape[0] * 2 // 3, image.shape[1]
     if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
-        return image
+        return image.shape[0], image.shape[1]
     if image.ndim != 3 or image.shape[0] != 3:
         raise OptionError(f"images are {image.dtype} {('B', *image.shape)}: pass a Loader's batch")
+    return image.shape[1], image.shape[2]
+
+
+def _pixels(batch: Batch, image: np.ndarray, content: tuple[int, int]) -> np.ndarray:
+    """uint8 (h, w, 3): an image of the batch as RGB, with its padding; of planes, without."""
+    if image.ndim == 2:  # planes, whose padding would bleed into the image
+        rows = _sides(image)[0]
+        height, width = content
+        luma = image[:rows]
+        chroma = image[rows:].reshape(2, rows // 2, -1)
+        return yuv420_to_rgb(luma[:height, :width], *chroma[:, : half(height), : half(width)])
+    if image.dtype == np.uint8:
+        return image
     missing = [name for name in ("pixel_mean", "pixel_std") if name not in batch]
     if missing:
         raise OptionError(

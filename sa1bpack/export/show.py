@@ -120,8 +120,9 @@ def show(
             numbered.
         predictions: masks that a model predicted for a batch, to be drawn beside the true ones:
             (B, M, h, w), or (T, h, w) for concatenated masks; or a pair of (T, h, w) and offsets
-            (B + 1,), where those of each sample begin. Any h x w covers the canvas. With as many
-            as the batch has masks, each has the colour of its mask, and the IoU is written.
+            (B + 1,), where those of each sample begin. Any h x w covers the canvas, but the grid of
+            the batch's masks what these cover. With as many as the batch has masks, each has the
+            colour of its mask, and the IoU is written.
         threshold: what is above it in predictions of floats is in the mask: 0 for logits, 0.5 for
             probabilities. None: 0, unless no value is below 0 or above 1: those may be either, and
             are refused.

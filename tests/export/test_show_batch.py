@@ -5,11 +5,13 @@ import pytest
 import torch
 from made_batches import LAYOUT, RECTANGLES, dataset, noisy_batch, ragged, rectangle_batch
 from PIL import Image
+from small_packs import pack_small
+from small_tars import members, write_tar
 
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack import transforms as T
-from sa1bpack.export.batch_samples import subject_of
+from sa1bpack.export.batch_samples import Predictions, subject_of
 
 
 def cells(bits: np.ndarray) -> np.ndarray:
@@ -114,11 +116,67 @@ def test_of_a_pipeline_only_valid_masks_are_drawn_at_any_grid(layout):
 def test_planes_become_rgb(batches):
     layout = LAYOUT.__class__(image_size=96, mask_size=96, pixels="yuv420")
     batch = noisy_batch(layout, "bits")
-    expected = T.yuv420_to_rgb(batch["images"], torch.tensor([[96, 96]] * 4))
+    expected = T.yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
     for row in (0, 3):
         height, width = batch["sizes"][row, 2:].tolist()
         subject = subject_of(batch, row)
         np.testing.assert_array_equal(subject.rgb, expected[row, :height, :width])
+
+
+@pytest.fixture(params=[("pad", "rgb"), ("native", "yuv420"), ("scale_down", "yuv420")], ids=str)
+def classes(request, tmp_path):
+    """A dataset with maps over the photograph and over the canvas, and classes of aspect, most of
+    which have smaller canvases."""
+    fit, pixels = request.param
+    sizes = {1: (128, 192), 2: (192, 128), 3: (127, 190), 4: (80, 80), 5: (192, 62), 6: (64, 190)}
+    tar = write_tar(tmp_path / "sa_000000.tar", members(sizes, size=sizes.__getitem__))
+    pack_small(tar, tmp_path / "packed", image_size=128, fit=fit, pixels=pixels)
+    ds = sa1bpack.open(tmp_path / "packed", pixels="stored")
+    maps = np.random.default_rng(0).random((len(ds), 1, 8, 8)).astype(np.float32)
+    for covers in ("photograph", "canvas"):
+        sa1bpack.attach(ds, covers, maps, ds.column("image_id"), spatial=True, covers=covers)
+    ds = ds.with_options(features=["photograph", "canvas"])
+    return ds, sa1bpack.Buckets(ds, aspects=[0.33, 0.7, 1.0, 1.5, 3.0], exact=True)
+
+
+def test_on_the_canvas_of_a_class_of_aspect_a_sample_is_shown_as_on_the_square(classes):
+    ds, buckets = classes
+    expected = {}
+    for batch in sa1bpack.Loader(ds, 2):
+        for row, image_id in enumerate(batch["image_ids"].tolist()):
+            expected[image_id] = [subject_of(batch, row, name) for name in ("photograph", "canvas")]
+    smaller = 0
+    for batch in sa1bpack.Loader(ds, 2, bucket_by=buckets):
+        smaller += tuple(batch["images"].shape[1:3]) != (128, 128)
+        for row, image_id in enumerate(batch["image_ids"].tolist()):
+            for name, other in zip(("photograph", "canvas"), expected.pop(image_id), strict=True):
+                subject = subject_of(batch, row, name)
+                np.testing.assert_array_equal(subject.rgb, other.rgb)
+                np.testing.assert_array_equal(drawn_cells(subject), drawn_cells(other))
+                assert subject.panels[0].shown == other.panels[0].shown
+    assert smaller > 1 and not expected
+
+
+def test_a_map_over_the_photograph_is_shown_as_a_whole(classes):
+    ds, _ = classes
+    batch = next(iter(sa1bpack.Loader(ds, 2)))
+    height, width = batch["sizes"][0, 2:].tolist()
+    assert subject_of(batch, 0, "photograph").panels[0].shown is None
+    assert subject_of(batch, 0, "canvas").panels[0].shown == (height / 16, width / 16)
+
+
+def test_predictions_cover_the_canvas_unless_they_are_on_the_grid_of_the_masks(classes):
+    ds, buckets = classes
+    for batch in sa1bpack.Loader(ds, 2, bucket_by=buckets, mask_layout="padded"):
+        subject = subject_of(batch, 0, predictions=Predictions(batch["masks"]))
+        shapes = subject.panels[0].shapes
+        np.testing.assert_array_equal(subject.overlaps, np.ones(subject.masks))
+        assert (shapes.covered_height, shapes.covered_width) == (128, 128)
+        other = torch.ones(len(batch["images"]), batch["masks"].shape[1], 5, 7, dtype=torch.bool)
+        shapes = subject_of(batch, 0, predictions=Predictions(other)).panels[0].shapes
+        assert (shapes.covered_height, shapes.covered_width) == (
+            buckets.canvases[batch["sample_class"]]
+        )
 
 
 def test_the_picture_has_a_tile_for_each_sample():
