@@ -1,4 +1,7 @@
-"""A mask that is drawn as an image, such as a PNG, to an array."""
+"""A mask that is drawn as an image, such as a PNG, to an array.
+
+EXIF orientation is not applied to it, as it is not to images.
+"""
 
 import io
 import warnings
@@ -8,6 +11,7 @@ import numpy as np
 from sa1bpack.environment import missing_pil
 from sa1bpack.errors import ImageError
 from sa1bpack.pixels.header import MAX_PIXELS
+from sa1bpack.pixels.other_formats import size_as_stored
 
 try:
     from PIL import Image
@@ -36,15 +40,19 @@ def decode_mask(drawing: bytes, source: tuple[int, int]) -> np.ndarray:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(drawing), formats=_FORMATS) as image:
-                if (image.height, image.width) != source:
+                height, width = size_as_stored(image)
+                if (height, width) != source:
                     raise ImageError(
-                        f"it is {image.width} x {image.height} pixels, and the image is "
+                        f"it is {width} x {height} pixels, and the image is "
                         f"{source[1]} x {source[0]}",
                         "size-mismatch",
                     )
-                if image.height * image.width > MAX_PIXELS:
+                if height * width > MAX_PIXELS:
                     raise ImageError(f"it has more than {MAX_PIXELS} pixels", "too-large")
-                array = np.asarray(image)
+                pixels: Image.Image = image
+                if image.size != (width, height):  # PIL keeps that of a TIFF which it would turn
+                    pixels = image.copy()
+                array = np.asarray(pixels)
                 if image.mode in ("LA", "La", "RGBA", "RGBa", "PA"):
                     array = array[..., :-1]
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Warning) as error:

@@ -131,10 +131,7 @@ def read_size(data: bytes, form: OtherFormat) -> tuple[int, int]:
             return _big(data, 20, 4), _big(data, 16, 4)
         if form.name == "WebP":
             return _webp_size(data)
-        image = _opened(data, form)
-        if form.name == "TIFF":
-            return image.tag_v2[_TIFF_HEIGHT], image.tag_v2[_TIFF_WIDTH]
-        return image.height, image.width
+        return size_as_stored(_opened(data, form))
 
 
 @contextmanager
@@ -202,10 +199,18 @@ def _as_rgb(image: Image.Image, bits: int = 16, inverted: bool = False) -> Image
     return image.convert("RGB")
 
 
+def size_as_stored(image: Any) -> tuple[int, int]:
+    """Height and width of an image that is open, which is loaded in the orientation of the file."""
+    if image.format != "TIFF":
+        return image.height, image.width
+    image.getexif()[_TIFF_ORIENTATION] = 1  # PIL turns what is loaded by this
+    return image.tag_v2[_TIFF_HEIGHT], image.tag_v2[_TIFF_WIDTH]
+
+
 def _tiff_rgb(image: Any, source: tuple[int, int]) -> Image.Image:
     """The RGB image of a TIFF that is open, in the orientation in which it is stored."""
     tags = image.tag_v2
-    check_size("TIFF", (tags[_TIFF_HEIGHT], tags[_TIFF_WIDTH]), source)
+    check_size("TIFF", size_as_stored(image), source)
     tile = tags.get(_TIFF_TILE_HEIGHT, 1) * tags.get(_TIFF_TILE_WIDTH, 1)
     if tile > MAX_PIXELS:  # which libtiff would allocate
         raise ImageError(
@@ -214,7 +219,6 @@ def _tiff_rgb(image: Any, source: tuple[int, int]) -> Image.Image:
         )
     bits = tags.get(_TIFF_BITS, (1,))[0]
     inverted = tags.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO
-    image.getexif()[_TIFF_ORIENTATION] = 1  # PIL turns what is loaded by this
     image.load()
     return _as_rgb(image, bits, inverted)
 

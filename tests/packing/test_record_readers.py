@@ -199,6 +199,23 @@ def test_the_output_of_the_automatic_mask_generator_is_packed(tmp_path, drawn, w
     assert sa1bpack.verify(result.root).ok
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_orientation_of_a_drawn_mask_is_not_applied(tmp_path, orientation):
+    """As that of an image: PIL would turn a TIFF."""
+    rng = np.random.default_rng(2)
+    save(picture_of(rng, 30, 50), tmp_path / "all" / "photo.jpg")
+    made = amg_masks(rng, 30, 50, 3)
+    write_drawings(tmp_path / "all" / "photo", made)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for drawing in (tmp_path / "all" / "photo").glob("*.png"):
+        Image.open(drawing).save(drawing, "TIFF", exif=exif)
+    result = pack(tmp_path / "all", tmp_path / "pack")
+    assert (result.images, result.masks) == (1, 3)
+    [sample] = sa1bpack.open(result.root, mask_format="runs")
+    assert texts_of(sample) == [coco.encode(np.asfortranarray(mask))["counts"] for mask, _ in made]
+
+
 def gray(path: Path, level: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (60, 40), (level,) * 3).save(path)
