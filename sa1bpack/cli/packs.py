@@ -540,7 +540,7 @@ def repair(
             arguments["address"] = machines.address
         else:
             call = sa1bpack.repair
-            arguments |= {"shards": shard, "part": machines.share, "dry_run": dry_run}
+            arguments |= {"shards": shard or None, "part": machines.share, "dry_run": dry_run}
     with exits.advising("nothing sound was touched; repeat the same command to continue from here"):
         result = call(pack, sources, **arguments)
     for problem in result.problems:

@@ -220,7 +220,11 @@ def export(
       sa1bpack export many.sel -o /data/json    # what `sa1bpack subset` saved
       sa1bpack export s3://bucket/packed -o /data/json    # the runs are fetched
     """
-    chosen: dict[str, Any] = {"sources": source, "shards": shard, "image_ids": image_id}
+    chosen: dict[str, Any] = {
+        "sources": source or None,
+        "shards": shard or None,
+        "image_ids": image_id or None,
+    }
     paths = one_or_several(packs)
     if format == "coco":
         result = sa1bpack.export_coco(

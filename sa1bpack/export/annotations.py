@@ -52,7 +52,7 @@ from sa1bpack.keywords import checks_options
 from sa1bpack.mask_numbers import MaskNumber, annotation_keys
 from sa1bpack.masks import encode_counts, mask_boxes
 from sa1bpack.masks.arrays import check_image_runs
-from sa1bpack.paths import naming
+from sa1bpack.paths import listed, naming
 from sa1bpack.progress import ProgressOption, reporting_steps
 from sa1bpack.wording import brief, counted
 
@@ -141,23 +141,25 @@ def _count_shard(result: ExportResult, exported: _Exported) -> None:
 
 def _chosen(
     pack: str | Path | Iterable[str | Path],
-    sources: Iterable[str] | None,
-    shards: Iterable[str] | None,
-    image_ids: Iterable[int] | None,
+    sources: str | Iterable[str] | None,
+    shards: str | Iterable[str] | None,
+    image_ids: int | Iterable[int] | None,
 ) -> Dataset:
     """The samples of a pack, or of several, that any of the three names, in order, each once.
 
-    None of them names all. Raises OptionError if the pack has no exact runs, or does not have a
-    given source, shard or image id, and for a saved selection with other choices; and what
-    `sa1bpack.open` raises, as for several packs that share an image id, but not for an id that one
-    pack has twice.
+    If all three are None, all samples. Raises OptionError if the pack has no exact runs, or does
+    not have a given source, shard or image id, and for a saved selection with other choices; and
+    what `sa1bpack.open` raises, as for several packs that share an image id, but not for an id that
+    one pack has twice.
     """
     paths = places_of("pack", pack)
-    sources = list(items_of(sources))
-    shards = list(items_of(shards))
-    ids = [whole_number("image_ids", value, -(2**63), 2**63 - 1) for value in items_of(image_ids)]
+    is_choice = any(value is not None for value in (sources, shards, image_ids))
+    ids = [
+        whole_number("image_ids", value, -(2**63), 2**63 - 1)
+        for value in listed(items_of(image_ids))
+    ]
     saved = next((path for path in paths if isinstance(path, Path) and is_selection(path)), None)
-    if saved is not None and (len(paths) > 1 or sources or shards or ids):
+    if saved is not None and (len(paths) > 1 or is_choice):
         raise OptionError(f"{saved} is a selection: export it alone, without naming images")
     alone = len(paths) == 1 and saved is None
     ds = open_pack(paths, duplicates="all" if alone else "error")
@@ -166,11 +168,11 @@ def _chosen(
             f"{ds.pack.name} was packed without the exact masks; pack again with --masks bits+runs"
         )
     rows = ds.rows_at(np.arange(len(ds)))
-    if sources or shards or ids:
+    if is_choice:
         chosen = np.isin(ds.column("image_id"), np.array(ids, np.int64))
         try:
             ds.index_of(np.array(ids, np.int64))
-            for some in (ds.from_sources(sources), ds.from_shards(shards)):
+            for some in (ds.from_sources(items_of(sources)), ds.from_shards(items_of(shards))):
                 chosen |= np.isin(rows, some.rows_at(np.arange(len(some))))
         except UnknownName as error:
             raise OptionError(str(error)) from None
@@ -238,9 +240,9 @@ def export_sa1b(
     pack: str | Path | Iterable[str | Path],
     output: str | Path,
     *,
-    sources: Iterable[str] | None = (),
-    shards: Iterable[str] | None = (),
-    image_ids: Iterable[int] | None = (),
+    sources: str | Iterable[str] | None = None,
+    shards: str | Iterable[str] | None = None,
+    image_ids: int | Iterable[int] | None = None,
     progress: ProgressOption = None,
 ) -> ExportResult:
     """Write the SA-1B record of each image, `OUTPUT/<source>/sa_<id>.json`.
@@ -262,8 +264,8 @@ def export_sa1b(
         pack, output: folder of the pack, or its URL, several, a glob pattern, or the file of a
             saved selection, whose images are each exported once; and the folder to write to, which
             is created if it does not exist.
-        sources, shards, image_ids: export only the images that any of the three names. Default: the
-            whole pack.
+        sources, shards, image_ids: export only the images that any of the three names, one or
+            several; empty lists name none. Default, None for all three: the whole pack.
         progress: show a bar on stderr; or a function that is called as function(images done, images
             in all). Default: a bar if stderr is a terminal.
 
@@ -286,6 +288,7 @@ def export_sa1b(
     path = folder_to_write("output", output, "name a new folder, or one of an earlier export")
     result = ExportResult(path, complete=ds.manifest.complete)
     _check_names(ds)
+    path.mkdir(parents=True, exist_ok=True)  # also where no image is chosen
     with reporting_steps(progress, "image", len(ds)) as step:
         for exported in _by_shard(ds):
             shard = exported.shard
@@ -462,9 +465,9 @@ def export_coco(
     pack: str | Path | Iterable[str | Path],
     output: str | Path,
     *,
-    sources: Iterable[str] | None = (),
-    shards: Iterable[str] | None = (),
-    image_ids: Iterable[int] | None = (),
+    sources: str | Iterable[str] | None = None,
+    shards: str | Iterable[str] | None = None,
+    image_ids: int | Iterable[int] | None = None,
     renumber: bool = False,
     boxes_only: bool = False,
     progress: ProgressOption = None,
@@ -490,8 +493,8 @@ def export_coco(
     Args:
         pack, output: folder of the pack, or its URL, several, a glob pattern, or the file of a
             saved selection, whose images are each exported once; and the file to write.
-        sources, shards, image_ids: export only the images that any of the three names. Default: the
-            whole pack.
+        sources, shards, image_ids: export only the images that any of the three names, one or
+            several; empty lists name none. Default, None for all three: the whole pack.
         renumber: number annotations from 1 in the order of the file, and keep SA-1B's id as
             `sa1b_id`. For collections in which ids occur twice: COCO's tools would silently lose
             all but one. Those of a pack without ids are always numbered.

@@ -69,7 +69,7 @@ from sa1bpack.packing.run import run_work
 from sa1bpack.packing.sample import versions_text, warm_up
 from sa1bpack.packing.source_packer import pack_sources
 from sa1bpack.packing.work import find_work
-from sa1bpack.paths import local_path, patterns_of
+from sa1bpack.paths import listed, local_path, patterns_of
 from sa1bpack.progress import ProgressOption, report, reporting
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
 
@@ -129,7 +129,7 @@ def repair(
     pack: str | Path,
     sources: str | Path | Iterable[str | Path] | None = (),
     *,
-    shards: Iterable[str] | None = (),
+    shards: str | Iterable[str] | None = None,
     quick: bool = False,
     part: tuple[int, int] | None = None,
     links: str | Path | None = None,
@@ -154,7 +154,7 @@ def repair(
             without damage are not read, so all may be given. Without any, only the pack's own files
             are repaired.
         shards: names of the shards to read in full, if a check has already named the damaged ones;
-            the others get a quick check. Default: all are read.
+            the others get a quick check, all of them if it is empty. Default, None: all are read.
         quick: check all shards but `shards` quickly, as in `verify`.
         part: (K, N): check and rebuild the shards of every N-th source by name only, from the K-th
             on. Parts may run at the same time, on several machines, again, and beside others of the
@@ -192,15 +192,15 @@ def repair(
     share = None
     if part is not None:
         share = part_of_job(part)
-    shards = list(items_of(shards))
-    if share is not None and shards:
-        raise OptionError(f"shards is {shards}, but a part has those of its sources: choose one")
+    full = listed(items_of(shards))
+    if share is not None and shards is not None:
+        raise OptionError(f"shards is {full}, but a part has those of its sources: choose one")
     root = local_path("pack", pack, _NOT_AT_URLS)
-    listed = []
+    linked = []
     if links is not None:
-        listed = read_links(local_path("links", links))
+        linked = read_links(local_path("links", links))
     patterns = patterns_of("sources", items_of(sources))
-    source_list = find_sources(patterns, links=listed, on_wait=report)
+    source_list = find_sources(patterns, links=linked, on_wait=report)
     processes = available_cpus()
     if workers is not None:
         processes = whole_number("workers", workers, 1)
@@ -211,8 +211,8 @@ def repair(
         root=root,
         annotations=records_at,
         sources={source.name: source for source in source_list},
-        full=frozenset(shards),
-        quick=quick,
+        full=frozenset(full),
+        quick=quick or shards is not None,
         workers=processes,
         dry_run=dry_run,
         progress=progress,

@@ -110,12 +110,33 @@ def test_a_file_with_other_contents_is_never_overwritten(pack, tmp_path):
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize("none", [None, (), []])
-def test_no_choice_of_images_is_all_of_them(pack, tmp_path, none):
-    options = {"sources": none, "shards": none, "image_ids": none, "progress": False}
+def test_no_choice_of_images_is_all_of_them(pack, tmp_path):
+    options = {"sources": None, "shards": None, "image_ids": None, "progress": False}
     images = len(sa1bpack.open(pack))
     assert sa1bpack.export_sa1b(pack, tmp_path / "sa1b", **options).images == images
     assert sa1bpack.export_coco(pack, tmp_path / "coco.json", **options).images == images
+
+
+@pytest.mark.parametrize("option", ["sources", "shards", "image_ids"])
+@pytest.mark.parametrize("none", [(), [], np.empty(0, np.int64)], ids=["tuple", "list", "array"])
+def test_an_empty_choice_of_images_is_none_of_them(pack, tmp_path, option, none):
+    options = {option: none, "progress": False}
+    records = sa1bpack.export_sa1b(pack, tmp_path / "sa1b", **options)
+    assert (records.images, records.files) == (0, 0)
+    assert not [*records.path.iterdir()]
+    instances = sa1bpack.export_coco(pack, tmp_path / "coco.json", **options)
+    assert (instances.images, instances.masks) == (0, 0)
+    content = json.loads(instances.path.read_text())
+    assert content["images"] == [] and content["annotations"] == []
+
+
+def test_one_name_or_id_is_a_choice(pack, tmp_path):
+    def exported(**chosen) -> list[str]:
+        result = sa1bpack.export_sa1b(pack, tmp_path / str(chosen), progress=False, **chosen)
+        return sorted(path.name for path in result.path.rglob("*.json"))
+
+    for option, name in (("sources", "sa_000001"), ("shards", "sa_000000-001"), ("image_ids", 3)):
+        assert exported(**{option: name}) == exported(**{option: [name]})
 
 
 def test_images_are_chosen_by_source_shard_and_id(pack, tars, tmp_path):
