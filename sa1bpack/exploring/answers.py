@@ -79,6 +79,7 @@ class Answers:
         self._parts = ShardParts(scanned)
         self.views = Views(scanned, self._parts)
         self._survey = Survey()
+        self._survey_error: Exception | None = None
         self._surveyed = threading.Event()
         self._surveying = start_thread(self._make_survey, "survey of a pack")
 
@@ -91,6 +92,8 @@ class Answers:
         """Read the shards of the histograms; in a thread of its own."""
         try:
             self._survey = survey_of(self._scanned, self._parts)
+        except Exception as error:  # for those who ask for the survey
+            self._survey_error = error
         finally:
             self._surveyed.set()
         if self.dataset.layout.runs:  # loads what compares runs, so that nobody waits for it
@@ -98,9 +101,11 @@ class Answers:
 
     @property
     def survey(self) -> Survey:
-        """The survey, once it is made. Raises NotReady if that takes too long."""
+        """The survey, once it is made. Raises NotReady if that takes too long, or what ended it."""
         if not self._surveyed.wait(_SURVEY_PATIENCE):
             raise NotReady("shards are still being read for the histograms: ask again")
+        if self._survey_error is not None:
+            raise self._survey_error
         return self._survey
 
     # ------------------------------------------------------------------------------------- the pack
@@ -172,6 +177,7 @@ class Answers:
         view = self.views.get(chosen, page)
         view.want(stop)
         view.wait(stop, _PATIENCE)
+        view.check()
         is_done = view.is_done
         positions = view.positions(start, min(stop, start + MOST_ROWS))
         return {
@@ -321,6 +327,7 @@ class Answers:
             view = self.views.get(positions)
             view.want(len(self.dataset))
             view.wait(len(self.dataset), _PATIENCE)
+            view.check()
             if not view.is_done:
                 raise NotReady(
                     f"{view.scanned:,} of {view.parts:,} shards are looked through so far: save "

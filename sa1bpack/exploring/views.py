@@ -33,6 +33,7 @@ class View:
         scanned, parts: shards that were read or passed over, and those that there are.
         is_done: nothing more will be found.
         notes: what could not be read.
+        error: what ended its search and is not told by a note; None if nothing did.
     """
 
     def __init__(self, size: int, parts: int, reads_all: bool):
@@ -41,6 +42,7 @@ class View:
         self.scanned = 0
         self.is_done = False
         self.notes: list[str] = []
+        self.error: Exception | None = None
         self._changed = threading.Condition()
         self._chunks: list[np.ndarray | range] = []
         self._starts = [0]  # of each chunk, and the number of all samples found
@@ -64,6 +66,11 @@ class View:
             pieces.append(chunks[chunk][first : stop - starts[chunk]])
             chunk += 1
         return np.concatenate([*pieces, np.empty(0, np.int64)])
+
+    def check(self) -> None:
+        """Raise the error that ended its search, if one did."""
+        if self.error is not None:
+            raise self.error
 
     def all_positions(self) -> np.ndarray:
         """int64 (n,): all of them, in the order of the dataset."""
@@ -200,6 +207,8 @@ class Views:
                 view.add(self._meeting_in(part, view, steps, possible), 1)
         except (Sa1bpackError, OSError) as error:
             view.note(f"{error}; nothing after it was looked at")
+        except Exception as error:  # for those who wait for the view
+            view.error = error
         finally:
             view.finish()
 

@@ -314,6 +314,35 @@ def test_damage_is_told_where_it_is_and_hides_nothing_else(served, pack, tmp_pat
     assert "sa_000000-002" in client.ask("/api/rows", start=0, stop=0, area="1:")["notes"][0]
 
 
+@pytest.mark.parametrize("query", [{"where": "image_id>0"}, {"area": "1:"}])
+def test_a_search_that_fails_is_an_error_and_not_an_empty_view(
+    served, pack, tmp_path, monkeypatch, query
+):
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for a column")
+
+    client = served(pack)
+    monkeypatch.setattr(sa1bpack.Dataset, "column", fail)
+    monkeypatch.setattr("sa1bpack.dataset.select.Columns.__getitem__", fail)
+    [(name, text)] = query.items()
+    answer = client.get(f"/api/rows?start=0&stop=9&{name}={text}")
+    assert answer.status == 500 and "no room for a column" in answer.record["error"]
+    saved = client.save({"name": "a.sel", "filter": query})
+    assert saved.status == 500 and "no room for a column" in json.loads(saved.body)["error"]
+    assert list((tmp_path / "saved").iterdir()) == []
+
+
+def test_a_survey_that_fails_is_an_error_and_not_an_empty_one(served, pack, monkeypatch):
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for a column")
+
+    monkeypatch.setattr("sa1bpack.dataset.select.Columns.__getitem__", fail)
+    client = served(pack)
+    for path in ("/api/axes", "/api/histograms"):
+        answer = client.get(path)
+        assert answer.status == 500 and "no room for a column" in answer.record["error"]
+
+
 def test_several_packs_a_selection_and_a_dataset_are_shown_in_their_order(served, pack, tmp_path):
     tar = write_tar(tmp_path / "sa_000001.tar", members(range(300, 306)))
     sa1bpack.pack(tar, tmp_path / "two", workers=1, **{**SMALL, "max_masks": None})
