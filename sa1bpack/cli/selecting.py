@@ -2,6 +2,7 @@
 
 import json as json_text
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.wording import brief, counted, size_text
 
 _LONGEST_LINE = 1000  # characters of a file of ids, which may be anything, such as a tar
+_ID = re.compile("[+-]?[0-9]+")
 
 
 def subset(
@@ -169,14 +171,24 @@ def _read_ids(path: Path):
     try:
         with path.open(encoding="utf-8-sig") as file:  # some editors begin it with a mark
             lines = iter(lambda: file.readline(_LONGEST_LINE), "")
-            words = (line.partition("#")[0].strip() for line in lines)
-            ids = np.array([int(word) for word in words if word], np.int64)
-    except (OSError, ValueError, OverflowError) as error:  # of UTF-8, of int() and of numpy
+            texts = [text for text in map(_id_text, lines) if text]
+            ids = np.array([int(text) for text in texts], np.int64)
+    except (OSError, ValueError, OverflowError) as error:  # of UTF-8, and of numpy
         raise OptionError(f"ids is {str(path)!r}: {error}; write one id per line") from None
     values, counts = np.unique(ids, return_counts=True)
     if len(values) < len(ids):
         raise OptionError(f"ids is {str(path)!r}: {values[counts > 1][0]} is there more than once")
     return ids
+
+
+def _id_text(line: str) -> str:
+    """The id of a line, in digits; empty if it has none. Raises ValueError for anything else."""
+    if len(line) == _LONGEST_LINE:  # its rest would be read as a line of its own
+        raise ValueError(f"a line has {_LONGEST_LINE} characters or more")
+    text = line.partition("#")[0].strip()
+    if text and not _ID.fullmatch(text):
+        raise ValueError(f"{brief(text)} is no whole number")
+    return text
 
 
 def export(

@@ -92,7 +92,8 @@ def test_subset_keeps_ids_of_a_file_in_its_order(command, packs, tmp_path):
     [("9\n99\n", "no image_id 99 among the 12 samples of"),
      ("1\n1\n", "1 is there more than once"), ("x\n", "--ids is"),
      ("1 2\n3 4\n", "one id per line"), ("99999999999999999999\n", "one id per line"),
-     ("1.5\n", "one id per line"),
+     ("1.5\n", "one id per line"), ("1_0\n", "'1_0' is no whole number"),
+     ("\uff14\n", "is no whole number"), ("9\n# " + 998 * "x" + "4\n", "a line has 1000 char"),
      (("--where", "area > 3"), "--where is 'area > 3'"), (("--fraction", "2"), "--fraction is 2.0"),
      (("--source", "sa_9"), "no source 'sa_9': 2 packs"), (("--seed", "1.5"), "--seed")],
 )  # fmt: skip

@@ -634,6 +634,15 @@ def test_what_cannot_be_used_is_named_with_its_place_and_nothing_is_attached(
     assert not (pack / "side").exists()
 
 
+@pytest.mark.parametrize("text", ["1_000", "1_0.5", "\uff11\uff12", "1e_3", "_1"])
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_text_that_is_a_number_to_python_alone_is_no_number(ds, pack, tmp_path, text, dtype):
+    (tmp_path / "a.csv").write_text(f"image_id,text\n{ds.column('image_id')[0]},{text}\n")
+    with pytest.raises(OptionError, match=r"a\.csv, line 2: .* neither a number nor a list"):
+        attach(ds, "a", tmp_path / "a.csv", value="text", missing="allow", dtype=dtype)
+    assert not (pack / "side").exists()
+
+
 def npy_of(header: str, data: bytes) -> bytes:
     padded = header.ljust(117) + "\n"
     return b"\x93NUMPY\x01\0" + len(padded).to_bytes(2, "little") + padded.encode() + data

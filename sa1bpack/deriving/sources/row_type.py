@@ -161,6 +161,8 @@ class RowType:
         stripped = text.strip()
         number: Any
         try:
+            if "_" in stripped or not stripped.isascii():  # digits to Python, and to nobody else
+                raise ValueError
             if stripped.startswith("["):
                 number = msgspec.json.decode(stripped)
             elif stripped.lstrip("+-").isdecimal():
