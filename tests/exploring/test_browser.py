@@ -4,10 +4,12 @@ import shutil
 
 import numpy as np
 import pytest
+from small_tars import SMALL, photo
 
 import sa1bpack
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium to drive a browser with")
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
@@ -41,16 +43,22 @@ class Browser:
 
     def all(self, selector: str) -> list:
         """The elements that a selector of CSS finds, and that are shown."""
-        found = self.driver.find_elements(By.CSS_SELECTOR, selector)
-        return [element for element in found if element.is_displayed()]
+
+        def shown() -> tuple[list]:
+            found = self.driver.find_elements(By.CSS_SELECTOR, selector)
+            return ([element for element in found if element.is_displayed()],)
+
+        return self.until(shown)[0]
 
     def one(self, selector: str):
         """The only element that it finds, once it is shown."""
         return self.until(lambda: self.all(selector))[0]
 
     def until(self, condition):
-        """Wait until a condition holds; returns its value."""
-        return WebDriverWait(self.driver, PATIENCE, 0.02).until(lambda driver: condition())
+        """Wait until a condition holds, of elements that the page does not replace meanwhile;
+        returns its value."""
+        wait = WebDriverWait(self.driver, PATIENCE, 0.02, [StaleElementReferenceException])
+        return wait.until(lambda driver: condition())
 
     def press(self, *keys: str) -> None:
         """Press keys, wherever the page has its focus."""
@@ -164,11 +172,17 @@ def test_an_image_large_lights_the_mask_under_the_pointer_and_shows_what_is_clic
     assert f"Mask {smallest}" in text and str(ds[index]["annotation_ids"][smallest]) in text
 
     browser.press(Keys.ARROW_UP)  # to the mask above it in the table
+    assert not browser.all("#tip")  # which says the numbers of another
     assert f"Mask {order[-2]}" in browser.one("#mask").text
     browser.press("m")
     assert browser.script("$('masks').getAttribute('class')") == "areas"
+    width = f"parseFloat(getComputedStyle(detail.paths[{smallest}]).strokeWidth)"
+    radius = "parseFloat(getComputedStyle($('masks').querySelector('circle')).r)"
+    before = browser.script(f"[{width}, {radius}]")
     browser.press("+", "+")
     assert browser.script("detail.scale") == pytest.approx(2.25)
+    after = browser.script(f"[{width} * detail.scale, {radius} * detail.scale]")
+    assert after == pytest.approx(before, rel=1e-3)  # lines and points are as large at any scale
     browser.press("j")
     next_id = str(ds.column("image_id")[index + 1])
     browser.until(lambda: browser.one("#detail-title").text == next_id)
@@ -179,6 +193,46 @@ def test_an_image_large_lights_the_mask_under_the_pointer_and_shows_what_is_clic
     browser.one("#detail")
     browser.driver.back()
     browser.until(lambda: not browser.all("#detail"))
+
+
+def test_a_pack_without_masks_is_filtered_and_enlarged(opened, tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.jpg").write_bytes(photo(number, 40 + number, 60))
+    sa1bpack.pack(folder, tmp_path / "pack", workers=1, records="none", **SMALL)
+    ds = sa1bpack.open(tmp_path / "pack")
+    browser = opened(tmp_path / "pack")
+    browser.one(".axis")
+    browser.press("/")
+    browser.press("height > 40", Keys.ENTER)
+    chosen = ds.where("height > 40")
+    browser.until(lambda: browser.ids() == list(map(str, chosen.column("image_id").tolist())))
+    browser.until(lambda: "2 images" in browser.one(".axis").text)
+    browser.press(Keys.ENTER)
+    browser.until(lambda: browser.one("#mask").text == "This image has no masks.")
+    assert "file name" in browser.one("#facts").text
+    assert not browser.all("#table th")
+
+
+def test_what_is_read_beside_an_image_stays_when_the_pointer_meets_masks(opened, pack, tmp_path):
+    ds = sa1bpack.open(pack)
+    index = int(np.argmax(ds.column("mask_count")))
+    text = "<b>long</b> " * 2000
+    texts = {int(ds.column("image_id")[index]): text}
+    sa1bpack.attach(ds, "caption", texts, output=tmp_path / "caption", missing="allow")
+    browser = opened(sa1bpack.open(pack, features=[tmp_path / "caption"]))
+    browser.until(browser.pictures_loaded)
+    browser.all(".cell")[index].click()
+    shown = browser.one("#texts p").find_element(By.TAG_NAME, "bdi")
+    assert shown.get_attribute("textContent") == text
+    assert browser.script("$('facts-box').offsetTop < $('panel').clientHeight")
+    browser.driver.execute_script("detail.light(detail.sample.order.at(-1), true)")
+    assert browser.script("$('panel').scrollTop") == 0
+    browser.driver.execute_script("$('table-box').scrollIntoView()")
+    read = browser.script("$('panel').scrollTop")
+    browser.driver.execute_script("detail.light(detail.sample.order.at(-1), true)")
+    assert browser.script("$('panel').scrollTop") >= read
 
 
 def test_filters_picks_and_selections(opened, pack, tmp_path):

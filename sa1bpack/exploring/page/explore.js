@@ -492,8 +492,8 @@ async function showHistograms(generation) {
     return; // the view says what is wrong
   }
   if (generation !== state.generation) return;
-  for (const [name, counts] of Object.entries(answer.counts)) {
-    const axis = state.axes.get(name);
+  for (const [name, axis] of state.axes) {
+    const counts = answer.counts[name];
     axis.now.setAttribute("d", barsPath(counts, Math.max(1, ...counts)));
     const sum = counts.reduce((total, count) => total + count, 0);
     axis.amount.textContent = counted(sum, name === COUNT ? "image" : "mask");
@@ -560,7 +560,9 @@ const detail = {
     $("trouble").hidden = true;
     $("tip").hidden = true;
     for (const id of ["masks", "mask", "texts", "facts", "features"]) $(id).replaceChildren();
+    $("facts-box").hidden = true;
     $("features-box").hidden = true;
+    $("table").tHead.replaceChildren();
     $("table").tBodies[0].replaceChildren();
     $("photo").removeAttribute("src");
     $("overlay").removeAttribute("src");
@@ -613,9 +615,10 @@ const detail = {
   fillPanel() {
     const { sample } = this;
     $("facts").replaceChildren(...facts(Object.entries(sample.facts)));
+    $("facts-box").hidden = false;
     const texts = sample.features.filter((feature) => "text" in feature);
     $("texts").replaceChildren(...texts.map((feature) =>
-      element("p", {}, element("b", { textContent: `${feature.name}: ` }), feature.text)));
+      element("p", {}, element("b", { textContent: `${feature.name}: ` }), element("bdi", { textContent: feature.text }))));
     const arrays = sample.features.filter((feature) => "values" in feature);
     $("features").replaceChildren(...arrays.map((feature) => {
       const text = feature.values.map((value) => number(value, 4)).join(" ");
@@ -626,6 +629,10 @@ const detail = {
     }));
     $("features-box").hidden = !arrays.length;
     const columns = [{ heading: "area", values: this.values("area") }, ...sample.numbers.filter((each) => each.heading)];
+    if (!sample.order.length) {
+      $("mask").textContent = "This image has no masks.";
+      return;
+    }
     $("table").tHead.replaceChildren(element("tr", {}, element("th", { textContent: "mask" }),
       ...columns.map((column) => element("th", { textContent: column.heading }))));
     this.lines = [];
@@ -638,7 +645,6 @@ const detail = {
       this.lines[mask] = line;
       return line;
     }));
-    if (!sample.order.length) $("mask").textContent = "This image has no masks.";
   },
 
   mapOf(feature) { // a picture, which a click lays over the photograph
@@ -673,7 +679,11 @@ const detail = {
     if (mask === null) return;
     this.paths[mask].classList.add("lit");
     this.lines[mask].classList.add("lit");
-    if (isScrolled && !PHONE.matches) this.lines[mask].scrollIntoView({ block: "nearest" });
+    if (isScrolled && !PHONE.matches && this.isTableRead()) this.lines[mask].scrollIntoView({ block: "nearest" });
+  },
+
+  isTableRead() { // scrolled to: what is above it, such as a caption, would move away under the reader
+    return $("table").getBoundingClientRect().top <= $("panel-head").getBoundingClientRect().bottom;
   },
 
   choose(mask) {
@@ -710,7 +720,11 @@ const detail = {
     const [x, y, w, h] = this.values("bbox")[mask];
     if ([x, y, w, h].every(Number.isFinite)) marks.append(drawing("rect", { x, y, width: Math.max(0, w + 1), height: Math.max(0, h + 1) }));
     const [px, py] = this.values("point_coords")?.[mask] ?? [];
-    if (Number.isFinite(px) && Number.isFinite(py)) marks.append(drawing("circle", { cx: px, cy: py, r: Math.max(sample.width, sample.height) / 220 }));
+    if (Number.isFinite(px) && Number.isFinite(py)) {
+      const circle = drawing("circle", { cx: px, cy: py });
+      circle.style.setProperty("--radius", `${Math.max(sample.width, sample.height) / 220}px`);
+      marks.append(circle);
+    }
     $("masks").append(marks);
     $("panel").scrollTo({ top: 0 });
   },
@@ -722,6 +736,7 @@ const detail = {
     const mask = this.sample.order[(place + by + count) % count];
     this.choose(mask);
     this.light(mask);
+    $("tip").hidden = true;
   },
 
   fit() {
@@ -744,6 +759,8 @@ const detail = {
     const within = (value, size, room) => size <= room ? (room - size) / 2 : Math.min(0, Math.max(room - size, value));
     this.x = within(x, width, stage.clientWidth);
     this.y = within(y, height, stage.clientHeight);
+    $("tip").hidden = true; // another mask may be under the pointer now
+    $("masks").style.setProperty("--zoom", this.scale); // lines are as thin at any scale
     $("picture").style.transform = `translate(${this.x}px, ${this.y}px) scale(${this.scale})`;
     $("picture").classList.toggle("pixels", this.scale * this.width > 2.5 * ($("photo").naturalWidth || Infinity));
   },
