@@ -248,7 +248,24 @@ def _feature(batch: Batch, row: int, name: str) -> np.ndarray:
             f"feature is {brief(name)}, which the batch does not have; of four axes, it has "
             f"{', '.join(keys)}: open the dataset with features=[{name!r}]"
         )
+    described = _described(batch, name)
+    of_masks = len(batch[name]) != len(batch["images"])
+    if described is not None:
+        of_masks = described["axis"] == "mask"
+    if of_masks:
+        raise OptionError(
+            f"feature is {brief(name)}, which has a map per mask: only those of images are drawn"
+        )
     return _array(batch[name][row])
+
+
+def _described(batch: Batch, name: str) -> re.Match[str] | None:
+    """What the spec of a batch says of a feature; None if it has no such feature, or no spec."""
+    return re.search(
+        rf", {re.escape(name)} \S+( \([^)]*\))? per (?P<axis>image|mask)(, rows may be missing)?"
+        "(, spatial(?P<over> over the photograph)?)?",
+        _spec(batch),
+    )
 
 
 def _covers_photograph(batch: Batch, name: str, picture: np.ndarray) -> bool:
@@ -258,8 +275,9 @@ def _covers_photograph(batch: Batch, name: str, picture: np.ndarray) -> bool:
     """
     if "input_sizes" in batch:
         return False
-    if found := re.search(rf", {name} .*?, spatial( over the photograph)?", _spec(batch)):
-        return found[1] is not None
+    described = _described(batch, name)
+    if described is not None:
+        return described["over"] is not None
     return bool(picture.shape[0] != picture.shape[1])
 
 

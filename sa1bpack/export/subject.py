@@ -339,9 +339,14 @@ def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> 
         if text is None:
             rows = np.asarray(sample[feature])
             # As features are taken whose description does not say what they cover.
+            over_photograph = rows.ndim > 1 and rows.shape[-1] != rows.shape[-2]
+            if isinstance(sample, Sample) and sample.over_photograph is not None:
+                over_photograph = feature in sample.over_photograph
             side = None
-            if rows.ndim > 1 and rows.shape[-1] == rows.shape[-2]:
+            if not over_photograph:  # the longer side of an image is that of its canvas
                 side = max(height, width)
+                if covered is not None:  # unless it was not enlarged
+                    side = round(side * max(covered) / max(source_height, source_width))
             panels = (cut_panel(feature, rows, shown["size"], side),)
     return Subject(
         shown,

@@ -12,6 +12,7 @@ import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack import transforms as T
 from sa1bpack.export.batch_samples import Predictions, subject_of
+from sa1bpack.export.subject import read_subject, subject_of_sample
 
 
 def cells(bits: np.ndarray) -> np.ndarray:
@@ -163,6 +164,31 @@ def test_a_map_over_the_photograph_is_shown_as_a_whole(classes):
     height, width = batch["sizes"][0, 2:].tolist()
     assert subject_of(batch, 0, "photograph").panels[0].shown is None
     assert subject_of(batch, 0, "canvas").panels[0].shown == (height / 16, width / 16)
+
+
+def test_a_map_is_shown_beside_a_sample_as_by_its_dataset(classes):
+    ds, _ = classes
+    for index in range(len(ds)):
+        for name in ("photograph", "canvas"):
+            subject = subject_of_sample(ds.with_options(pixels="rgb")[index], name)
+            expected = read_subject(ds, index, name)
+            assert subject.panels[0].shown == expected.panels[0].shown
+            np.testing.assert_array_equal(subject.panels[0].pixels, expected.panels[0].pixels)
+
+
+def test_a_map_per_mask_is_refused_in_every_layout(tmp_path):
+    tar = write_tar(tmp_path / "sa_000000.tar", members(range(4), 2))
+    pack_small(tar, tmp_path / "packed")
+    ds = sa1bpack.open(tmp_path / "packed")
+    ids = ds.mask_column("annotation_id")
+    maps = np.ones((len(ids), 1, 8, 8), np.float32)
+    sa1bpack.attach(ds, "matte", maps, ids, axis="mask", spatial=True, covers="canvas")
+    ds = ds.with_options(features=["matte"])
+    for layout in ("padded", "concat"):
+        batch = next(iter(sa1bpack.Loader(ds, 4, mask_layout=layout)))
+        for made in (batch, {**batch}, T.Pipeline(ds)(batch)):
+            with pytest.raises(OptionError, match=r"'matte', w.* map per mask|are not spatial"):
+                sa1bpack.show(made, feature="matte")
 
 
 def test_predictions_cover_the_canvas_unless_they_are_on_the_grid_of_the_masks(classes):
