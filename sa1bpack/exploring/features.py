@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -117,10 +118,11 @@ def map_picture(spec: SideSpec, value: np.ndarray, size: np.ndarray, side: int) 
     if len(channels) != 3:
         channels = channels.mean(axis=0, keepdims=True)
     stored_height, stored_width = size[2:].tolist()
-    if spec.covers == "canvas":  # without the padding
-        rows = -(-stored_height * channels.shape[1] // side)
-        columns = -(-stored_width * channels.shape[2] // side)
-        channels = channels[:, :rows, :columns]
+    rows, columns = channels.shape[1:]
+    if spec.covers == "canvas":  # without the padding, of which a cell may have a part
+        rows = stored_height * rows / side
+        columns = stored_width * columns / side
+        channels = channels[:, : ceil(rows), : ceil(columns)]
     finite = np.where(np.isfinite(channels), channels, np.nan)
     low = np.nanmin(finite) if np.isfinite(channels).any() else 0.0
     span = (np.nanmax(finite) - low if np.isfinite(channels).any() else 0.0) or 1.0
@@ -129,7 +131,7 @@ def map_picture(spec: SideSpec, value: np.ndarray, size: np.ndarray, side: int) 
     scale = _LONGER_SIDE / max(stored_height, stored_width)
     fitted = (max(1, round(stored_width * scale)), max(1, round(stored_height * scale)))
     picture = Image.fromarray(np.ascontiguousarray(pixels))
-    return picture.resize(fitted, Image.Resampling.NEAREST)
+    return picture.resize(fitted, Image.Resampling.NEAREST, (0, 0, columns, rows))
 
 
 def _numbers(spec: SideSpec, value: np.ndarray) -> np.ndarray:

@@ -280,6 +280,25 @@ def test_a_map_is_a_picture_over_the_photograph(served, with_features):
         assert client.get(f"/feature?index=0&name={name}").status == 400
 
 
+def test_a_cell_of_a_map_of_which_the_image_has_a_part_is_not_stretched(served, pack, tmp_path):
+    ds = sa1bpack.open(pack)
+    side = ds.layout.image_size
+    [index] = np.flatnonzero(ds.column("width") > ds.column("height"))[:1]
+    height, width = ds[index]["size"][2:].tolist()
+    rows = np.arange(3, dtype="f4")[:, None].repeat(3, 1)
+    cell = 320 / 3  # pixels of the picture, which is as wide as three cells
+    assert width == side and side / 3 < height < side
+    maps, out = np.broadcast_to(rows, (len(ds), 1, 3, 3)), tmp_path / "rows"
+    ids = ds.column("image_id")
+    sa1bpack.attach(ds, "rows", maps, ids, spatial=True, covers="canvas", output=out)
+    client = served(ds.with_options(features=[out]))
+    answer = client.get(f"/feature?index={index}&name=rows")
+    picture = np.asarray(Image.open(io.BytesIO(answer.body)))[:, 0, 0]
+    edges = np.flatnonzero(np.diff(picture.astype(int))) + 1
+    expected = [k * cell for k in (1, 2) if k * side / 3 < height]
+    np.testing.assert_allclose(edges, expected, atol=1)
+
+
 def test_a_feature_that_does_not_fit_is_named_and_the_others_are_shown(served, pack, tmp_path):
     copy = shutil.copytree(pack, tmp_path / "pack")
     ds = sa1bpack.open(copy)
