@@ -159,13 +159,19 @@ class Sample(_Arrays):
         return super().values()
 
     def copy(self) -> Self:
-        return type(self)(self.stored())
+        return self._with_values(self.stored())
 
     def __or__(self, other: Any) -> Any:
         if not isinstance(other, dict):
             return NotImplemented
         added = other.stored() if isinstance(other, Sample) else other
-        return type(self)({**self.stored(), **added})
+        return self._with_values({**self.stored(), **added})
+
+    def _with_values(self, values: dict[str, Any]) -> Self:
+        """A sample with other values and the same attributes."""
+        made = type(self)(values)
+        vars(made).update(vars(self))
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.stored(),), vars(self) or None

@@ -176,6 +176,16 @@ def test_a_map_is_shown_beside_a_sample_as_by_its_dataset(classes):
             np.testing.assert_array_equal(subject.panels[0].pixels, expected.panels[0].pixels)
 
 
+def test_a_changed_sample_is_shown_as_it_was(classes):
+    ds, _ = classes
+    for sample in ds.with_options(pixels="rgb"):
+        expected = subject_of_sample(sample, "photograph")
+        for changed in (sample.copy(), sample | {"label": 7}):
+            subject = subject_of_sample(changed, "photograph")
+            np.testing.assert_array_equal(drawn_cells(subject), drawn_cells(expected))
+            assert subject.panels[0].shown == expected.panels[0].shown
+
+
 def test_a_map_per_mask_is_refused_in_every_layout(tmp_path):
     tar = write_tar(tmp_path / "sa_000000.tar", members(range(4), 2))
     pack_small(tar, tmp_path / "packed")
