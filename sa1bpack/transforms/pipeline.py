@@ -270,7 +270,10 @@ class Pipeline:
         if self.max_valid is not None:
             others += f", max_valid={self.max_valid}"
         if self._relate is not None:
-            others += f", relations={self._relate.names}"
+            relations: Any = self._relate
+            if relations == Relate(relations.names):  # as features' records have always had them
+                relations = relations.names
+            others += f", relations={relations}"
         if self._feature_sizes:
             others += f", feature_sizes={self._feature_sizes}"
         return f"Pipeline([{steps}], {self._sizes}, {others}, seed={self.seed})"

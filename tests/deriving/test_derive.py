@@ -121,6 +121,23 @@ def test_a_function_gets_what_the_pipeline_makes_of_each_batch(ds):
             derive(ds, "inputs", whole, pipeline=other)
 
 
+def test_the_rule_of_relations_is_part_of_what_made_a_feature(ds):
+    def depths(batch):
+        return batch["depths"]
+
+    def made(relations):
+        pipeline = T.Pipeline(ds, relations=relations)
+        return derive(ds, "depths", depths, axis="mask", pipeline=pipeline)
+
+    assert made(["depths"]).made
+    recorded = manifest_of(ds.root / "side/depths")["provenance"]["pipeline"]
+    assert "relations=('depths',), seed" in recorded  # as ever, so that it is found again
+    assert not made(T.Relate(["depths"], share=0.9)).made
+    for rule in ({"share": 0.3}, {"neighbors": 4}):
+        with pytest.raises(OutputRefused, match="it is another feature, made with pipeline"):
+            made(T.Relate(["depths"], **rule))
+
+
 def test_a_spatial_array_takes_no_pipeline_that_moves_images(ds):
     for steps, size in (([T.CenterCrop()], 24), ([], (24, 32))):
         pipeline = T.Pipeline(ds, steps, size=size)
