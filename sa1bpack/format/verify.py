@@ -283,6 +283,7 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
         pairs = pairs_of(entry.source, entry.part)
         check.again(partial(_check_shard, check, entry, manifest, quick, pairs))
         check.files.release(entry.name)
+    agreeing = index
     if index is not None:
         damaged = {problem.shard for problem in check.problems}
         sound = {shard.name for shard in shards} - damaged
@@ -292,10 +293,10 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
             if scope.own_files:
                 check_whole_index(root, manifest, index, named=not damaged)
         if len(check.problems) > before:
-            index = None  # which mask is of which sample is not known, so features name none
-    _check_features(check, features, manifest, index, scope)
+            agreeing = None  # which mask is of which sample is not known, so features name none
+    _check_features(check, features, manifest, agreeing, scope)
     with check.collecting():
-        _check_kept(check, manifest, index, scope, {shard.name for shard in shards})
+        _check_kept(check, manifest, agreeing, scope, {shard.name for shard in shards})
     if scope.own_files:
         check.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index)]
     counts = {

@@ -271,8 +271,8 @@ class CocoFile:
         return bool(self._folders)
 
     def agreement(self, number: int, path: str) -> int:
-        """How many of the last parts of a path are those of the path of an image."""
-        return _common_end(path.split("/"), self._paths[number].split("/"))
+        """How many of the last parts of a path are those of the path of an image; 0 for results."""
+        return _common_end(path.split("/"), self.path_of(number).split("/"))
 
     def id_of(self, number: int) -> int | str:
         """The id of an image; one that is a text is not that of the pack."""
