@@ -56,6 +56,25 @@ def test_an_array_that_does_not_weight_the_masks_of_the_dataset_is_refused(root,
 
 
 @BOTH
+def test_weights_of_samples_with_one_id_must_be_the_same(root, make):
+    """Weights are found by the image id: those of a second sample with it were passed over."""
+    whole = open_pack(root)
+    fullest = int(whole.column("mask_count").argmax())
+    ds = whole[[fullest, 0 if fullest else 1, fullest]]
+    masks = np.diff(ds.mask_offsets)
+    second_mask = np.arange(masks[0]) == 1
+    others = np.ones(masks[1])
+    weights = np.concatenate([second_mask, others, second_mask])
+    batch = next(iter(make(ds, 3, max_masks=1, mask_select=weights)))
+    expected = ds[0]["annotation_ids"][1]
+    assert batch["annotation_ids"][[0, 2], 0].tolist() == [expected, expected]
+    weights = np.concatenate([second_mask, others, ~second_mask])
+    named = f"samples 0 and 2 of the dataset, which both have image_id {ds[0]['image_id']}, by"
+    with pytest.raises(OptionError, match=named):
+        make(ds, 3, max_masks=1, mask_select=weights)
+
+
+@BOTH
 def test_a_choice_that_has_no_effect_is_said(root, make, caplog):
     ds = open_pack(root)
     make(ds, 4, max_masks=[2, None], mask_select="random")

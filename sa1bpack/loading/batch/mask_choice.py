@@ -57,27 +57,46 @@ class MaskWeights:
             weights: (T,), one number per mask, in the order of `ds.mask_column`.
 
         Raises:
-            OptionError: `weights` cannot be used.
+            OptionError: `weights` cannot be used, or differ for samples with the same image id.
         """
         self._ids = ds.ids
         self._offsets = ds.mask_offsets
         total = int(self._offsets[-1])
         self._weights = numbers_of("mask_select", weights, total, "mask of the dataset", low=0)
+        self._check_repeated()
+
+    def _check_repeated(self) -> None:
+        """Raise OptionError if samples with the same image id have different weights."""
+        ids = self._ids.ids
+        first = self._ids.positions(ids)
+        for index in np.flatnonzero(first != np.arange(len(ids))).tolist():
+            earlier = int(first[index])
+            if not np.array_equal(self._of_sample(earlier), self._of_sample(index)):
+                raise OptionError(
+                    f"mask_select is an array with different weights for samples {earlier} and "
+                    f"{index} of the dataset, which both have image_id {ids[index]}, by which the "
+                    "weights of a sample are found: pass a function of its columns, or a dataset "
+                    "that has each image id once"
+                )
+
+    def _of_sample(self, index: int) -> np.ndarray:
+        """(m,): the weights of the masks of a sample, by its index in the dataset."""
+        weights: np.ndarray = self._weights[self._offsets[index] : self._offsets[index + 1]]
+        return weights
 
     def __call__(self, columns: MaskColumns) -> np.ndarray:
         """(m,): the weights of a sample's masks."""
         index = int(self._ids.positions(np.array([columns["image_id"]]))[0])
-        first = 0
-        stop = 0
+        weights = np.empty(0)
         if index >= 0:
-            first, stop = self._offsets[index : index + 2].tolist()
+            weights = self._of_sample(index)
         masks = len(columns["area"])
-        if stop - first != masks:
+        if len(weights) != masks:
             raise LoaderError(
                 f"the sample has {masks} masks, but the array that weights them has "
-                f"{stop - first} for it; a transform that drops masks needs a function of columns"
+                f"{len(weights)} for it; a transform that drops masks needs a function of columns"
             )
-        return self._weights[first:stop]
+        return weights
 
 
 MaskSelect = str | Callable[[MaskColumns], np.ndarray]
