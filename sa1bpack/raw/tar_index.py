@@ -112,8 +112,14 @@ class TarIndex:
         return name.decode()
 
     def key(self, row: int) -> str:
-        """A text that is the same only for the same bytes; of a folder, with the times of files."""
+        """A text that is the same only for the same bytes of a pair, as far as times of files tell.
+
+        The digest alone does not: a tar may change between its ends, and keep its pairs' places.
+        """
         parts = [self.digest, str(row)]
+        if self.stamp is not None:
+            _, changed = self.stamp
+            parts.append(f"{changed:x}")
         if self.files:
             pair = self.pairs[row]
             for half in ("jpeg_at", "json_at"):

@@ -92,6 +92,25 @@ def test_a_file_of_a_folder_that_changed_is_decoded_again(tmp_path, decoded):
     assert not same_samples(again[0], first[0])
 
 
+def test_a_tar_that_changed_between_its_ends_is_decoded_again(tar, kept, decoded):
+    """Its pairs are where they were, and its ends the same, as in a download that is replaced."""
+    write_tar(tar, members(range(40)), compress=False)
+    first = list(kept())
+    data = tar.read_bytes()
+    half = len(data) // 2
+    assert half > 64 << 10, "its ends identify the tar"
+    changed_data = data[:half] + data[half:].replace(
+        b'"stability_score": 0.9', b'"stability_score": 0.8', 1
+    )
+    assert len(changed_data) == len(data) and changed_data != data
+    tar.write_bytes(changed_data)
+    os.utime(tar, ns=(0, 0))
+    again = list(kept())
+    assert len(decoded) == 80
+    differing = [index for index in range(40) if not same_samples(first[index], again[index])]
+    assert len(differing) == 1
+
+
 def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(kept, tmp_path, caplog):
     """In the list of arrays too, which says how the bytes are read."""
     first = kept()[0]
