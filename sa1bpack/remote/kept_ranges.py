@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.finalizers import Living
 from sa1bpack.format.fetched import Span
 from sa1bpack.format.files import opened, write_at
 
@@ -51,12 +52,19 @@ class KeptRanges:
         """
         self._folder = folder / KEPT
         self._reserve = reserve
+        self.begin()
+        _living.add(self)
+
+    def begin(self) -> None:
+        """Begin with what the list has, in this process.
+
+        A fork has neither the thread that may hold the lock of its parent, nor the parent's room.
+        """
         self._lock = threading.Lock()
         self._ranges: set[tuple[int, int, int]] = set()
         self._list_bytes = 0  # that were read
         self._room = 0
         self._is_full = False
-        self._look()
 
     def has(self, span: Span) -> bool:
         """True if the bytes of a span are kept."""
@@ -133,6 +141,17 @@ class KeptRanges:
     def _path(self, path: str) -> Path:
         """The file that has the kept ranges of a file of the shard."""
         return self._folder / path.replace("/", ".")
+
+
+_living = Living[KeptRanges]()
+
+
+def _after_fork() -> None:
+    for kept in list(_living):
+        kept.begin()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _number_of(path: str) -> int:

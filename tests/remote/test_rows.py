@@ -1,6 +1,7 @@
 """Packs at URLs of which rows are fetched when they are read, and nothing else."""
 
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 from batches import all_same, same_batches, same_samples
 from cached_packs import open_cached, open_rows, taken
 from edited_packs import flip
+from forked import forked_child
 from layout_packs import LAYOUTS
 from packs_with_features import SPECS
 from reading_packs import write_pack
@@ -18,6 +20,7 @@ import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import NotAPack, ReadError, StoreError
 from sa1bpack.remote import flow, packs, ranges
+from sa1bpack.remote.cache import Cache
 from sa1bpack.remote.origin import LocalOrigin
 
 FORMS = [{"mask_format": form} for form in ("bits", "bool", "runs")]
@@ -113,6 +116,36 @@ def test_in_worker_processes(layout_packs, tmp_path, context):
     other = sa1bpack.make_dataloader(ds, 2, shuffle=True, **options)
     same_batches(one, other)
     assert all_same(ds, own)
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_keeps_rows_in_its_parent(
+    layout_packs, tmp_path, monkeypatch
+):
+    """As a DataLoader whose workers are forked while a Loader reads the same dataset."""
+    root = layout_packs()
+    expected = sa1bpack.open(root)[0]
+    keeps = threading.Event()
+    may_go_on = threading.Event()
+    grow = Cache.grow
+
+    def grow_when_asked(cache: Cache, name: str, nbytes: int) -> bool:
+        keeps.set()
+        may_go_on.wait(60)
+        return grow(cache, name, nbytes)
+
+    monkeypatch.setattr(Cache, "grow", grow_when_asked)
+    ds = open_rows(root, tmp_path)
+    reader = threading.Thread(target=lambda: ds[0], daemon=True)
+    reader.start()
+    assert keeps.wait(60)
+    with forked_child() as child:
+        if child == 0:
+            signal.alarm(20)
+            may_go_on.set()
+            assert same_samples(ds[0], expected)
+    may_go_on.set()
+    reader.join(60)
+    assert same_samples(ds[0], expected)
 
 
 def test_without_a_folder_the_index_is_kept_in_that_of_the_user(
