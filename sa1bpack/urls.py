@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from sa1bpack import SCHEMES
 from sa1bpack.errors import MissingPackage, OptionError
@@ -30,6 +30,8 @@ FOLDER_BYTES = 1 << 16
 _FILE_URL = re.compile(rf"({'|'.join(STORE_SCHEMES + WEB_SCHEMES)})://", re.IGNORECASE)
 _PACK_SCHEMES = (*STORE_SCHEMES, *WEB_SCHEMES, HUB_SCHEME, "file")
 _PACK_URL = re.compile(rf"({'|'.join(_PACK_SCHEMES)})://", re.IGNORECASE)
+# In the path of a URL, what need not be quoted.
+_UNQUOTED = "/:@!$&'()*+,;="
 # What no URL contains, and what would end a line of a request.
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 
@@ -266,6 +268,9 @@ def is_pack_url(text: object) -> bool:
 def pack_url(name: str, text: str) -> str:
     """The URL of a pack in its one spelling, without secrets, as it may be shown and written.
 
+    In a file URL, and in that of a web server, %20 is a space; the keys of object stores, and the
+    paths of the hub, are what they are.
+
     Args:
         name: name of the argument, for messages.
         text: the URL.
@@ -274,11 +279,16 @@ def pack_url(name: str, text: str) -> str:
         OptionError: as for `folder_url`, and for a file URL whose path is not absolute.
     """
     if not text.lower().startswith("file://"):
-        return folder_url(name, text)
-    path = Path(unquote(text.partition("://")[2]))
-    if not path.is_absolute():
+        url = folder_url(name, text)
+        scheme, _, place = url.partition("://")
+        if scheme in WEB_SCHEMES:
+            host, slash, path = place.partition("/")
+            return f"{scheme}://{host}{slash}{quote(unquote(path), safe=_UNQUOTED)}"
+        return url
+    folder = Path(unquote(text.partition("://")[2]))
+    if not folder.is_absolute():
         raise OptionError(f"{name} is {brief(text)}: after file:// comes an absolute path")
-    return path.as_uri()
+    return folder.as_uri()
 
 
 def local_folder(url: str) -> Path | None:

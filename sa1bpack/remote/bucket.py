@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import xxhash
 
@@ -44,7 +45,7 @@ from sa1bpack.remote.stores import (
     store_of,
 )
 from sa1bpack.threads import ThreadPool, start_thread
-from sa1bpack.urls import HUB_SCHEME, STORE_SCHEMES, Address, Patience, shown
+from sa1bpack.urls import HUB_SCHEME, STORE_SCHEMES, WEB_SCHEMES, Address, Patience, shown
 
 # How long the end of the process waits at most for threads of the library: they need milliseconds,
 # but for one that asks for credentials.
@@ -183,11 +184,17 @@ def run_in_loop(work: Coroutine[Any, Any, Any]) -> Future[Any]:
 
 
 def parts_of(url: str) -> tuple[str, str, str]:
-    """Scheme, bucket or host, and key of the URL of a folder; a data set of the hub is a bucket."""
+    """Scheme, bucket or host, and key of the URL of a folder; a data set of the hub is a bucket.
+
+    The key is that of the library, which quotes it for a web server.
+    """
     scheme, _, rest = url.partition("://")
     parts = rest.split("/")
     count = 3 if scheme == HUB_SCHEME else 1
-    return scheme, "/".join(parts[:count]), "/".join(parts[count:])
+    key = "/".join(parts[count:])
+    if scheme in WEB_SCHEMES:
+        key = unquote(key)
+    return scheme, "/".join(parts[:count]), key
 
 
 class Bucket(Origin):

@@ -16,7 +16,7 @@ from small_tars import members, write_tar
 
 import sa1bpack
 from sa1bpack import FormatError, OptionError
-from sa1bpack.errors import CacheFull
+from sa1bpack.errors import CacheFull, NotAPack
 from sa1bpack.remote import cache as module
 
 NAMES = [f"sa_000000-00{k}" for k in range(4)]
@@ -200,3 +200,19 @@ def test_a_path_with_percent_signs_is_that_folder_and_no_other(tmp_path, with_fe
     own = sa1bpack.open(roots[0], features=[tmp_path / "c%20d"])
     ds = open_cached(roots[0], tmp_path / "cache", features=[(tmp_path / "c%20d").as_uri()])
     assert all_same(ds, own)
+
+
+def test_a_percent_sign_in_the_address_of_a_web_server_quotes(web, tmp_path, layout_packs):
+    """As in what a browser shows: it was quoted again, so that another folder was asked for."""
+    root = layout_packs()
+    for file in filter(Path.is_file, root.rglob("*")):
+        web.files[f"/a b/é#1/{file.relative_to(root)}"] = file.read_bytes()
+    own = sa1bpack.open(root)
+    for path in ("a%20b/%C3%A9%231", "a b/é%231/"):
+        ds = sa1bpack.open(f"{web.url}/{path}", cache_dir=tmp_path / "cache")
+        assert all_same(ds, own)
+    for path in ("a b/é%232", "a%20b/%C3%A9%232"):
+        with pytest.raises(NotAPack, match="/a%20b/%C3%A9%232: not a pack"):
+            sa1bpack.open(f"{web.url}/{path}", cache_dir=tmp_path / "cache")
+    with pytest.raises(NotAPack, match="/a%2520b/%C3%A9%231: not a pack"):
+        sa1bpack.open(f"{web.url}/a%2520b/%C3%A9%231", cache_dir=tmp_path / "cache")
