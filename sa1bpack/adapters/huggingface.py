@@ -41,13 +41,14 @@ class SampleRows:
         returned as they are.
 
         Raises ReadError for a sample that cannot be read, and OptionError if samples are no dicts,
-        because of a transform of `ds`.
+        because of a transform of `ds`, or have a key that a column was added with.
         """
         if INDEX not in batch:
             return batch
         samples = self.ds.__getitems__(batch[INDEX])
         made_columns = {INDEX, *_SAMPLE_COLUMNS, *_number_names(self.ds)}
-        result = {name: values for name, values in batch.items() if name not in made_columns}
+        added = {name: values for name, values in batch.items() if name not in made_columns}
+        of_samples: dict[str, list[Any]] = {}
         for sample in samples:
             if isinstance(sample, ReadError):  # on_error="return"
                 raise sample
@@ -57,8 +58,15 @@ class SampleRows:
                     "dict, whose keys are the columns of a row here"
                 )
             for key, value in sample.items():
-                result.setdefault(key, []).append(value)
-        return result
+                of_samples.setdefault(key, []).append(value)
+        clashing = sorted(added.keys() & of_samples.keys())
+        if clashing:
+            raise OptionError(
+                f"the column {brief(clashing[0])} was added to the table, but samples have a key "
+                "of that name: give the column another one (rename_column), and let a function of "
+                "`map` return new keys alone"
+            )
+        return added | of_samples
 
 
 @checks_options

@@ -101,6 +101,19 @@ def test_added_columns_come_with_the_rows(root):
     np.testing.assert_array_equal(again[0]["image"], ds[0]["image"])
 
 
+def test_an_added_column_with_a_key_of_samples_is_an_error(root):
+    """Its values were followed by those of the samples, so that a batch had twice as many."""
+    rows = huggingface.dataset(sa1bpack.open(root))
+    added = rows.add_column("areas", [[1]] * len(rows))
+    mapped = rows.map(lambda row: {"areas": [2 * area for area in row["areas"]]})
+    for clashing in (added, mapped):
+        for index in (0, slice(0, 3)):
+            with pytest.raises(OptionError, match=r"'areas' was added .* \(rename_column\)"):
+                clashing[index]
+    renamed = added.rename_column("areas", "ones")
+    assert renamed[:3]["ones"] == [[1]] * 3 and len(renamed[:3]["areas"]) == 3
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataloader_makes_the_batches_of_the_pack(root, workers):
     ds = sa1bpack.open(root)
