@@ -200,7 +200,7 @@ def repair(
     if links is not None:
         linked = read_links(local_path("links", links))
     patterns = patterns_of("sources", items_of(sources))
-    source_list = find_sources(patterns, links=linked, on_wait=report)
+    source_list = find_sources(patterns, links=linked, leave_out=root, on_wait=report)
     processes = available_cpus()
     if workers is not None:
         processes = whole_number("workers", workers, 1)

@@ -104,8 +104,8 @@ def find_sources(
     """Find the sources that paths and globs stand for, sorted by name.
 
     A pattern is a path, or a glob such as `/data/sa_*.tar`; `~` is expanded. A folder is one
-    source and must hold images or `.json` files at some depth; one that holds none, but tars, or
-    Parquet files, stands for these. A path matched by several patterns counts once.
+    source and must hold images or `.json` files at some depth; one that holds no image, but tars,
+    or Parquet files, stands for these. A path matched by several patterns counts once.
 
     URLs are not requested, except for the names that match a pattern.
 
@@ -254,12 +254,13 @@ def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
                 tars = _tars_in(path) or _parquet_files_in(path)
         files = []
         if tars:  # pictures may lie beside them
-            files = [file for file in list_folder(path) if not is_other_image(file.name)]
+            files = [file for file in _images_below(path) if not is_other_image(file.name)]
         if files:
             raise SourceError(
                 f"{path}: has {counted(len(tars), 'tar')}, such as {tars[0].name}, and "
                 f"{counted(len(files), 'file')} of images, such as {files[0].name}: to pack "
-                f"the tars, give '{path}/*{tars[0].suffix}'; for the images, a folder without tars"
+                f"the tars, give '{glob.escape(str(path))}/*{tars[0].suffix}'; for the images, a "
+                "folder without tars"
             )
         paths += tars or [path]
     return paths
@@ -288,7 +289,7 @@ def _parquet_files_in(folder: Path) -> list[Path]:
     for name in sorted(os.listdir(folder)):  # noqa: PTH208
         if name.lower().endswith(_PARQUET_SUFFIX) and not name.startswith("."):
             names.append(name)
-    if names and list_folder(folder):
+    if names and _images_below(folder):
         return []
     return [folder / name for name in names]
 
@@ -438,6 +439,11 @@ def list_folder(folder: Path, all_images: bool = False) -> list[FolderFile]:
     Raises SourceError if a folder cannot be listed.
     """
     return split_folder(folder, all_images)[0]
+
+
+def _images_below(folder: Path) -> list[FolderFile]:
+    """The images at any depth; JSON beside tars may be of annotations, or of a pack made there."""
+    return [file for file in list_folder(folder) if file.half == "jpeg"]
 
 
 def split_folder(folder: Path, all_images: bool = False) -> tuple[list[FolderFile], list[str]]:

@@ -85,6 +85,21 @@ def test_a_glob_does_not_stand_for_the_folder_of_the_pack(tar, tmp_path):
         whole(root, tmp_path / "another")
 
 
+def test_the_folder_of_a_pack_may_lie_in_that_of_its_tars(tar, tmp_path):
+    """The same call adds tars, and repairs: what the pack has is no source beside them."""
+    root = tmp_path / "packed"
+    assert whole(tmp_path, root).images == 3
+    expected = contents(root)
+    assert whole(tmp_path, root).new_images == 0
+    for sources in (tmp_path, tmp_path / "*"):
+        (root / "shards/sa_000000-000/area/c.0").unlink()
+        result = sa1bpack.repair(root, sources, workers=1, progress=False)
+        assert result.ok and result.repaired == ["sa_000000-000"]
+        assert contents(root) == expected
+    write_tar(tmp_path / "sa_000001.tar", members(range(3, 5)))
+    assert whole(tmp_path, root).images == 5
+
+
 def test_a_shard_that_is_gone_is_named_by_finalize(tar, root):
     part(tar, root, samples_per_shard=2)
     assert sa1bpack.finalize(root).complete

@@ -91,6 +91,7 @@ def test_a_folder_of_tars_stands_for_its_tars(write, tmp_path, read):
     found = kinds(read(tmp_path / "tars", tmp_path / "tars/sa_2.tar"))
     assert found == [(name, "tar", len(data)) for name in ("sa_1", "sa_2", "sa_3")]
     (tmp_path / "tars/plot.png").touch()  # a picture beside them
+    (tmp_path / "tars/instances.json").touch()  # annotations of them
     assert kinds(read(tmp_path / "tars")) == found
     (tmp_path / "tars/sa_5.jpg").touch()
     said = r"has 3 tars, such as sa_1.TAR, and 1 file of images, such as sa_5.jpg: .*/tars/\*"

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import shutil
 import sys
 from collections import Counter
 
@@ -126,6 +127,9 @@ def test_a_folder_of_parquet_files_stands_for_them(of_tar, tmp_path):
     for number, part in enumerate((rows[:4], rows[4:])):
         write(folder / f"train-0000{number}-of-00002.parquet", FORMS["texts"](part))
     (folder / "README.md").write_text("a card")
+    for new_images in (len(rows), 0):  # a pack among them is no source
+        assert pack_small(folder, folder / "pack").new_images == new_images
+    shutil.rmtree(folder / "pack")
     result = pack_small(folder, tmp_path / "pack")
     ds = sa1bpack.open(tmp_path / "pack")
     assert result.images == 7
