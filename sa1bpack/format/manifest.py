@@ -374,6 +374,7 @@ class Completeness:
             not packed to their end.
         unindexed: names of the published shards of an incomplete pack that are not in its index
             yet. A packer indexes them when it completes a source, and when it is run again.
+        dropped: number of images that the packer left out, as no mask of theirs is left.
         remedy: what completes a pack that is not complete: the pack command, `sa1bpack finalize`,
             or the process that packs into it; of one that has lost shards, it begins with their
             sources.
@@ -385,12 +386,15 @@ class Completeness:
     sources: int
     partial: tuple[str, ...]
     unindexed: tuple[str, ...]
+    dropped: int = 0
     remedy: str = _REPEAT
 
     def __str__(self) -> str:
         """One sentence without a full stop, which names the remedy."""
         more = f"{counted(len(self.unindexed), 'published shard')} not in the index yet"
         if not self.images:
+            if self.complete and self.dropped:
+                return f"no images: {counted(self.dropped, 'image')} dropped, without a mask left"
             if self.complete:
                 return f"no images: the sources held none that could be packed, see {REJECTS_NAME}"
             return f"no images yet: {more}; {self.remedy}"
@@ -433,6 +437,7 @@ def completeness_of(root: Path, manifest: Manifest) -> Completeness:
         sources=len(finished),
         partial=tuple(sorted(partial)),
         unindexed=tuple(unindexed),
+        dropped=manifest.counts.get("dropped_images", 0),
         remedy=remedy,
     )
 

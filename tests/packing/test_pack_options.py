@@ -10,7 +10,7 @@ from small_tars import SMALL, changed, members, pack_small, record, write_tar
 
 import sa1bpack
 from sa1bpack import OptionError, PackOptions
-from sa1bpack.errors import OptionsDiffer
+from sa1bpack.errors import EmptyPack, OptionsDiffer
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,9 @@ def test_images_without_a_mask_are_kept_or_dropped_and_counted(tar, tmp_path):
     dropped = pack_small(tar, tmp_path / "dropped", empty="drop")
     assert (dropped.images, dropped.masks, dropped.dropped) == (5, 15, 1)
     assert sa1bpack.verify(tmp_path / "kept").ok and sa1bpack.verify(tmp_path / "dropped").ok
+    pack_small(tar, tmp_path / "none", empty="drop", min_area=10**6)
+    with pytest.raises(EmptyPack, match="no images: 6 images dropped, without a mask left"):
+        sa1bpack.open(tmp_path / "none")
 
 
 @pytest.mark.parametrize(("samples", "expected"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (7, [6])])
