@@ -109,6 +109,10 @@ def stored_rows(rows: Any) -> tuple[np.ndarray, str]:
     if isinstance(rows, np.ma.MaskedArray):
         raise OptionError(MASKED)
     if isinstance(rows, torch.Tensor):
+        if rows.layout != torch.strided or rows.is_nested:
+            raise OptionError(
+                "rows are a sparse or nested tensor: return a dense one, or a list of tensors"
+            )
         dtype = str(rows.dtype).removeprefix("torch.")
         tensor = rows.detach().cpu().contiguous()
         if dtype == "bfloat16":

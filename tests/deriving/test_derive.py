@@ -433,6 +433,7 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"pipeline": embed}, "pipeline is <function embed.*: choose a transforms.Pipeline"),
         ({"fn": Returning(lambda batch: batch["image_ids"][:1])}, "it must return 3 rows"),
         ({"fn": Returning(lambda batch: None)}, "rows are NoneType"),
+        ({"fn": Returning(lambda batch: batch["image_ids"].to_sparse())}, "a sparse or nested"),
         ({"fn": Returning(lambda batch: batch["image_ids"].to(torch.complex64))}, "complex64"),
         ({"spatial": True, "fn": Returning(lambda batch: batch["image_ids"])}, "spatial is True"),
         ({"covers": "photograph"}, "covers is 'photograph', but spatial is None"),
