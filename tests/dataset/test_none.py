@@ -19,9 +19,7 @@ def test_every_option_with_an_empty_default_takes_none():
     # Fields of results, which nobody passes, and what only other packages of sa1bpack pass.
     results = {"problems", "extra", "left_out_ids", "other_names"}
     assert refusing <= results | {"packs", "schedules"}
-    assert {"features", "relations", "steps", "sources", "shards", "image_ids"} <= {
-        name for name, _ in options
-    }
+    assert {"features", "relations", "steps", "sources"} <= {name for name, _ in options}
 
 
 @pytest.mark.parametrize("none", NONE)
