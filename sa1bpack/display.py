@@ -111,12 +111,11 @@ class Sample(_Arrays):
     Attributes:
         covered: source pixels per side that the grid of its masks covers, of a pack with the fit
             "scale_down"; None: what the fit implies.
-        over_photograph: names of the spatial features that cover the photograph alone; None: those
-            that do are not known.
+        features: name of each feature → its type as text, see `SideSpec.to_text`; None: not known.
     """
 
     covered: int | None = None
-    over_photograph: tuple[str, ...] | None = None
+    features: dict[str, str] | None = None
 
     def stored(self) -> dict[str, Any]:
         """The values as they are: a plain dict, in which views of files are read-only."""

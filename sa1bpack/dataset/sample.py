@@ -499,9 +499,7 @@ def delivered(
     if spec.masks.fit == "scale_down" and "size" in sample:
         delivered_sample.covered = max(*sample["size"][:2].tolist(), spec.masks.image_size)
     if spec.features:
-        delivered_sample.over_photograph = tuple(
-            feature.name for feature in spec.features if feature.covers == "photograph"
-        )
+        delivered_sample.features = {f.name: f.to_text() for f in spec.features}
     if options.transform is None:
         return delivered_sample
     subject = f"sample {sample.get('file_name', '')} (image_id {image_id}, row {row})"

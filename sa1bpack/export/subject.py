@@ -280,11 +280,16 @@ def _feature_panel(dataset: Dataset, sample: Sample, name: str) -> Panel:
         )
     rows = sample[name]
     if spec.dtype == "bfloat16":
-        rows = (rows.astype(np.uint32) << 16).view(np.float32)
+        rows = _floats(rows)
     side = None
     if spec.covers == "canvas":
         side = dataset.layout.image_size
     return cut_panel(name, rows, sample["size"], side)
+
+
+def _floats(bits: np.ndarray) -> np.ndarray:
+    """float32 numbers of bfloat16, which numpy lacks: a sample has their bits, uint16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def cut_panel(name: str, rows: np.ndarray, size: np.ndarray, side: int | None) -> Panel:
@@ -340,8 +345,11 @@ def subject_of_sample(sample: Mapping[str, Any], feature: str | None = None) -> 
             rows = np.asarray(sample[feature])
             # As features are taken whose description does not say what they cover.
             over_photograph = rows.ndim > 1 and rows.shape[-1] != rows.shape[-2]
-            if isinstance(sample, Sample) and sample.over_photograph is not None:
-                over_photograph = feature in sample.over_photograph
+            if isinstance(sample, Sample) and sample.features and feature in sample.features:
+                described = sample.features[feature]
+                over_photograph = "over the photograph" in described
+                if described.startswith("bfloat16"):
+                    rows = _floats(rows)
             side = None
             if not over_photograph:  # the longer side of an image is that of its canvas
                 side = max(height, width)

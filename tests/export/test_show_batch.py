@@ -176,6 +176,21 @@ def test_a_map_is_shown_beside_a_sample_as_by_its_dataset(classes):
             np.testing.assert_array_equal(subject.panels[0].pixels, expected.panels[0].pixels)
 
 
+def test_a_bfloat16_map_is_shown_beside_a_sample_as_by_its_dataset(own_pack):
+    ds = sa1bpack.open(own_pack)
+
+    def teacher(batch):
+        return (
+            torch.arange(3.0 * 64).view(1, 3, 8, 8).repeat(len(batch["images"]), 1, 1, 1).bfloat16()
+        )
+
+    sa1bpack.derive(ds, "teacher", teacher, spatial=True)
+    ds = ds.with_options(features=["teacher"])
+    [panel] = subject_of_sample(ds[0], "teacher").panels
+    [expected] = read_subject(ds, 0, "teacher").panels
+    np.testing.assert_array_equal(panel.pixels, expected.pixels)
+
+
 def test_a_changed_sample_is_shown_as_it_was(classes):
     ds, _ = classes
     for sample in ds.with_options(pixels="rgb"):
