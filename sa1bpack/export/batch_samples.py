@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.dataset.fields import present_key
 from sa1bpack.display import Sample
 from sa1bpack.errors import OptionError
 from sa1bpack.export.feature_maps import feature_picture
 from sa1bpack.export.painting import ExactShapes, GridShapes, mask_colours
-from sa1bpack.export.subject import Panel, ShownPrompts, Subject
+from sa1bpack.export.subject import Panel, ShownPrompts, ShownText, Subject
 from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.masks import mask_area
 from sa1bpack.pixels.yuv420 import half, yuv420_to_rgb
@@ -122,7 +123,7 @@ def subject_of(
 
     Args:
         batch, row: the batch, and the place in it.
-        feature: key of a spatial feature to be drawn beside it.
+        feature: key of a spatial feature to be drawn beside it, or of one of text.
         predictions: masks to be drawn beside it.
 
     Raises:
@@ -158,6 +159,8 @@ def subject_of(
     if predictions is not None:
         subject = _with_predictions(subject, batch, row, masks, canvas, predictions)
     if feature is not None:
+        subject = replace(subject, text=_text(batch, row, feature, masks))
+    if feature is not None and subject.text is None:
         picture, title = feature_picture(feature, _feature(batch, row, feature))
         shown = None
         if not _covers_photograph(batch, feature, picture):
@@ -279,6 +282,36 @@ def _covers_photograph(batch: Batch, name: str, picture: np.ndarray) -> bool:
     if described is not None:
         return described["over"] is not None
     return bool(picture.shape[0] != picture.shape[1])
+
+
+def _text(batch: Batch, row: int, name: str, masks: _Masks) -> ShownText | None:
+    """The text of a sample, or of its masks that are valid; None if the feature is another.
+
+    Raises OptionError if the length of the list does not say which of both it is.
+    """
+    texts = batch.get(name)
+    if not isinstance(texts, list):
+        return None
+    of_masks = isinstance(texts[row], list)
+    if not of_masks and "mask_offsets" in batch:
+        count = int(batch["mask_offsets"][-1])
+        if len(texts) == count == len(batch["images"]):
+            raise OptionError(
+                f"feature is {name!r}, but the batch has {count} texts, as many images and as many "
+                "masks: pass one with mask_layout='padded', or of another size"
+            )
+        if len(texts) == count:
+            texts = {row: texts[masks.rows]}
+            of_masks = True
+    sample = {name: texts[row]}
+    present = batch.get(present_key(name))
+    if of_masks:
+        sample[name] = [texts[row][mask] for mask in np.flatnonzero(masks.valid)]
+    if present is not None and of_masks:
+        sample[present_key(name)] = _array(present[masks.rows])[masks.valid]
+    elif present is not None:
+        sample[present_key(name)] = _array(present[row])
+    return ShownText.of(name, sample)
 
 
 def _prompts(batch: Batch, masks: _Masks, canvas: _Canvas) -> ShownPrompts | None:

@@ -273,7 +273,7 @@ def _columns(subject: Subject) -> list[_Column]:
     boxes = [f"{x:.0f}, {y:.0f}, {w:.0f}, {h:.0f}" for x, y, w, h in sample["bboxes"].tolist()]
     columns.append(_Column("box x, y, w, h", boxes))
     if subject.text is not None and subject.text.of_masks:
-        texts = [short_text(text)[:_TEXT_CHARACTERS] for text in subject.text.texts]
+        texts = [short_text(text, _TEXT_CHARACTERS) for text in subject.text.texts]
         columns.append(_Column(subject.text.name, texts))
     return columns
 

@@ -28,9 +28,15 @@ def plain_text(text: str) -> str:
     return ascii(text)[1:-1].replace("\\'", "'").replace("\\\\", "\\")
 
 
-def short_text(text: str) -> str:
-    """A text of any length in one line of printable ASCII, cut after MAX_CHARACTERS."""
-    return plain_text(" ".join(text[:MAX_CHARACTERS].split()))[:MAX_CHARACTERS]
+def short_text(text: str, most: int = MAX_CHARACTERS) -> str:
+    """A text of any length in one line of at most `most` characters of printable ASCII.
+
+    It ends with "..." if more follows.
+    """
+    line = plain_text(" ".join(text[: most + 1].split()))
+    if len(line) > most or len(text) > most + 1:
+        return f"{line[: most - 3]}..."
+    return line
 
 
 def shortened(text: str, letters: Font, width: float) -> str:

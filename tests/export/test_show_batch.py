@@ -12,6 +12,7 @@ import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack import transforms as T
 from sa1bpack.export.batch_samples import Predictions, subject_of
+from sa1bpack.export.lettering import short_text
 from sa1bpack.export.subject import read_subject, subject_of_sample
 
 
@@ -261,3 +262,51 @@ def test_what_is_not_in_the_batch_is_refused_by_name(change, options, match):
     change(done)
     with pytest.raises(OptionError, match=match):
         sa1bpack.show(done, **options)
+
+
+@pytest.mark.parametrize("layout", ["padded", "concat", "padded_bits", "concat_bits"])
+def test_texts_of_a_batch_are_those_of_its_samples_and_valid_masks(layout, small_pack, tmp_path):
+    ds = sa1bpack.open(small_pack)
+    captions = {int(image_id): f"image {image_id}" for image_id in ds.column("image_id")[1:]}
+    phrases = {int(mask_id): f"mask {mask_id}" for mask_id in ds.mask_column("annotation_id")[1:]}
+    for name, texts, axis in (("caption", captions, "sample"), ("phrase", phrases, "mask")):
+        sa1bpack.attach(ds, name, texts, axis=axis, missing="allow", output=tmp_path / name)
+    ds = sa1bpack.open(small_pack, features=[tmp_path / "caption", tmp_path / "phrase"])
+    pipeline = T.Pipeline(ds, [T.RandomResizedCrop(scale=(0.2, 0.4))])
+    seen = []
+    with sa1bpack.Loader(ds, 6, mask_layout=layout, device="cpu") as loader:
+        for raw in loader:
+            for batch in (raw, pipeline(raw)):
+                if "bits" in layout and batch is not raw:
+                    continue
+                for row, image_id in enumerate(batch["image_ids"].tolist()):
+                    [caption] = subject_of(batch, row, "caption").text.texts
+                    assert caption == captions.get(image_id, "(none)")
+                    subject = subject_of(batch, row, "phrase")
+                    ids = subject.sample["annotation_ids"].tolist()
+                    expected = tuple(phrases.get(mask_id, "(none)") for mask_id in ids)
+                    assert subject.text.texts == expected and subject.text.of_masks
+                    seen.append((len(ids), subject.annotation_count))
+                assert sa1bpack.show(batch, feature="caption").width == 1600
+                assert sa1bpack.show(batch, rows=[0], feature="phrase", large=True).width == 1600
+    assert len({valid == count for valid, count in seen}) == 1 + ("bits" not in layout)
+
+
+def test_texts_that_may_be_of_images_or_of_masks_are_refused(tmp_path):
+    pack_small(write_tar(tmp_path / "sa_000000.tar", members(range(2), masks=1)), tmp_path / "pack")
+    ds = sa1bpack.open(tmp_path / "pack")
+    sa1bpack.attach(ds, "caption", dict.fromkeys(ds.column("image_id").tolist(), "a cat"))
+    ds = sa1bpack.open(tmp_path / "pack", features=["caption"])
+    with sa1bpack.Loader(ds, 2, mask_layout="concat", device="cpu") as loader:
+        for batch in loader:
+            with pytest.raises(OptionError, match="2 texts, as many images and as many masks"):
+                sa1bpack.show(batch, feature="caption")
+
+
+def test_a_text_that_is_cut_ends_with_dots():
+    assert short_text("a " * 150) == ("a " * 150).strip()
+    for text in ("a " * 151, "a" * 301, "\u00e9" * 300, "a" * 10_000):
+        short = short_text(text)
+        assert len(short) <= 300 and short.endswith("...") and not short.endswith("....")
+    assert short_text("x" * 32, 32) == "x" * 32
+    assert short_text("x" * 33, 32) == "x" * 29 + "..."
