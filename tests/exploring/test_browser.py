@@ -239,8 +239,13 @@ def test_filters_picks_and_selections(opened, pack, tmp_path):
     ds = sa1bpack.open(pack)
     browser = opened(pack)
     browser.one(".axis")
+    placeholder = browser.one("#where-text").get_attribute("placeholder")
+    assert not len(ds.where(placeholder))  # a condition of the page is one of the dataset
     browser.press("/")
-    browser.press("height == 64", Keys.ENTER)
+    browser.press(placeholder)  # no Enter: it is whole
+    browser.until(lambda: browser.one("#count").text == "0 of 20 images")
+    browser.one("#where-text").clear()
+    browser.one("#where-text").send_keys("height == 64", Keys.ENTER)
     chosen = ds.where("height == 64")
     browser.until(lambda: browser.ids() == list(map(str, chosen.column("image_id").tolist())))
     assert f"{len(chosen)} of 20 images" in browser.one("#count").text
@@ -305,4 +310,11 @@ def test_nothing_is_wider_than_the_window(opened, pack, width, dark):
         assert browser.script("$('bar').scrollWidth <= innerWidth")
         browser.press(Keys.ENTER)
         browser.one("#detail")
+    if width < 500:
+        browser.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": 667, "height": 375, "deviceScaleFactor": 2, "mobile": True},
+        )
+        browser.until(lambda: browser.script("innerWidth === 667"))
+        assert browser.script("Math.min($('stage').clientWidth, $('stage').clientHeight)") > 200
     browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -517,7 +517,7 @@ $("where").addEventListener("submit", (event) => {
   filterChanged();
   grid.box.focus();
 });
-const COMPLETE = /^\s*([\w()\s]+?(<=|>=|==|!=|<|>)\s*[-+]?\d[\d_]*(\.\d*)?(e[-+]?\d+)?(\s+and\s+(?=\S)|\s*$))*$/i;
+const COMPLETE = /^\s*([\w()\s]+?(<=|>=|==|!=|<|>)\s*[-+]?\d[\d_]*(\.\d*)?(e[-+]?\d+)?((\s+and\s+|\s*&\s*)(?=\S)|\s*$))*$/i;
 $("where-text").addEventListener("input", later(400, () => { // what is half written waits for Enter
   const text = $("where-text").value;
   if (text.trim() === state.where.trim() || !COMPLETE.test(text)) return;
@@ -1029,7 +1029,8 @@ async function start() {
   $("help-names").replaceChildren(...facts([
     ["of an image", pack.numbers.join(", ")],
     ["of its masks", `${pack.reductions.join(", ")} of ${pack.mask_numbers.join(", ")}, as in max(area)`],
-    ["example", "max(area) > 1e6 and mask_count <= 50"],
+    ["of features", "NAME == 'text', NAME.present"],
+    ["example", "max(area) > 1e6 & mask_count <= 50"],
   ]));
   const examples = ["mask_count >= 100", "max(area) > 1000000", "height > 2000"];
   if (pack.mask_numbers.includes("predicted_iou")) examples.splice(2, 0, "min(predicted_iou) < 0.9");
