@@ -69,7 +69,9 @@ def check_layouts(packs: Mapping[Path, Manifest], layouts: str = "equal") -> Non
         )
         remedies = []
         if can_share:
-            remedies.append("open them with layouts='shared', as what both of them have")
+            remedies.append(
+                "open them with layouts='shared' (--layouts shared), as what both of them have"
+            )
         if flags := _flags(packs[first], differing):
             remedies.append(f"pack alike, `sa1bpack pack SOURCES -o NEW {flags}`")
         if not can_share:

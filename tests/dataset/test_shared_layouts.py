@@ -198,7 +198,9 @@ def test_packs_that_can_be_one_dataset_are_refused_unless_that_is_asked_for(made
     first, second, _ = CASES[case]
     roots = [made("a", **first), made("b", **second)]
     for act in (sa1bpack.open, sa1bpack.info):
-        with pytest.raises(OptionError, match="open them with layouts='shared'") as caught:
+        with pytest.raises(
+            OptionError, match=r"open them with layouts='shared' \(--layouts shared\)"
+        ) as caught:
             act(roots)
         assert "-o NEW `" not in str(caught.value)  # a command that asks for nothing
     with pytest.raises(OptionError, match="layouts is 'any': choose one of equal, shared"):
