@@ -35,7 +35,7 @@ _LIST = "ranges"
 # withdrawn that had other bytes than were written.
 _RANGE = np.dtype([("file", "<u8"), ("first", "<u8"), ("stop", "<u8"), ("is_there", "<u8")])
 
-# Bytes that are reserved at once.
+# Bytes that are reserved at once, at most.
 _RESERVED = 16 << 20
 
 _log = logging.getLogger("sa1bpack")
@@ -63,6 +63,7 @@ class KeptRanges:
         self._lock = threading.Lock()
         self._ranges: set[tuple[int, int, int]] = set()
         self._list_bytes = 0  # that were read
+        self._kept_bytes = 0  # by this object
         self._room = 0
         self._is_full = False
 
@@ -91,12 +92,14 @@ class KeptRanges:
             if self._is_full:
                 return
             if self._room < nbytes:
-                more = max(nbytes, _RESERVED)
+                # No more than it has kept: what a process leaves of it is never given back.
+                more = max(nbytes, min(self._kept_bytes, _RESERVED))
                 if not self._reserve(more):
                     self._is_full = True
                     return
                 self._room += more
             self._room -= nbytes
+            self._kept_bytes += nbytes
         path = self._path(span.path)
         try:
             self._folder.mkdir(exist_ok=True)

@@ -118,6 +118,20 @@ def test_in_worker_processes(layout_packs, tmp_path, context):
     assert all_same(ds, own)
 
 
+def test_who_keeps_few_rows_takes_little_room(layout_packs, tmp_path):
+    """Each process took 16 MiB per shard, and what it did not use was never free again."""
+    root = layout_packs()
+    for k in range(len(sa1bpack.open(root))):
+        ds = open_rows(root, tmp_path)
+        ds.metadata(k)
+        [source] = ds.pack.sources
+        room = taken(tmp_path, "shards")
+        fetched = source.counts().nbytes
+        assert ds[k]["row"] == k
+        rows = source.counts().nbytes - fetched
+        assert room < taken(tmp_path, "shards") <= room + 2 * rows
+
+
 def test_a_fork_does_not_wait_for_a_thread_that_keeps_rows_in_its_parent(
     layout_packs, tmp_path, monkeypatch
 ):
@@ -663,7 +677,12 @@ def test_without_room_rows_are_fetched_again(layout_packs, tmp_path, driven):
     root = shutil.copytree(layout_packs(), tmp_path / "pack")
     origin = driven(root)
     own = sa1bpack.open(root)
-    assert all_same(open_rows(root, tmp_path / "cache", cache_size="2 MB"), own)
+    without_rows = open_rows(root, tmp_path / "without rows")
+    for k in range(len(own)):
+        without_rows.metadata(k)
+    room = taken(tmp_path / "without rows")
+    assert not rows_asked(origin)
+    assert all_same(open_rows(root, tmp_path / "cache", cache_size=room), own)
     before = len(rows_asked(origin))
     assert all_same(open_rows(root, tmp_path / "cache"), own)
     assert len(rows_asked(origin)) == 2 * before
