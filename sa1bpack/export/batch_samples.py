@@ -292,25 +292,26 @@ def _text(batch: Batch, row: int, name: str, masks: _Masks) -> ShownText | None:
     texts = batch.get(name)
     if not isinstance(texts, list):
         return None
-    of_masks = isinstance(texts[row], list)
-    if not of_masks and "mask_offsets" in batch:
-        count = int(batch["mask_offsets"][-1])
-        if len(texts) == count == len(batch["images"]):
-            raise OptionError(
-                f"feature is {name!r}, but the batch has {count} texts, as many images and as many "
-                "masks: pass one with mask_layout='padded', or of another size"
-            )
-        if len(texts) == count:
-            texts = {row: texts[masks.rows]}
-            of_masks = True
-    sample = {name: texts[row]}
+    described = _described(batch, name)
+    of_masks = len(texts) != len(batch["images"]) or isinstance(texts[row], list)
+    if described is not None:
+        of_masks = described["axis"] == "mask"
+    elif not of_masks and "mask_offsets" in batch and batch["mask_offsets"][-1] == len(texts):
+        raise OptionError(
+            f"feature is {name!r}, of which the batch has {len(texts)} texts, as many as images "
+            "and as masks: pass one with mask_layout='padded', or of another size"
+        )
+    sample: dict[str, Any] = {}
     present = batch.get(present_key(name))
     if of_masks:
-        sample[name] = [texts[row][mask] for mask in np.flatnonzero(masks.valid)]
-    if present is not None and of_masks:
-        sample[present_key(name)] = _array(present[masks.rows])[masks.valid]
-    elif present is not None:
-        sample[present_key(name)] = _array(present[row])
+        texts = texts[masks.rows] if "mask_offsets" in batch else texts[row]
+        sample[name] = [texts[mask] for mask in np.flatnonzero(masks.valid)]
+        if present is not None:
+            sample[present_key(name)] = _array(present[masks.rows])[masks.valid]
+    else:
+        sample[name] = texts[row]
+        if present is not None:
+            sample[present_key(name)] = _array(present[row])
     return ShownText.of(name, sample)
 
 

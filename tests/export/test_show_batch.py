@@ -292,15 +292,26 @@ def test_texts_of_a_batch_are_those_of_its_samples_and_valid_masks(layout, small
     assert len({valid == count for valid, count in seen}) == 1 + ("bits" not in layout)
 
 
-def test_texts_that_may_be_of_images_or_of_masks_are_refused(tmp_path):
-    pack_small(write_tar(tmp_path / "sa_000000.tar", members(range(2), masks=1)), tmp_path / "pack")
+@pytest.mark.parametrize("masks", [(1, 0), (1, 1)])
+def test_texts_are_told_apart_where_there_are_few_masks(masks, tmp_path):
+    """Fewer texts than images, or as many: a batch without its spec cannot tell them apart then."""
+    found = members(range(2), masks=lambda number: masks[number])
+    tar = write_tar(tmp_path / "sa_000000.tar", found)
+    pack_small(tar, tmp_path / "pack")
     ds = sa1bpack.open(tmp_path / "pack")
     sa1bpack.attach(ds, "caption", dict.fromkeys(ds.column("image_id").tolist(), "a cat"))
-    ds = sa1bpack.open(tmp_path / "pack", features=["caption"])
+    counts = ds.column("mask_count").tolist()
+    phrases = dict.fromkeys(ds.mask_column("annotation_id").tolist(), "its tail")
+    sa1bpack.attach(ds, "phrase", phrases, axis="mask")
+    ds = sa1bpack.open(tmp_path / "pack", features=["caption", "phrase"])
     with sa1bpack.Loader(ds, 2, mask_layout="concat", device="cpu") as loader:
         for batch in loader:
-            with pytest.raises(OptionError, match="2 texts, as many images and as many masks"):
-                sa1bpack.show(batch, feature="caption")
+            for row in range(2):
+                assert subject_of(batch, row, "caption").text.texts == ("a cat",)
+                assert subject_of(batch, row, "phrase").text.texts == ("its tail",) * counts[row]
+            if sum(counts) == 2:
+                with pytest.raises(OptionError, match="2 texts, as many as images and as masks"):
+                    sa1bpack.show(dict(batch), feature="caption")
 
 
 def test_a_text_that_is_cut_ends_with_dots():
