@@ -292,6 +292,22 @@ def test_filters_picks_and_selections(opened, pack, tmp_path):
     browser.until(lambda: browser.one("#count").text == "20 images")
 
 
+def test_a_condition_over_an_open_image_shows_the_images_that_meet_it(opened, pack):
+    chosen = sa1bpack.open(pack).where("height == 64").column("image_id").tolist()
+    browser = opened(pack)
+    browser.press(Keys.END, Keys.ENTER)
+    browser.one("#detail")
+    browser.press("/")
+    browser.press("height == 64")
+    browser.until(lambda: not browser.all("#detail"))
+    browser.until(lambda: browser.ids() == list(map(str, chosen)))
+    browser.press("0")  # goes on writing
+    assert browser.script("$('where-text').value") == "height == 640"
+    browser.press(Keys.ENTER)
+    browser.until(lambda: browser.one("#empty").text == "No image meets the filter.")
+    assert browser.script("location.hash") == "#where=height+%3D%3D+640"
+
+
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1300, True)])
 def test_nothing_is_wider_than_the_window(opened, pack, width, dark):
     browser = opened(pack)

@@ -92,7 +92,8 @@ function beginView(rows) { // once the server has taken the filter
   state.blocks.set(0, rows);
   state.onlyPicked = null;
   state.focus = 0;
-  history.replaceState(history.state, "", `#${query()}`);
+  history.replaceState(state.open === null ? history.state : null, "", `#${query()}`);
+  if (state.open !== null) closeImage(); // its place was one of the view before
   grid.toTop();
   showPicked();
 }
@@ -798,7 +799,7 @@ function closeImage() {
   $("photo").removeAttribute("src");
   $("masks").replaceChildren();
   grid.focusOn(state.focus);
-  grid.box.focus();
+  if (document.activeElement !== $("where-text")) grid.box.focus();
   showPicked();
 }
 
