@@ -37,6 +37,7 @@ from sa1bpack.indices import torch_subset
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.options import group_of
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.paths import listed
 from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.raw.decoding import PairDecoder, RawOptions, no_pairs
 from sa1bpack.source.find import Source, open_source
@@ -81,8 +82,8 @@ def show(
     pack: str | Path | Iterable[str | Path] | Dataset | Mapping[str, Any],
     *,
     samples: int | None = None,
-    image_ids: Sequence[int] | None = None,
-    rows: Sequence[int] | None = None,
+    image_ids: int | Sequence[int] | None = None,
+    rows: int | Sequence[int] | None = None,
     seed: int = 0,
     large: bool = False,
     predictions: Any = None,
@@ -112,9 +113,9 @@ def show(
             which the first samples are shown, as a pack would have them. Or a batch, or a sample.
         samples: number of random samples. Default: 12, or 1 with `large`. Of a batch or a tar,
             the first ones.
-        image_ids: samples with these ids, in this order; for packs and batches.
+        image_ids: samples with these ids, in this order, or with one id; for packs and batches.
         rows: samples at these indices of the dataset, or at these places in the batch, in this
-            order.
+            order; or at one.
         seed: seed of the random choice. The same seed chooses the same samples. For packs only.
         large: one large sample, with the image alone beside it, and a table of its masks, which are
             numbered.
@@ -163,8 +164,8 @@ def show(
 def draw_samples(
     pack: str | Path | Iterable[str | Path] | Dataset | Mapping[str, Any],
     samples: int | None = None,
-    image_ids: Sequence[int] | None = None,
-    rows: Sequence[int] | None = None,
+    image_ids: int | Sequence[int] | None = None,
+    rows: int | Sequence[int] | None = None,
     *,
     seed: int = 0,
     large: bool = False,
@@ -185,15 +186,16 @@ def draw_samples(
         layouts: of several packs, as `sa1bpack.open` takes it.
         look: what is drawn.
     """
-    chosen_by = [samples, image_ids, rows]
-    if len(chosen_by) - chosen_by.count(None) > 1:
+    ids = None if image_ids is None else listed(image_ids)
+    row_list = None if rows is None else listed(rows)
+    if sum(value is not None for value in (samples, ids, row_list)) > 1:
         raise OptionError("choose by one of samples, image_ids and rows, not by several")
     if samples is not None:
         samples = checked_count("samples", samples)
     choice = _Choice(
         samples=samples,
-        image_ids=image_ids,
-        rows=rows,
+        image_ids=ids,
+        rows=row_list,
         seed=whole_number("seed", seed, 0, MAX_WORD),
         large=large,
         predictions=_checked_predictions(pack, predictions, threshold),
@@ -270,8 +272,8 @@ class _Choice:
     """
 
     samples: int | None
-    image_ids: Sequence[int] | None
-    rows: Sequence[int] | None
+    image_ids: list[int] | None
+    rows: list[int] | None
     seed: int
     large: bool
     predictions: Predictions | None

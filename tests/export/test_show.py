@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from small_tars import SMALL, members, photo, write_tar
 from torch.utils.data import Subset
@@ -37,6 +38,12 @@ def test_samples_are_shown_in_the_order_asked_for(small_pack):
     by_id = sa1bpack.show(small_pack, image_ids=ids)
     by_row = sa1bpack.show(small_pack, rows=[4, 2])
     assert same(by_id, by_row) and not same(by_row, sa1bpack.show(small_pack, rows=[2, 4]))
+    for array in (np.array, torch.tensor):
+        assert same(by_id, sa1bpack.show(small_pack, image_ids=array(ids)))
+        assert same(by_row, sa1bpack.show(small_pack, rows=array([4, 2])))
+    one = sa1bpack.show(small_pack, rows=[4])
+    assert same(one, sa1bpack.show(small_pack, rows=4))
+    assert same(one, sa1bpack.show(small_pack, image_ids=ids[0]))
 
 
 @pytest.mark.parametrize("count, columns", [(1, 1), (3, 3), (5, 3), (11, 4)])
