@@ -46,7 +46,7 @@ from sa1bpack.packing.run import (
 )
 from sa1bpack.packing.source_probe import requested_options
 from sa1bpack.packing.work import Work, find_work, list_sources
-from sa1bpack.paths import local_path
+from sa1bpack.paths import local_path, patterns_of
 from sa1bpack.progress import ProgressOption, check_progress, report
 from sa1bpack.source.find import Source
 from sa1bpack.urls import is_url
@@ -292,7 +292,8 @@ def repair_on_ray(
         pack, sources, quick, links, annotations, progress: as in `repair`.
         address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
             alone.
-        workers: worker processes, and cores, of each task. Default: 1.
+        workers: worker processes, and cores, of each task. Default: 1. And worker processes of
+            what is repaired here. Default: the available processors.
 
     Raises:
         MissingPackage: ray is not installed.
@@ -314,7 +315,7 @@ def repair_on_ray(
     names = sources_in_pack(root)
     if names is None:
         report(f"{root}: no part can repair it without its manifest: it is repaired here")
-        return repair(root, patterns, quick=quick, progress=progress, **where)
+        return repair(root, patterns, quick=quick, workers=workers, progress=progress, **where)
     call = {
         "pack": root.absolute(),
         "sources": patterns,
@@ -328,10 +329,9 @@ def repair_on_ray(
     repaired, died = run_parts(address, repair, names, call, needs, progress)
     result = _joined_repairs(root, [repaired[name] for name in names if name in repaired])
     if result.left:  # repaired here, or named again
-        shards = [name for name in result.left if name != OWN_FILES]
-        last = once_unlocked(
-            lambda: repair(root, patterns, quick=True, shards=shards, progress=progress, **where)
-        )
+        here = {"quick": True, "workers": workers, "progress": progress, **where}
+        here["shards"] = [name for name in result.left if name != OWN_FILES]
+        last = once_unlocked(lambda: repair(root, patterns, **here))
         result.repaired += last.repaired
         result.notes += last.notes
         result.rewritten = last.rewritten
@@ -346,14 +346,13 @@ def repair_on_ray(
 
 def _absolute(sources: str | Path | Iterable[str | Path] | None) -> list[str]:
     """Sources as every node finds them: URLs, and absolute paths and patterns."""
-    if isinstance(sources, str | Path):
-        sources = [sources]
     patterns = []
-    for source in items_of(sources):
+    for source in map(str, patterns_of("sources", items_of(sources))):
         if is_url(source):
-            patterns.append(str(source))
-        else:
-            patterns.append(os.path.abspath(source))  # noqa: PTH100 - a Path drops a closing slash
+            patterns.append(source)
+        else:  # a Path would drop a closing slash
+            source = os.path.expanduser(source)  # noqa: PTH111
+            patterns.append(os.path.abspath(source))  # noqa: PTH100
     return patterns
 
 

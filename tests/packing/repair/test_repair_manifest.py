@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from edited_packs import FIRST, SECOND, flip
 from format_files import manifest_of
+from on_ray import on_ray
 from small_tars import contents, pack_small
 
 import sa1bpack
-from sa1bpack import FormatError
+from sa1bpack import FormatError, OptionError
 
 
 def test_a_flipped_bit_in_any_file_of_the_pack_itself_is_repaired_from_shards(root, tars, expected):
@@ -41,6 +42,20 @@ def test_a_manifest_lost_with_the_tars_leaves_a_pack_to_complete(root, tars, exp
     assert len(sa1bpack.open(root)) == 20
     assert pack_small(tars, root).new_images == 0
     assert contents(root) == expected
+
+
+def test_a_lost_manifest_is_rewritten_here_where_a_cluster_is_asked_for(
+    root, tars, expected, monkeypatch
+):
+    """No task can: so no cluster is needed. The home folder is that of this process."""
+    monkeypatch.setenv("HOME", str(tars[0].parent))
+    monkeypatch.chdir(root)
+    (root / "manifest.json").unlink()
+    result = on_ray("repair")(root, "~/sa_*.tar", workers=1, progress=False)
+    assert result.ok and contents(root) == expected
+    (root / "manifest.json").unlink()
+    with pytest.raises(OptionError, match="sources has 5: give paths and patterns"):
+        on_ray("repair")(root, 5, progress=False)
 
 
 def test_a_manifest_lost_with_a_shard_is_restored_by_a_repair_with_its_tar(root, tars, expected):
