@@ -168,9 +168,9 @@ class Sample(_Arrays):
 
     def _with_values(self, values: dict[str, Any]) -> Self:
         """A sample with other values and the same attributes."""
-        made = type(self)(values)
-        vars(made).update(vars(self))
-        return made
+        sample = type(self)(values)
+        vars(sample).update(vars(self))
+        return sample
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.stored(),), vars(self) or None

@@ -280,9 +280,9 @@ def pack_url(name: str, text: str) -> str:
     """
     if not text.lower().startswith("file://"):
         url = folder_url(name, text)
-        scheme, _, place = url.partition("://")
+        scheme, _, address = url.partition("://")
         if scheme in WEB_SCHEMES:
-            host, slash, path = place.partition("/")
+            host, slash, path = address.partition("/")
             return f"{scheme}://{host}{slash}{quote(unquote(path), safe=_UNQUOTED)}"
         return url
     folder = Path(unquote(text.partition("://")[2]))

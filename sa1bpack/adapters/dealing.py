@@ -130,7 +130,8 @@ class DealtBatches:
         self._collate.set_epoch(batches.epoch)
         # Rank 0 may read the parts of all ranks (`dispatch_batches`). Without a batch size, an end
         # is completed with whole parts of any rank.
-        rank, ranks = batches.rules.rank, batches.rules.world_size
+        rank = batches.rules.rank
+        ranks = batches.rules.world_size
         is_checked = rank > 0 and self.batch_size is not None
         number = 0
         for k in range(len(batches)):

@@ -329,9 +329,9 @@ def repair_on_ray(
     repaired, died = run_parts(address, repair, names, call, needs, progress)
     result = _joined_repairs(root, [repaired[name] for name in names if name in repaired])
     if result.left:  # repaired here, or named again
-        here = {"quick": True, "workers": workers, "progress": progress, **where}
-        here["shards"] = [name for name in result.left if name != OWN_FILES]
-        last = once_unlocked(lambda: repair(root, patterns, **here))
+        options: dict[str, Any] = {"quick": True, "workers": workers, "progress": progress, **where}
+        options["shards"] = [name for name in result.left if name != OWN_FILES]
+        last = once_unlocked(lambda: repair(root, patterns, **options))
         result.repaired += last.repaired
         result.notes += last.notes
         result.rewritten = last.rewritten

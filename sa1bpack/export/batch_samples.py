@@ -196,8 +196,9 @@ class _Canvas:
         covered = sides
         if "sample_class" in batch and "input_sizes" not in batch:
             side = max(sides)
-            if found := re.match(r"\w+ (\d+) ", _spec(batch)):
-                side = int(found[1])
+            stored_side = re.match(r"\w+ (\d+) ", _spec(batch))
+            if stored_side is not None:
+                side = int(stored_side[1])
             covered = side, side
         return cls(_pixels(batch, image, content), *content, sides, covered)
 

@@ -283,20 +283,13 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
         pairs = pairs_of(entry.source, entry.part)
         check.again(partial(_check_shard, check, entry, manifest, quick, pairs))
         check.files.release(entry.name)
-    agreeing = index
-    if index is not None:
-        damaged = {problem.shard for problem in check.problems}
-        sound = {shard.name for shard in shards} - damaged
-        before = len(check.problems)
-        with check.collecting():
-            check_against_shards(root, manifest, index, sound)
-            if scope.own_files:
-                check_whole_index(root, manifest, index, named=not damaged)
-        if len(check.problems) > before:
-            agreeing = None  # which mask is of which sample is not known, so features name none
+    names = {shard.name for shard in shards}
+    agreeing = None  # if it does not, which mask is of which sample is not known
+    if index is not None and _index_agrees(check, manifest, index, names, scope):
+        agreeing = index
     _check_features(check, features, manifest, agreeing, scope)
     with check.collecting():
-        _check_kept(check, manifest, agreeing, scope, {shard.name for shard in shards})
+        _check_kept(check, manifest, agreeing, scope, names)
     if scope.own_files:
         check.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index)]
     counts = {
@@ -308,6 +301,19 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
     if features:
         counts["features"] = len(features)
     return check.report(counts, manifest.complete)
+
+
+def _index_agrees(
+    check: Check, manifest: Manifest, index: Index, names: set[str], scope: Scope
+) -> bool:
+    """Check the index against those of the named shards that are sound. True if it agrees."""
+    damaged = {problem.shard for problem in check.problems}
+    before = len(check.problems)
+    with check.collecting():
+        check_against_shards(check.files.root, manifest, index, names - damaged)
+        if scope.own_files:
+            check_whole_index(check.files.root, manifest, index, named=not damaged)
+    return len(check.problems) == before
 
 
 def _shards_of_scope(shards: Sequence[ShardEntry], scope: Scope) -> list[ShardEntry]:

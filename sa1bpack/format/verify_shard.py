@@ -347,7 +347,8 @@ def _runs_fault(ends: np.ndarray, offset: np.ndarray, pixels: int) -> str | None
         pixels: pixels of the source image.
     """
     edges = offset - offset[0]
-    first, stop = edges[:-1], edges[1:]
+    first = edges[:-1]
+    stop = edges[1:]
     empty = first == stop
     if empty.any():
         return f"mask {int(empty.argmax())} has no run ends"

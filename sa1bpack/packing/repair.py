@@ -414,8 +414,8 @@ class _Repair:
 
     def note_unchecked_features(self) -> None:
         """Say which features are not checked: no tar has what `derive` and `attach` made."""
-        kept = {key.name for key in self._damage.options.kept_keys}
-        unchecked = [path.name for path in side_folders(self._root) if path.name not in kept]
+        kept_keys = {key.name for key in self._damage.options.kept_keys}
+        unchecked = [path.name for path in side_folders(self._root) if path.name not in kept_keys]
         if unchecked:
             self._note(
                 f"features that are not checked, as no tar has their rows: {', '.join(unchecked)}; "

@@ -150,8 +150,8 @@ _living = Living[KeptRanges]()
 
 
 def _after_fork() -> None:
-    for kept in list(_living):
-        kept.begin()
+    for ranges in list(_living):
+        ranges.begin()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -471,9 +471,9 @@ def split_folder(folder: Path, all_images: bool = False) -> tuple[list[FolderFil
         all_jpegs = all_jpegs and not is_other_image(name)
     passed_over: list[str] = []
     if not all_images and not all_jpegs:
-        kept = _without_other_files(files)
-        passed_over = sorted({file.name for file in files} - {file.name for file in kept})
-        files = kept
+        jpegs = _without_other_files(files)
+        passed_over = sorted({file.name for file in files} - {file.name for file in jpegs})
+        files = jpegs
     files.sort()
     return files, passed_over
 
