@@ -288,8 +288,8 @@ def export_sa1b(
     path = folder_to_write("output", output, "name a new folder, or one of an earlier export")
     result = ExportResult(path, complete=ds.manifest.complete)
     _check_names(ds)
-    path.mkdir(parents=True, exist_ok=True)  # also where no image is chosen
     with reporting_steps(progress, "image", len(ds)) as step:
+        path.mkdir(parents=True, exist_ok=True)  # also where no image is chosen
         for exported in _by_shard(ds):
             shard = exported.shard
             _check_files(shard)
