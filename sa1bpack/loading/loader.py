@@ -55,8 +55,11 @@ MOST_THREADS = 12
 # Past the page cache, threads mostly wait: this many keep a disk busy, however few cores there are.
 DIRECT_THREADS = 4
 
-# Batches that are ready or in progress while one is used.
+# Batches that are ready or in progress while one is used. More of few samples: a thread that the
+# system suspends for some milliseconds holds up as many of them as are read meanwhile.
 PREFETCH = 2
+SMALL_PREFETCH = 4
+SMALL_SAMPLES = 16
 
 # The workspace that cuBLAS takes for the products of relations: this on an H100, 8 MiB on others.
 CUBLAS_BYTES = 32 << 20
@@ -174,11 +177,12 @@ class Loader(BaseLoader, Threaded):
 
     def _usual_prefetch(self) -> int:
         """The batches to read ahead if nobody chose a number."""
+        samples = self.batches.most_samples
         if not self._mode.direct:
-            return PREFETCH
+            return SMALL_PREFETCH if samples <= SMALL_SAMPLES else PREFETCH
         # Also while one is ready and waits until it is taken: a disk is faster the more is asked
         # for at once, and smaller parts wait more often.
-        together = max(1, self.batches.most_samples // OPEN_SAMPLES)
+        together = max(1, samples // OPEN_SAMPLES)
         return max(PREFETCH, -(-self._threads // together))
 
     @property

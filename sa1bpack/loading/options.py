@@ -333,7 +333,8 @@ class LoaderOptions(ReadingOptions):
         "batches that are ready or in progress while one is used",
         low=1,
         high=MAX_PREFETCH,
-        none="2; past the page cache as many as let each thread read eight samples at once",
+        none="2, or 4 of at most 16 samples; past the page cache as many as let each thread read "
+        "eight samples at once",
     )
     pipeline: Callable[[Any], Any] | None = option(
         None,

@@ -218,6 +218,8 @@ def test_past_the_page_cache_batches_ahead_are_as_many_as_let_each_thread_read_e
     with Loader(ds, batch, io="direct", threads=threads) as loader:
         assert loader.plan().batches == ahead + 2
     with Loader(ds, batch, io="cached", threads=threads) as loader:
+        assert loader.plan().batches == 6
+    with Loader(ds[17 * [0]], 17, io="cached", threads=threads) as loader:  # larger batches
         assert loader.plan().batches == 4
     with Loader(ds, batch, io="direct", threads=threads, prefetch=1) as loader:
         assert loader.plan().batches == 3

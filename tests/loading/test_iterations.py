@@ -118,7 +118,7 @@ def test_missing_memory_for_more_runs_than_planned_is_the_same_error(
     ds = sa1bpack.open(tmp_path / "packed", mask_format="runs")
     with Loader(ds, 1, max_masks=1) as loader:  # the largest, which has more runs than most
         refuse_memory(monkeypatch, loader.plan().batch_bytes)
-        with pytest.raises(LoaderError, match=r"no memory for 4 batches .*lower batch_size"):
+        with pytest.raises(LoaderError, match=r"no memory for 6 batches .*lower batch_size"):
             list(loader)
 
 

@@ -142,7 +142,7 @@ def test_taking_a_batch_asks_the_device_for_nothing(damaged, cuda, monkeypatch):
 @pytest.mark.parametrize(
     ("of", "batches_that_fit", "named"),
     [
-        ("pins", 2, "no memory for 4 batches at once.*lower batch_size"),
+        ("pins", 2, "no memory for 6 batches at once.*lower batch_size"),
         ("memory", 0, "cuda:1 has no memory for a batch of .*lower batch_size.*Tried to"),
     ],
 )
