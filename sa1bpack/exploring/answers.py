@@ -320,8 +320,9 @@ class Answers:
     def save(self, path: Path, positions: Sequence[int] | Filter) -> dict[str, Any]:
         """Save the samples at some positions, or those that meet a filter, as a selection.
 
-        Raises OptionError for positions that there are not, or none; NotReady while samples
-        that meet the filter are still being found; and as `Dataset.save_selection` does.
+        Raises OptionError for positions that there are not, or none, and if the search ended before
+        all shards were looked through; NotReady while samples that meet the filter are still being
+        found; and as `Dataset.save_selection` does.
         """
         if isinstance(positions, Filter):
             view = self.views.get(positions)
@@ -332,6 +333,11 @@ class Answers:
                 raise NotReady(
                     f"{view.scanned:,} of {view.parts:,} shards are looked through so far: save "
                     "when all are"
+                )
+            if view.scanned < view.parts:
+                raise OptionError(
+                    f"the search ended after {view.scanned:,} of {view.parts:,} shards, so the "
+                    f"selection would lack images: {view.notes[-1]}"
                 )
             chosen = view.all_positions()
         else:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -348,6 +349,21 @@ def test_a_search_that_fails_is_an_error_and_not_an_empty_view(
     assert answer.status == 500 and "no room for a column" in answer.record["error"]
     saved = client.save({"name": "a.sel", "filter": query})
     assert saved.status == 500 and "no room for a column" in json.loads(saved.body)["error"]
+    assert list((tmp_path / "saved").iterdir()) == []
+
+
+def test_what_a_search_found_that_ended_early_is_not_saved(served, pack, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise sa1bpack.errors.StoreError("the store has gone away")
+
+    client = served(pack)
+    monkeypatch.setattr("sa1bpack.dataset.select.Columns.__getitem__", fail)
+    query = {"where": "max(area) > 0"}
+    answer = client.get("/api/rows?start=0&stop=9&where=max(area)%20%3E%200")
+    assert answer.status == 200 and "the store has gone away" in answer.record["notes"][0]
+    saved = client.save({"name": "a.sel", "filter": query})
+    assert saved.status == 400
+    assert re.search("ended after 0 of .* gone away", json.loads(saved.body)["error"])
     assert list((tmp_path / "saved").iterdir()) == []
 
 
