@@ -1,5 +1,6 @@
 """Paths: those that users give, or lists and glob patterns of them; and their names in errors."""
 
+import errno
 import glob
 import os
 import re
@@ -68,14 +69,23 @@ def paths_of(name: str, value: Any, instead: str | None = None) -> list[Path]:
         raise OptionError(f"{name} is an empty list: name at least one")
     seen: dict[Path, Path] = {}
     for path in paths:
-        try:
-            resolved = path.resolve()
-        except (OSError, RuntimeError) as error:  # before Python 3.13 a RuntimeError
-            raise OptionError(f"{name} is {str(path)!r}: {error}") from None
-        first = seen.setdefault(resolved, path)
+        _refuse_loop(name, path)
+        first = seen.setdefault(path.resolve(), path)
         if first is not path:
             raise OptionError(f"{name} has the same folder twice: {first} and {path}")
     return paths
+
+
+def _refuse_loop(name: str, path: Path) -> None:
+    """Raise OptionError for symbolic links that lead to one another.
+
+    Of these `Path.resolve` raises a RuntimeError before Python 3.13, and nothing since.
+    """
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OptionError(f"{name} is {str(path)!r}: {error.strerror}") from None
 
 
 def patterns_of(name: str, value: Any) -> list[str | Path]:
