@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as lightning
 import torch
+from frameworks import share_torchvision
 
 import sa1bpack
 from sa1bpack.adapters import lightning_places
@@ -135,7 +136,8 @@ class Written(Recorder):
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["DataModule", "Loader"])
-def test_processes_that_lightning_spawns_take_their_parts(photos, tmp_path, own):
+def test_processes_that_lightning_spawns_take_their_parts(photos, tmp_path, monkeypatch, own):
+    share_torchvision(monkeypatch, tmp_path)
     trainer = trainer_of(strategy="ddp_spawn", devices=2, max_epochs=2)
     options = {"shuffle": True, "seed": 1}
     ds, _ = sa1bpack.open(photos.root).split(val_fraction=0.15, seed=2)

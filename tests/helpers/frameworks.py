@@ -3,7 +3,9 @@
 import functools
 import importlib
 import importlib.util
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +39,16 @@ def has_torchvision() -> bool:
             torch.library.define(f"torchvision::{name}", _NMS)
         importlib.import_module("torchvision")
     return True
+
+
+def share_torchvision(monkeypatch, folder: Path) -> None:
+    """Have Python processes that are started from now on import torchvision as this one does.
+
+    They find the file that says so in an empty folder.
+    """
+    (folder / "sitecustomize.py").write_text("import frameworks\nframeworks.has_torchvision()\n")
+    search = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, search)))
 
 
 def need_torchvision() -> None:
