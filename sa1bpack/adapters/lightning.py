@@ -346,9 +346,8 @@ class DataModule(LightningDataModule):
             )
         self._first_epoch = whole_number("the state's first_epoch", state["first_epoch"], -MAX_WORD)
         self._loaded = state["train"]
-        if (
-            self._loaded is None
-        ):  # of before the first batch, to which a finder of Lightning returns
+        # A finder of Lightning returns to the state of before the first batch.
+        if self._loaded is None:
             self._close("train")
         if "train" in self._loaders:
             self._loaders["train"].driver.first_epoch = self._first_epoch
