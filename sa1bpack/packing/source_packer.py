@@ -34,7 +34,7 @@ from sa1bpack.packing.records import EmptyShard, PublishedShard, SourceRead
 from sa1bpack.packing.sample import versions_in_force
 from sa1bpack.packing.workers import Workers
 from sa1bpack.progress import report
-from sa1bpack.source.find import Source
+from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.inflate import remedy
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.source.records.images import PairOptions
@@ -417,7 +417,7 @@ class SourcePacker:
         self._source_read = SourceRead(
             name=self.source.name,
             kind=self.source.kind,
-            nbytes=self.source.nbytes,
+            nbytes=self._size_as_read(reader),
             xxh128=reader.xxh128,
             md5=reader.md5,
             md5_checked=expected_md5 is not None,
@@ -427,6 +427,26 @@ class SourcePacker:
             unpaired=unpaired,
             records=records_described(str(self._ledger.options.records), reader),
         )
+
+    def _size_as_read(self, reader: PairReader) -> int:
+        """The size of the source, which was read to its end.
+
+        A file may have grown since the run began, as one that is being downloaded. Of a folder
+        nobody knows whether what was written meanwhile was read.
+
+        Raises SourceError if the files of a folder have another size than they had then.
+        """
+        source = self.source
+        if source.kind != "folder":
+            return reader.bytes_read
+        nbytes = open_source(source.local_path).nbytes
+        if nbytes != source.nbytes:
+            raise SourceError(
+                f"{source.path}: its images and JSON files have {nbytes:,} bytes, and had "
+                f"{source.nbytes:,} when the run began; wait until nothing writes to the folder "
+                "any more, and repeat the command"
+            )
+        return nbytes
 
     def _other_pairs(self, numbers: Sequence[int]) -> SourceError:
         """The error for published shards that were packed from other pairs than the source has."""

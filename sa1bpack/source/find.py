@@ -11,6 +11,7 @@ Subfolders are searched. Links to files are followed, because Hugging Face cache
 consist of them; links to folders are not.
 """
 
+import errno
 import glob
 import os
 import re
@@ -62,6 +63,9 @@ AT_ONCE = 16  # URLs that are asked
 MAX_LIST_BYTES = 64 << 20  # of a list; that of SA-1B's links has 0.5 MB
 
 _LOOKED_AT = 100  # files of a folder that has neither tars nor images
+
+# What the system answers for a link that leads to no file.
+_OF_DANGLING_LINKS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 _NUMBERED = re.compile(r"(.*?)(\d+)$", re.ASCII)
 # "<32 hex digits> <space or *><name>"; md5sum marks escaped names with a leading backslash.
@@ -415,11 +419,18 @@ class FolderFile(NamedTuple):
     half: Half
 
     def size(self) -> int | None:
-        """Its size now, in bytes; None if it is no regular file."""
-        with suppress(OSError):  # a dangling link is reported as a member that is not a file
+        """Its size now, in bytes; None if it is no regular file.
+
+        Raises SourceError if the disk does not say.
+        """
+        try:
             status = os.stat(self.path)  # noqa: PTH116 - avoids an object per file
-            if stat.S_ISREG(status.st_mode):  # opening a pipe would hang
-                return status.st_size
+        except OSError as error:
+            if error.errno in _OF_DANGLING_LINKS and os.path.islink(self.path):  # noqa: PTH114
+                return None
+            raise SourceError(f"{self.path}: cannot be read: {error.strerror}") from error
+        if stat.S_ISREG(status.st_mode):  # opening a pipe would hang
+            return status.st_size
         return None
 
     def member(self, size: int | None) -> Member:

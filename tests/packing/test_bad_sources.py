@@ -1,5 +1,6 @@
 """Tars that end early, are damaged, or change between two runs."""
 
+import errno
 import hashlib
 import os
 import random
@@ -19,6 +20,84 @@ from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 
 def shards(root) -> list[str]:
     return sorted(path.name for path in root.glob("shards/sa_*"))
+
+
+def changed_during_a_run(change, root, sources):
+    """The result of a run that has `change` called while it reads the first of its sources."""
+    calls = []
+
+    def advance(done, total):
+        if not calls:
+            calls.append(done)
+            change()
+
+    result = pack_small(sources, root, progress=advance)
+    assert calls
+    return result
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_tar_that_is_downloaded_to_its_end_during_a_run_is_packed_as_it_is_then(
+    tmp_path, root, compress
+):
+    first = write_tar(tmp_path / "sa_1.tar", members(range(8)))
+    tar = write_tar(tmp_path / "sa_2.tar", members(range(10, 18)), compress=compress)
+    pack_small([first, tar], tmp_path / "whole")
+    data = tar.read_bytes()
+    tar.write_bytes(data[: len(data) // 2])
+    result = changed_during_a_run(lambda: tar.write_bytes(data), root, [first, tar])
+    assert result.complete
+    assert contents(root) == contents(tmp_path / "whole")
+    assert pack_small([first, tar], root).new_images == 0  # it is known again
+    shutil.rmtree(root / "shards" / "sa_2-001")
+    assert sa1bpack.repair(root, [first, tar], workers=1).repaired == ["sa_2-001"]
+
+
+@pytest.mark.parametrize("added_to", ["the folder that is read", "a later one"])
+def test_a_folder_to_which_files_are_added_during_a_run_is_given_up_until_it_is_whole(
+    tmp_path, root, added_to
+):
+    folders = [tmp_path / "sa_1", tmp_path / "sa_2"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        numbers = range(100 * number, 100 * number + 40)  # more than is read ahead
+        for name, data in members(numbers).items():
+            (folder / name).write_bytes(data)
+    changed = folders[added_to == "a later one"]
+
+    def add_pair():
+        for name, data in members([999]).items():
+            (changed / name).write_bytes(data)
+
+    result = changed_during_a_run(add_pair, root, folders)
+    assert list(result.failed) == [changed.name]
+    assert "wait until nothing writes to the folder" in str(result.failed[changed.name])
+    assert pack_small(folders, root).complete
+    pack_small(folders, tmp_path / "at_once")
+    assert contents(root) == contents(tmp_path / "at_once")
+
+
+@pytest.mark.parametrize("answer", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOENT])
+def test_a_file_of_a_folder_that_the_disk_does_not_show_is_no_reject(
+    tmp_path, root, monkeypatch, answer
+):
+    """It was taken for a pipe or the like: an image was lost, and the pack called complete."""
+    folder = tmp_path / "sa_1"
+    folder.mkdir()
+    for name, data in members(range(3)).items():
+        (folder / name).write_bytes(data)
+    stat = os.stat
+
+    def refused(path, *arguments, **named):
+        if str(path) == f"{folder}/sa_2.jpg":
+            raise OSError(answer, os.strerror(answer), path)
+        return stat(path, *arguments, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(SourceError) as caught:
+        patch.setattr(os, "stat", refused)
+        pack_small(folder, root)
+    assert str(caught.value) == f"{folder}/sa_2.jpg: cannot be read: {os.strerror(answer)}"
+    assert pack_small(folder, root).images == 3
 
 
 @pytest.mark.parametrize("workers", [1, 2])
