@@ -24,7 +24,7 @@ from decode import BICUBIC, Photo, milliseconds, pil_full, psnr, read_photos
 from PIL import Image, ImageDraw
 
 import sa1bpack
-from sa1bpack.dataset.sample import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
+from sa1bpack.dataset.sample_spec import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.format.layout import image_planes
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.loading.batch.put import put_image

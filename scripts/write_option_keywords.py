@@ -8,7 +8,7 @@ A test compares the file with the fields, see sa1bpack/options.py.
 import re
 from pathlib import Path
 
-from sa1bpack.dataset.sample import SampleOptions
+from sa1bpack.dataset.sample_spec import SampleOptions
 from sa1bpack.deriving.options import AttachOptions, DeriveOptions
 from sa1bpack.export.look import Look
 from sa1bpack.loading.options import LoaderOptions, ReadingOptions

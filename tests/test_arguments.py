@@ -11,7 +11,7 @@ from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
 from sa1bpack import OptionError
-from sa1bpack.dataset.sample import SampleOptions
+from sa1bpack.dataset.sample_spec import SampleOptions
 from sa1bpack.errors import (
     MAX_MESSAGE,
     FormatError,

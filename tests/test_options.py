@@ -158,4 +158,10 @@ def test_the_main_help_loads_neither_numpy_nor_a_command():
     )
     loaded = python("-c", code).splitlines()[-1].split()
     assert "sa1bpack.cli.arguments" in loaded
-    assert not {"numpy", "sa1bpack.cli.packs", "sa1bpack.options", "torch"} & {*loaded}
+    assert not {
+        "numpy",
+        "sa1bpack.cli.checking",
+        "sa1bpack.cli.packs",
+        "sa1bpack.options",
+        "torch",
+    } & {*loaded}

@@ -16,14 +16,8 @@ from sa1bpack.adapters.collate_rows import (
 )
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.chosen import ChosenFields
-from sa1bpack.dataset.fields import (
-    MASK_FIELDS,
-    SAMPLE_FIELDS,
-    FeatureKeys,
-    Field,
-    check_added_keys,
-)
-from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, ImageSpec, SampleSpec
+from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, FeatureKeys, Field, check_added_keys
+from sa1bpack.dataset.sample_spec import RGB_ON_CANVAS, YUV_ON_CANVAS, ImageSpec, SampleSpec
 from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import half

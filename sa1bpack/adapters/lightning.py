@@ -18,7 +18,7 @@ from sa1bpack.adapters import is_dataset, opened
 from sa1bpack.adapters.lightning_places import count_as_cut, first_epoch_of, unused_batches
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.sample import SampleOptions
+from sa1bpack.dataset.sample_spec import SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.loader import Loader

@@ -8,7 +8,7 @@ import torch
 from torchvision import tv_tensors
 
 from sa1bpack.arguments import choice
-from sa1bpack.dataset.sample import COORDINATES
+from sa1bpack.dataset.sample_spec import COORDINATES
 from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
 from sa1bpack.transforms.masks.cells import unpack_bits

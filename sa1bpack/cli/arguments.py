@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "pack": ("packs", "decode tars into shards"),
     "finalize": ("packs", "make one pack of what the parts of a job have packed"),
-    "verify": ("packs", "check a pack against its checksums"),
-    "repair": ("packs", "rebuild what is damaged in a pack from its tars"),
+    "verify": ("checking", "check a pack against its checksums"),
+    "repair": ("checking", "rebuild what is damaged in a pack from its tars"),
     "merge": ("packs", "merge packs into one, by links where possible"),
     "export": ("selecting", "write the annotations of a pack as SA-1B JSON or COCO JSON"),
     "subset": ("selecting", "select samples of a pack, and save their ids in a small file"),

@@ -224,7 +224,7 @@ def report(
     Exit code 1 means that damage was found; the page is written all the same, and
     names it.
     """
-    from sa1bpack.cli.packs import advice
+    from sa1bpack.cli.checking import advice
 
     result = sa1bpack.report(packs, output, verify=verify, samples=samples, seed=seed)
     problems = result.verification.problems

@@ -24,26 +24,14 @@ from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import (
-    PackOptions,
-    PackRequest,
-    RequestedOptions,
-    RunOptions,
-    check_request,
-)
+from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.packing.progress import Progress, unknown_keys_text
 from sa1bpack.packing.publishers import part_publisher
 from sa1bpack.packing.records import PackJob
 from sa1bpack.packing.repair import RepairResult, repair
 from sa1bpack.packing.repair_plan import OWN_FILES
-from sa1bpack.packing.run import (
-    FinalizeResult,
-    PackResult,
-    Totals,
-    finalize,
-    pack_result,
-    run_work,
-)
+from sa1bpack.packing.requested_options import PackRequest, RequestedOptions, check_request
+from sa1bpack.packing.run import FinalizeResult, PackResult, Totals, finalize, pack_result, run_work
 from sa1bpack.packing.source_probe import requested_options
 from sa1bpack.packing.work import Work, find_work, list_sources
 from sa1bpack.paths import local_path, patterns_of

@@ -23,7 +23,7 @@ from sa1bpack.mask_numbers import ABSENT_NUMBERS
 from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
-    from sa1bpack.dataset.select import Columns
+    from sa1bpack.dataset.columns import Columns
 
 Getter = Callable[["Columns"], np.ndarray]
 Table = Mapping[Operand, Getter]

@@ -14,16 +14,18 @@ import numpy as np
 from sa1bpack.arguments import number
 from sa1bpack.dataset import select
 from sa1bpack.dataset.chosen import ChosenFields
+from sa1bpack.dataset.columns import Columns
 from sa1bpack.dataset.features import find_features
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter
 from sa1bpack.dataset.layouts import pack_sampling
 from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.metadata import Metadata
-from sa1bpack.dataset.pack import Pack, open_folders
+from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.rows import IdLookup, Rows, row_array, rows_at, shard_bounds, take
-from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
+from sa1bpack.dataset.sample import read_sample
 from sa1bpack.dataset.sample_info import SampleInfo
-from sa1bpack.dataset.select import Columns
+from sa1bpack.dataset.sample_spec import SampleOptions, SampleSpec
 from sa1bpack.dataset.shards import ComingSample, Location, OpenShard
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, UnknownName

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sa1bpack.dataset.rows import Rows, as_position
-from sa1bpack.dataset.sample import SampleOptions
+from sa1bpack.dataset.sample_spec import SampleOptions
 from sa1bpack.errors import ReadError
 from sa1bpack.indices import BatchIndices, loading, occurrences_of
 

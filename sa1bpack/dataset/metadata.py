@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.dataset import select
+from sa1bpack.dataset.columns import Columns, check_column, empty_column, reduced_type
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, shard_bounds
-from sa1bpack.dataset.sample import SampleOptions
-from sa1bpack.dataset.select import Columns
+from sa1bpack.dataset.sample_spec import SampleOptions
 from sa1bpack.errors import FormatError
 from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.wording import counted
@@ -54,12 +53,12 @@ class Metadata:
         """One value per sample: (n, ...)."""
         if name == "mask_count" and reduce is None:
             return self._mask_counts(missing)
-        select.check_column(name, "sample" if reduce is None else "mask", self.pack)
+        check_column(name, "sample" if reduce is None else "mask", self.pack)
         if name == "image_id":
             return self.pack.image_ids(self._rows)
-        out = select.empty_column(self.pack, name, len(self))
+        out = empty_column(self.pack, name, len(self))
         if reduce is not None:
-            out = out.astype(select.reduced_type(out.dtype, reduce), copy=False)
+            out = out.astype(reduced_type(out.dtype, reduce), copy=False)
         for positions in self._positions_by_shard():
             with self._filling(out, positions, missing, name):
                 columns = self._columns_of(positions)
@@ -102,9 +101,9 @@ class Metadata:
 
     def mask_column(self, name: str) -> np.ndarray:
         """One value per mask: (T, ...)."""
-        select.check_column(name, "mask", self.pack)
+        check_column(name, "mask", self.pack)
         offsets = self.mask_offsets
-        out = select.empty_column(self.pack, name, int(offsets[-1]))
+        out = empty_column(self.pack, name, int(offsets[-1]))
         for columns in self.columns():
             rows = expanded(offsets[:-1][columns.positions], columns["mask_offset"])
             out[rows] = columns[name]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Unpack
 from sa1bpack.arguments import bytes_of, choice
 from sa1bpack.dataset.dataset import OTHER_NAMES, Dataset
 from sa1bpack.dataset.layouts import check_layouts
-from sa1bpack.dataset.pack import DUPLICATES, Pack, open_folders
+from sa1bpack.dataset.pack import DUPLICATES, Pack
+from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.places import Fetching, origins_of
-from sa1bpack.dataset.sample import SampleOptions
+from sa1bpack.dataset.sample_spec import SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import completeness_of, folder_to_write
 from sa1bpack.format.selection import is_selection, packs_of

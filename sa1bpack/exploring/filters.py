@@ -11,10 +11,10 @@ from math import inf
 
 import numpy as np
 
+from sa1bpack.dataset.columns import Columns
 from sa1bpack.dataset.condition_values import checked_condition, fulfilled, values_of_samples
 from sa1bpack.dataset.conditions import Condition, Operand
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.select import Columns
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import brief
 

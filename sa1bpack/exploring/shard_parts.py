@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from sa1bpack.dataset.columns import Columns
 from sa1bpack.dataset.condition_values import values_of_samples
 from sa1bpack.dataset.conditions import Condition
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.select import Columns
 
 
 class ShardParts:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.dataset.columns import Columns
 from sa1bpack.dataset.condition_values import fulfilled
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.select import Columns
 from sa1bpack.errors import FormatError, StoreError
 from sa1bpack.exploring.filters import COUNT, Filter, any_mask, ranged_numbers
 from sa1bpack.exploring.shard_parts import ShardParts

@@ -20,7 +20,8 @@ import xxhash
 
 from sa1bpack import __version__, interrupts
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.dataset.pack import Pack, PackFolder
+from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.export.copy_features import (
     CopiedShard,
@@ -40,14 +41,8 @@ from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.merge import FolderCopier, check_apart, common_options
-from sa1bpack.packing.options import RequestedOptions
 from sa1bpack.packing.pack_folder import locked_folder
-from sa1bpack.packing.publishers import (
-    FolderPublisher,
-    folder_publisher,
-    inspect_pack,
-    make_pack,
-)
+from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, inspect_pack, make_pack
 from sa1bpack.packing.records import (
     PublishedShard,
     ShardKey,
@@ -55,6 +50,7 @@ from sa1bpack.packing.records import (
     published_shard,
     read_own_manifest,
 )
+from sa1bpack.packing.requested_options import RequestedOptions
 from sa1bpack.progress import ProgressOption, check_progress, report, reporting_steps
 
 

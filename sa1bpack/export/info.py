@@ -6,7 +6,7 @@ Several packs are summed up as `sa1bpack.open` has them as one dataset.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -19,21 +19,22 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.layouts import check_layouts
-from sa1bpack.dataset.pack import Pack, open_folders
+from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.places import origins_of
 from sa1bpack.errors import FormatError
+from sa1bpack.export.disk_use import DiskUse, attributes_in, attributes_of, checked_record
 from sa1bpack.export.histograms import bin_text, histogram
 from sa1bpack.export.pack_records import PackRecords, pack_records
 from sa1bpack.export.source_counts import (
-    PairAccount,
     SourceAccount,
     SourceCounts,
     counts_of_sources,
     joined_counts,
     table_of_sources,
 )
-from sa1bpack.format.arrays import METADATA_NAME, Count, group_bytes, read_json
-from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, read_checksums
+from sa1bpack.format.arrays import Count, group_bytes
+from sa1bpack.format.files import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.index import find_duplicates
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -45,7 +46,7 @@ from sa1bpack.format.manifest import (
     read_manifest,
 )
 from sa1bpack.format.run_log import CopyRecord, records_in_log
-from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side.manifest import read_side_manifest
 from sa1bpack.format.side.shard import arrays_in
 from sa1bpack.format.side.shards import (
@@ -59,7 +60,7 @@ from sa1bpack.format.side.shards import (
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.options import LAYOUTS
-from sa1bpack.wording import brief, counted, printable, size_text
+from sa1bpack.wording import brief, counted, size_text
 
 _PACK_OPTIONS = "sa1bpack.packing.options"  # loaded when it is asked for: reading has no packer
 _BINS = 10
@@ -85,22 +86,6 @@ class ShownSource(msgspec.Struct):
     records: _ShownRecords = msgspec.field(default_factory=_ShownRecords)
 
 
-class _OwnAttributes(msgspec.Struct):
-    sa1bpack: dict[str, Any]
-
-
-class _Metadata(msgspec.Struct):
-    """The metadata of the group of a shard, as far as it is read."""
-
-    attributes: _OwnAttributes
-
-
-class _Attributes(PairAccount):
-    packed_by: dict[str, str] = msgspec.field(default_factory=dict)
-    unknown_keys: list[str] = msgspec.field(default_factory=list)
-    altered_keys: list[str] = msgspec.field(default_factory=list)
-
-
 def text_of(value: Any) -> str:
     """A recorded value: texts and numbers as they are, lists and objects shortened."""
     if value is None:
@@ -121,108 +106,6 @@ def template(
     environment.filters |= {"counted": counted, "size": size_text, "shown": text_of}
     environment.filters |= filters or {}
     return environment.get_template(name)
-
-
-def _checked(record: Any, schema: Any, where: str) -> Any:
-    """A record as a type. Raises FormatError naming it and the place of the value in it."""
-    try:
-        return msgspec.convert(record, schema)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{where}: {printable(str(error)[:200])}; {REMEDY}") from None
-
-
-def attributes_of(shard: Shard) -> _Attributes:
-    """A shard's record of its making. Raises FormatError for what no packer wrote."""
-    return _checked_attributes(shard.attributes, shard.folder)
-
-
-def _attributes_in(folder: Path) -> _Attributes:
-    """The same, of a folder that has the metadata of a shard alone."""
-    path = folder / METADATA_NAME
-    metadata = _checked(read_json(path), _Metadata, str(path))
-    return _checked_attributes(metadata.attributes.sa1bpack, folder)
-
-
-def _checked_attributes(recorded: dict[str, Any], folder: Path) -> _Attributes:
-    attributes: _Attributes = _checked(recorded, _Attributes, f"{folder}: attributes")
-    return attributes
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiskUse:
-    """The disk use of shards, and their records of their making; those of several add up.
-
-    Attributes:
-        bytes: size of the chunk files, including holes; `disk_bytes` is their size on disk, at a
-            URL the same as `bytes`: objects have no holes.
-        files, folders: number of each; at a URL there are no folders.
-        packed_by: the versions that packed them, one entry per combination.
-        unknown_keys: keys of the JSON records that a pack does not store.
-    """
-
-    bytes: int = 0
-    disk_bytes: int = 0
-    files: int = 0
-    folders: int = 0
-    packed_by: list[dict[str, str]] = field(default_factory=list)
-    unknown_keys: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, shard: Shard) -> "DiskUse":
-        """The disk use and the record of a shard.
-
-        Raises:
-            FormatError: attributes that no packer wrote.
-            OSError: a file cannot be read.
-        """
-        attributes = attributes_of(shard)
-        if shard.reader is not None:
-            return cls.by_records(shard.folder, attributes, shard.entry.bytes)
-        paths = [*shard.folder.rglob("*")]
-        sizes = [path.stat().st_blocks * 512 for path in paths if path.is_file()]
-        versions = []
-        if attributes.packed_by:
-            versions.append(attributes.packed_by)
-        return cls(
-            bytes=shard.entry.bytes,
-            disk_bytes=sum(sizes),
-            files=len(sizes),
-            folders=len(paths) - len(sizes),
-            packed_by=versions,
-            unknown_keys=attributes.unknown_keys,
-        )
-
-    @classmethod
-    def by_records(cls, folder: Path, attributes: _Attributes, nbytes: int) -> "DiskUse":
-        """The use of a store by a shard at a URL.
-
-        Args:
-            folder: folder that has the checksum file of the shard.
-            attributes: its record of its making.
-            nbytes: bytes of its chunk files.
-
-        Raises:
-            FormatError: the checksum file is damaged.
-        """
-        versions = []
-        if attributes.packed_by:
-            versions.append(attributes.packed_by)
-        return cls(
-            bytes=nbytes,
-            disk_bytes=nbytes,
-            files=len(read_checksums(folder / CHECKSUMS_NAME)) + 1,
-            packed_by=versions,
-            unknown_keys=attributes.unknown_keys,
-        )
-
-    def __add__(self, other: "DiskUse") -> "DiskUse":
-        sizes = ("bytes", "disk_bytes", "files", "folders")
-        versions = {tuple(sorted(by.items())) for by in (*self.packed_by, *other.packed_by)}
-        return DiskUse(
-            **{name: getattr(self, name) + getattr(other, name) for name in sizes},
-            packed_by=[dict(by) for by in sorted(versions)],
-            unknown_keys=sorted({*self.unknown_keys, *other.unknown_keys}),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,8 +314,8 @@ def read_info(records: Sequence[PackRecords], pack: Pack | None) -> PackInfo:
     sources: list[ShownSource] = []
     for record, of_root in zip(records, manifests, strict=True):
         path = record.folder / MANIFEST_NAME
-        sources += _checked(of_root.sources, list[ShownSource], f"{path}: sources")
-        counts.update(_checked(of_root.counts, dict[str, Count], f"{path}: counts"))
+        sources += checked_record(of_root.sources, list[ShownSource], f"{path}: sources")
+        counts.update(checked_record(of_root.counts, dict[str, Count], f"{path}: counts"))
     return PackInfo(
         roots=tuple(record.name for record in records),
         manifest=msgspec.structs.replace(manifest, counts=dict(sorted(counts.items()))),
@@ -560,11 +443,11 @@ def _of_pack(record: PackRecords) -> PackInfo:
             attributes = attributes_of(shard)
             use += DiskUse.of(shard)
         else:
-            attributes = _attributes_in(folder)
+            attributes = attributes_in(folder)
             use += DiskUse.by_records(folder, attributes, entry.bytes)
         accounts.append((entry, attributes))
     where = f"{root / MANIFEST_NAME}: sources"
-    sources = _checked(held.manifest.sources, list[SourceAccount], where)
+    sources = checked_record(held.manifest.sources, list[SourceAccount], where)
     return replace(
         held,
         **vars(use),

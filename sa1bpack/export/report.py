@@ -27,9 +27,10 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.places import origins_of
 from sa1bpack.errors import FormatError
+from sa1bpack.export.disk_use import DiskUse
 from sa1bpack.export.drawing import drawn, file_of, fitted
 from sa1bpack.export.histograms import bin_text, histogram
-from sa1bpack.export.info import DiskUse, PackInfo, read_info, template
+from sa1bpack.export.info import PackInfo, read_info, template
 from sa1bpack.export.pack_records import PackRecords, pack_records
 from sa1bpack.export.sheet import mask_text, shape_text
 from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from sa1bpack.dataset.sample import ImageSpec
+from sa1bpack.dataset.sample_spec import ImageSpec
 from sa1bpack.dataset.shards import ComingSample, ShardArrays
 from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.format.files import missing

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sa1bpack.dataset.sample import AS_STORED, ImageSpec
+from sa1bpack.dataset.sample_spec import AS_STORED, ImageSpec
 from sa1bpack.dataset.shards import Location, ShardArrays, address_of
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError

@@ -11,8 +11,8 @@ Modules:
         `make_samples`.
     keep, keep_probe: which other keys of records are kept; kept_rows: their values → features.
     workers: the processes that make samples, where there is more than one.
-    source_packer: samples in the order of the tar; its threads: rows → files
-        (`format.shard_writer`), publication.
+    shard_builder: samples in the order of the tar, rows → files (`format.shard_writer`),
+        publication; in a thread for each shard.
     ledger: what the pack holds.
     publishers: shards, manifest and index get their names, in a folder or for a part of a job.
 """

@@ -24,10 +24,11 @@ from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.packing.empty_masks import NONE_EMPTY
 from sa1bpack.packing.kept_rows import bytes_of_rows
-from sa1bpack.packing.options import MASKS, PRESETS, PackOptions, RunOptions, check_request
+from sa1bpack.packing.options import MASKS, PRESETS, PackOptions, RunOptions
 from sa1bpack.packing.pack_folder import existing_parent
 from sa1bpack.packing.progress import Progress, nothing_to_do, unknown_keys_text
 from sa1bpack.packing.publishers import inspect_pack
+from sa1bpack.packing.requested_options import check_request
 from sa1bpack.packing.sample import (
     Buffers,
     Outcome,
@@ -41,7 +42,8 @@ from sa1bpack.packing.source_packer import readers_of
 from sa1bpack.packing.source_probe import requested_options
 from sa1bpack.packing.work import find_work, list_sources
 from sa1bpack.progress import report
-from sa1bpack.source.find import Source, count_images
+from sa1bpack.source.find import Source
+from sa1bpack.source.folder_files import count_images
 from sa1bpack.source.pairs import SPOOL_MEMORY, Pair, Reject, why_no_pairs
 from sa1bpack.source.records.bare import BareReader
 from sa1bpack.source.records.images import PairOptions

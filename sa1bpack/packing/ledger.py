@@ -24,7 +24,7 @@ from sa1bpack.format.manifest import (
     make_manifest,
     shard_folders,
 )
-from sa1bpack.packing.options import PackOptions, RequestedOptions
+from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.records import (
     EmptyShard,
     PublishedShard,
@@ -38,6 +38,7 @@ from sa1bpack.packing.records import (
     read_source_notes,
     source_record,
 )
+from sa1bpack.packing.requested_options import RequestedOptions
 from sa1bpack.source.pairs import why_no_pairs
 from sa1bpack.source.records.table import READERS, SA1B, notes_on_records
 

@@ -39,15 +39,11 @@ from sa1bpack.format.side.manifest import (
 from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, side_folders
 from sa1bpack.keywords import checks_options
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions, RequestedOptions, differences
+from sa1bpack.packing.options import PackOptions, differences
 from sa1bpack.packing.pack_folder import locked_folder
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
-from sa1bpack.packing.records import (
-    ShardKey,
-    is_copied_in_part,
-    published_shard,
-    read_own_manifest,
-)
+from sa1bpack.packing.records import ShardKey, is_copied_in_part, published_shard, read_own_manifest
+from sa1bpack.packing.requested_options import RequestedOptions
 from sa1bpack.paths import check_can_be_folder, local_path, naming, paths_of
 from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.wording import brief

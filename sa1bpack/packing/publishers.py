@@ -32,7 +32,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.side.kept import remove_kept_rows
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions, RequestedOptions
+from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_folder import (
     alone_among_parts,
     check_can_hold_pack,
@@ -50,6 +50,7 @@ from sa1bpack.packing.records import (
     published_shard,
     read_source_note,
 )
+from sa1bpack.packing.requested_options import RequestedOptions
 from sa1bpack.wording import printable
 
 

@@ -18,7 +18,7 @@ import msgspec
 from sa1bpack import interrupts
 from sa1bpack.arguments import ALL, Share, items_of, part_of_job, whole_number
 from sa1bpack.environment import available_cpus
-from sa1bpack.errors import FormatError, OptionError, PackError, SourceError
+from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     file_digest,
@@ -34,18 +34,11 @@ from sa1bpack.format.manifest import (
     without_manifest,
     write_manifest,
 )
-from sa1bpack.format.problems import Check, PackFiles, Problem
+from sa1bpack.format.problems import Problem
 from sa1bpack.format.side.kept import restore_kept_features
 from sa1bpack.format.side.shards import side_folders
-from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.keywords import checks_options
-from sa1bpack.packing.damage import (
-    Damage,
-    Unfinished,
-    diagnose,
-    intention_path,
-    recorded_attributes,
-)
+from sa1bpack.packing.damage import Damage, Unfinished, diagnose, intention_path
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import RunOptions
 from sa1bpack.packing.pack_folder import (
@@ -56,17 +49,12 @@ from sa1bpack.packing.pack_folder import (
     working_folder,
 )
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.publishers import FolderPublisher, ShardSink
-from sa1bpack.packing.records import PublishedShard, SourceRead, read_shard
-from sa1bpack.packing.repair_plan import (
-    OWN_FILES,
-    Leave,
-    Rebuild,
-    plan_repair,
-    whole_repair,
-)
+from sa1bpack.packing.publishers import FolderPublisher
+from sa1bpack.packing.rebuilt import RebuiltShard, WorkingFolder, compare_rebuilt
+from sa1bpack.packing.records import read_shard
+from sa1bpack.packing.repair_plan import OWN_FILES, Leave, Rebuild, plan_repair, whole_repair
 from sa1bpack.packing.run import run_work
-from sa1bpack.packing.sample import versions_text, warm_up
+from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.source_packer import pack_sources
 from sa1bpack.packing.work import find_work
 from sa1bpack.paths import listed, local_path, patterns_of
@@ -302,81 +290,6 @@ def _repair_part(call: _Call, share: Share) -> RepairResult:
         return repair.apply_to_part()
 
 
-class _WorkingFolder(ShardSink):
-    """Takes the shards that are made again in a working folder; nothing is published.
-
-    Attributes:
-        root: folder of the pack.
-        shards_dir: the working folder.
-        ledger: the sound shards of the pack, and those that were made again.
-        finished: names of the sources of which every shard is in the ledger.
-    """
-
-    def __init__(self, root: Path, shards_dir: Path, ledger: Ledger):
-        self.root = root
-        self.shards_dir = shards_dir
-        self.ledger = ledger
-        self.finished: set[str] = set()
-
-    def finish_source(self, read: SourceRead, at_once: bool) -> None:
-        """Enter the record of a source of which every shard is there."""
-        with suppress(PackError):  # only some of its shards are damaged, and were packed again
-            self.ledger.finish_source(read)
-            self.finished.add(read.name)
-
-    def withdraw(self, source: str) -> int:
-        """See `ShardSink`: nothing of a source that cannot be used is in the pack."""
-        return 0
-
-
-@dataclass(frozen=True)
-class _Rebuilt:
-    """A rebuilt shard that can replace the damaged one of its name.
-
-    Attributes:
-        folder: path of the rebuilt shard, in the working folder.
-        same: the shard has the bytes that the pack's checksums demand.
-        note: message for the user, or "".
-    """
-
-    shard: PublishedShard
-    folder: Path
-    same: bool
-    note: str
-
-    @property
-    def name(self) -> str:
-        """Name of the shard."""
-        return self.shard.entry.name
-
-
-def _compare(shard: PublishedShard, folder: Path, damage: Damage) -> _Rebuilt:
-    """Read a rebuilt shard back, and compare it with all that is known of the damaged one.
-
-    Raises FormatError if it cannot replace that.
-    """
-    name = shard.entry.name
-    check = Check(PackFiles(folder.parent))
-    check_shard(check, folder, shard.entry, damage.manifest.layout, quick=False)
-    if check.problems:
-        raise FormatError(f"the rebuilt shard is damaged, too: {check.problems[0].what}")
-    after = shard.attributes
-    before = recorded_attributes(damage.folder(name))
-    if before.get("source") != after["source"] or before.get("part") != after["part"]:
-        before = {}  # damaged, or another shard has its name
-    if before and before["pairs_digest"] != after["pairs_digest"]:
-        raise FormatError("the source holds other images than those it was packed from")
-    digest = file_digest(folder / CHECKSUMS_NAME)
-    expected = damage.digests.get(name)
-    note = ""
-    if expected not in (None, digest):
-        note = f"{name}: rebuilt with other bytes than before"
-        if before and before["packed_by"] != after["packed_by"]:
-            now = versions_text(after["packed_by"])
-            note += f", by {now}; it was packed by {versions_text(before['packed_by'])}"
-    return _Rebuilt(shard, folder, digest == expected, note)
-
-
 class _Repair:
     """The repair of a pack that has been checked.
 
@@ -480,7 +393,7 @@ class _Repair:
 
     # ----------------------------------------------------------------------------- rebuilding
 
-    def _rebuild(self, held: ExitStack) -> list[_Rebuilt]:
+    def _rebuild(self, held: ExitStack) -> list[RebuiltShard]:
         """The replacements of damaged shards, in a working folder, which `held` removes."""
         damage = self._damage
         rebuilds = [action for action in self._plan if isinstance(action, Rebuild)]
@@ -489,7 +402,7 @@ class _Repair:
         numbers = {action.source.name: set(action.shards) for action in rebuilds}
         self._remove_kept_rows(rebuilds)
         shards_dir = held.enter_context(working_folder(self._root, of_part=self._of_part))
-        sink = _WorkingFolder(self._root, shards_dir, self._sound_ledger(numbers))
+        sink = WorkingFolder(self._root, shards_dir, self._sound_ledger(numbers))
         sources = [action.source for action in rebuilds]
         run_options = self._run_options(sources)
         warm_up(damage.options)
@@ -520,8 +433,8 @@ class _Repair:
                     remove_published(folder)
 
     def _compare_all(
-        self, action: Rebuild, sink: _WorkingFolder, error: SourceError | None
-    ) -> list[_Rebuilt]:
+        self, action: Rebuild, sink: WorkingFolder, error: SourceError | None
+    ) -> list[RebuiltShard]:
         """The rebuilt shards of a source that can replace the damaged ones.
 
         Args:
@@ -541,7 +454,7 @@ class _Repair:
             else:
                 shard = sink.ledger.shards[key]
                 try:
-                    rebuilt.append(_compare(shard, sink.shards_dir / name, self._damage))
+                    rebuilt.append(compare_rebuilt(shard, sink.shards_dir / name, self._damage))
                 except FormatError as refusal:
                     self.result.left[name] = str(refusal)
         return rebuilt
@@ -573,7 +486,7 @@ class _Repair:
 
     # ----------------------------------------------------------------------------- publishing
 
-    def _ledger_to_publish(self, rebuilt: list[_Rebuilt]) -> Ledger | None:
+    def _ledger_to_publish(self, rebuilt: list[RebuiltShard]) -> Ledger | None:
         """The ledger by which the pack's own files are rewritten; None if they are not.
 
         They must be if they are damaged, or a shard was rebuilt with other bytes. They cannot be if
@@ -624,14 +537,14 @@ class _Repair:
                 incomplete = msgspec.structs.replace(damage.manifest, says_complete=False)
                 write_manifest(self._root, incomplete)
 
-    def _put_in_place(self, rebuilt: _Rebuilt) -> None:
+    def _put_in_place(self, rebuilt: RebuiltShard) -> None:
         """Give a rebuilt shard the name of the damaged one."""
         put_in_place(rebuilt.folder, self._damage.folder(rebuilt.name))
         self.result.repaired.append(rebuilt.name)
         if rebuilt.note:
             self._note(rebuilt.note)
 
-    def _publish(self, ledger: Ledger, rebuilt: list[_Rebuilt]) -> None:
+    def _publish(self, ledger: Ledger, rebuilt: list[RebuiltShard]) -> None:
         """Rewrite the pack's own files."""
         publisher = FolderPublisher(self._root, ledger, rebuild_index=self._damage.own_files)
         if self._damage.lost:

@@ -15,14 +15,9 @@ from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions, RequestedOptions, RunOptions, check_request
+from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.packing.progress import Progress, log_run, unknown_keys_text
-from sa1bpack.packing.publishers import (
-    FolderPublisher,
-    Publisher,
-    folder_publisher,
-    part_publisher,
-)
+from sa1bpack.packing.publishers import FolderPublisher, Publisher, folder_publisher, part_publisher
 from sa1bpack.packing.records import (
     PackJob,
     SourceNote,
@@ -31,6 +26,7 @@ from sa1bpack.packing.records import (
     read_own_manifest,
     read_source_notes,
 )
+from sa1bpack.packing.requested_options import RequestedOptions, check_request
 from sa1bpack.packing.sample import require_decoder, versions_in_force, versions_text, warm_up
 from sa1bpack.packing.source_packer import pack_sources
 from sa1bpack.packing.source_probe import requested_options

@@ -14,7 +14,7 @@ from sa1bpack.errors import SourceError
 from sa1bpack.mask_numbers import ABSENT_NUMBERS
 from sa1bpack.packing.keep import IMAGE_NAME_KEY, KeepRequest, check_not_stored, stored_keys
 from sa1bpack.packing.keep_probe import KeyProbe
-from sa1bpack.packing.options import PackRequest, RequestedOptions
+from sa1bpack.packing.requested_options import PackRequest, RequestedOptions
 from sa1bpack.packing.work import list_sources
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, look_at

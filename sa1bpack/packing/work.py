@@ -8,8 +8,8 @@ from typing import Any
 from sa1bpack.errors import FormatError, OptionError, OutputRefused, SourceError
 from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackRequest
 from sa1bpack.packing.records import is_copied_in_part
+from sa1bpack.packing.requested_options import PackRequest
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, find_sources, look_at, read_links, read_md5sums
 from sa1bpack.wording import brief

@@ -11,14 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.dataset.sample import (
-    SampleForm,
-    SampleOptions,
-    SampleSpec,
-    convert,
-    delivered,
-    sample_of_rows,
-)
+from sa1bpack.dataset.sample import convert, delivered, sample_of_rows
+from sa1bpack.dataset.sample_spec import SampleForm, SampleOptions, SampleSpec
 from sa1bpack.errors import OptionError, ReadError, SampleError, SourceError
 from sa1bpack.format.offsets import offsets_of
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, select_masks

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
-from sa1bpack.dataset.sample import SampleSpec
+from sa1bpack.dataset.sample_spec import SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.indices import Occurrence, loading
 from sa1bpack.keywords import checks_options, takes_options

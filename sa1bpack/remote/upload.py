@@ -49,9 +49,9 @@ from sa1bpack.format.side.kept import KeptKey, remove_kept_rows
 from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import RequestedOptions
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
 from sa1bpack.packing.records import PublishedShard
+from sa1bpack.packing.requested_options import RequestedOptions
 from sa1bpack.paths import naming
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import fetch_files, is_large

@@ -4,49 +4,28 @@ The file's first bytes decide, never its name: SA-1B's own `.tar` files are gzip
 URLs are asked for size, version and kind with one short request each. Lists name tars at URLs, and
 the md5 sums of tars.
 
-An extracted tar is a folder of `sa_<id>.jpg` and `sa_<id>.json` files, sorted by their number, so
-that the two halves of a pair are adjacent and packing the folder twice produces the same bytes. Its
-images may be in other formats.
-Subfolders are searched. Links to files are followed, because Hugging Face caches, DVC and git-annex
-consist of them; links to folders are not.
+An extracted tar is a folder, whose files `folder_files.py` lists.
 """
 
-import errno
 import glob
 import os
 import re
-import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
 from sa1bpack.parquet_files import import_arrow
 from sa1bpack.paths import looks_like_url, refuse_url, refuse_windows_path
-from sa1bpack.signatures import (
-    EMPTY,
-    TEXT,
-    format_of,
-    name_remedy,
-    part_pattern,
-    tar_to_be_made_of,
-)
+from sa1bpack.signatures import EMPTY, TEXT, format_of, name_remedy, part_pattern, tar_to_be_made_of
+from sa1bpack.source.folder_files import images_below, list_folder
 from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
-from sa1bpack.source.tar import (
-    BLOCK,
-    Half,
-    Member,
-    decode_name,
-    is_other_image,
-    is_plain_name,
-    parse_header,
-    split_name,
-)
+from sa1bpack.source.tar import BLOCK, is_other_image, parse_header
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Address, Patience, Stream, is_url, parse_address, scheme_of
 from sa1bpack.wording import brief, counted
@@ -64,10 +43,6 @@ MAX_LIST_BYTES = 64 << 20  # of a list; that of SA-1B's links has 0.5 MB
 
 _LOOKED_AT = 100  # files of a folder that has neither tars nor images
 
-# What the system answers for a link that leads to no file.
-_OF_DANGLING_LINKS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-
-_NUMBERED = re.compile(r"(.*?)(\d+)$", re.ASCII)
 # "<32 hex digits> <space or *><name>"; md5sum marks escaped names with a leading backslash.
 _MD5_LINE = re.compile(r"([0-9a-fA-F]{32}) [ *](.+)")
 
@@ -258,7 +233,7 @@ def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
                 tars = _tars_in(path) or _parquet_files_in(path)
         files = []
         if tars:  # pictures may lie beside them
-            files = [file for file in _images_below(path) if not is_other_image(file.name)]
+            files = [file for file in images_below(path) if not is_other_image(file.name)]
         if files:
             raise SourceError(
                 f"{path}: has {counted(len(tars), 'tar')}, such as {tars[0].name}, and "
@@ -293,7 +268,7 @@ def _parquet_files_in(folder: Path) -> list[Path]:
     for name in sorted(os.listdir(folder)):  # noqa: PTH208
         if name.lower().endswith(_PARQUET_SUFFIX) and not name.startswith("."):
             names.append(name)
-    if names and _images_below(folder):
+    if names and images_below(folder):
         return []
     return [folder / name for name in names]
 
@@ -396,144 +371,6 @@ def _ask(file: Stream) -> bytes:
 
 
 # ---------------------------------------------------------------------------------------- folders
-
-
-class FolderFile(NamedTuple):
-    """A file of a folder that is named like half of a pair; files are sorted by these fields.
-
-    Attributes:
-        unnumbered, prefix, number: the parts of its name that sort sa_5 before sa_10 in any
-            folders; `unnumbered` is 1 for one without a number, which come last.
-        name: name of the member that it is, the path below the folder, safe to print.
-        problem: why the member cannot be used, in words; empty if it can.
-        path: its path.
-        half: the half of a pair that it is, by its name.
-    """
-
-    unnumbered: int
-    prefix: str
-    number: int
-    name: str
-    problem: str
-    path: str
-    half: Half
-
-    def size(self) -> int | None:
-        """Its size now, in bytes; None if it is no regular file.
-
-        Raises SourceError if the disk does not say.
-        """
-        try:
-            status = os.stat(self.path)  # noqa: PTH116 - avoids an object per file
-        except OSError as error:
-            if error.errno in _OF_DANGLING_LINKS and os.path.islink(self.path):  # noqa: PTH114
-                return None
-            raise SourceError(f"{self.path}: cannot be read: {error.strerror}") from error
-        if stat.S_ISREG(status.st_mode):  # opening a pipe would hang
-            return status.st_size
-        return None
-
-    def member(self, size: int | None) -> Member:
-        """The member that it is, if it has this size."""
-        if size is None:
-            return Member(self.name, 0, "special", self.problem)
-        return Member(self.name, size, "file", self.problem)
-
-
-def list_folder(folder: Path, all_images: bool = False) -> list[FolderFile]:
-    """Every entry below the folder that is named like an image or JSON file, in pack order.
-
-    In a folder with JPEGs, images in other formats are left out if they have no record, or their
-    stem is that of a JPEG: they may be maps of depth. With `all_images` none is: something else
-    says which images there are.
-
-    Raises SourceError if a folder cannot be listed.
-    """
-    return split_folder(folder, all_images)[0]
-
-
-def _images_below(folder: Path) -> list[FolderFile]:
-    """The images at any depth; JSON beside tars may be of annotations, or of a pack made there."""
-    return [file for file in list_folder(folder) if file.half == "jpeg"]
-
-
-def split_folder(folder: Path, all_images: bool = False) -> tuple[list[FolderFile], list[str]]:
-    """The files of `list_folder`, and the names of the images that it leaves out, sorted."""
-    files = []
-    all_jpegs = True
-    for below, name in _files_below(folder):
-        stem, half = split_name(name)
-        if half is None:
-            continue
-        member = below + name
-        path = f"{folder}/{member}"
-        problem = ""
-        if not is_plain_name(member):
-            member, problem = decode_name(os.fsencode(member))
-            stem = split_name(member)[0]
-        prefix = stem
-        number = 0
-        numbered = _NUMBERED.match(stem)
-        if numbered is not None:
-            prefix = numbered[1]
-            number = int(numbered[2])
-        unnumbered = int(numbered is None)
-        files.append(FolderFile(unnumbered, prefix, number, member, problem, path, half))
-        all_jpegs = all_jpegs and not is_other_image(name)
-    passed_over: list[str] = []
-    if not all_images and not all_jpegs:
-        jpegs = _without_other_files(files)
-        passed_over = sorted({file.name for file in files} - {file.name for file in jpegs})
-        files = jpegs
-    files.sort()
-    return files, passed_over
-
-
-def _files_below(folder: Path) -> Iterator[tuple[str, str]]:
-    """Folder below this one, with a slash at its end, and name of every file.
-
-    Raises SourceError.
-    """
-
-    def fail(error: OSError) -> None:
-        raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}") from error
-
-    for parent, _, names in os.walk(folder, onerror=fail):
-        below = os.path.relpath(parent, folder) + "/"
-        if below == "./":
-            below = ""
-        for name in names:
-            yield below, name
-
-
-def count_images(folder: Path, all_images: bool = True) -> int:
-    """The number of files below a folder that are named like images. Raises SourceError.
-
-    Without `all_images`, of those that `list_folder` has.
-    """
-    if not all_images:
-        return sum(file.half == "jpeg" for file in list_folder(folder))
-    return sum(split_name(name)[1] == "jpeg" for _, name in _files_below(folder))
-
-
-def _without_other_files(files: list[FolderFile]) -> list[FolderFile]:
-    """Files of a folder, without the images in other formats that `list_folder` leaves out."""
-    jpegs = set()
-    records = set()
-    for file in files:
-        stem = split_name(file.name)[0]
-        if file.half == "json":
-            records.add(stem)
-        elif not is_other_image(file.name):
-            jpegs.add(stem)
-    if not jpegs:
-        return files
-    records -= jpegs
-    kept = []
-    for file in files:
-        if not is_other_image(file.name) or split_name(file.name)[0] in records:
-            kept.append(file)
-    return kept
 
 
 # ------------------------------------------------------------------------------------------ lists

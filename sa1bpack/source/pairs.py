@@ -16,17 +16,11 @@ from typing import IO
 
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.paths import naming
-from sa1bpack.source.find import Source, split_folder
+from sa1bpack.source.find import Source
+from sa1bpack.source.folder_files import split_folder
 from sa1bpack.source.inflate import OnWait, open_stream, remedy
 from sa1bpack.source.parquet import ParquetStream
-from sa1bpack.source.tar import (
-    MAX_NAME_BYTES,
-    Half,
-    Member,
-    TarStream,
-    is_other_image,
-    split_name,
-)
+from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, is_other_image, split_name
 from sa1bpack.wording import brief
 
 # The largest members that are read; larger ones are rejected unread.

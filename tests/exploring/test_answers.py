@@ -343,7 +343,7 @@ def test_a_search_that_fails_is_an_error_and_not_an_empty_view(
 
     client = served(pack)
     monkeypatch.setattr(sa1bpack.Dataset, "column", fail)
-    monkeypatch.setattr("sa1bpack.dataset.select.Columns.__getitem__", fail)
+    monkeypatch.setattr("sa1bpack.dataset.columns.Columns.__getitem__", fail)
     [(name, text)] = query.items()
     answer = client.get(f"/api/rows?start=0&stop=9&{name}={text}")
     assert answer.status == 500 and "no room for a column" in answer.record["error"]
@@ -357,7 +357,7 @@ def test_what_a_search_found_that_ended_early_is_not_saved(served, pack, tmp_pat
         raise sa1bpack.errors.StoreError("the store has gone away")
 
     client = served(pack)
-    monkeypatch.setattr("sa1bpack.dataset.select.Columns.__getitem__", fail)
+    monkeypatch.setattr("sa1bpack.dataset.columns.Columns.__getitem__", fail)
     query = {"where": "max(area) > 0"}
     answer = client.get("/api/rows?start=0&stop=9&where=max(area)%20%3E%200")
     assert answer.status == 200 and "the store has gone away" in answer.record["notes"][0]
@@ -371,7 +371,7 @@ def test_a_survey_that_fails_is_an_error_and_not_an_empty_one(served, pack, monk
     def fail(*_: object) -> None:
         raise MemoryError("no room for a column")
 
-    monkeypatch.setattr("sa1bpack.dataset.select.Columns.__getitem__", fail)
+    monkeypatch.setattr("sa1bpack.dataset.columns.Columns.__getitem__", fail)
     client = served(pack)
     for path in ("/api/axes", "/api/histograms"):
         answer = client.get(path)

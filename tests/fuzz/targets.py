@@ -26,8 +26,8 @@ import sa1bpack
 from sa1bpack import errors
 from sa1bpack.format.files import read_checksums
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
-from sa1bpack.packing.options import RequestedOptions
 from sa1bpack.packing.publishers import inspect_pack
+from sa1bpack.packing.requested_options import RequestedOptions
 from sa1bpack.pixels.decode import decode_into
 from sa1bpack.pixels.header import read_header
 from sa1bpack.source.annotations import parse_annotations

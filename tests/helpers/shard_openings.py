@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from sa1bpack.dataset.pack import PackFolder
+from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.dataset.shard_cache import CACHE
 
 PATIENCE = 60  # seconds until a test that would hang fails

@@ -11,9 +11,9 @@ from small_tars import members, write_tar
 import sa1bpack
 from sa1bpack import OptionError, bench
 from sa1bpack import open as open_pack
-from sa1bpack.measuring.bench import sweep
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, read_spans
 from sa1bpack.measuring.speeds import Speed
+from sa1bpack.measuring.sweeps import sweep
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def swept(packed):
     options = {"mask_layout": "concat", "duration": 0.02, "sweep": True}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sa1bpack.measuring.bench.measure", measured)
+        patch.setattr("sa1bpack.measuring.sweeps.measure", measured)
         result = bench(packed.root, batch_size=4, **options)
     return asked, result
 

@@ -17,8 +17,8 @@ from small_tars import SMALL, contents, members, pack_part_small, pack_small, wr
 import sa1bpack
 from sa1bpack import FormatError
 from sa1bpack.errors import OutputLocked, OutputRefused
-from sa1bpack.packing.options import RequestedOptions
 from sa1bpack.packing.publishers import part_publisher
+from sa1bpack.packing.requested_options import RequestedOptions
 
 
 @pytest.fixture

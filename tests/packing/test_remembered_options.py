@@ -10,9 +10,10 @@ from small_tars import contents, members, write_tar
 import sa1bpack
 from sa1bpack import OptionError, PackOptions
 from sa1bpack.errors import OptionsDiffer
-from sa1bpack.packing.options import RequestedOptions, options_text
+from sa1bpack.packing.options import options_text
 from sa1bpack.packing.publishers import folder_publisher, part_publisher
 from sa1bpack.packing.records import PackJob
+from sa1bpack.packing.requested_options import RequestedOptions
 
 ODD = {"preset": "compact", "image_size": 64, "samples_per_shard": 2, "max_masks": 2, "seed": 3}
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.dataset.sample import MaskSpec
+from sa1bpack.dataset.sample_spec import MaskSpec
 from sa1bpack.errors import MaskError
 from sa1bpack.kernels import njit
 from sa1bpack.loading.batch.put import address_of, unpack_into, unpack_rows

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from sa1bpack.dataset.sample import RGB_OF_YUV, RGB_ON_CANVAS
+from sa1bpack.dataset.sample_spec import RGB_OF_YUV, RGB_ON_CANVAS
 from sa1bpack.kernels import intrinsic, memcpy, memset, njit, types
 from sa1bpack.masks.arrays import frozen
 from sa1bpack.pixels.yuv420 import PIXELS, rgb_row, row_scratch

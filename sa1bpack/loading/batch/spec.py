@@ -13,7 +13,7 @@ from sa1bpack.arguments import choice
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import SAMPLE_FIELDS, number_fields
-from sa1bpack.dataset.sample import AS_STORED, RGB_OF_YUV, ImageSpec, image_spec
+from sa1bpack.dataset.sample_spec import AS_STORED, RGB_OF_YUV, ImageSpec, image_spec
 from sa1bpack.dataset.shards import ArrayRef
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError, ReadError

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from sa1bpack.errors import SourceError
-from sa1bpack.source.find import Source, list_folder
+from sa1bpack.source.find import Source
+from sa1bpack.source.folder_files import list_folder
 from sa1bpack.source.pairs import MAX_JSON_BYTES, Pair, PairReader
 from sa1bpack.source.records.images import ImageReader, PairOptions, joined
 from sa1bpack.source.tar import Member

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack.errors import SourceError
-from sa1bpack.source.find import Source, list_folder
+from sa1bpack.source.find import Source
+from sa1bpack.source.folder_files import list_folder
 from sa1bpack.source.records.coco_file import NAMED, changed, read_coco_file
 from sa1bpack.source.records.find_annotations import annotation_file
 from sa1bpack.source.records.images import ImageReader, PairOptions

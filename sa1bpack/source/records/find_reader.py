@@ -5,7 +5,8 @@ from itertools import islice
 from pathlib import Path
 
 from sa1bpack.errors import SourceError
-from sa1bpack.source.find import Source, list_folder
+from sa1bpack.source.find import Source
+from sa1bpack.source.folder_files import list_folder
 from sa1bpack.source.pairs import MAX_JSON_BYTES, open_members
 from sa1bpack.source.records.amg import has_tables
 from sa1bpack.source.records.find_annotations import find_annotation_file

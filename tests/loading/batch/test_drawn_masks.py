@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa1bpack import masks
-from sa1bpack.dataset.sample import MaskSpec
+from sa1bpack.dataset.sample_spec import MaskSpec
 from sa1bpack.errors import MaskError
 from sa1bpack.loading.batch.drawn_masks import SampleRuns, damaged_runs, draw_masks
 from sa1bpack.loading.batch.tables import SAMPLE

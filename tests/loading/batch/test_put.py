@@ -10,7 +10,7 @@ from guard_pages import guarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.dataset import sample as how_to
+from sa1bpack.dataset import sample_spec as how_to
 from sa1bpack.loading.batch import put as kernel
 from sa1bpack.pixels import yuv420_to_rgb
 
