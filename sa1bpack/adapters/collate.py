@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sa1bpack.adapters.collate_canvas import canvas_shape, cut_canvas, name_of, put_on_canvas
 from sa1bpack.adapters.collate_rows import (
     count_of_masks,
     keys_of,
@@ -17,16 +18,15 @@ from sa1bpack.adapters.collate_rows import (
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.dataset.chosen import ChosenFields
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, FeatureKeys, Field, check_added_keys
-from sa1bpack.dataset.sample_spec import RGB_ON_CANVAS, YUV_ON_CANVAS, ImageSpec, SampleSpec
+from sa1bpack.dataset.sample_spec import ImageSpec, SampleSpec
 from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
-from sa1bpack.format.layout import half
 from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.indices import SampleClass
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
-from sa1bpack.loading.batch.put import put_image, unpack_into
+from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout, warn_of_dropped
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.transforms.batch import batch_of
@@ -36,71 +36,6 @@ from sa1bpack.wording import brief
 
 # Keys of a sample that a batch has in another form, or not at all; others become lists.
 _OWN = {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS} | {"run_ends", "run_offset"}
-
-
-def _canvas_shape(image: np.ndarray, sides: tuple[int, int]) -> tuple[int, ...]:
-    """Shape of the canvas for an image without one: (h, w, 3), or the bytes (n,) of its planes.
-
-    Args:
-        image: the image.
-        sides: height and width of the canvas in pixels.
-    """
-    height, width = sides
-    if image.ndim == 3:
-        return (height, width, 3)
-    return (height * 3 // 2, width)
-
-
-def _put_on_canvas(
-    sample: Mapping[str, Any], image: np.ndarray, canvas: np.ndarray, sides: tuple[int, int]
-) -> None:
-    """Copy an image to the top left of a canvas, with these sides in pixels, and zero the rest."""
-    planes = image.ndim == 1
-    canvas_height, canvas_width = sides
-    if planes:
-        height, width = sample["size"][2:].tolist()
-        chroma = half(height) * half(width)
-    else:
-        height, width = image.shape[:2]
-        chroma = height * width
-    # What is put there is copied unchecked.
-    fits = image.dtype == canvas.dtype == np.uint8 and image.size == height * width + 2 * chroma
-    fits = fits and canvas.shape == _canvas_shape(image, sides)
-    fits = fits and not (planes and (canvas_height % 2 or canvas_width % 2))
-    if not fits or not (1 <= height <= canvas_height and 1 <= width <= canvas_width):
-        raise OptionError(
-            f"{_name(sample)}: image is {image.dtype} {image.shape}, which does not fit a canvas "
-            f"of {canvas.dtype} {canvas.shape}; a transform must keep it uint8 and not enlarge it, "
-            "and planes need an even canvas"
-        )
-    how = YUV_ON_CANVAS if planes else RGB_ON_CANVAS
-    stored = np.ascontiguousarray(image).reshape(-1)
-    address = stored.__array_interface__["data"][0]
-    put_image(
-        how,
-        address,
-        height,
-        width,
-        width,
-        height,
-        canvas_height,
-        canvas_width,
-        canvas.reshape(-1),
-    )
-
-
-def _cut_canvas(
-    image: np.ndarray, spec: ImageSpec, sides: tuple[int, int], out: np.ndarray
-) -> None:
-    """Copy the top left of a stored canvas to a smaller one with these sides in pixels."""
-    height, width = sides
-    if spec.pixels == "rgb":
-        out[...] = image[:height, :width]
-        return
-    stored_height, stored_width = spec.canvas
-    out[:height] = image[:height, :width]
-    chroma = image[stored_height:].reshape(2, stored_height // 2, stored_width // 2)
-    out[height:].reshape(2, height // 2, width // 2)[...] = chroma[:, : height // 2, : width // 2]
 
 
 def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray, target: np.ndarray) -> None:
@@ -162,8 +97,8 @@ def _mask_count(
     """
     if sample.keys() != first.keys():
         raise OptionError(
-            f"{_name(sample)} has the keys {sorted(sample)}, but the first sample of the batch has "
-            f"{sorted(first)}: the transform must return the same keys for all samples"
+            f"{name_of(sample)} has the keys {sorted(sample)}, but the first sample of the batch "
+            f"has {sorted(first)}: the transform must return the same keys for all samples"
         )
     lengths = {field.sample: len(sample[field.sample]) for field in of_masks}
     for feature in ragged:
@@ -173,7 +108,7 @@ def _mask_count(
         lengths["run_offset - 1"] = len(sample["run_offset"]) - 1
     if len(set(lengths.values())) > 1:
         raise OptionError(
-            f"{_name(sample)} has per-mask arrays of different lengths: {lengths}; a transform "
+            f"{name_of(sample)} has per-mask arrays of different lengths: {lengths}; a transform "
             "that drops masks must drop them from every array"
         )
     return next(iter(lengths.values()), 0)
@@ -197,14 +132,10 @@ def _check_fits(
     if field.batch == "images":
         native = "for a pack with the fit native pass Collate(sample_spec=ds.spec); otherwise "
     raise OptionError(
-        f"{_name(sample)}: {field.sample} is {dtype} {shape}, but the rows of {field.batch} in its "
-        f"batch are {target.dtype} {target.shape[1:]}: {native}"
+        f"{name_of(sample)}: {field.sample} is {dtype} {shape}, but the rows of {field.batch} in "
+        f"its batch are {target.dtype} {target.shape[1:]}: {native}"
         "a transform must return the same shape for all samples, and a type that fits"
     )
-
-
-def _name(sample: Mapping[str, Any]) -> str:
-    return f"{sample.get('file_name', 'a sample')} (image_id {sample.get('image_id')})"
 
 
 def readable(samples: Sequence[Sample | ReadError]) -> tuple[list[Sample], np.ndarray | None]:
@@ -558,7 +489,7 @@ class Collate:
         cut_to = None
         if image is not None and image.flat:
             put_on = sides or image.canvas
-            shape = _canvas_shape(first, put_on)
+            shape = canvas_shape(first, put_on)
         elif image is not None and sides is not None and shape == image.shape:
             cut_to = image.on_canvas(sides)  # a transform may have returned others, which stay
             shape = cut_to.shape
@@ -567,9 +498,9 @@ class Collate:
         for k, sample in enumerate(samples):
             value = np.asarray(sample[field.sample])
             if put_on is not None:
-                _put_on_canvas(sample, value, out[k], put_on)
+                put_on_canvas(sample, value, out[k], put_on)
             elif cut_to is not None and image is not None and value.shape == image.shape:
-                _cut_canvas(value, image, cut_to.canvas, out[k])
+                cut_canvas(value, image, cut_to.canvas, out[k])
             else:
                 _check_fits(sample, field, value.shape, value.dtype, out)
                 out[k] = value

@@ -1,15 +1,18 @@
-"""The features of a dataset: which folder has the rows of each shard."""
+"""The features of a dataset: which folder has the rows of each shard, and their opening."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sa1bpack.arguments import items_of
 from sa1bpack.dataset.fields import check_feature_keys, check_feature_name
-from sa1bpack.dataset.shards import Feature
-from sa1bpack.errors import NotAPack, OptionError
+from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.side.manifest import AGAIN, read_side_manifest
+from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.shards import (
     SIDES_NAME,
     ShardIdentity,
@@ -17,11 +20,130 @@ from sa1bpack.format.side.shards import (
     feature_shard_names,
     side_folders,
 )
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.paths import listed, local_path
-from sa1bpack.urls import ShardSource, SideSource, is_pack_url, pack_url, scheme_of
+from sa1bpack.threads import ThreadPool
+from sa1bpack.urls import Lease, ShardSource, SideSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
 
 MAX_FILE_NAME = 255  # bytes, of almost every file system
+# Feature shards that an average is taken of; of those at URLs, the items are asked for all at once.
+_LOOKED_AT = 8
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature of one or several packs.
+
+    Attributes:
+        spec: the spec of its rows.
+        shards: the shards of the packs.
+        folders: for each shard the folder that has its feature shard; None: there is none.
+        sources: where the feature shards come from that are not in these folders.
+        known_items: number of a shard → the items of its ragged rows, of those that were asked for.
+    """
+
+    spec: SideSpec
+    shards: Sequence[ShardIdentity]
+    folders: Sequence[Path | None]
+    sources: Mapping[Path, SideSource]
+    known_items: dict[int, int] = field(default_factory=dict)
+
+    def open(self, number: int, leases: list[Lease]) -> FeatureShard:
+        """The rows of a shard, by its number; what keeps them in place is added to the leases.
+
+        Raises FormatError if they are missing or damaged, OSError, and what fetching them raises,
+        see `urls.SideSource`.
+        """
+        shard = self.shards[number]
+        folder = self.folders[number]
+        if folder is None:
+            if shard.lengths.samples:
+                raise FormatError(
+                    f"feature {self.spec.name} has no rows for shard {shard.name}; run "
+                    "`sa1bpack derive` again"
+                )
+            return FeatureShard.without_rows(self.spec)
+        reader = None
+        if folder in self.sources:
+            leases.append(self.sources[folder].fetch(self.spec, shard))
+            reader = self.sources[folder].reader(self.spec, shard)
+        return FeatureShard.open(folder, self.spec, shard, reader=reader)
+
+    @cached_property
+    def mean_items(self) -> float:
+        """The items of a row, on average of some shards: 1 of fixed rows.
+
+        Raises what asking for feature shards at URLs raises, see `urls.SideSource`.
+        """
+        if not self.spec.ragged:
+            return 1.0
+        rows = 0
+        items = 0.0
+        for number in self._looked_at():
+            folder = self.folders[number]
+            if folder is None:
+                continue
+            rows += self._rows_of(number)
+            if folder in self.sources:
+                items += self._items(number)
+                continue
+            with suppress(OSError):  # it is damaged, or has no items
+                path = self.shard_folder(number) / self.spec.values.chunk_path
+                items += path.stat().st_size / self.spec.row_bytes
+        return items / max(rows, 1)
+
+    def _looked_at(self) -> list[int]:
+        """The numbers of some shards with samples, from the first to the last."""
+        filled = [number for number, shard in enumerate(self.shards) if shard.lengths.samples]
+        return filled[:: max(-(-len(filled) // _LOOKED_AT), 1)]
+
+    def shard_folder(self, number: int) -> Path:
+        """The folder of the feature shard of a shard, by its number, which has one."""
+        folder = self.folders[number]
+        assert folder is not None, "a shard with samples has a feature shard"
+        return folder / self.shards[number].feature_shard
+
+    def fetched_bytes(self, number: int) -> int:
+        """Bytes that the rows of a shard take in a cache; 0 if they are not fetched."""
+        folder = self.folders[number]
+        if folder is None or folder not in self.sources:
+            return 0
+        shard = self.shards[number]
+        items = 0
+        if self.spec.ragged:
+            items = self._items(number)
+        return self.sources[folder].kept_bytes(self.spec, shard, items)
+
+    def _items(self, number: int) -> int:
+        """The items of the ragged rows of a shard at a URL; of most, about as many as of others."""
+        known = self.known_items
+        if not known:
+            self._ask_for_items()
+        if number in known:
+            return known[number]
+        rows = sum(self._rows_of(k) for k in known)
+        return sum(known.values()) * self._rows_of(number) // max(1, rows)
+
+    def _ask_for_items(self) -> None:
+        """Ask for the items of some shards at URLs, in one round trip."""
+
+        def ask(number: int, source: SideSource) -> None:
+            with suppress(FormatError):  # who opens it learns of the damage
+                self.known_items[number] = source.items(self.spec, self.shards[number])
+
+        numbers = []
+        asked_of = []
+        for number in self._looked_at():
+            folder = self.folders[number]
+            if folder is not None and folder in self.sources:
+                numbers.append(number)
+                asked_of.append(self.sources[folder])
+        with ThreadPool(_LOOKED_AT, "sa1bpack-items") as pool:
+            list(pool.map(ask, numbers, asked_of))
+
+    def _rows_of(self, number: int) -> int:
+        return self.shards[number].lengths.along(self.spec.axis)
 
 
 def feature_paths(value: Any) -> tuple[str, ...]:

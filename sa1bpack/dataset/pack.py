@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.dataset.chosen import ChosenFields
+from sa1bpack.dataset.features import Feature
 from sa1bpack.dataset.kept_masks import KeptMasks, MaskFilter, batches_of_rows, bits_by_sample
 from sa1bpack.dataset.layouts import shared_layout
 from sa1bpack.dataset.pack_folder import MAX_OPENERS, PackFolder
@@ -33,7 +34,6 @@ from sa1bpack.dataset.shards import (
     INDEXED,
     LOCATION,
     ComingSample,
-    Feature,
     Location,
     OpenFeatures,
     OpenShard,

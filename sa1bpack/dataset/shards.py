@@ -5,8 +5,6 @@ Of a shard at a URL some arrays are fetched by rows: `begin_samples` asks for th
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -28,13 +26,7 @@ from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import FeatureShard
-from sa1bpack.format.side.shards import ShardIdentity
-from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.threads import ThreadPool
-from sa1bpack.urls import Lease, SideSource
-
-# Feature shards that an average is taken of; of those at URLs, the items are asked for all at once.
-_LOOKED_AT = 8
+from sa1bpack.urls import Lease
 
 # Arrays that columns need and samples do not: mapped when they are first asked for.
 _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
@@ -54,121 +46,6 @@ INDEXED = np.dtype(
 # What it finds of a feature: number of items, addresses of the offsets of ragged rows and of the
 # flags of rows that are there, 0 for a feature without these.
 SIDE = np.dtype([(name, np.int64) for name in ("items", "offset", "present")])
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A feature of one or several packs.
-
-    Attributes:
-        spec: the spec of its rows.
-        shards: the shards of the packs.
-        folders: for each shard the folder that has its feature shard; None: there is none.
-        sources: where the feature shards come from that are not in these folders.
-        known_items: number of a shard → the items of its ragged rows, of those that were asked for.
-    """
-
-    spec: SideSpec
-    shards: Sequence[ShardIdentity]
-    folders: Sequence[Path | None]
-    sources: Mapping[Path, SideSource]
-    known_items: dict[int, int] = field(default_factory=dict)
-
-    def open(self, number: int, leases: list[Lease]) -> FeatureShard:
-        """The rows of a shard, by its number; what keeps them in place is added to the leases.
-
-        Raises FormatError if they are missing or damaged, OSError, and what fetching them raises,
-        see `urls.SideSource`.
-        """
-        shard = self.shards[number]
-        folder = self.folders[number]
-        if folder is None:
-            if shard.lengths.samples:
-                raise FormatError(
-                    f"feature {self.spec.name} has no rows for shard {shard.name}; run "
-                    "`sa1bpack derive` again"
-                )
-            return FeatureShard.without_rows(self.spec)
-        reader = None
-        if folder in self.sources:
-            leases.append(self.sources[folder].fetch(self.spec, shard))
-            reader = self.sources[folder].reader(self.spec, shard)
-        return FeatureShard.open(folder, self.spec, shard, reader=reader)
-
-    @cached_property
-    def mean_items(self) -> float:
-        """The items of a row, on average of some shards: 1 of fixed rows.
-
-        Raises what asking for feature shards at URLs raises, see `urls.SideSource`.
-        """
-        if not self.spec.ragged:
-            return 1.0
-        rows = 0
-        items = 0.0
-        for number in self._looked_at():
-            folder = self.folders[number]
-            if folder is None:
-                continue
-            rows += self._rows_of(number)
-            if folder in self.sources:
-                items += self._items(number)
-                continue
-            with suppress(OSError):  # it is damaged, or has no items
-                path = self.shard_folder(number) / self.spec.values.chunk_path
-                items += path.stat().st_size / self.spec.row_bytes
-        return items / max(rows, 1)
-
-    def _looked_at(self) -> list[int]:
-        """The numbers of some shards with samples, from the first to the last."""
-        filled = [number for number, shard in enumerate(self.shards) if shard.lengths.samples]
-        return filled[:: max(-(-len(filled) // _LOOKED_AT), 1)]
-
-    def shard_folder(self, number: int) -> Path:
-        """The folder of the feature shard of a shard, by its number, which has one."""
-        folder = self.folders[number]
-        assert folder is not None, "a shard with samples has a feature shard"
-        return folder / self.shards[number].feature_shard
-
-    def fetched_bytes(self, number: int) -> int:
-        """Bytes that the rows of a shard take in a cache; 0 if they are not fetched."""
-        folder = self.folders[number]
-        if folder is None or folder not in self.sources:
-            return 0
-        shard = self.shards[number]
-        items = 0
-        if self.spec.ragged:
-            items = self._items(number)
-        return self.sources[folder].kept_bytes(self.spec, shard, items)
-
-    def _items(self, number: int) -> int:
-        """The items of the ragged rows of a shard at a URL; of most, about as many as of others."""
-        known = self.known_items
-        if not known:
-            self._ask_for_items()
-        if number in known:
-            return known[number]
-        rows = sum(self._rows_of(k) for k in known)
-        return sum(known.values()) * self._rows_of(number) // max(1, rows)
-
-    def _ask_for_items(self) -> None:
-        """Ask for the items of some shards at URLs, in one round trip."""
-
-        def ask(number: int, source: SideSource) -> None:
-            with suppress(FormatError):  # who opens it learns of the damage
-                self.known_items[number] = source.items(self.spec, self.shards[number])
-
-        numbers = []
-        asked_of = []
-        for number in self._looked_at():
-            folder = self.folders[number]
-            if folder is not None and folder in self.sources:
-                numbers.append(number)
-                asked_of.append(self.sources[folder])
-        with ThreadPool(_LOOKED_AT, "sa1bpack-items") as pool:
-            list(pool.map(ask, numbers, asked_of))
-
-    def _rows_of(self, number: int) -> int:
-        return self.shards[number].lengths.along(self.spec.axis)
 
 
 class Location(NamedTuple):

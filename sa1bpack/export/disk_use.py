@@ -27,7 +27,7 @@ class _Metadata(msgspec.Struct):
     attributes: _OwnAttributes
 
 
-class ShardRecord(PairAccount):
+class PackerRecord(PairAccount):
     packed_by: dict[str, str] = msgspec.field(default_factory=dict)
     unknown_keys: list[str] = msgspec.field(default_factory=list)
     altered_keys: list[str] = msgspec.field(default_factory=list)
@@ -41,20 +41,20 @@ def checked_record(record: Any, schema: Any, where: str) -> Any:
         raise FormatError(f"{where}: {printable(str(error)[:200])}; {REMEDY}") from None
 
 
-def attributes_of(shard: Shard) -> ShardRecord:
+def attributes_of(shard: Shard) -> PackerRecord:
     """A shard's record of its making. Raises FormatError for what no packer wrote."""
     return _checked_attributes(shard.attributes, shard.folder)
 
 
-def attributes_in(folder: Path) -> ShardRecord:
+def attributes_in(folder: Path) -> PackerRecord:
     """The same, of a folder that has the metadata of a shard alone."""
     path = folder / METADATA_NAME
     metadata = checked_record(read_json(path), _Metadata, str(path))
     return _checked_attributes(metadata.attributes.sa1bpack, folder)
 
 
-def _checked_attributes(recorded: dict[str, Any], folder: Path) -> ShardRecord:
-    attributes: ShardRecord = checked_record(recorded, ShardRecord, f"{folder}: attributes")
+def _checked_attributes(recorded: dict[str, Any], folder: Path) -> PackerRecord:
+    attributes: PackerRecord = checked_record(recorded, PackerRecord, f"{folder}: attributes")
     return attributes
 
 
@@ -103,7 +103,7 @@ class DiskUse:
         )
 
     @classmethod
-    def by_records(cls, folder: Path, attributes: ShardRecord, nbytes: int) -> "DiskUse":
+    def by_records(cls, folder: Path, attributes: PackerRecord, nbytes: int) -> "DiskUse":
         """The use of a store by a shard at a URL.
 
         Args:
