@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import IO
 
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.paths import naming
 from sa1bpack.source.find import Source
-from sa1bpack.source.folder_files import split_folder
+from sa1bpack.source.folder_files import FolderFile, split_folder
 from sa1bpack.source.inflate import OnWait, open_stream, remedy
 from sa1bpack.source.parquet import ParquetStream
 from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, is_other_image, split_name
@@ -215,8 +216,7 @@ class Spool:
 class FolderStream:
     """The members of an extracted folder; `read` returns the data of the current one.
 
-    `bytes_read` counts the bytes of files read. A folder has no digest. `passed_over` has the names
-    of images that are no members, see `split_folder`, once it is iterated.
+    `bytes_read` counts the bytes of files read. A folder has no digest.
     """
 
     def __init__(self, folder: Path, all_images: bool = False):
@@ -224,13 +224,25 @@ class FolderStream:
         self.folder = folder
         self._all_images = all_images
         self.bytes_read = 0
-        self.passed_over: list[str] = []
         self.stream = self  # has the methods of a ByteStream that a reader calls
 
+    @cached_property
+    def _split(self) -> tuple[list[FolderFile], list[str]]:
+        return split_folder(self.folder, self._all_images)
+
+    @property
+    def listed(self) -> list[FolderFile]:
+        """The files that are members, listed once. Raises SourceError."""
+        return self._split[0]
+
+    @property
+    def passed_over(self) -> list[str]:
+        """The names of images that are no members, see `split_folder`. Raises SourceError."""
+        return self._split[1]
+
     def __iter__(self) -> Iterator[Member]:
-        files, self.passed_over = split_folder(self.folder, self._all_images)
-        sizes = [file.size() for file in files]
-        for file, size in zip(files, sizes, strict=True):
+        sizes = [file.size() for file in self.listed]
+        for file, size in zip(self.listed, sizes, strict=True):
             member = file.member(size)
             self._path = file.path
             self._size = member.size

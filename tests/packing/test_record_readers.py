@@ -1,6 +1,7 @@
 """Data sets of other forms than SA-1B's, packed, against pycocotools and PIL."""
 
 import json
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -267,6 +268,74 @@ def test_masks_of_another_folder_are_not_those_of_an_image_of_their_name(tmp_pat
     details = {line["member"]: line["detail"] for line in rejects_of(result.root)}
     assert sorted(details) == ["a/1.png", "b/3.png"]
     assert "b/1.json' is in another folder than the image" in details["a/1.png"]
+
+
+@pytest.mark.parametrize("source", ["images", "images/train"])
+@pytest.mark.parametrize("masks", ["masks", "masks/train"])
+def test_folders_of_masks_may_begin_where_those_of_images_do_not(tmp_path, source, masks):
+    """The names of both folders count, too: another split lies beside them."""
+    rng = np.random.default_rng(15)
+    levels = {"train/1": 10, "train/2": 20}
+    records = {}
+    for name, level in levels.items():
+        gray(tmp_path / "images" / f"{name}.png", level)
+    for name in (*levels, "val/1", "val/3"):
+        records[name] = [record for _, record in amg_masks(rng, 40, 60, 2)]
+        write_json(tmp_path / "masks" / f"{name}.json", records[name])
+    result = pack(tmp_path / source, tmp_path / "pack", annotations=tmp_path / masks)
+    areas = {}
+    for sample in sa1bpack.open(result.root):
+        areas[int(sample["image"][5, 5, 0])] = sample["areas"].tolist()
+    assert areas == {
+        level: [record["area"] for record in records[name]] for name, level in levels.items()
+    }
+
+
+def test_masks_of_a_folder_further_up_are_not_those_of_an_image_of_their_name(tmp_path):
+    """The cameras of several scenes are called alike, and so are their images."""
+    rng = np.random.default_rng(16)
+    records = [record for _, record in amg_masks(rng, 40, 60, 2)]
+    gray(tmp_path / "images/scene 2/left/1.png", 10)
+    gray(tmp_path / "images/scene 2/left/2.png", 20)
+    for name in ("scene 1/left/1", "scene 2/left/2"):
+        write_json(tmp_path / "masks" / f"{name}.json", records)
+    result = pack(tmp_path / "images", tmp_path / "pack", annotations=tmp_path / "masks")
+    assert levels_of(result.root) == [20]
+    (line,) = rejects_of(result.root)
+    assert line["member"] == "scene 2/left/1.png" and "in another folder" in line["detail"]
+
+
+def test_one_record_is_not_that_of_images_of_two_folders(tmp_path):
+    rng = np.random.default_rng(17)
+    records = [record for _, record in amg_masks(rng, 40, 60, 2)]
+    for scene in (1, 2):
+        gray(tmp_path / f"images/scene {scene}/left/1.png", 10 * scene)
+    gray(tmp_path / "images/scene 1/left/2.png", 50)
+    for name in ("left/1", "left/2"):
+        write_json(tmp_path / "masks" / f"{name}.json", records)
+    result = pack(tmp_path / "images", tmp_path / "pack", annotations=tmp_path / "masks")
+    assert levels_of(result.root) == [50] and len(rejects_of(result.root)) == 2
+
+
+def test_images_in_a_tar_may_have_masks_in_a_folder(tmp_path):
+    rng = np.random.default_rng(18)
+    images = {}
+    for name, level in {"a/1": 10, "b/1": 100, "b/2": 110}.items():
+        gray(tmp_path / f"{name}.png", level)
+        images[f"{name}.png"] = (tmp_path / f"{name}.png").read_bytes()
+    records = [record for _, record in amg_masks(rng, 40, 60, 2)]
+    for name in ("1", "2"):
+        write_json(tmp_path / "masks" / f"{name}.json", records)
+    options = {"annotations": tmp_path / "masks", "records": "amg"}
+    result = pack(write_members(tmp_path / "images.tar", images), tmp_path / "pack", **options)
+    assert levels_of(result.root) == [10, 110]
+    (line,) = rejects_of(result.root)
+    assert line["member"] == "b/1.png" and "the record of 'a/1.png'" in line["detail"]
+    (tmp_path / "masks" / "b").mkdir()
+    (tmp_path / "masks" / "1.json").rename(tmp_path / "masks/b/1.json")
+    failed = pack(tmp_path / "images.tar", tmp_path / "other", **options).failed
+    said = r"'a/1.png' had the record .*/b/1.json, but 'b/1.png' is its image"
+    assert re.search(said, str(failed["images"]))
 
 
 def test_a_table_of_masks_may_begin_with_a_byte_order_mark(tmp_path):

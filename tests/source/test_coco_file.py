@@ -107,6 +107,16 @@ def test_an_image_in_a_listed_folder_is_not_that_of_another_folder(tmp_path):
     assert file.find("x.jpg") == file.find("other/x.jpg") == file.find("train/x.jpg")
 
 
+def test_a_folder_further_up_tells_images_apart_too(tmp_path):
+    """The cameras of several scenes are called alike, and so are their images."""
+    names = ["one/left/x.jpg", "two/left/y.jpg", "two/images/z.jpg"]
+    images = [{"id": number, "file_name": name} for number, name in enumerate(names)]
+    file = CocoFile(written(tmp_path / "a.json", {"images": images, "annotations": []}))
+    assert file.find("two/left/x.jpg") is None and file.find("s/one/images/z.jpg") is None
+    assert file.find("one/left/x.jpg") == file.find("s/three/left/x.jpg") == file.find("x.jpg")
+    assert file.find("images/two/z.jpg") == 2  # the other way round
+
+
 @pytest.mark.parametrize(
     "image_id, owner", [("1", 1), ("1.0", 1), ("1.5", None), ("1e3", None), ("10e-1", None)]
 )

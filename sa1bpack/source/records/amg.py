@@ -9,18 +9,18 @@ masks. The lists of SAM 2's generator have the same form. In a tar, X.json lies 
 import base64
 import csv
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from sa1bpack.errors import SourceError
 from sa1bpack.source.find import Source
-from sa1bpack.source.folder_files import list_folder
-from sa1bpack.source.pairs import MAX_JSON_BYTES, Pair, PairReader
+from sa1bpack.source.pairs import MAX_JSON_BYTES, FolderStream, Pair, PairReader
+from sa1bpack.source.records.folders import FolderNames, common_end
 from sa1bpack.source.records.images import ImageReader, PairOptions, joined
 from sa1bpack.source.tar import Member
 from sa1bpack.wording import brief
@@ -36,96 +36,151 @@ _COLUMNS = {
     "crop_box": ("crop_box_x0", "crop_box_y0", "crop_box_w", "crop_box_h"),
 }
 
+_NONE = (0, False)  # the agreement of the path of an image with the record of another one
+
 
 def has_tables(folder: Path) -> bool:
     """True if the masks of an image, with their table, lie in a folder below this one."""
     return next(folder.rglob(f"*/{TABLE_NAME}"), None) is not None
 
 
+class _MaskRecord(NamedTuple):
+    """The record of an image.
+
+    Attributes:
+        file: list of masks, or table of the folder of their drawings.
+        parts: the path that its image should have: the folder of masks and those in it, and the
+            name of the image without its ending.
+    """
+
+    file: Path
+    parts: tuple[str, ...]
+
+
 class AmgReader(ImageReader):
-    """The images of a folder, with the masks that lie in it or in another folder."""
+    """The images of a source, with the masks that lie in its folder or in another one."""
 
     def __init__(self, source: Source, options: PairOptions):
         super().__init__(source, options)
-        assert isinstance(source.path, Path)
-        folder = options.annotations or source.path
-        if not folder.is_dir():
+        self._folder: Path | None = None  # of images; None: they are in an archive
+        if source.kind == "folder" and isinstance(source.path, Path):
+            self._folder = source.path
+        masks = options.annotations or self._folder
+        assert masks is not None, "records of an archive lie beside its images"
+        if not masks.is_dir():
             super().__exit__()
             raise SourceError(
-                f"{folder}: no folder, and the masks of amg lie in one, X.json or X/{TABLE_NAME} "
+                f"{masks}: no folder, and the masks of amg lie in one, X.json or X/{TABLE_NAME} "
                 "for each image X: name that, --annotations FOLDER"
             )
-        self._masks = folder
-        self._records: dict[str, list[Path]] = {}  # name of an image without ending → its records
-        for parent, _, names in os.walk(folder):
+        self._masks = masks
+        # Name of an image without ending → its records.
+        self._records: dict[str, list[_MaskRecord]] = {}
+        self._folders = FolderNames()
+        for parent, _, names in os.walk(masks):
             for name in names:
                 path = Path(parent, name)
                 if name == TABLE_NAME:
-                    self._records.setdefault(path.parent.name, []).append(path)
+                    self._add_record(path, path.parent)
                 elif name.endswith(".json"):
-                    self._records.setdefault(path.stem, []).append(path)
-        self._folders = {
-            _folder_of(path).name for paths in self._records.values() for path in paths
-        }
+                    self._add_record(path, path.with_name(path.stem))
+        self._met: dict[Path, str] = {}  # file of a record → path of its image
         self._is_table_folder = cache(lambda parent: Path(parent, TABLE_NAME).exists())
-        self._images = self._count_images(source.path)
 
-    def _count_images(self, folder: Path) -> Counter[str]:
-        """Name of an image without ending → how many images of the source have it."""
-        images: Counter[str] = Counter()
-        for file in list_folder(folder, self.all_images):
-            if file.half == "jpeg" and not self._is_table_folder(str(Path(file.path).parent)):
-                images[Path(file.name).stem] += 1
-        return images
+    def _add_record(self, file: Path, image: Path) -> None:
+        """Note a record, which says by its place what its image is called."""
+        parts = (self._masks.absolute().name, *image.relative_to(self._masks).parts)
+        self._records.setdefault(image.name, []).append(_MaskRecord(file, parts))
+        self._folders.add(parts)
 
     def is_image(self, member: Member) -> bool:
         """True for images, and not for drawings of masks."""
-        assert isinstance(self.source.path, Path)
-        parent = str(self.source.path / Path(member.name).parent)
-        return super().is_image(member) and not self._is_table_folder(parent)
+        if not super().is_image(member):
+            return False
+        if self._folder is None:
+            return True
+        return not self._is_table_folder(str(self._folder / Path(member.name).parent))
 
-    def _records_of(self, path: Path) -> list[Path]:
-        """The records that may be that of an image; one of its name in its folder is it.
+    def _parts(self, path: str) -> tuple[str, ...]:
+        """The path of an image without its ending, with the name of the source before it."""
+        return (self.source.name, *path.rpartition(".")[0].split("/"))
 
-        A record in another folder is that of another image if there is one of the same name, or if
-        records lie in a folder that is called like that of the image.
+    @cached_property
+    def _images(self) -> dict[str, list[tuple[str, ...]]]:
+        """Name of an image without ending → the paths of it in a folder; empty for an archive."""
+        images: dict[str, list[tuple[str, ...]]] = {}
+        if isinstance(self._members, FolderStream):
+            for file in self._members.listed:
+                parent = str(Path(file.path).parent)
+                if file.half == "jpeg" and not self._is_table_folder(parent):
+                    parts = self._parts(file.name)
+                    images.setdefault(parts[-1], []).append(parts)
+        return images
+
+    def _agreement(self, parts: Sequence[str], record: _MaskRecord) -> tuple[int, bool]:
+        """How well the paths of an image and a record agree: parts at their ends; as a whole."""
+        if self._folders.tell_apart(parts, record.parts):
+            return _NONE
+        return common_end(parts, record.parts), parts[1:] == record.parts[1:]
+
+    def _records_of(self, parts: tuple[str, ...]) -> list[_MaskRecord]:
+        """The records that may be that of an image: those that agree best, and with no other image.
+
+        The folders of both decide, from the last one on upwards.
         """
-        records = self._records.get(path.stem, [])
-        folders = [Path(os.path.relpath(_folder_of(record), self._masks)) for record in records]
-        same = [
-            record for record, folder in zip(records, folders, strict=True) if folder == path.parent
-        ]
-        near = [
-            record
-            for record, folder in zip(records, folders, strict=True)
-            if folder.name and folder.name == path.parent.name
-        ]
-        has_own_folder = path.parent.name in self._folders
-        if same or near or self._images[path.stem] > 1 or has_own_folder:
-            return same or near
-        return records
+        others = [other for other in self._images.get(parts[-1], []) if other != parts]
+        by_agreement: dict[tuple[int, bool], list[_MaskRecord]] = {}
+        for record in self._records.get(parts[-1], []):
+            agreement = self._agreement(parts, record)
+            nearest = max((self._agreement(other, record) for other in others), default=_NONE)
+            if agreement > nearest:
+                by_agreement.setdefault(agreement, []).append(record)
+        return by_agreement[max(by_agreement)] if by_agreement else []
 
     def record_of(self, member: Member, path: str) -> bytes | None:
         """The list of masks of an image, as JSON."""
-        stem = Path(path).stem
-        records = self._records_of(Path(path))
-        if not records and self._records.get(stem):
-            other = brief(str(self._records[stem][0]))
+        parts = self._parts(path)
+        name = parts[-1]
+        records = self._records_of(parts)
+        if not records and name in self._records:
+            other = brief(str(self._records[name][0].file))
             detail = f"reader amg: {other} is in another folder than the image: move one of them"
             self.reject(member, "missing-json", detail)
         elif not records:
-            detail = f"reader amg: {self._masks} has no {stem}.json and no {stem}/{TABLE_NAME}"
+            detail = f"reader amg: {self._masks} has no {name}.json and no {name}/{TABLE_NAME}"
             self.reject(member, "missing-json", detail)
         elif len(records) > 1:
-            named = ", ".join(map(str, records[:2]))
+            named = ", ".join(str(record.file) for record in records[:2])
             self.reject(member, "bad-name", f"reader amg: it may have several records: {named}")
-        elif records[0].name != TABLE_NAME:
-            return _read(records[0], MAX_JSON_BYTES)
-        else:
-            try:
-                return _record_of_table(records[0])
-            except ValueError as error:
-                self.reject(member, "missing-json", f"reader amg: {records[0]}: {error}")
+        elif self._is_first_of(records[0], member, path):
+            return self._read_record(member, records[0].file)
+        return None
+
+    def _is_first_of(self, record: _MaskRecord, member: Member, path: str) -> bool:
+        """True for the first image of an archive that may be that of a record; others are rejected.
+
+        Raises SourceError if the first one is not, because this one agrees better.
+        """
+        first = self._met.setdefault(record.file, path)
+        if first == path:
+            return True
+        if self._agreement(self._parts(path), record) > self._agreement(self._parts(first), record):
+            raise SourceError(
+                f"{self.source.path}: {brief(first)} had the record {record.file}, but "
+                f"{brief(path)} is its image: leave out images without a record, or unpack the "
+                "source and pack the folder"
+            )
+        detail = f"reader amg: {record.file} is the record of {brief(first)}, which came before"
+        self.reject(member, "missing-json", detail)
+        return False
+
+    def _read_record(self, member: Member, file: Path) -> bytes | None:
+        if file.name != TABLE_NAME:
+            return _read(file, MAX_JSON_BYTES)
+        try:
+            return _record_of_table(file)
+        except ValueError as error:
+            self.reject(member, "missing-json", f"reader amg: {file}: {error}")
         return None
 
 
@@ -135,11 +190,6 @@ class AmgPairReader(PairReader):
     def __iter__(self) -> Iterator[Pair]:
         for pair in super().__iter__():
             yield replace(pair, json=joined(pair.file_name, pair.json))
-
-
-def _folder_of(record: Path) -> Path:
-    """The folder of a record: of a table, that in which the folder of its image is."""
-    return record.parent.parent if record.name == TABLE_NAME else record.parent
 
 
 def _read(path: Path, limit: int) -> bytes:

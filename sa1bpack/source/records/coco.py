@@ -1,12 +1,12 @@
 """The reader `coco`: images in a folder or tar, and one JSON with the annotations of all."""
 
 import os
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from sa1bpack.errors import SourceError
 from sa1bpack.source.find import Source
-from sa1bpack.source.folder_files import list_folder
+from sa1bpack.source.pairs import FolderStream
 from sa1bpack.source.records.coco_file import NAMED, changed, read_coco_file
 from sa1bpack.source.records.find_annotations import annotation_file
 from sa1bpack.source.records.images import ImageReader, PairOptions
@@ -37,7 +37,6 @@ class CocoReader(ImageReader):
         super().__init__(source, options)
         self._descriptor = -1
         self._met: dict[int, str] = {}
-        self._best: dict[int, str] | None = None  # see `_best_paths`
         self._unlisted: list[str] = []  # the first images that the file does not list
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -85,19 +84,16 @@ class CocoReader(ImageReader):
 
     def _is_of_another(self, number: int, path: str) -> bool:
         """True if another file of the folder is the image of this number."""
-        if self._best is None:
-            self._best = self._best_paths()
-        best = self._best.get(number, path)
+        best = self._best_paths.get(number, path)
         return self._agreement(number, best) > self._agreement(number, path)
 
+    @cached_property
     def _best_paths(self) -> dict[int, str]:
         """Number of an image → the file whose path agrees with its own best; of a folder alone."""
         best: dict[int, str] = {}
-        if not isinstance(self.source.path, Path) or self.source.kind != "folder":
+        if not isinstance(self._members, FolderStream) or not self.file.has_folders:
             return best
-        if not self.file.has_folders:
-            return best
-        for file in list_folder(self.source.path, self.all_images):
+        for file in self._members.listed:
             number = self.file.find(f"{self.source.name}/{file.name}")
             if file.half == "jpeg" and isinstance(number, int):
                 other = best.setdefault(number, file.name)

@@ -12,7 +12,7 @@ place, 24 bytes; the record of an image is read from there when the image is met
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from sa1bpack.errors import SourceError
+from sa1bpack.source.records.folders import FolderNames, common_end
 from sa1bpack.source.records.scan import Items, JsonScanner
 from sa1bpack.wording import brief
 
@@ -73,7 +74,7 @@ class CocoFile:
         self._image_span: dict[int, tuple[int, int]] = {}
         self._names: dict[str, list[int]] = {}  # last part of a path → numbers of images
         self._paths: dict[int, str] = {}
-        self._folders: set[str] = set()  # last folders of paths
+        self._folders = FolderNames()
         self._lacks_ids = False
         # What cannot be used → how many are so, and the first of them.
         self._unusable: Counter[str] = Counter()
@@ -166,7 +167,7 @@ class CocoFile:
             self._image_span[number] = (span[0], span[1])
             self._paths[number] = path
             parts = path.split("/")
-            self._folders.update(parts[-2:-1])
+            self._folders.add(parts)
             self._names.setdefault(parts[-1], []).append(number)
 
     def _owners(self, piece: Items) -> np.ndarray:
@@ -225,7 +226,7 @@ class CocoFile:
     def find(self, path: str) -> int | str | None:
         """The number of the image at a path, with the name of its source before it.
 
-        Folders decide between images whose last parts are equal. None if there is none; a
+        FolderNames decide between images whose last parts are equal. None if there is none; a
         text that says why it is not clear which.
         """
         name = path.rpartition("/")[2]
@@ -235,11 +236,11 @@ class CocoFile:
         parts = path.split("/")
         candidates = []
         for listed in self._names.get(name, []):
-            if not self._is_elsewhere(listed, parts):
+            if not self._folders.tell_apart(parts, self._paths[listed].split("/")):
                 candidates.append(listed)
         if len(candidates) < 2:
             return candidates[0] if candidates else None
-        lengths = [_common_end(parts, self._paths[number].split("/")) for number in candidates]
+        lengths = [common_end(parts, self._paths[number].split("/")) for number in candidates]
         longest = max(lengths)
         best = [
             number for number, length in zip(candidates, lengths, strict=True) if length == longest
@@ -255,16 +256,6 @@ class CocoFile:
             "correct their file_name"
         )
 
-    def _is_elsewhere(self, number: int, parts: Sequence[str]) -> bool:
-        """True if an image lies in another folder than a path of its name, in one that is listed.
-
-        A folder that no image of the file is in may be that of any: archives name them otherwise.
-        """
-        folder = self._paths[number].split("/")[-2:-1]
-        if not folder or len(parts) < 2:
-            return False
-        return parts[-2] != folder[0] and parts[-2] in self._folders
-
     @property
     def has_folders(self) -> bool:
         """True if it says of some images in which folder they are."""
@@ -272,7 +263,7 @@ class CocoFile:
 
     def agreement(self, number: int, path: str) -> int:
         """How many of the last parts of a path are those of the path of an image; 0 for results."""
-        return _common_end(path.split("/"), self.path_of(number).split("/"))
+        return common_end(path.split("/"), self.path_of(number).split("/"))
 
     def id_of(self, number: int) -> int | str:
         """The id of an image; one that is a text is not that of the pack."""
@@ -396,13 +387,3 @@ def _id_in(text: bytes) -> Id | None:
         identity: Id = msgspec.json.decode(match[1])
         return identity
     return None
-
-
-def _common_end(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many of the last parts of two paths are equal."""
-    count = 0
-    for part, other in zip(reversed(first), reversed(second), strict=False):
-        if part != other:
-            break
-        count += 1
-    return count
