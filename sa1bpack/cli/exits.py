@@ -82,12 +82,14 @@ _REMEDIES = {
     errno.EAGAIN: "the limit on processes and threads is reached: raise it (ulimit -u, the pids "
     "limit of the container), or use fewer --workers",
     errno.EMFILE: "the limit on open files is too low: raise it (ulimit -n)",
+    errno.EISDIR: "a folder is where a file must be: move it away",
+    errno.ENOTDIR: "a file is where a folder must be: move it away",
     errno.EROFS: "the file system is read-only: choose another folder, or mount it for writing",
 }
 
 
 # Errors that come again however often a command is repeated, until the user does something.
-_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS)
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR)
 
 
 @contextmanager

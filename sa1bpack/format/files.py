@@ -303,6 +303,21 @@ def replace_file(path: Path, data: bytes) -> None:
     flush_folder(path.parent)
 
 
+def make_way_for_file(path: Path) -> None:
+    """Remove an empty folder that has the name of a file of a pack.
+
+    Raises FormatError for one that is not empty: what is in it is not the pack's.
+    """
+    if path.is_symlink() or not path.is_dir():
+        return
+    _remove(os.rmdir, path)
+    if path.is_dir():
+        raise FormatError(
+            f"{path}: a folder with other files, where a file of the pack must be; move it away, "
+            "and repeat the command"
+        )
+
+
 def temporary_beside(path: Path) -> Path:
     """A fresh working name in the same folder, so that the rename stays within one file system.
 

@@ -19,9 +19,11 @@ from sa1bpack import interrupts
 from sa1bpack.arguments import ALL, Share, items_of, part_of_job, whole_number
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
+from sa1bpack.format.arrays import METADATA_NAME
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     file_digest,
+    make_way_for_file,
     put_in_place,
     remove_published,
     restore_set_aside,
@@ -29,6 +31,7 @@ from sa1bpack.format.files import (
 from sa1bpack.format.index import remove_old_indexes, remove_stale
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
+    REJECTS_NAME,
     SHARDS_NAME,
     lost_remedy,
     without_manifest,
@@ -60,6 +63,15 @@ from sa1bpack.packing.work import find_work
 from sa1bpack.paths import listed, local_path, patterns_of
 from sa1bpack.progress import ProgressOption, report, reporting
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
+
+# The files of a pack outside its shards, index and features.
+_OWN_FILE_PATHS = (
+    MANIFEST_NAME,
+    REJECTS_NAME,
+    CHECKSUMS_NAME,
+    METADATA_NAME,
+    f"{SHARDS_NAME}/{METADATA_NAME}",
+)
 
 _NOT_AT_URLS = (
     "a repair exchanges folders of shards, each in one step, which a bucket cannot: copy the pack "
@@ -165,7 +177,7 @@ def repair(
         OutputLocked: another process packs into the folder.
         NotAPack: the folder is not a pack.
         FormatError: the manifest is lost, and no shard records the options; or it is lost, and
-            there is a `part`.
+            there is a `part`; or a folder with other files is in the place of a file of the pack.
         VersionError: the pack has another version, or a newer minor one, whose additions would be
             lost.
         PackError: a worker cannot start.
@@ -369,12 +381,17 @@ class _Repair:
 
         A shard with other bytes than the pack's checksums demand is damage to the next check until
         they are rewritten, so a repair that is killed in between is resumed.
+
+        Raises FormatError if a folder with other files is in the place of one of the pack's files.
         """
         if not self._plan:
             remove_old_indexes(self._root, self._damage.manifest.index)
             Unfinished().write(self._root)
             return self.result
         restore_kept_features(self._root, self._damage.options.kept_keys)
+        if self._damage.own_files:
+            for path in _OWN_FILE_PATHS:
+                make_way_for_file(self._root / path)
         with ExitStack() as held:
             rebuilt = self._rebuild(held)
             ledger = self._ledger_to_publish(rebuilt)

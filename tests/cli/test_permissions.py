@@ -1,4 +1,5 @@
-"""Errors of permission name their own remedy: repeating the command cannot help."""
+"""Errors that come again until the user does something name their own remedy, such as those of
+permission: repeating the command cannot help."""
 
 import errno
 
@@ -38,6 +39,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
         (errno.EACCES, RIGHTS, False),
         (errno.EPERM, RIGHTS, False),
         (errno.EROFS, READ_ONLY, False),
+        (errno.EISDIR, "a folder is where a file must be: move it away", False),
+        (errno.ENOTDIR, "a file is where a folder must be: move it away", False),
         (errno.ENOSPC, "the disk is full, or has no inodes left (df, df -i): free some", True),
     ],
     ids=errno.errorcode.get,

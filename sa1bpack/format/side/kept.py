@@ -177,11 +177,15 @@ def make_kept_features(root: Path, keys: Iterable[KeptKey]) -> None:
 
 
 def restore_kept_features(root: Path, keys: Iterable[KeptKey]) -> None:
-    """Write again what is damaged of the features of kept keys, above their feature shards."""
+    """Write again what is damaged of the features of kept keys, above their feature shards.
+
+    Raises FormatError if a folder with other files is in the place of one.
+    """
     for key in keys:
         folder = key.folder(root)
         files.make_folder(folder)
         for name, data in top_of_side(key.manifest).items():
+            files.make_way_for_file(folder / name)
             files.replace_file(folder / name, data)
 
 

@@ -23,6 +23,32 @@ def test_a_flipped_bit_in_any_file_of_the_pack_itself_is_repaired_from_shards(ro
         assert contents(root) == expected, name
 
 
+def test_a_folder_in_place_of_a_file_of_the_pack_itself_makes_way(root, tars, expected):
+    """If it is empty: what is in another one is not the pack's, and stays."""
+    names = [name for name in expected if not name.startswith("shards/sa_") and expected[name]]
+    for name in names:
+        (root / name).unlink()
+        (root / name).mkdir()
+        result = sa1bpack.repair(root, tars, workers=1)
+        assert result.ok and result.rewritten, name
+        assert contents(root) == expected, name
+    top = [name for name in names if not name.startswith("index-")]
+    for name in top:
+        (root / name).unlink()
+        (root / name / "mine").mkdir(parents=True)
+        before = contents(root)
+        with pytest.raises(FormatError) as caught:
+            sa1bpack.repair(root, tars, workers=1)
+        assert str(caught.value) == (
+            f"{root / name}: a folder with other files, where a file of the pack must be; move it "
+            "away, and repeat the command"
+        )
+        assert contents(root) == before
+        shutil.rmtree(root / name)
+        assert sa1bpack.repair(root, tars, workers=1).ok
+        assert contents(root) == expected, name
+
+
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_text("{"), flip])
 def test_a_lost_manifest_is_rewritten_from_the_shards_and_the_tars(root, tars, expected, spoil):
     spoil(root / "manifest.json")
