@@ -496,6 +496,39 @@ def numbered(folder: Path, ids: dict[str, int]) -> sa1bpack.Dataset:
     return sa1bpack.open(folder / "pack")
 
 
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "cut between members",
+        "cut in a header",
+        "cut in a member",
+        "damaged header",
+        "no end marker",
+    ],
+)
+def test_no_row_of_a_tar_is_lost_without_a_word(ds, ids, pack, tmp_path, damage, compress):
+    """tarfile takes a damaged header, and the end of the file, for the end of the tar."""
+    path = as_tar(tmp_path, ids)
+    data = path.read_bytes()
+    with tarfile.open(path) as tar:
+        third = tar.getmembers()[3]
+        last = tar.getmembers()[-1]
+    damaged = {
+        "cut between members": data[: third.offset],
+        "cut in a header": data[: third.offset + 100],
+        "cut in a member": data[: third.offset_data + 1],
+        "damaged header": data[: third.offset] + b"?" + data[third.offset + 1 :],
+        "no end marker": data[: last.offset_data + 512],
+    }
+    path.write_bytes(gzip.compress(damaged[damage]) if compress else damaged[damage])
+    with pytest.raises(SourceError, match=r"rows\.tar: not a whole tar: .*; copy it again"):
+        attach(ds, "a", path, missing="allow")
+    assert not (pack / "side").exists()
+    path.write_bytes(data)
+    attach(ds, "a", path)
+
+
 @pytest.mark.parametrize("archive", [False, True])
 def test_a_file_of_digits_is_never_a_row_of_another_image(tmp_path, archive):
     def rows_of(folder: Path) -> Path:

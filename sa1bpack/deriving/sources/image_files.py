@@ -12,7 +12,8 @@ from io import BytesIO
 from itertools import islice
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any
+from tarfile import HeaderError, ReadError
+from typing import Any, Self
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -35,6 +36,7 @@ ARRAY_SUFFIXES = (".npy", ".npz")
 TEXT_SUFFIX = ".txt"
 IMAGE_FILE_SUFFIXES = (*ARRAY_SUFFIXES, TEXT_SUFFIX)
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_END_MARKER = bytes(tarfile.BLOCKSIZE)
 # Threads that read files, and how many small ones each reads at once.
 _READERS = 8
 _AT_ONCE = 16
@@ -131,6 +133,23 @@ def _contents(paths: Sequence[Path]) -> list[bytes]:
     return contents
 
 
+class _CheckedHeader(tarfile.TarInfo):
+    """The header of a member of a tar, which must have its end marker after the last one.
+
+    tarfile takes a damaged header, and the end of the file, for the end of the tar.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """The header in these bytes; raises HeaderError at the end marker, ReadError for none."""
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except HeaderError as error:
+            if buf == _END_MARKER:
+                raise
+            raise ReadError(f"{error} where a header or the end marker must be") from None
+
+
 class TarOfFiles:
     """The files of rows in a tar, plain or gzip, read as a stream."""
 
@@ -177,7 +196,7 @@ class TarOfFiles:
     def _members(self, raw: Any, other_files: OtherFiles) -> Iterator[tuple[str, bytes]]:
         """Name and content of each file of a row."""
         try:
-            with tarfile.open(fileobj=raw, mode="r|*") as tar:
+            with tarfile.open(fileobj=raw, mode="r|*", tarinfo=_CheckedHeader) as tar:
                 for member in tar:
                     if not member.isfile():
                         continue
