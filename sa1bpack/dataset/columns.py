@@ -269,7 +269,13 @@ class Columns:
         values = values.astype(reduced_type(values.dtype, how), copy=False)
         edges = self["mask_offset"]
         for feature in features_for(name, self._opened.features, self.pack):
-            if feature.spec.name == name and feature.present is not None:
+            keys = FeatureKeys.of(feature.spec)
+            if name == keys.rows and feature.spec.dtype == "bfloat16":
+                raise OptionError(
+                    f"the rows of {name} are bfloat16, which numpy lacks: columns have their bits, "
+                    f"which have no {how}; reduce columns[NAME] by a function of your own"
+                )
+            if name in (keys.rows, keys.lengths) and feature.present is not None:
                 present = self._present(feature)
                 values = values[present]
                 edges = offsets_of(present)[edges]

@@ -1,6 +1,6 @@
 """What conditions may compare: the numbers of samples and of masks, by the names that a text uses.
 
-Each table maps what a text names to a function of the columns of a shard. What exists depends on
+Each table maps what a text names to functions of the columns of a shard. What exists depends on
 the pack: its layout says which numbers masks have, and the dataset which features there are.
 """
 
@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,21 @@ if TYPE_CHECKING:
     from sa1bpack.dataset.columns import Columns
 
 Getter = Callable[["Columns"], np.ndarray]
-Table = Mapping[Operand, Getter]
+
+
+class Compared(NamedTuple):
+    """What a condition compares, as functions of the columns of a shard.
+
+    Attributes:
+        values: a value per sample, or per mask.
+        present: bool, which of these are there; None: all.
+    """
+
+    values: Getter
+    present: Getter | None = None
+
+
+Table = Mapping[Operand, Compared]
 
 # Numbers of a sample: columns with one value each. Sizes are source pixels.
 NUMBERS = ("mask_count", "annotation_count", "image_id", *SIZE_COLUMNS)
@@ -37,53 +51,55 @@ def reduced_numbers(layout: Layout) -> list[str]:
     return [number.array for number in layout.mask_numbers if number.columns == 1]
 
 
-def values_of_samples(pack: Pack) -> dict[Operand, Getter]:
+def values_of_samples(pack: Pack) -> dict[Operand, Compared]:
     """What conditions of samples compare: a value per sample, (k,)."""
-    table: dict[Operand, Getter] = {}
+    table: dict[Operand, Compared] = {}
     for name in (*NUMBERS, "file_name"):
-        table[Operand(name)] = operator.itemgetter(name)
+        table[Operand(name)] = Compared(operator.itemgetter(name))
     reduced = reduced_numbers(pack.layout)
     for spec in _features(pack, "sample"):
         table |= _of_feature(spec)
     reduced += [spec.name for spec in _features(pack, "mask") if _is_single(spec) and not spec.text]
     for how in REDUCTIONS:
         for name in reduced:
-            table[Operand(name, reduce=how)] = partial(_reduced, name=name, how=how)
+            get = partial(_reduced, name=name, how=how)
+            table[Operand(name, reduce=how)] = Compared(get)
     return table
 
 
-def values_of_masks(pack: Pack) -> dict[Operand, Getter]:
+def values_of_masks(pack: Pack) -> dict[Operand, Compared]:
     """What conditions of masks compare: a value per mask, (m,)."""
-    table: dict[Operand, Getter] = {}
+    table: dict[Operand, Compared] = {}
     for number in pack.layout.mask_numbers:
         if number.columns == 1:
-            table[Operand(number.array)] = operator.itemgetter(number.array)
+            table[Operand(number.array)] = Compared(operator.itemgetter(number.array))
         for column, part in enumerate(number.dims[-1] if number.columns > 1 else ""):
             get = partial(_column_of, name=number.array, column=column)
-            table[Operand(number.array, part)] = get
-    table[Operand("area_frac")] = _area_frac
+            table[Operand(number.array, part)] = Compared(get)
+    table[Operand("area_frac")] = Compared(_area_frac)
     for name in RELATION_NUMBERS:
-        table[Operand(name)] = partial(_relation, name=name)
+        table[Operand(name)] = Compared(partial(_relation, name=name))
     for name in (*NUMBERS, "file_name"):
-        table[Operand(name)] = partial(_of_each_mask, get=operator.itemgetter(name))
+        table[Operand(name)] = _of_each_mask(Compared(operator.itemgetter(name)))
     # A feature comes before a relation of its name: it may hold the relation, computed once.
     for spec in _features(pack, "mask"):
         table |= _of_feature(spec)
     for spec in _features(pack, "sample"):
-        for operand, get_values in _of_feature(spec).items():
-            table[operand] = partial(_of_each_mask, get=get_values)
+        for operand, compared in _of_feature(spec).items():
+            table[operand] = _of_each_mask(compared)
     return table
 
 
-def _of_feature(spec: SideSpec) -> dict[Operand, Getter]:
+def _of_feature(spec: SideSpec) -> dict[Operand, Compared]:
     """What conditions compare of a feature: a value per row."""
-    table: dict[Operand, Getter] = {}
-    table[Operand(spec.name, PRESENT)] = partial(_present, name=spec.name)
+    table: dict[Operand, Compared] = {}
+    present = partial(_present, name=spec.name)
+    table[Operand(spec.name, PRESENT)] = Compared(present)
     if _is_single(spec):
-        table[Operand(spec.name)] = partial(_feature, name=spec.name)
+        table[Operand(spec.name)] = Compared(partial(_feature, name=spec.name), present)
     lengths = FeatureKeys.of(spec).lengths
     if lengths:
-        table[Operand(lengths)] = operator.itemgetter(lengths)
+        table[Operand(lengths)] = Compared(operator.itemgetter(lengths), present)
     return table
 
 
@@ -120,7 +136,15 @@ def _relation(columns: "Columns", name: str) -> np.ndarray:
     return columns.relation(name)
 
 
-def _of_each_mask(columns: "Columns", get: Getter) -> np.ndarray:
+def _of_each_mask(compared: Compared) -> Compared:
+    """What has a value per sample, with one per mask."""
+    present = None
+    if compared.present is not None:
+        present = partial(_repeated, get=compared.present)
+    return Compared(partial(_repeated, get=compared.values), present)
+
+
+def _repeated(columns: "Columns", get: Getter) -> np.ndarray:
     """A value per sample as one per mask."""
     return np.repeat(get(columns), columns["mask_count"])
 
@@ -186,12 +210,10 @@ def evaluated(condition: Condition, columns: "Columns", table: Table) -> np.ndar
     """
 
     def presence(operand: Operand) -> np.ndarray | None:
-        present = Operand(operand.name, PRESENT)
-        if operand.part or operand.reduce is not None or present not in table:
-            return None
-        return table[present](columns)
+        present = table[operand].present
+        return None if present is None else present(columns)
 
-    return condition.holds(lambda operand: table[operand](columns), presence)
+    return condition.holds(lambda operand: table[operand].values(columns), presence)
 
 
 def _listed(table: Table) -> str:

@@ -39,6 +39,7 @@ REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 PRESENT = "present"  # the part of a feature that says whether its row is there
 MAX_TERMS = 1000  # names, signs, constants and parentheses of a condition
 _MAX_DEPTH = 50  # of parentheses and "~"
+_EXACT = 1 << 53  # below, a float is the whole number that it stands for
 
 _NUMBER = r"[-+]?[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?"
 _TOKEN = re.compile(
@@ -235,10 +236,12 @@ def _number_of(text: str) -> int | float:
     value = float(digits)
     if not isfinite(value):
         raise _Unexpected
+    if not value.is_integer():
+        return value
+    if abs(value) < _EXACT:  # what is lost of the digits does not matter beside whole numbers
+        return int(value)
     exact = Decimal(digits)
-    if value.is_integer() and exact == exact.to_integral_value():
-        return int(exact)
-    return value
+    return int(exact) if exact == exact.to_integral_value() else value
 
 
 class _Parser:

@@ -55,6 +55,12 @@ def test_whole_numbers_are_compared_exactly_however_they_are_written(several, tm
         assert len(ds.where(f"large > {text}")) == len(ds) - 2
 
 
+@pytest.mark.parametrize("text", ["0e99999999999999999999", "1e-99999999999999999999", "1e-400"])
+def test_a_number_nearer_to_0_than_any_float_is_0(ds, text):
+    counts = ds.column("mask_count")
+    assert len(ds.where(f"mask_count > {text}")) == (counts > 0).sum() < len(ds)
+
+
 @pytest.mark.parametrize("limit", ["1e5", "100000", "1" + "0" * 300])
 def test_a_number_beyond_a_small_type_is_above_all_of_it(several, tmp_path, limit):
     ds = open_pack(several.roots)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from narrow_packs import pack_of
 from ragged_features import RAGGED_KINDS, write_ragged
 
@@ -87,6 +88,49 @@ def test_a_missing_row_fulfils_no_comparison(ds, sign):
         named = SIGNS[sign](ds.column("title"), "") & ds.column("title_present")
         kept = ds.where(f"title {sign} ''")
         assert kept.column("image_id").tolist() == ds.column("image_id")[named].tolist()
+
+
+@pytest.mark.parametrize("axis", ["sample", "mask"])
+def test_a_missing_row_has_no_length_to_compare(root, tmp_path, axis):
+    ds = sa1bpack.open(root)
+    ids = ds.column("image_id") if axis == "sample" else ds.mask_column("annotation_id")
+    rows = {key: np.ones(number % 4, "f4") for number, key in enumerate(ids.tolist()) if number % 3}
+    options = {"shape": (None,), "axis": axis, "missing": "allow", "output": tmp_path / "tokens"}
+    sa1bpack.attach(ds, "tokens", rows, **options)
+    ds = ds.with_options(features=tmp_path / "tokens")
+    for condition, is_met in (
+        ("tokens_lengths < 2", lambda count: count < 2),
+        ("tokens_lengths != 1", lambda count: count != 1),
+        ("tokens_lengths == 0", lambda count: count == 0),
+    ):
+        if axis == "sample":
+            met = ds.where(condition).column("image_id")
+        else:
+            met = ds.where_masks(condition).mask_column("annotation_id")
+        expected = [key for key in ids.tolist() if key in rows and is_met(len(rows[key]))]
+        assert met.tolist() == expected and expected
+
+
+def test_missing_maps_of_images_do_not_count_for_a_relation_of_masks_of_that_name(root, tmp_path):
+    ds = sa1bpack.open(root)
+    maps = {int(ds.column("image_id")[0]): np.ones((1, 4, 4), "f4")}
+    options = {"spatial": True, "covers": "canvas", "missing": "allow"}
+    sa1bpack.attach(ds, "depth", maps, output=tmp_path / "depth", **options)
+    whole = ds.where_masks("depth == 0").mask_column("annotation_id")
+    ds = ds.with_options(features=tmp_path / "depth")
+    assert ds.where_masks("depth == 0").mask_column("annotation_id").tolist() == whole.tolist()
+    assert len(ds.where_masks("depth.present").mask_column("area")) < len(whole)
+
+
+def test_bits_of_bfloat16_have_no_sum(root, tmp_path):
+    ds = sa1bpack.open(root)
+    ids = ds.mask_column("annotation_id")
+    rows = torch.full((len(ids),), -1.5, dtype=torch.bfloat16)
+    sa1bpack.attach(ds, "score", rows, ids, axis="mask", output=tmp_path / "score")
+    ds = ds.with_options(features=tmp_path / "score")
+    for how in ("sum", "max", "min"):
+        with pytest.raises(OptionError, match=f"of score are bfloat16, .* have no {how}; reduce"):
+            ds.column("score", how)
 
 
 @pytest.mark.parametrize("how", ["sum", "max", "min"])
