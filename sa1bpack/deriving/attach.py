@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -185,6 +184,8 @@ class _MatchedRows:
         self._target = target
         self._rows = rows
         self._is_used = np.zeros(len(rows.source.ids), bool)
+        # int64 (n,): of rows of masks that are used, the image that has the mask.
+        self._image_ids = np.zeros(len(rows.source.ids), np.int64)
         self._without_row = 0
         self._first_without_row = ""
 
@@ -203,31 +204,24 @@ class _MatchedRows:
     def _check_images(self, shard: ShardToDo, positions: np.ndarray) -> None:
         """Raise OptionError if a row would be that of masks of several images.
 
-        Annotation ids of several data sets may be equal. An image that is there twice has its masks
-        twice.
+        Annotation ids of several data sets may be equal. An image that is there twice, by its id,
+        has its masks twice.
 
         Args:
             positions: int64 (k,): the row of each mask of the shard, -1 for none.
         """
         images = np.repeat(shard.samples.column("image_id"), shard.row_counts("mask"))
-        matched = np.flatnonzero(positions >= 0)
-        by_row = matched[np.argsort(positions[matched], kind="stable")]
-        again = (np.diff(positions[by_row]) == 0) & (np.diff(images[by_row]) != 0)
-        masks = by_row[1:][again]
-        if not len(masks):
-            masks = matched[self._is_used[positions[matched]]]
-            if not len(masks) or self._has_images_twice:
-                return
-        raise OptionError(
-            f"masks of several images have the annotation id {self._ids(shard)[masks[0]]}, one of "
-            f"image {images[masks[0]]}, so a row would be that of all of them: attach to one pack, "
-            "or one source (from_sources), at a time"
-        )
-
-    @cached_property
-    def _has_images_twice(self) -> bool:
-        ids = np.concatenate([shard.samples.column("image_id") for shard in self._target.shards])
-        return len(np.unique(ids)) < len(ids)
+        masks = np.flatnonzero(positions >= 0)
+        rows = positions[masks]
+        new = ~self._is_used[rows]
+        self._image_ids[rows[new]] = images[masks[new]]
+        others = masks[self._image_ids[rows] != images[masks]]
+        if len(others):
+            raise OptionError(
+                f"masks of several images have the annotation id {self._ids(shard)[others[0]]}, "
+                f"one of image {images[others[0]]}, so a row would be that of all of them: attach "
+                "to one pack, or one source (from_sources), at a time"
+            )
 
     def check_missing(self) -> None:
         """Raise OptionError if a row is missing and must not be."""

@@ -12,10 +12,11 @@ from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.spec import SIDE_DTYPES, TEXT
 from sa1bpack.wording import brief
 
-MASKED = (
+_MASKED = (
     "a masked array, whose masked numbers would be stored as others: fill them, array.filled(0), "
     "or leave such rows out"
 )
+_NOT_DENSE = "a sparse or nested tensor: give a dense one, or a list of tensors"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ def returned_rows(returned: Any) -> ReturnedRows:
     Raises OptionError for anything else, and for a type that a feature cannot have.
     """
     if isinstance(returned, list | tuple):
+        for row in returned:
+            check_dense(row)
         if returned and all(isinstance(text, str) for text in returned):
             return _texts(returned)
         if returned and all(hasattr(row, "shape") for row in returned):
@@ -101,18 +104,24 @@ def _ragged(arrays: Sequence[Any]) -> ReturnedRows:
     return ReturnedRows(FeatureRows(values, lengths), dtype, first.shape[1:])
 
 
+def check_dense(rows: Any) -> None:
+    """Raise OptionError for an array or a tensor that has not a number at every place.
+
+    Of a sparse or a nested tensor, many questions are errors of torch.
+    """
+    if isinstance(rows, np.ma.MaskedArray):
+        raise OptionError(_MASKED)
+    if isinstance(rows, torch.Tensor) and (rows.is_nested or rows.layout != torch.strided):
+        raise OptionError(_NOT_DENSE)
+
+
 def stored_rows(rows: Any) -> tuple[np.ndarray, str]:
     """A tensor or an array as it is stored, C-contiguous, and its type by name.
 
     Raises OptionError for anything else, and for a type that a feature cannot have.
     """
-    if isinstance(rows, np.ma.MaskedArray):
-        raise OptionError(MASKED)
+    check_dense(rows)
     if isinstance(rows, torch.Tensor):
-        if rows.layout != torch.strided or rows.is_nested:
-            raise OptionError(
-                "rows are a sparse or nested tensor: return a dense one, or a list of tensors"
-            )
         dtype = str(rows.dtype).removeprefix("torch.")
         tensor = rows.detach().cpu().contiguous()
         if dtype == "bfloat16":

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from sa1bpack.deriving.returned_rows import stored_rows
+from sa1bpack.deriving.returned_rows import check_dense, stored_rows
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES, TEXT
@@ -144,6 +144,7 @@ def source_of(rows: Any, ids: Any, shape: Sequence[int | None] | None) -> RowSou
             raise OptionError("ids are given, but rows are a dict, whose keys are the ids")
         ids = list(rows)
         rows = list(rows.values())
+    check_dense(rows)
     if getattr(getattr(rows, "dtype", None), "kind", None) in ("U", "T", "O"):
         rows = rows.tolist()
     if hasattr(rows, "shape") and hasattr(rows, "dtype"):
@@ -174,6 +175,7 @@ def _source_of_list(
     if isinstance(rows[0], str):
         return TextRows(rows, ids)
     for number, row in enumerate(rows):
+        check_dense(row)
         if not hasattr(row, "shape"):
             raise OptionError(
                 f"the row of id {ids[number]} is a {type(row).__name__}: choose an array of all "
@@ -210,6 +212,8 @@ def ids_of(ids: Any, count: int) -> np.ndarray:
     """
     if ids is None:
         raise OptionError("ids are None: give the id of each row, or a dict of id and row as rows")
+    if isinstance(ids, np.ma.MaskedArray):
+        raise OptionError("ids are a masked array: leave out rows without an id, and give the rest")
     if isinstance(ids, torch.Tensor):
         ids = ids.cpu().numpy()
     if isinstance(ids, Iterable) and not hasattr(ids, "dtype"):

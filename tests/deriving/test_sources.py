@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import shutil
 import signal
 import sys
 import tarfile
@@ -248,6 +249,34 @@ def test_a_row_is_not_that_of_masks_of_two_data_sets(tmp_path, packs):
         attach(ds.from_sources(name), "text", of_source, **options)
     read = read_back(ds, tmp_path / "text", "text")
     assert read == {1: ["a"], 2: ["b"], 101: ["c"], 102: ["d"]}
+
+
+def test_a_row_is_not_that_of_masks_of_two_images_that_both_data_sets_have(tmp_path):
+    """As COCO and LVIS: the same images, with annotations that are numbered anew."""
+    square = [[5, 5, 30, 5, 30, 30, 5, 30]]
+    for name, owners in (("coco", (1, 2)), ("lvis", (2, 1))):
+        folder = tmp_path / name
+        folder.mkdir()
+        images = []
+        annotations = []
+        for number, owner in enumerate(owners, start=1):
+            Image.new("RGB", (60, 40)).save(folder / f"{number}.png")
+            images.append({"id": number, "file_name": f"{number}.png"})
+            annotations.append({"id": number, "image_id": owner, "segmentation": square})
+        labels = {"images": images, "annotations": annotations, "categories": []}
+        (folder / "_annotations.coco.json").write_text(json.dumps(labels))
+        options = {"workers": 1, "image_size": 64, "progress": False}
+        sa1bpack.pack(folder, tmp_path / f"pack {name}", **options)
+    both = sa1bpack.open([tmp_path / "pack coco", tmp_path / "pack lvis"], duplicates="all")
+    texts = {1: "a", 2: "b"}
+    with pytest.raises(OptionError, match="masks of several images have the annotation id"):
+        attach(both, "text", texts, axis="mask", output=tmp_path / "text")
+    assert not (tmp_path / "text").exists()
+    shutil.copytree(tmp_path / "pack coco", tmp_path / "copy")
+    twice = sa1bpack.open([tmp_path / "pack coco", tmp_path / "copy"], duplicates="all")
+    attach(twice, "text", texts, axis="mask", output=tmp_path / "text")
+    twice = twice.with_options(features=tmp_path / "text")
+    assert [sample["text"] for sample in twice] == [["a"], ["b"]] * 2
 
 
 def test_masks_have_rows_of_lists_in_parquet(ds, tmp_path):
@@ -817,6 +846,8 @@ def test_what_is_said_of_rows_must_fit_them(ds):
         ([2**53 + 1, 0.5], None, "whole numbers beyond 9007199254740992"),
         ([[1, 2], [-(2**60), 0.5]], None, "whole numbers beyond 9007199254740992"),
         ([2**63, -1], None, "whole numbers beyond 9007199254740992"),
+        ([np.int64(2**53 + 1), 0.5], None, "whole numbers beyond 9007199254740992"),
+        ([np.array([-(2**60)]), np.array([0.5])], None, "whole numbers beyond 9007199254740992"),
     ],
 )
 def test_no_type_changes_a_whole_number(ds, pack, value, dtype, message):
@@ -835,6 +866,29 @@ def test_a_masked_array_is_refused(ds, pack):
         attach(ds, "a", [(i, masked) for i in ids], dtype="uint8")
     with pytest.raises(OptionError, match=r"a masked array, whose .* fill them"):
         attach(ds, "a", [masked] * len(ids), ids)
+    with pytest.raises(OptionError, match="ids are a masked array: leave out"):
+        attach(ds, "a", np.arange(len(ids)), np.ma.masked_array(ids, masked.mask))
+    assert not (pack / "side").exists()
+
+
+NOT_DENSE = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_a_tensor_that_is_not_dense_is_refused(ds, pack, kind):
+    tensor = NOT_DENSE[kind]()
+    ids = ds.column("image_id").tolist()
+    for rows in ([(i, tensor) for i in ids], dict.fromkeys(ids, tensor)):
+        with pytest.raises(OptionError, match="a sparse or nested tensor: give a dense one"):
+            attach(ds, "a", rows)
+    for rows in ([tensor] * len(ids), tensor):
+        with pytest.raises(OptionError, match="a sparse or nested tensor: give a dense one"):
+            attach(ds, "a", rows, ids)
     assert not (pack / "side").exists()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sa1bpack.deriving.returned_rows import check_dense
 from sa1bpack.deriving.sources.blocks import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -52,6 +53,12 @@ class Pairs:
                     f"{self.place(number)}: {brief(pair)}; give pairs (id, row), such as "
                     "(223750, 'a cat on a sofa')"
                 )
+            try:
+                check_dense(pair[1])
+            except OptionError as error:
+                raise OptionError(
+                    f"{self.place(number)}: the row of {brief(pair[0])} is {error}"
+                ) from None
             self.finished += 1
             value = _copied(pair[1])
             if builder.add(pair[0], value, number, _nbytes(value)):

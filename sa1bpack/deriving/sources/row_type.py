@@ -21,7 +21,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from sa1bpack.deriving.returned_rows import MASKED, stored_rows
+from sa1bpack.deriving.returned_rows import check_dense, stored_rows
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES, SIDE_DTYPES, TEXT
 from sa1bpack.wording import brief
@@ -109,8 +109,10 @@ class RowType:
             return self._convert_number(value)
         if isinstance(value, list | tuple):
             return self._convert_array(_array_of_list(value), is_list=True)
-        if isinstance(value, np.ma.MaskedArray):
-            raise ValueError(MASKED)
+        try:
+            check_dense(value)
+        except OptionError as error:
+            raise ValueError(f"it is {error}") from None
         array = value if hasattr(value, "detach") else np.asarray(value)
         shape = tuple(array.shape)
         try:
@@ -346,10 +348,14 @@ def _array_of_list(value: Sequence[Any]) -> np.ndarray:
 
 
 def _has_inexact(value: Sequence[Any]) -> bool:
-    """True if a list, or a list in it, has a whole number that float64 may not hold."""
+    """True if a list, or a list or array in it, has a whole number that float64 may not hold."""
     for item in value:
         if isinstance(item, list | tuple):
             if _has_inexact(item):
+                return True
+        elif getattr(item, "dtype", None) is not None:
+            numbers = np.asarray(item)
+            if numbers.dtype.kind in "iu" and ((numbers > _EXACT) | (numbers < -_EXACT)).any():
                 return True
         elif isinstance(item, int) and abs(item) > _EXACT:
             return True
