@@ -525,6 +525,20 @@ def numbered(folder: Path, ids: dict[str, int]) -> sa1bpack.Dataset:
     return sa1bpack.open(folder / "pack")
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_a_pipe_or_a_device_among_files_of_rows_is_named_and_not_waited_for(
+    ds, pack, tmp_path, make
+):
+    (tmp_path / "rows").mkdir()
+    path = tmp_path / "rows" / f"{ds.column('image_id')[0]}.txt"
+    make(path)
+    with pytest.raises(SourceError) as caught:
+        attach(ds, "a", tmp_path / "rows", missing="allow")
+    place = "a folder, a pipe or a device, where a file of a row must be; leave it out"
+    assert str(caught.value) == f"{path}: {place}"
+    assert not (pack / "side").exists()
+
+
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize(
     "damage",

@@ -1,6 +1,7 @@
 """Rows of a file per image, .npy, .npz or .txt, whose name says which image; in folders, tars."""
 
 import os
+import stat
 import tarfile
 import zipfile
 import zlib
@@ -124,11 +125,20 @@ def _read_ahead(
 
 
 def _contents(paths: Sequence[Path]) -> list[bytes]:
-    """The bytes of files. Raises SourceError if one has more than a row can have, OSError."""
+    """The bytes of files.
+
+    Raises SourceError if one is no file, or has more than a row can have, OSError.
+    """
     contents = []
     for path in paths:
         with naming(path):
-            _check_size(path, path.stat().st_size)
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):  # opening a pipe would hang
+                raise SourceError(
+                    f"{path}: a folder, a pipe or a device, where a file of a row must be; leave "
+                    "it out"
+                )
+            _check_size(path, status.st_size)
             contents.append(path.read_bytes())
     return contents
 
