@@ -103,6 +103,7 @@ class BufferPool:
     Attributes:
         changes: the lock, which the queues of epochs have as well, and who waits for a free buffer
             or for other work.
+        shared_changes: the same, if other pools have it, too: those of a mix; None: its own.
         count: number of buffers that were planned.
         all: buffers that exist.
         free: buffers that can be taken.
@@ -131,6 +132,7 @@ class BufferPool:
         Raises:
             Whatever `allocate` raises.
         """
+        self.shared_changes = changes
         self.changes = changes or Changes()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
         self.allocate = allocate

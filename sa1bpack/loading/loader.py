@@ -264,22 +264,9 @@ class Loader(BaseLoader, Threaded):
         if self._closed:
             raise LoaderError("this loader is closed; make a new one")
         device = self._device.here()
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._pool = None
-        if crew is not None and self._pool is not None and self._pool.changes is not crew.changes:
-            self._pool = None
-        if self._pool is None:
-            plan = self.plan()
-            changes = None if crew is None else crew.changes
-            buffers = plan.batches // plan.together
-            self._together = plan.together
-            self._pool = BufferPool(
-                partial(_allocated, device, plan), buffers, self._threads, changes
-            )
-        self._pool.refill()
+        pool = self._pool_for(device, crew)
         if crew is None:
-            crew = ReaderCrew(self._threads, self._pool.changes, self._pool.scratch)
+            crew = ReaderCrew(self._threads, pool.changes, pool.scratch)
         locator = self._locator
         if locator is None:
             locator = Locator(self._narrowed, self._spec, self._masks)
@@ -290,7 +277,7 @@ class Loader(BaseLoader, Threaded):
         self._is_compiled = True
         _log.info("epoch %d begins: %r", batches.epoch, self)
         readers = ReaderThreads(
-            self._pool,
+            pool,
             device,
             locator,
             batches,
@@ -316,6 +303,27 @@ class Loader(BaseLoader, Threaded):
             counts,
             crew.pipeline_slots,
         )
+
+    def _pool_for(self, device: Host | CudaDevice, crew: ReaderCrew | None) -> BufferPool:
+        """The buffers for an epoch: those of the one before, unless other crews may wait there.
+
+        Where threads of several crews wait, what is to wake one may wake another's.
+        """
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._pool = None
+        changes = None if crew is None else crew.changes
+        if self._pool is not None and self._pool.shared_changes is not changes:
+            self._pool = None
+        if self._pool is None:
+            plan = self.plan()
+            buffers = plan.batches // plan.together
+            self._together = plan.together
+            self._pool = BufferPool(
+                partial(_allocated, device, plan), buffers, self._threads, changes
+            )
+        self._pool.refill()
+        return self._pool
 
     def close(self) -> None:
         """End the threads and release the buffers. Batches already yielded stay valid."""

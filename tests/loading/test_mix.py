@@ -499,6 +499,19 @@ def test_threads_end_with_the_iteration(sets, how):
     assert mix_threads() == []
 
 
+def test_the_threads_of_a_mix_that_still_lives_do_not_hold_up_a_loop_over_one_loader(sets):
+    # What should have woken a thread of the loop woke one of the mix, and the loop waited for 10 s.
+    often = sets["a"][[*range(len(sets["a"]))] * 10]
+    loaders = {name: Loader(often, 1, threads=2, prefetch=1, timeout=8) for name in "abc"}
+    mix = Mix(loaders, steps=STEPS)
+    running = iter(mix)
+    next(running)
+    assert sum(1 for _ in loaders["a"]) == len(often)
+    with pytest.raises(LoaderError, match="ended by a new one of the same loader"):
+        for _ in running:
+            pass
+
+
 def test_ctrl_c_while_a_source_is_waited_for_ends_all_threads(sets, monkeypatch, uninterrupted):
     begun = threading.Event()
     release = threading.Event()
