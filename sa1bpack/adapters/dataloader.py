@@ -174,6 +174,9 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
             self._iterator = None
             self._has_received = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_iterator": None, "_has_received": False}
+
     def __repr__(self) -> str:
         return self._described(counted(self.num_workers, "worker"))
 

@@ -1,7 +1,9 @@
 """make_dataloader: the Loader's batches from a torch DataLoader, with a state and a plan."""
 
+import copy
 import logging
 import os
+import pickle
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,6 +58,19 @@ def test_the_state_counts_batches_that_were_taken_not_those_fetched_ahead(ds, wo
     with Loader(ds, 2, shuffle=True, seed=1) as loader:  # and the Loader can continue from it
         loader.load_state_dict(state)
         assert rows_of(loader) == complete[2:]
+    made.end_workers(), other.end_workers()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_keeps_the_place_and_has_workers_of_its_own(ds, duplicate):
+    made = make_dataloader(ds, 4, num_workers=1, shuffle=True, seed=1)
+    running = iter(made)
+    next(running)
+    other = duplicate(made)
+    assert other.state_dict() == made.state_dict()
+    second = rows_of(other)
+    assert len(list(running)) == 2
+    assert rows_of(made) == second
     made.end_workers(), other.end_workers()
 
 
