@@ -76,6 +76,19 @@ def test_weights_are_quantiles_of_the_beta_distribution(alpha):
     torch.testing.assert_close(upper, 1 - found, atol=1e-7, rtol=0)
 
 
+@pytest.mark.parametrize("alpha", [0.05, 0.4, 1.0, 1.01, 2.0, 8.0, 16.0, 100.0, 1e4, 1e6])
+def test_weights_are_spread_as_the_beta_distribution_is(alpha):
+    """Compared with its moments, at probabilities in even steps."""
+    probabilities = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
+    with np.errstate(all="raise"):
+        lam = Mixup(alpha).draw(probabilities).double()
+    squares = (lam - 0.5).square()
+    assert lam.mean().item() == pytest.approx(0.5, abs=1e-6)
+    assert squares.mean().item() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=1e-3)
+    fourth = 3 / (16 * (2 * alpha + 1) * (2 * alpha + 3))
+    assert squares.square().mean().item() == pytest.approx(fourth, rel=1e-3)
+
+
 def test_images_are_mixed_with_the_next_one_of_the_batch(device):
     images = torch.rand(3, 3, 4, 5).to(device)
     numbers = torch.tensor([[0.1], [0.5], [0.8]], dtype=torch.float64, device=device)

@@ -13,6 +13,9 @@ from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.memory import Table
 
 _KNOTS = 4097  # size of the table of quantiles
+_SUMMED = 16 * _KNOTS  # places where the density is summed
+# With a large alpha, the density is summed where it is above exp(-_NEGLIGIBLE) of the largest.
+_NEGLIGIBLE = 80.0
 
 
 class MixStep(Step):
@@ -24,7 +27,7 @@ class MixStep(Step):
 
     Attributes:
         alpha: parameter of the distribution.
-        table: quantiles of it.
+        table: quantiles of it, see `beta_quantiles`.
     """
 
     def __init__(self, alpha: float):
@@ -45,11 +48,14 @@ class MixStep(Step):
     def draw(self, numbers: Tensor) -> Tensor:
         """float32 (B,) from Beta(alpha, alpha), from uniform numbers in [0, 1), float64 (B,)."""
         table = self.table.on(numbers.device)
-        low = torch.minimum(numbers, 1 - numbers)
-        knot = low * 2 * (_KNOTS - 1)
+        share = 2 * torch.minimum(numbers, 1 - numbers)
+        if self.alpha > 1:
+            share = share.sqrt().sqrt()
+        knot = share * (_KNOTS - 1)
         left = knot.long().clamp_(max=_KNOTS - 2)
-        t = torch.lerp(table[left], table[left + 1], knot - left)
-        half = t ** (1 / self.alpha) / 2
+        half = torch.lerp(table[left], table[left + 1], knot - left)
+        if self.alpha <= 1:
+            half = half ** (1 / self.alpha) / 2
         return torch.where(numbers < 0.5, half, 1 - half).float()
 
 
@@ -170,13 +176,46 @@ def _partners(images: Tensor) -> Tensor:
 
 
 def beta_quantiles(alpha: float) -> np.ndarray:
-    """The lower half of the quantiles of Beta(alpha, alpha), in a form without a pole.
+    """The lower half of the quantiles x of Beta(alpha, alpha), float64 (_KNOTS,).
+
+    A form of them that has no pole, at even steps of a place from 0 to 1, so that few knots do: up
+    to an alpha of 1, (2 x) ** alpha at the place 2 p of a probability p; above, x at the place
+    (2 p) ** (1/4).
+    """
+    places = np.linspace(0, 1, _KNOTS)
+    with np.errstate(under="ignore"):
+        if alpha > 1:
+            return _narrow_quantiles(alpha, places**4)
+        return _wide_quantiles(alpha, places)
+
+
+def _wide_quantiles(alpha: float, shares: np.ndarray) -> np.ndarray:
+    """(2 x) ** alpha at shares of the probability below 1/2; alpha is at most 1.
 
     With t = (2 x) ** alpha, the distribution function for x <= 1/2 is proportional to the integral
-    of (1 - x(t)) ** (alpha - 1) from 0 to t, whose integrand is bounded. Returns t at evenly spaced
-    probabilities from 0 to 1/2, float64 (_KNOTS,).
+    of (1 - x(t)) ** (alpha - 1) from 0 to t, whose integrand is bounded.
     """
-    t = np.linspace(0, 1, 16 * _KNOTS)
+    t = np.linspace(0, 1, _SUMMED)
     density = (1 - t ** (1 / alpha) / 2) ** (alpha - 1)
+    quantiles: np.ndarray = np.interp(shares, _summed(density), t)
+    return quantiles
+
+
+def _narrow_quantiles(alpha: float, shares: np.ndarray) -> np.ndarray:
+    """x at shares of the probability below 1/2; alpha is above 1.
+
+    With y = 1 - 2 x, the density is proportional to (1 - y ** 2) ** (alpha - 1), about
+    exp((1 - alpha) * y ** 2): with a large alpha, only a small y has any.
+    """
+    widest = min(1.0, (_NEGLIGIBLE / (alpha - 1)) ** 0.5)
+    y = np.linspace(widest, 0, _SUMMED)
+    density = (1 - y**2) ** (alpha - 1)
+    quantiles: np.ndarray = np.interp(shares, _summed(density), (1 - y) / 2)
+    return quantiles
+
+
+def _summed(density: np.ndarray) -> np.ndarray:
+    """float64 (n,): the share of a density at even steps that lies before each, from 0 to 1."""
     below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
-    return np.interp(np.linspace(0, 1, _KNOTS), below / below[-1], t)
+    shares: np.ndarray = below / below[-1]
+    return shares
