@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from made_batches import LAYOUT, dataset, first_frame, rectangle_batch
+from made_batches import LAYOUT, RECTANGLES, dataset, first_frame, moved, rectangle_batch
 from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from PIL import Image
 from splitmix import uniform
@@ -113,6 +113,44 @@ def test_types_and_sizes_of_the_result(ds):
             found = T.Pipeline(other, steps)({**square, "bytes": rows}, 0)["bytes"]
             assert found.dtype == dtype
             assert torch.equal(found, rows.to(dtype))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("steps", [[], [T.RandomHorizontalFlip(1.0)], [T.RandomResizedCrop()],
+                                   [T.ScaleJitter(0.3, 0.3)], [T.RandomAffine(30)]],
+                         ids=["size", "flip", "crop", "reduced", "turned"])  # fmt: skip
+def test_a_value_that_is_not_finite_is_seen_by_the_cells_whose_filter_takes_it_alone(
+    steps, value, any_way
+):
+    """Those are the cells that another value in its place changes."""
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    specs = []
+    for name, covers in (("depth", "canvas"), ("height", "photograph")):
+        row = SimpleNamespace(
+            name=name,
+            axis="sample",
+            row_shape=(2, 12, 16),
+            spatial=True,
+            covers=covers,
+            interpolation="bilinear",
+        )
+        specs.append(row)
+    other = dataset(LAYOUT)
+    other.spec = SimpleNamespace(features=specs)
+    pipeline = T.Pipeline(other, steps, size=(60, 80))
+    rows = torch.rand(len(RECTANGLES), 2, 12, 16, generator=torch.Generator().manual_seed(0))
+    results = []
+    for number in (0.0, 1e6, value):
+        changed = rows.clone()
+        changed[:, 0, 3, 5] = number
+        features = {"depth": changed, "height": changed}
+        results.append(pipeline(moved({**batch, **features}, any_way), 0))
+    low, high, lost = results
+    for name in ("depth", "height"):
+        takes = low[name] != high[name]
+        assert takes.any() and not takes[:, 1].any()
+        assert torch.equal(lost[name].isnan(), takes)
+        torch.testing.assert_close(lost[name][~takes], low[name][~takes])
 
 
 def test_rows_of_another_shape_are_refused(ds):

@@ -8,7 +8,9 @@ operations on every device. Floats are resampled with the filter of images. Labe
 each cell of the result is the cell that its centre lies in, by the same numbers on every device.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -114,16 +116,42 @@ def move_spatial(
     planes = rows.permute(0, 2, 3, 1)
     sides = pair(rows.shape[3], rows.shape[2], rows.device).expand(len(rows), -1)
     if isinstance(to_rows, AxisMaps):
-        moved = resample(planes, to_rows, sides, grid)
+        sample = partial(resample, maps=to_rows, stored=sides, canvas=grid)
     else:
         # A cell is as many pixels long as before, but for the rounding of their number.
         across = most_per_pixel[0] * width / grid[1]
         down = most_per_pixel[1] * height / grid[0]
         most = reduction * max(across, down)
         steps = fixed_steps(to_rows)
-        support = supports(to_rows, most)
-        moved = resample_affine(planes, sides.flip(1), steps, support, grid, most)
-    return moved.mul_(shown).to(spatial.dtype)
+        sample = partial(
+            resample_affine,
+            stored=sides.flip(1),
+            steps=steps,
+            support=supports(to_rows, most),
+            canvas=grid,
+            most=most,
+        )
+    return _sampled_finite(planes, sample).masked_fill_(~shown, 0).to(spatial.dtype)
+
+
+def _sampled_finite(planes: Tensor, sample: Callable[[Tensor], Tensor]) -> Tensor:
+    """Planes (B, h, w, C) resampled: NaN where a filter takes a value that is not finite.
+
+    Filters are products with weights that are mostly 0: a value that is not finite would be seen by
+    cells far from it.
+
+    Args:
+        planes: the rows.
+        sample: resamples planes, to float32 (B, C, h', w').
+    """
+    if not planes.is_floating_point():
+        return sample(planes)
+    values = planes.float()
+    is_finite = values.isfinite()
+    if values.device.type == "cpu" and is_finite.all():  # which a device is not asked
+        return sample(values)
+    moved = sample(torch.where(is_finite, values, 0.0))
+    return moved.masked_fill_(sample(~is_finite) > 0, torch.nan)
 
 
 def _shown(
