@@ -453,7 +453,8 @@ class Pipeline:
         usable = None
         if rows is not None:
             placed |= self._annotations(small, rows, moves)
-            usable = self._add_masks(result, batch, small, rows, moves, grid)
+            is_in_picture = placed["valid"].flatten()
+            usable = self._add_masks(result, batch, small, rows, is_in_picture, moves, grid)
         sent_values = sent([*placed.values()], batch["images"].device)
         result |= dict(zip(placed, sent_values, strict=True))
         if usable is not None:
@@ -510,11 +511,13 @@ class Pipeline:
         batch: Items,
         small: Tensors,
         rows: MaskRows,
+        is_in_picture: Tensor,
         moves: Moves,
         grid: Sides,
     ) -> Tensor | None:
         """Move masks, erase cells of them, and relate them.
 
+        `is_in_picture` is bool (T,): masks, not padding, with a part of their box in the picture.
         Returns bool (T,), which of them are large enough and not covered; None without masks.
         """
         if not {"runs", "masks"} & batch.keys():
@@ -536,7 +539,9 @@ class Pipeline:
         if self._relate is not None:
             result |= self._relate.of_masks(result["masks"], counts, rows.padded, most)
         if self.max_cover < 1:
-            [owner] = sent([rows.owner], masks.device)
+            owner, may_cover = sent([rows.owner, is_in_picture], masks.device)
+            # Those that are left out anyway come last, where they cover no other one.
+            areas = areas.where(usable & may_cover, 0)
             usable &= uncovered(masks, areas, owner, len(counts), most, self.max_cover)
         return usable
 

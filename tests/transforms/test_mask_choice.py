@@ -79,6 +79,21 @@ def test_masks_that_larger_ones_cover_are_left_out_as_by_edgesam(steps, padded, 
     assert left > 50
 
 
+def test_a_mask_whose_box_is_out_of_the_picture_covers_no_other(any_way):
+    """The box is wrong, as some of other data sets are."""
+    batch = random_batch((2,))
+    batch["masks"][0] = False
+    batch["masks"][0, 0, :60] = True
+    batch["masks"][0, 1, 20:30, 20:60] = True
+    batch["bboxes"] = torch.tensor([[[-9.0, -9.0, 1.0, 1.0], [40.0, 40.0, 90.0, 20.0]]])
+    batch = moved(batch, any_way)
+    done = T.Pipeline(dataset(LAYOUT), max_cover=0.8)(batch)
+    assert done["masks"].flatten(2).any(2).tolist() == [[True, True]]
+    assert done["valid"].tolist() == [[False, True]]
+    batch["bboxes"][0, 0] = torch.tensor([0.0, 0.0, 224.0, 140.0])
+    assert T.Pipeline(dataset(LAYOUT), max_cover=0.8)(batch)["valid"].tolist() == [[True, False]]
+
+
 def test_at_most_so_many_masks_of_an_image_are_valid_the_same_in_every_batch(any_way):
     batch = random_batch()
     options = {"min_area": 20, "seed": 3}
