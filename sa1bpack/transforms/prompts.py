@@ -35,7 +35,7 @@ from sa1bpack.wording import brief
 
 KINDS = ("point", "box", "mask")
 WHERE = ("random", "interior", "stored")
-NEEDED = ("images", "masks", "valid", "boxes_xyxy", "image_ids", "epoch")
+NEEDED = ("images", "masks", "valid", "boxes_xyxy", "image_ids")
 MASK_LOGIT = 10.0  # SAM 2 takes a mask as a prompt in logits of -10 and 10
 PADDING = -1  # SAM's label of padding, in place of a point
 
@@ -140,6 +140,10 @@ class Prompts:
         numbers = getattr(batch, "numbers", None)
         batch = unseen(batch)
         check_made(batch, NEEDED)
+        if "epoch" not in batch:
+            raise OptionError(
+                "the batch has no 'epoch', on which prompts depend: set batch['epoch'] = ..."
+            )
         if stored and "point_coords" not in batch:
             raise OptionError(
                 "where is 'stored', but the batch has no point_coords: its pack has none, or "

@@ -134,6 +134,7 @@ REFUSED = [
     (lambda: T.Pipeline(DS, [TURN, FLIP, TURN])(BATCH, 0), "two steps rotate or shear: only one"),
     (lambda: T.Pipeline(DS, relations=["ious"])(NO_MASKS), "needs masks or runs"),
     (lambda: T.Prompts(where="stored")({}), "has no boxes_xyxy, .*: give what a Pipeline"),
+    (lambda: T.Prompts()(T.Pipeline(DS)(BATCH)), r"no 'epoch', on .*: set batch\['epoch'\]"),
     (lambda: T.image_region(BATCH), "no input_sizes, input_to_source: give what a Pipeline"),
     (lambda: T.Relate(["iou"]), "relation is 'iou': choose one of intersections, ious"),
     (lambda: T.Relate(5), "relations is 5"),
