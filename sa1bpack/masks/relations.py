@@ -89,6 +89,11 @@ class Derived:
         """The values (..., m) at an index (..., m)."""
         return values[index]
 
+    @staticmethod
+    def _as_float64(numbers: Any) -> Any:
+        """Whole numbers as float64, where they are."""
+        return numbers.astype(np.float64)
+
     @property
     def areas(self) -> Any:
         """int64 (m,): pixels or cells of each mask."""
@@ -96,7 +101,7 @@ class Derived:
 
     @cached_property
     def _exact(self) -> Any:
-        return self._arrays.asarray(self.intersections, dtype=self._arrays.float64)
+        return self._as_float64(self.intersections)
 
     @cached_property
     def ious(self) -> Any:

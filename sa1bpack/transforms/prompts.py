@@ -173,7 +173,7 @@ class Prompts:
             "prompt_boxes": torch.where((kinds == 1)[..., None], boxes, 0.0),
         }
         if self.kinds["mask"]:
-            logits = torch.where(batch["masks"] > 0, MASK_LOGIT, -MASK_LOGIT)
+            logits = torch.where(batch["masks"] > 0, MASK_LOGIT, -MASK_LOGIT).float()
             prompted["prompt_masks"] = torch.where((kinds == 2)[..., None, None], logits, 0.0)
         return prompted
 

@@ -16,6 +16,7 @@ from made_batches import (
     RECTANGLES,
     RELATIONS,
     dataset,
+    made_by,
     moved,
     ragged,
     rectangle_batch,
@@ -276,16 +277,55 @@ def test_autocast_changes_neither_what_a_pipeline_makes_nor_relations(half, any_
 # ------------------------------------------------------------------------- memory on other devices
 
 
+def everything_made_of(batch: dict) -> dict:
+    """A batch after all kinds of steps and with prompts, and crops of its masks."""
+    steps = [
+        T.RandomResizedCrop(),
+        T.ColorJitter(0.4),
+        T.GaussianBlur(3),
+        T.RandomErasing(1.0, masks=True),
+        T.Mixup(),
+    ]
+    ids = {"annotation_ids": torch.arange(len(RECTANGLES), device="cpu")[:, None]}
+    pipeline = T.Pipeline(dataset(LAYOUT), steps, relations=list(RELATIONS), max_valid=1)
+    result = pipeline({**batch, **ids, "epoch": 0})
+    result = T.Prompts({"point": 1, "box": 1, "mask": 1})(result)
+    return {**result, **T.mask_crops(result, 24, background=255)._asdict()}
+
+
+def test_a_default_type_does_not_change_the_types_of_results(any_way):
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), any_way)
+    expected = everything_made_of(batch)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = everything_made_of(batch)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for key, value in expected.items():
+        if torch.is_tensor(value):
+            assert found[key].dtype == value.dtype, key
+
+
+def test_a_default_device_does_not_move_the_relations_of_another():
+    masks = T.unpack_bits(rectangle_batch(LAYOUT, RECTANGLES)["masks"])
+    batch = {"masks": masks, "mask_counts": torch.ones(len(masks), dtype=torch.int64)}
+    with made_by():
+        expected = T.Relate(list(RELATIONS))(batch)
+        with torch.device(META):
+            found = T.Relate(list(RELATIONS))(batch)
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
 def test_a_default_device_does_not_move_the_results_of_a_cpu():
-    steps = [T.RandomResizedCrop(), T.ColorJitter(0.4), T.Mixup()]
-    expected = T.Pipeline(dataset(LAYOUT), steps)(rectangle_batch(LAYOUT, RECTANGLES), 0)
-    runs = rectangle_runs(RECTANGLES)
     batch = rectangle_batch(LAYOUT, RECTANGLES)
+    expected = everything_made_of(batch)
+    runs = rectangle_runs(RECTANGLES)
     with torch.device(META):
-        found = T.Pipeline(dataset(LAYOUT), steps)(batch, 0)
+        found = everything_made_of(batch)
         again = rectangle_runs(RECTANGLES)
-    for key, tensor in expected.items():
-        assert torch.equal(found[key], tensor), key
+    for key, value in expected.items():
+        assert found[key] is value or torch.equal(found[key], value), key
     assert vars(again).keys() == vars(runs).keys()
     for name, tensor in vars(runs).items():
         assert torch.equal(getattr(again, name), tensor), name

@@ -162,7 +162,7 @@ def _erase(images: Tensor, erasing: Erasing) -> None:
     """Erase rectangles of images (B, 3, H, W), in place."""
     if uses_compiled(images.device):
         # A tenth of the time of the operation below, which passes over all pixels.
-        colour = torch.tensor(erasing.value, dtype=images.dtype)[:, None, None]
+        colour = torch.tensor(erasing.value, dtype=images.dtype, device="cpu")[:, None, None]
         for image, (x0, y0, x1, y1) in zip(images, erasing.boxes.tolist(), strict=True):
             image[:, y0:y1, x0:x1] = colour
         return

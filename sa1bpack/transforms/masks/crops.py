@@ -192,7 +192,7 @@ def _fill(background: float | Sequence[float] | None, items: Items) -> Tensor | 
             "255, or None"
         )
     mean = items["pixel_mean"]
-    [values] = sent([torch.tensor(colour, dtype=torch.float32)], mean.device)
+    [values] = sent([torch.tensor(colour, dtype=torch.float32, device="cpu")], mean.device)
     fill: Tensor = (values - mean) / items["pixel_std"]
     return fill
 
@@ -212,8 +212,8 @@ def _make_compiled(cropping: Cropping) -> tuple[Tensor, Tensor]:
     """Crops by compiled kernels, in as many threads as torch may use."""
     count = len(cropping.owner)
     height, width = cropping.size
-    out = torch.empty((count, 3, height, width))
-    masks = torch.empty((count, height, width), dtype=torch.bool)
+    out = torch.empty((count, 3, height, width), dtype=torch.float32, device="cpu")
+    masks = torch.empty((count, height, width), dtype=torch.bool, device="cpu")
     images = cropping.images.float().contiguous().numpy()
     grids = cropping.masks.contiguous().numpy().view(np.uint8)
     targets = out.numpy()

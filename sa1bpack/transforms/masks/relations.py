@@ -337,6 +337,10 @@ class _OfBatch(Derived):
     def _taken(values: Tensor, index: Tensor) -> Tensor:
         return values.gather(1, index)
 
+    @staticmethod
+    def _as_float64(numbers: Tensor) -> Tensor:
+        return numbers.double()
+
     @cached_property
     def intersections(self) -> Tensor:
         return common_cells(self._masks, self._masks)
