@@ -46,6 +46,12 @@ def points(**change):
     return T.draw_points(**{"runs": RUNS, "ids": IDS, "points": 2} | KEY | change)
 
 
+def planes(samples=2, rows=12, columns=8, dtype=torch.uint8):
+    return T.yuv420_to_rgb(
+        torch.zeros((samples, rows, columns), dtype=dtype), torch.tensor([[8, 8], [5, 3]])
+    )
+
+
 MAPS = T.AxisMaps(ONE, ONE)
 
 
@@ -135,6 +141,12 @@ REFUSED = [
     (lambda: T.Pipeline(DS, relations=["ious"])(NO_MASKS), "needs masks or runs"),
     (lambda: T.Prompts(where="stored")({}), "has no boxes_xyxy, .*: give what a Pipeline"),
     (lambda: T.Prompts()(T.Pipeline(DS)(BATCH)), r"no 'epoch', on .*: set batch\['epoch'\]"),
+    (lambda: T.unpack_bits(BOOL), r"bits must be uint8 \(..., w / 8\), got bool"),
+    (lambda: planes(dtype=torch.float32), r"planes must be uint8 .* got float32 \(2, 12, 8\)"),
+    (lambda: planes(rows=13), r"planes are \(2, 13, 8\): give .* with even H and W"),
+    (lambda: planes(rows=10), r"planes are \(2, 10, 8\): give"),
+    (lambda: planes(columns=7), r"planes are \(2, 12, 7\): give"),
+    (lambda: planes(samples=3), r"stored must be int32 or int64 \(3, 2\), got int64 \(2, 2\)"),
     (lambda: T.image_region(BATCH), "no input_sizes, input_to_source: give what a Pipeline"),
     (lambda: T.Relate(["iou"]), "relation is 'iou': choose one of intersections, ious"),
     (lambda: T.Relate(5), "relations is 5"),

@@ -58,7 +58,7 @@ class ImageMaker:
         device = images.device
         stored = sizes[:, 2:]
         if images.dim() == 3:
-            images = yuv420_to_rgb(images, *sent([stored], device))
+            images = yuv420_to_rgb(images, stored)
         dtype = self.dtype
         if changes.blur is not None:  # which is done to float32
             dtype = torch.float32

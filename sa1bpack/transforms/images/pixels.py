@@ -6,13 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sa1bpack.errors import OptionError
 from sa1bpack.keywords import checks_options
+from sa1bpack.masks.arrays import check_array
 from sa1bpack.pixels.yuv420 import planes_to_rgb
 from sa1bpack.transforms.backends import launch, run_jobs, uses_compiled
+from sa1bpack.transforms.checks import canvas_of
+from sa1bpack.transforms.host import sent
 
 # Of Segment Anything (`Sam.__init__`), R, G, B in 0 to 255: those of ImageNet times 255.
-SAM_MEAN = (123.675, 116.28, 103.53)
-SAM_STD = (58.395, 57.12, 57.375)
+SAM_MEAN: tuple[float, float, float] = (123.675, 116.28, 103.53)
+SAM_STD: tuple[float, float, float] = (58.395, 57.12, 57.375)
 
 
 @checks_options
@@ -22,20 +26,24 @@ def yuv420_to_rgb(planes: Tensor, stored: Tensor) -> Tensor:
     Args:
         planes: uint8 (B, H * 3 / 2, W), I420: H rows of Y, then Cb and Cr, half as high and wide,
             one after the other. H and W are even.
-        stored: integers (B, 2), height and width of the stored images; padding does not affect
-            them.
+        stored: int32 or int64 (B, 2), height and width of the stored images; padding does not
+            affect them.
 
     Returns:
-        uint8 (B, H, W, 3), contiguous, zero outside `stored`.
+        uint8 (B, H, W, 3), contiguous, zero outside `stored`, on the device of the planes.
+
+    Raises:
+        OptionError: planes or sizes of another type or shape.
 
     Examples:
         >>> planes = torch.full((1, 12, 8), 128, dtype=torch.uint8)
         >>> T.yuv420_to_rgb(planes, torch.tensor([[8, 8]]))[0, 0, 0].tolist()
         [128, 128, 128]
     """
+    _check_planes(planes, stored)
+    [stored] = sent([stored], planes.device)
     samples = len(planes)
-    rows = planes.shape[1] * 2 // 3
-    columns = planes.shape[2]
+    rows, columns = canvas_of(planes)
     if uses_compiled(planes.device):
         canvases = np.empty((samples, rows, columns, 3), np.uint8)
 
@@ -62,6 +70,17 @@ def yuv420_to_rgb(planes: Tensor, stored: Tensor) -> Tensor:
     column = torch.arange(columns, device=rgb.device)
     inside = (row[:, None] < stored[:, 0, None, None]) & (column < stored[:, 1, None, None])
     return rgb.masked_fill_(~inside[:, None], 0).permute(0, 2, 3, 1).contiguous()
+
+
+def _check_planes(planes: Tensor, stored: Tensor) -> None:
+    """Raise OptionError for planes and sizes other than those of `yuv420_to_rgb`."""
+    check_array("planes", planes, "uint8", ("B", "H * 3 / 2", "W"), kind=Tensor)
+    rows, columns = canvas_of(planes)
+    if columns % 2 or rows * 3 != planes.shape[1] * 2:
+        raise OptionError(
+            f"planes are {tuple(planes.shape)}: give (B, H * 3 / 2, W), with even H and W"
+        )
+    check_array("stored", stored, "int32 or int64", (len(planes), 2), kind=Tensor)
 
 
 def _enlarge_chroma(chroma: Tensor, halves: Tensor) -> Tensor:

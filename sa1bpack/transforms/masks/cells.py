@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from sa1bpack.keywords import checks_options
+from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.window import LEVELS, REACH, UNIT
 from sa1bpack.transforms.maps import AxisMaps, fixed_steps, pixels_at
 from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, Taking
@@ -42,10 +43,14 @@ def unpack_bits(bits: Tensor) -> Tensor:
 
     The result is on the device of the bits.
 
+    Raises:
+        OptionError: the bits are of another type.
+
     Examples:
         >>> T.unpack_bits(torch.ones(1, 8, 1, dtype=torch.uint8)).shape
         torch.Size([1, 8, 8])
     """
+    check_array("bits", bits, "uint8", ("...", "w / 8"), kind=Tensor)
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
     cells = torch.bitwise_right_shift(bits.unsqueeze(-1), shifts).bitwise_and_(1)
     return cells.view(torch.bool).flatten(-2)
