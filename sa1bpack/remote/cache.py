@@ -125,16 +125,16 @@ class Lock:
         """Bytes that the folder takes, or will take; and the start of the machine it is from."""
         with naming(self.path):
             data = os.pread(self.fileno(), 200, 0)
-        match data.decode(errors="replace").split():
+        line, _, _ = data.decode(errors="replace").partition("\n")
+        match line.split():
             case [nbytes, boot] if nbytes.isdecimal():
                 return int(nbytes), boot
         return 0, ""  # as after a power failure
 
     def note(self, nbytes: int) -> None:
-        """Write the record."""
-        self.clear()
+        """Write the record in one step, over another one: processes read it without a lock."""
         with naming(self.path):
-            os.pwrite(self.fileno(), f"{nbytes} {boot_id()}\n".encode(), 0)
+            os.pwrite(self.fileno(), f"{nbytes:20} {boot_id()}\n".encode(), 0)
 
     def clear(self) -> None:
         """Remove the record."""
@@ -276,9 +276,12 @@ class Cache:
         is_sound: Callable[[Path], bool],
     ) -> None:
         """Make a folder that is not here, with its lock held."""
-        if folder.is_dir() and (lock.record[1] == boot_id() or is_sound(folder)):
-            lock.note(nbytes)
-            return
+        if folder.is_dir():
+            if lock.record[1] == boot_id():  # which counts what was added to the folder, too
+                return
+            if is_sound(folder):
+                lock.note(nbytes)
+                return
         try:
             while True:
                 self._empty(lock)

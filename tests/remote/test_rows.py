@@ -1,5 +1,6 @@
 """Packs at URLs of which rows are fetched when they are read, and nothing else."""
 
+import fcntl
 import shutil
 import signal
 import tempfile
@@ -130,6 +131,28 @@ def test_who_keeps_few_rows_takes_little_room(layout_packs, tmp_path):
         assert ds[k]["row"] == k
         rows = source.counts().nbytes - fetched
         assert room < taken(tmp_path, "shards") <= room + 2 * rows
+
+
+def test_kept_rows_count_after_another_process_has_looked_at_their_shard(layout_packs, tmp_path):
+    """They were forgotten if it had the lock when a shard was opened: a cache outgrew its limit."""
+    root = layout_packs()
+    with forked_child() as child:
+        if child == 0:
+            signal.alarm(60)
+            assert all_same(open_rows(root, tmp_path), sa1bpack.open(root))
+    room = taken(tmp_path, "shards")
+    ds = open_rows(root, tmp_path)
+    looking = [path.open("rb") for path in (tmp_path / "shards").glob("*.lock")]
+    for lock in looking:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    reader = threading.Thread(target=lambda: list(ds), daemon=True)
+    reader.start()
+    time.sleep(0.2)
+    for lock in looking:
+        lock.close()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert taken(tmp_path, "shards") == room
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_keeps_rows_in_its_parent(
