@@ -36,6 +36,7 @@ from sa1bpack.remote.origin import (
     interrupted,
 )
 from sa1bpack.remote.stores import (
+    CHANGED,
     endpoint_text,
     error_text,
     final_error,
@@ -334,7 +335,10 @@ class Bucket(Origin):
                 span = {"start": first, "end": stop}
                 data = await self._library.get_range_async(self._store, key, **span)
             else:
-                data, *_ = await self._get(key, first, stop, version)
+                data, _, answered = await self._get(key, first, stop, version)
+                if version not in (None, answered):  # not every server compares it
+                    path = key.removeprefix(self.prefix)
+                    raise StoreError(f"{shown(f'{self.url}/{path}')}: {CHANGED}")
             if stop is not None and len(data) != stop - first:
                 end = first + len(data)
                 raise EndsEarly(f"it ends at byte {end}, but bytes up to {stop} are needed")
@@ -362,9 +366,9 @@ class Bucket(Origin):
     async def _get(
         self, key: str, first: int, stop: int | None, version: str | None = None
     ) -> tuple[Any, int, str | None]:
-        """Bytes of an object, its size and its version (ETag)."""
+        """Bytes of an object, its size and its version: its ETag, or without one a time."""
         options: dict[str, Any] = {}
-        if version is not None:
+        if version is not None and version.startswith('"'):  # a weak ETag never matches
             options["if_match"] = version
         if stop is not None:
             options["range"] = (first, stop)
@@ -375,7 +379,8 @@ class Bucket(Origin):
                 f"{self.url}/{key.removeprefix(self.prefix)}: {size} bytes, more than the "
                 f"{MAX_METADATA_BYTES} of any file of its kind; upload the pack again"
             )
-        return await answer.bytes_async(), size, answer.meta["e_tag"]
+        answered = answer.meta["e_tag"] or answer.meta["last_modified"].isoformat()
+        return await answer.bytes_async(), size, answered
 
     def begin_size(self, path: str) -> Future[int]:
         """Ask for the bytes that a file has, in a request that web servers answer, too."""

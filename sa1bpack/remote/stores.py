@@ -213,6 +213,8 @@ def _check_endpoint(bucket: str, endpoint: str | None) -> None:
             )
 
 
+CHANGED = "it has changed since it was first asked for; repeat the command"
+
 # What a store says about credentials, in the body of its answer.
 _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired")
 _REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
@@ -264,7 +266,7 @@ def final_error(error: Exception, address: str, endpoint: str = "") -> Exception
     elif isinstance(error, FileNotFoundError):
         return FileNotFoundError(2, "not in the object store", address)
     elif type(error).__name__ == "PreconditionError":
-        why = "it has changed since it was first asked for; repeat the command"
+        why = CHANGED
     elif status == 416 or "InvalidRange" in said:
         return EndsEarly(f"{address}: it ends before the bytes that are needed")
     elif isinstance(error, ValueError) or (400 <= status < 500 and status not in MAY_PASS):

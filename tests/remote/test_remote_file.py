@@ -1,6 +1,7 @@
 """A file of the web arrives complete and unmixed, or there is an error that says why."""
 
 import random
+import re
 import ssl
 import threading
 from contextlib import closing
@@ -154,6 +155,48 @@ def test_an_object_that_changed_is_never_continued(stored, small_requests):
         with pytest.raises(SourceError, match="has changed since it was first asked for"):
             while file.read(PIECE):
                 pass
+
+
+@pytest.mark.parametrize("etag", ['"another"', 'W/"another"', None])
+def test_an_object_that_changed_is_never_continued_where_the_server_compares_no_version(
+    stored, small_requests, etag
+):
+    """It was read on, in silence: half of one file, and half of another."""
+    server, address = stored
+    path = f"/{address.bucket}/sa_0.tar"
+    modified = "Sun, 22 Nov 2026 00:00:00 GMT"
+
+    def answer(handler, data):
+        first, last = map(int, re.findall(r"\d+", handler.headers["Range"]))
+        headers = {"Content-Range": f"bytes {first}-{last}/{len(data)}", "Last-Modified": modified}
+        if etag is not None:
+            headers["ETag"] = etag if data != DATA else etag.replace("another", "first")
+        handler.send_head(206, headers, last + 1 - first)
+        handler.wfile.write(data[first : last + 1])
+
+    server.always = answer
+    with closing(open_stream(address)) as file:
+        assert file.read(10) == DATA[:10]
+        server.files[path] = DATA[::-1]
+        modified = "Sun, 22 Nov 2026 00:00:01 GMT"
+        with pytest.raises(SourceError, match="has changed since it was first asked for"):
+            while file.read(PIECE):
+                pass
+
+
+def test_an_object_with_a_weak_etag_is_read(stored, small_requests):
+    """A condition that it matches fails on every server, and the object was said to change."""
+    server, address = stored
+    tag = 'W/"weak"'
+
+    def answer(handler, data):
+        if "If-Match" in handler.headers:
+            status(412)(handler, data)
+        else:
+            changed(tag)(handler, data)
+
+    server.always = answer
+    assert read_all(address) == DATA
 
 
 def test_what_no_repetition_changes_is_not_repeated(served):
