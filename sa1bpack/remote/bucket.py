@@ -40,6 +40,8 @@ from sa1bpack.remote.stores import (
     endpoint_text,
     error_text,
     final_error,
+    forget_stores,
+    is_refused,
     is_unreachable,
     open_store,
     package,
@@ -232,21 +234,30 @@ class Bucket(Origin):
         self.prefix = f"{key}/" if key else ""
         self.lists = scheme in STORE_SCHEMES
         self._library = package("obstore")
-        if store is None:
-            store = open_store(scheme, name)
-        self._store = store
-        self._endpoint = endpoint_text(scheme, store)
-        self._remedy = NETWORK_REMEDY
-        if self._endpoint:
-            self._remedy = f"{self._endpoint}: check it and the network, and try again"
+        self._scheme = scheme
+        self._open_store = partial(open_store, scheme, name)
+        self._way_on = ""  # ends the remedy
         if patience is None:
             patience = Patience(TRIES, seconds_unreachable=SECONDS_UNREACHABLE)
-            self._remedy += "; a Loader continues from its saved state (load_state_dict)"
+            self._way_on = "; a Loader continues from its saved state (load_state_dict)"
         self._patience = patience
         self._on_wait = on_wait
+        if store is None:
+            store = self._open_store()
+        self._use(store)
         self._pid = os.getpid()
         self._cancelled = False
         self._pending: set[Future[Any]] = set()
+
+    def _use(self, store: Any) -> None:
+        """Ask this store from now on."""
+        self._store = store
+        self._is_refused = False
+        self._endpoint = endpoint_text(self._scheme, store)
+        self._remedy = NETWORK_REMEDY
+        if self._endpoint:
+            self._remedy = f"{self._endpoint}: check it and the network, and try again"
+        self._remedy += self._way_on
 
     # ---------------------------------------------------------------------------------- requests
 
@@ -255,8 +266,8 @@ class Bucket(Origin):
         return self.result(self._begin(path, request))
 
     def _begin(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Future[Any]:
-        """Begin a request in the event loop. Raises StoreError in a fork."""
-        self._check_process()
+        """Begin a request in the event loop. Raises as `_check_access`."""
+        self._check_access()
         future = run_in_loop(self._tried(path, request))
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
@@ -264,13 +275,18 @@ class Bucket(Origin):
             future.cancel()
         return future
 
-    def _check_process(self) -> None:
-        """Raise StoreError in a fork."""
+    def _check_access(self) -> None:
+        """Open the store again if it refused access: the credentials may be others by now.
+
+        Raises StoreError in a fork, and what `open_store` raises.
+        """
         if os.getpid() != self._pid:
             raise StoreError(
                 f"{self.url}: its connections do not survive a fork: spawn worker processes "
                 "(multiprocessing_context='spawn')"
             )
+        if self._is_refused:
+            self._use(self._open_store())
 
     def result(self, future: Future[Any]) -> Any:
         """See Origin. Raises StoreError if it is cancelled."""
@@ -309,6 +325,9 @@ class Bucket(Origin):
                 wait = attempts.failed(EndsEarly, str(error))
             except (self._library.exceptions.BaseError, FileNotFoundError, ValueError) as error:
                 final = final_error(error, address, self._endpoint)
+                if is_refused(error):
+                    self._is_refused = True
+                    forget_stores()
                 if final is not None:
                     raise final from None
                 wait = attempts.failed(
@@ -348,7 +367,7 @@ class Bucket(Origin):
 
     def ask(self, path: str, first: int, stop: int, answered: Answered) -> Callable[[], object]:
         """See Origin."""
-        self._check_process()
+        self._check_access()
         loop = _loop(os.getpid())
         if loop.ended:
             raise ending()

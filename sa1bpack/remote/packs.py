@@ -72,7 +72,7 @@ from sa1bpack.remote.origin import (
 )
 from sa1bpack.remote.ranges import FolderRanges
 from sa1bpack.remote.records import fetch_pack_records, fetch_shard_records
-from sa1bpack.remote.stores import store_of
+from sa1bpack.remote.stores import settings_digest, store_of
 from sa1bpack.remote.web import WebFile
 from sa1bpack.urls import (
     STORE_SCHEMES,
@@ -93,19 +93,26 @@ _ABSENT = ".absent"
 
 
 @functools.cache
-def _origin(url: str, process: int | None) -> Origin:
-    folder = local_folder(url)
-    if folder is None:
-        return Bucket(url)
+def _bucket(url: str, process: int, settings: int) -> Bucket:
+    return Bucket(url)
+
+
+@functools.cache
+def _local_origin(url: str, folder: Path) -> LocalOrigin:
     return LocalOrigin(url, folder)
 
 
 def open_origin(url: str) -> Origin:
     """The origin at a URL, as `pack_url` spells it, one object per process: its counts are one.
 
+    It is another one if the environment names other credentials, or another endpoint, by now.
+
     Raises OptionError without credentials, MissingPackage without the library.
     """
-    return _origin(url, os.getpid() if local_folder(url) is None else None)
+    folder = local_folder(url)
+    if folder is None:
+        return _bucket(url, os.getpid(), settings_digest())
+    return _local_origin(url, folder)
 
 
 @functools.cache

@@ -42,6 +42,8 @@ _ITS_WORDS = re.compile(
 )
 # Those of them without an answer: the host is not there, or is being started again.
 _UNREACHABLE = ("error sending request", "connection closed", "connection refused")
+# Names of variables of the environment that decide how a store is reached begin so.
+_SETTINGS = ("AWS_", "AZURE_", "GOOGLE_", "HF_")
 # Credentials are asked for again after this long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
@@ -118,16 +120,31 @@ def _hub_token() -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _kept_store(process: int, scheme: str, bucket: str) -> Any:
+def _kept_store(process: int, settings: int, scheme: str, bucket: str) -> Any:
     return open_store(scheme, bucket, retries=0)
 
 
 def store_of(address: Address) -> Any:
     """The store that a tar lies in, opened once per process, without retries of the library.
 
+    It is opened again when the settings have changed, or access was refused, see `forget_stores`.
     Raises as `open_store` does.
     """
-    return _kept_store(os.getpid(), address.scheme, address.bucket)
+    return _kept_store(os.getpid(), settings_digest(), address.scheme, address.bucket)
+
+
+def forget_stores() -> None:
+    """Open every store again that `store_of` is asked for: with the credentials that are there."""
+    _kept_store.cache_clear()
+
+
+def settings_digest() -> int:
+    """A number that tells apart what the environment says of endpoints, credentials and proxies."""
+    settings = []
+    for name, value in os.environ.items():
+        if name.startswith(_SETTINGS) or name.upper().endswith("_PROXY"):
+            settings.append((name, value))
+    return hash(tuple(sorted(settings)))
 
 
 def package(name: str) -> ModuleType:
@@ -274,6 +291,13 @@ def final_error(error: Exception, address: str, endpoint: str = "") -> Exception
     else:
         return None
     return StoreError(f"{address}: {why}")
+
+
+def is_refused(error: BaseException) -> bool:
+    """True if the credentials did not suffice: others may be there for the next request."""
+    said = library_text(error)
+    words = (*_EXPIRED, _NO_CREDENTIALS, "computeMetadata")
+    return type(error).__name__ in _REFUSED or any(word in said for word in words)
 
 
 def library_text(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -203,6 +204,13 @@ def fault_server(tls: ssl.SSLContext | None = None) -> Iterator[FaultServer]:
             yield state
         finally:
             state.held.set()
+
+
+def serve_files(server: FaultServer, root: Path, prefix: str) -> None:
+    """Let a server have the files of a folder, below a path."""
+    for path in root.rglob("*"):
+        if path.is_file():
+            server.files[f"{prefix}/{path.relative_to(root)}"] = path.read_bytes()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from batches import all_same, same_batches, same_samples
 from cached_packs import open_cached, open_rows, taken
 from edited_packs import flip
+from fault_server import serve_files
 from forked import forked_child
 from layout_packs import LAYOUTS
 from packs_with_features import SPECS
@@ -607,13 +608,6 @@ def test_a_plan_says_what_an_epoch_fetches(layout_packs, tmp_path, driven):
 
 
 # -------------------------------------------------------------------------------- other servers
-
-
-def serve_files(web, root, prefix: str) -> None:
-    """Let a server have the files of a folder, below a path."""
-    for path in root.rglob("*"):
-        if path.is_file():
-            web.files[f"{prefix}/{path.relative_to(root)}"] = path.read_bytes()
 
 
 def test_a_pack_on_a_web_server_without_listings(with_features, web, tmp_path):

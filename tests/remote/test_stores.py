@@ -4,7 +4,9 @@ import traceback
 from urllib.parse import quote
 
 import pytest
+from batches import all_same, same_samples
 from commands import python
+from fault_server import fault_server, send, serve_files, status
 from s3_server import use_s3
 
 import sa1bpack
@@ -216,6 +218,97 @@ def test_a_manifest_in_a_bucket_has_a_limit_and_is_not_read_before(web, monkeypa
     web.always, url = answer, f"s3://large-{web.url[-5:]}/pack"
     with pytest.raises(FormatError, match=rf"{url}/manifest.json: {3 << 30} bytes, more than"):
         sa1bpack.open(url, cache_dir=tmp_path)
+
+
+# ------------------------------------------------------------------------------- other credentials
+
+
+def pack_for(web, root, key: str) -> None:
+    """Let a server have a pack at /bucket/pack, for who signs with the id of a key."""
+    serve_files(web, root, "/bucket/pack")
+
+    def answer(handler, data):
+        if f"Credential={key}/" not in handler.headers.get("Authorization", ""):
+            status(403)(handler, b"")
+        elif data is None:
+            status(404)(handler, b"")
+        else:
+            send(handler, data)
+
+    web.always = answer
+
+
+def write_credentials(path, key: str) -> None:
+    """Write the file of credentials of the AWS command line."""
+    path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = b\n")
+
+
+@pytest.mark.parametrize("change", ["endpoint", "key", "file"])
+def test_a_pack_that_was_refused_is_opened_once_the_remedy_is_done(
+    web, layout_packs, tmp_path, monkeypatch, change
+):
+    """In one process, as in a notebook: the first store of a bucket was kept for good."""
+    root = layout_packs()
+    use_s3(web.url, monkeypatch)
+    credentials = tmp_path / "credentials"
+    write_credentials(credentials, "wrong")
+    pack_for(web, root, "right")
+    with fault_server() as refusing:
+        refusing.always = status(403)
+        if change == "file":
+            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+            monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+            monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+        elif change == "key":
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+        else:
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "right")
+            monkeypatch.setenv("AWS_ENDPOINT_URL", refusing.url)
+        with pytest.raises(StoreError, match="access was refused"):
+            sa1bpack.open("s3://bucket/pack", cache_dir=tmp_path / "cache")
+        write_credentials(credentials, "right")
+        if change == "key":
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "right")
+        elif change == "endpoint":
+            monkeypatch.setenv("AWS_ENDPOINT_URL", web.url)
+        ds = sa1bpack.open("s3://bucket/pack", cache_dir=tmp_path / "cache")
+        assert all_same(ds, sa1bpack.open(root))
+
+
+def test_an_open_pack_is_read_on_with_credentials_that_were_renewed(
+    web, layout_packs, tmp_path, monkeypatch
+):
+    root = layout_packs()
+    own = sa1bpack.open(root)
+    use_s3(web.url, monkeypatch)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    credentials = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    write_credentials(credentials, "first")
+    pack_for(web, root, "first")
+    ds = sa1bpack.open("s3://bucket/pack", cache_dir=tmp_path / "cache", fetch="rows")
+    assert same_samples(ds[0], own[0])
+    pack_for(web, root, "second")
+    with pytest.raises(StoreError, match="access was refused"):
+        ds[len(own) - 1]
+    write_credentials(credentials, "second")
+    assert all_same(ds, own)
+
+
+def test_a_tar_that_was_refused_is_packed_once_the_remedy_is_done(
+    web, sample_tar, tmp_path, monkeypatch
+):
+    use_s3(web.url, monkeypatch)
+    web.files["/tars/sa_0.tar"] = sample_tar.read_bytes()
+    web.always = status(403)
+    with pytest.raises(SourceError, match="access was refused"):
+        pack_tar("s3://tars/sa_0.tar", tmp_path / "pack")
+    with fault_server() as other:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", other.url)
+        other.files = web.files
+        result = sa1bpack.pack("s3://tars/sa_0.tar", tmp_path / "pack", workers=1)
+        assert result.images == 3 and not result.failed
 
 
 # Ends while requests are on their way.
