@@ -30,15 +30,18 @@ from sa1bpack.urls import HUB_SCHEME, WEB_SCHEMES, Address
 READ_SECONDS = 60
 CONNECT_SECONDS = 20
 _NO_LIMIT = timedelta(days=365)
-# Times that the library repeats a request by itself.
+# Times that the library repeats a request by itself, and for how long: a host that answers nothing
+# would be waited for without a word, 60 s each time.
 RETRIES = 10
+RETRY_SECONDS = 45
 _STATUS = re.compile(r"status code: (\d{3})")
+_PATH = re.compile(r'Path "([^"]+)"')
 _CODE = re.compile(r"<Code>([A-Z][A-Za-z]{1,63})</Code>")
 _NO_CREDENTIALS = "AWS credentials could not be obtained; `aws sts get-caller-identity` shows why"
 # What obstore says itself of requests that get no answer.
 _ITS_WORDS = re.compile(
     "error sending request|error decoding response body|request or response body error|"
-    "operation timed out|connection closed|connection refused"
+    r"operation timed out|connection closed|connection refused|Requested \d+\.\.\d+, got \d+\.\.\d+"
 )
 # Those of them without an answer: the host is not there, or is being started again.
 _UNREACHABLE = ("error sending request", "connection closed", "connection refused")
@@ -68,7 +71,10 @@ def open_store(scheme: str, bucket: str, *, retries: int | None = None) -> Any:
         "read_timeout": timedelta(seconds=READ_SECONDS),
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
     }
-    retry = {"max_retries": RETRIES if retries is None else retries}
+    retry = {
+        "max_retries": RETRIES if retries is None else retries,
+        "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+    }
     if scheme in (*WEB_SCHEMES, HUB_SCHEME):
         return _web_store(stores, scheme, bucket, options, retry)
     if scheme == "az":
@@ -232,6 +238,20 @@ def _check_endpoint(bucket: str, endpoint: str | None) -> None:
 
 CHANGED = "it has changed since it was first asked for; repeat the command"
 
+# What the library says of a server that does not answer as one of files, and what that means.
+_NO_SERVER_OF_FILES = {
+    "Range request not supported": "the server sends whole files where a part is asked for",
+    "non-partial response": "the server sends whole files where a part is asked for",
+    "Content-Range": "asked for a part of the file, the server does not say which one it sends",
+    "CONTENT_RANGE": "asked for a part of the file, the server does not say which one it sends",
+    "Content-Length Header missing": "the server does not say how many bytes it sends",
+    "error following redirect": "the server redirects in a circle, or to what cannot be asked",
+}
+_OTHER_SERVER = (
+    "name a server that sends ranges of files with their sizes (python -m http.server does not), "
+    "or copy what is there to a disk"
+)
+
 # What a store says about credentials, in the body of its answer.
 _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired")
 _REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
@@ -277,7 +297,16 @@ def final_error(error: Exception, address: str, endpoint: str = "") -> Exception
     elif "configured region" in said:  # a redirect without a target
         why = "the bucket lies in another region; set AWS_REGION to that one"
     elif type(error).__name__ == "InvalidPathError":  # the library lists no such object
-        why = f"an object there has a name that cannot name a file; remove that object ({text})"
+        why = f"{_listed_object(said)} has a name that cannot name a file; move or remove it"
+    elif "Could not parse path" in said:
+        why = (
+            "no part of a key may be empty, . or .., nor have a control character, to be asked "
+            "for; check the URL, or copy the object to another key"
+        )
+    elif "RequestTimeTooSkewed" in said:
+        why = f"the clock of this machine is wrong; set it ({text})"
+    elif "InvalidObjectState" in said:
+        why = f"it is archived, as in S3's Glacier; restore it first ({text})"
     elif type(error).__name__ in _REFUSED:
         why = f"access was refused; check what the credentials allow ({text}){of_endpoint}"
     elif isinstance(error, FileNotFoundError):
@@ -288,9 +317,27 @@ def final_error(error: Exception, address: str, endpoint: str = "") -> Exception
         return EndsEarly(f"{address}: it ends before the bytes that are needed")
     elif isinstance(error, ValueError) or (400 <= status < 500 and status not in MAY_PASS):
         why = f"{text}; check the URL"
+    elif not status and (fault := _no_server_of_files(said)) is not None:
+        why = f"{fault}; {_OTHER_SERVER}"
     else:
         return None
     return StoreError(f"{address}: {why}")
+
+
+def _listed_object(said: str) -> str:
+    """The object that the library does not list, by what it says."""
+    key = _PATH.search(said)
+    if key is None:
+        return "an object there"
+    return f"the object {key[1][:200]!r}"
+
+
+def _no_server_of_files(said: str) -> str | None:
+    """How a server differs from one of files, by what the library says of it; None: it does not."""
+    for words, fault in _NO_SERVER_OF_FILES.items():
+        if words in said:
+            return fault
+    return None
 
 
 def is_refused(error: BaseException) -> bool:

@@ -1,6 +1,7 @@
 """Buckets are opened as the tools of the cloud would open them."""
 
 import traceback
+from collections import Counter
 from urllib.parse import quote
 
 import pytest
@@ -12,6 +13,7 @@ from s3_server import use_s3
 import sa1bpack
 from sa1bpack import FormatError, OptionError
 from sa1bpack.errors import NotAPack, SourceError, StoreError
+from sa1bpack.remote import bucket, stores
 from sa1bpack.remote.stores import error_text, final_error
 
 
@@ -309,6 +311,92 @@ def test_a_tar_that_was_refused_is_packed_once_the_remedy_is_done(
         other.files = web.files
         result = sa1bpack.pack("s3://tars/sa_0.tar", tmp_path / "pack", workers=1)
         assert result.images == 3 and not result.failed
+
+
+# --------------------------------------------------------------------------- servers of other kinds
+
+
+def whole(handler, data):
+    """Answer a request for a part with all of the file, as python -m http.server does."""
+    handler.send_head(200, {}, len(data))
+    handler.wfile.write(data)
+
+
+def without_place(handler, data):
+    """Answer with a part, and do not say which."""
+    if "Range" not in handler.headers:
+        send(handler, data)
+        return
+    handler.send_head(206, {}, 4)
+    handler.wfile.write(data[:4])
+
+
+def without_length(handler, data):
+    """Answer without the number of bytes."""
+    handler.send_response(200)
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+    handler.wfile.write(data)
+    handler.close_connection = True
+
+
+def in_a_circle(handler, data):
+    """Redirect a request to itself."""
+    handler.send_head(302, {"Location": f"{handler.of.url}{handler.path}"})
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (whole, "sends whole files where a part is asked for"),
+        (without_place, "the server does not say which one it sends"),
+        (without_length, "the server does not say how many bytes it sends"),
+        (in_a_circle, "the server redirects in a circle"),
+    ],
+)
+def test_a_server_that_is_none_of_files_is_named_at_once_with_the_remedy(
+    web, layout_packs, tmp_path, monkeypatch, scheme, answer, fault
+):
+    """It was an error of the network, GenericError, after three attempts."""
+    use_s3(web.url, monkeypatch)
+    serve_files(web, layout_packs(), "/bucket/pack")
+    web.always = answer
+    url = "s3://bucket/pack" if scheme == "s3" else f"{web.url}/bucket/pack"
+    with pytest.raises(StoreError, match=rf"^{url}/.*{fault}.*; name a server that .*copy"):
+        sa1bpack.open(url, cache_dir=tmp_path)
+    redirects = 40 if answer is in_a_circle else 1
+    assert max(Counter(web.requests).values()) <= redirects
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [("RequestTimeTooSkewed", "clock of this machine"), ("InvalidObjectState", "restore it first")],
+)
+def test_what_is_refused_for_another_reason_than_the_credentials_says_so(
+    web, tmp_path, monkeypatch, code, remedy
+):
+    use_s3(web.url, monkeypatch)
+    text = f"<Error><Code>{code}</Code></Error>".encode()
+
+    def answer(handler, data):
+        handler.send_head(403, {"Content-Type": "application/xml"}, len(text))
+        handler.wfile.write(text)
+
+    web.always = answer
+    with pytest.raises(StoreError, match=remedy):
+        sa1bpack.open("s3://bucket/pack", cache_dir=tmp_path)
+
+
+def test_a_host_that_answers_nothing_is_given_up_within_minutes(web, tmp_path, monkeypatch):
+    """Each attempt waits a minute for a byte: the library made eleven of them, three times."""
+    monkeypatch.setattr(stores, "READ_SECONDS", 1)
+    monkeypatch.setattr(stores, "RETRY_SECONDS", 0.75, raising=False)
+    monkeypatch.setattr(bucket, "SECONDS_UNREACHABLE", 0.0)
+    web.always = lambda handler, data: web.held.wait(60)
+    with pytest.raises(StoreError, match="given up at byte 0 after 3 attempts"):
+        sa1bpack.open(f"{web.url}/bucket/pack", cache_dir=tmp_path)
+    assert len([path for path, *_ in web.requests if path.endswith("manifest.json")]) == 3
 
 
 # Ends while requests are on their way.
