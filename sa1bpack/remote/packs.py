@@ -88,6 +88,9 @@ from sa1bpack.urls import (
 # Begins the names of folders without large arrays, of which rows are fetched.
 _SMALL = "rows-"
 
+# Bytes of the name of a shard, or pack, in the names of its folder and of the lock of that.
+_LONGEST_BEGIN = 180
+
 # A link to a feature shard that has not been fetched leads nowhere.
 _ABSENT = ".absent"
 
@@ -184,7 +187,7 @@ class _Cached:
         """
         whole = not self.fetches_rows
         prefix = "" if whole else _SMALL
-        name = f"shards/{prefix}{name}-{digest}"
+        name = _in_cache(prefix, name, digest)
         lease = self._cache.lease(name)
         if lease is not None:
             self._origin.count(Counts(hits=1))
@@ -212,7 +215,7 @@ class _Cached:
             return None
         kept = None
         if self._how.keeps:
-            folder = f"shards/{_SMALL}{name}-{digest}"
+            folder = _in_cache(_SMALL, name, digest)
             reserve = functools.partial(self._cache.grow, folder)
             kept = KeptRanges(self._cache.root / folder, reserve)
         return FolderRanges(self._origin, self._flow, path, digest, kept)
@@ -451,8 +454,18 @@ def _matches(manifest: Manifest, digest: str, listed: Mapping[str, str]) -> bool
 
 def _name(prefix: str, url: str, data: bytes) -> str:
     """The name of a folder of `packs`: like the last part of a URL, and what tells it apart."""
-    last = url.rpartition("/")[2][:100]
+    last = _begin_of(url.rpartition("/")[2])
     return f"{prefix}{last}-{xxhash.xxh32_hexdigest(url.encode())}-{digest_of(data)[:16]}"
+
+
+def _in_cache(prefix: str, name: str, digest: str) -> str:
+    """The folder of a shard, or feature shard, of this digest in a cache."""
+    return f"shards/{prefix}{_begin_of(name)}-{digest}"
+
+
+def _begin_of(name: str) -> str:
+    """The begin of a name, for that of a folder: its length fits, and it is no working name."""
+    return name.encode(errors="replace")[:_LONGEST_BEGIN].decode(errors="ignore").lstrip(".")
 
 
 def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:

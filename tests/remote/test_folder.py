@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 from batches import all_same, same_samples
 from cached_packs import open_cached, shards_in, taken
+from fault_server import serve_files
 from format_files import manifest_of
+from packs_with_features import SPECS, write_side
 from reading_packs import write_pack
-from small_tars import members, write_tar
+from s3_server import use_s3
+from small_tars import members, pack_small, write_tar
 
 import sa1bpack
 from sa1bpack import FormatError, OptionError
@@ -216,3 +220,30 @@ def test_a_percent_sign_in_the_address_of_a_web_server_quotes(web, tmp_path, lay
             sa1bpack.open(f"{web.url}/{path}", cache_dir=tmp_path / "cache")
     with pytest.raises(NotAPack, match="/a%2520b/%C3%A9%231: not a pack"):
         sa1bpack.open(f"{web.url}/a%2520b/%C3%A9%231", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["日" * 85, ".tmp-pack"])
+def test_a_pack_of_any_name_has_its_folder_in_a_cache(
+    web, layout_packs, tmp_path, monkeypatch, name
+):
+    """The folder's name was too long, or one that whoever opens the cache next removes."""
+    root = layout_packs()
+    use_s3(web.url, monkeypatch)
+    for key in (name, "other"):
+        serve_files(web, root, f"/bucket/{key}")
+    ds = sa1bpack.open(f"s3://bucket/{name}", cache_dir=tmp_path)
+    sa1bpack.open("s3://bucket/other", cache_dir=tmp_path)
+    own = sa1bpack.open(root)
+    assert all_same(ds, own)
+    assert same_samples(pickle.loads(pickle.dumps(ds))[0], own[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"fetch": "rows"}], ids=str)
+def test_shards_and_features_of_the_longest_names_have_their_folders_in_a_cache(tmp_path, options):
+    tar = write_tar(tmp_path / f"{'n' * 196}.tar", members(range(3)))
+    pack_small(tar, tmp_path / "pack")
+    feature = SPECS["score"]._replace(name="s" * 50)
+    write_side(tmp_path / "pack", feature)
+    own = sa1bpack.open(tmp_path / "pack", features=[feature.name])
+    ds = open_cached(tmp_path / "pack", tmp_path / "cache", features=[feature.name], **options)
+    assert all_same(ds, own)
