@@ -32,8 +32,15 @@ _PACK_SCHEMES = (*STORE_SCHEMES, *WEB_SCHEMES, HUB_SCHEME, "file")
 _PACK_URL = re.compile(rf"({'|'.join(_PACK_SCHEMES)})://", re.IGNORECASE)
 # In the path of a URL, what need not be quoted.
 _UNQUOTED = "/:@!$&'()*+,;="
-# What no URL contains, and what would end a line of a request.
+# What no URL contains, and what would end a line of a request. A key in an object store may have a
+# space.
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# A URL without what may be secret. In a key, # is a character like others.
+_WITHOUT_QUERY = re.compile(r"[^?#]*")
+_WITHOUT_QUERY_IN_STORE = re.compile(r"[^/?#]*(?:/[^?]*)?")
+# In the key of a tar, which may be a pattern with ?, what begins a signature.
+_QUERY_OF_KEY = re.compile(r"\?[^/?]*=")
 
 
 @dataclass
@@ -299,9 +306,17 @@ def local_folder(url: str) -> Path | None:
 
 def shown(url: str) -> str:
     """A URL for messages: without user, password, query and fragment, in which secrets are."""
-    scheme, _, rest = url.partition("://")
-    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    scheme, _, _ = url.partition("://")
+    host, slash, path = _without_query(url).partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _without_query(url: str) -> str:
+    """What follows the scheme of a URL, without query and fragment."""
+    _, _, rest = url.partition("://")
+    pattern = _WITHOUT_QUERY_IN_STORE if is_store_url(url) else _WITHOUT_QUERY
+    match = pattern.match(rest)
+    return match[0] if match else ""
 
 
 def folder_url(name: str, text: str) -> str:
@@ -312,16 +327,22 @@ def folder_url(name: str, text: str) -> str:
         text: the URL.
 
     Raises:
-        OptionError: the URL has no bucket, or has a user or a password, a query or a fragment. The
-            message shows no more of it than `shown`.
+        OptionError: the URL has no bucket, or has a user or a password, a query or a fragment, or
+            what no key has. The message shows no more of it than `shown`.
     """
     host, key = _host_and_path(name, text)
-    if "?" in text or "#" in text:
+    if _without_query(text) != text.partition("://")[2]:
         raise OptionError(
             f"{name} is {shown(text)!r}, with a query or a fragment: leave it out (signed links "
             "are for single files)"
         )
-    key = "/".join(filter(None, key.split("/")))
+    parts = [part for part in key.split("/") if part]
+    if {".", ".."} & set(parts) or _CONTROL.search(key):
+        raise OptionError(
+            f"{name} is {shown(text)!r}: in the path of a URL, no part is . or .., and no "
+            "character is a control character; name the folder itself"
+        )
+    key = "/".join(parts)
     return f"{text.partition('://')[0].lower()}://{host}/{key}".removesuffix("/")
 
 
@@ -330,8 +351,8 @@ def _host_and_path(name: str, text: str) -> tuple[str, str]:
 
     Raises OptionError for one without a host, or with a user, who may have a password.
     """
-    scheme, _, rest = text.partition("://")
-    host, _, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    scheme, _, _ = text.partition("://")
+    host, _, path = _without_query(text).partition("/")
     kind = "bucket" if scheme.lower() in STORE_SCHEMES else "host"
     if "@" in host:
         raise OptionError(
@@ -370,6 +391,8 @@ class Address:
     def __str__(self) -> str:
         if self.listed:
             return f"{self.name} (from {urlsplit(self.url).hostname})"
+        if self.scheme in STORE_SCHEMES:
+            return f"{self.scheme}://{self.bucket}/{_without_signature(self.key)}"
         return shown(self.url)
 
     @property
@@ -388,6 +411,11 @@ class Address:
         return self.url.partition("://")[2].partition("/")[2]
 
 
+def _without_signature(key: str) -> str:
+    """A key, which may be a pattern, without the query that would sign it."""
+    return _QUERY_OF_KEY.split(key, maxsplit=1)[0]
+
+
 def parse_address(name: str, text: str, file_name: str | None = None) -> Address:
     """The address that a URL stands for.
 
@@ -397,16 +425,23 @@ def parse_address(name: str, text: str, file_name: str | None = None) -> Address
         file_name: name of the file in a list of links; None: the last part of the URL's path.
 
     Raises:
-        OptionError: the URL holds a user or a password, white space or control characters, has no
-            host or bucket, or names no file. The message shows no more of it than `shown`.
+        OptionError: the URL holds a user or a password, control characters or, on the web, white
+            space, has no host or bucket, or names no file. The message shows no more of it than
+            `shown`.
     """
-    if _FORBIDDEN.search(text):
+    in_store = is_store_url(text)
+    if in_store and (match := _CONTROL.search(text)):
         raise OptionError(
-            f"{name} is {shown(_FORBIDDEN.split(text)[0])!r}..., which contains white space or a "
+            f"{name} is {shown(text[: match.start()])!r}..., which contains a control character"
+        )
+    if not in_store and (match := _FORBIDDEN.search(text)):
+        raise OptionError(
+            f"{name} is {shown(text[: match.start()])!r}..., which contains white space or a "
             "control character: a URL has %20 for a space"
         )
     _, path = _host_and_path(name, text)
-    in_store = text.partition("://")[0].lower() in STORE_SCHEMES
+    if in_store:
+        path = _without_signature(text.partition("://")[2].partition("/")[2])
     last = path.rpartition("/")[2]
     file_name_in_url = last if in_store else unquote(last)
     tar_name = file_name or file_name_in_url

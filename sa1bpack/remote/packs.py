@@ -570,6 +570,9 @@ def bucket_publisher(url: str, staging: Path, options: Any) -> Any:
 def find_files(address: Address, on_wait: OnWait = None) -> list[Address]:
     """See `scheme_of`. A pattern has `*`, `?` or `[...]` and is one of an object store.
 
+    It means there what it means on a disk: `*` stays within a folder, `**` stands for any folders,
+    and a key that is the pattern itself comes before all that it matches.
+
     Raises MissingPackage or OptionError for an object store that cannot be opened, SourceError if
     nothing matches, or the bucket cannot be listed.
     """
@@ -584,7 +587,20 @@ def find_files(address: Address, on_wait: OnWait = None) -> list[Address]:
         sizes = Bucket(root, store, Patience(), on_wait).files(folder)
     except (FileNotFoundError, StoreError) as error:
         raise SourceError(f"{address}: cannot be listed: {error}") from None
-    keys = [key for key in sizes if fnmatchcase(key, address.key)]
+    keys = [address.key]
+    if address.key not in sizes:
+        pattern = address.key.split("/")
+        keys = [key for key in sizes if _is_match(key.split("/"), pattern)]
     if not keys:
         raise SourceError(f"{address}: nothing matches this pattern; check the bucket and the path")
     return [parse_address("source", f"{root}/{key}") for key in keys]
+
+
+def _is_match(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """True if a path matches a pattern, part by part, by the rules of `glob` with `recursive`."""
+    if not pattern or not parts:
+        return not parts and set(pattern) <= {"**"}
+    is_shown = pattern[0].startswith(".") or not parts[0].startswith(".")
+    if pattern[0] == "**":
+        return _is_match(parts, pattern[1:]) or (is_shown and _is_match(parts[1:], pattern))
+    return is_shown and fnmatchcase(parts[0], pattern[0]) and _is_match(parts[1:], pattern[1:])

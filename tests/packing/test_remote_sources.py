@@ -1,18 +1,21 @@
 """Tars are packed from the web and from object stores as from files, and no link is kept."""
 
+import glob
 import json
 import random
 import signal
 import sys
 import threading
 from functools import partial
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from commands import finish, pack_command, start, wait_until
 from edited_packs import flip
 from fault_server import cut, dropped, flipped, stalled, status, together
 from on_ray import on_ray
-from s3_server import use_s3
+from s3_server import s3_client, use_s3
 from small_tars import SMALL, contents, members, pack_small, write_tar
 
 import sa1bpack
@@ -193,6 +196,57 @@ def test_a_bucket_is_packed_by_a_pattern_as_files_are(s3, long_tars, long_pack, 
     assert_no_secret(out, error, root=root)
     code, _, error = pack("s3://tars/none/*.tar")
     assert code == 2 and "s3://tars/none/*.tar: nothing matches this pattern" in error
+
+
+# What a pattern stands for in a folder is asked of the standard library.
+KEYS = (
+    "sa_1.tar", "sa_2.tar", ".sa_3.tar", "old/sa_4.tar", "old/older/sa_5.tar", ".old/sa_6.tar",
+    "a b/sa #7.tar", "sa_?8.tar", "[x]/sa_9.tar", "readme.txt",
+)  # fmt: skip
+
+
+PATTERNS = (
+    "*.tar", "sa_?.tar", "*/sa_*.tar", "**/*.tar", "**", "?.tar", "a b/sa #*.tar", ".*/*", "x*/*",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(PATTERNS)))
+def test_a_pattern_stands_for_what_it_stands_for_in_a_folder(s3, tmp_path, number):
+    """`*` went through folders: older tars below that of the new ones were packed as well."""
+    bucket = f"patterns-{number}"
+    pattern = f"tars/{PATTERNS[number]}"
+    s3.make_bucket(bucket)
+    for key in KEYS:
+        file = tmp_path / "tars" / key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        s3.put(bucket, f"tars/{quote(key)}", b"no tar")
+    paths = map(Path, glob.glob(pattern, root_dir=tmp_path, recursive=True))
+    expected = {path.name.removesuffix(".tar") for path in paths if (tmp_path / path).is_file()}
+    failed = set()
+    try:
+        failed = set(pack_small(f"s3://{bucket}/{pattern}", tmp_path / "pack").failed)
+    except SourceError as error:
+        assert f"s3://{bucket}/{pattern}: nothing matches this pattern" in str(error)
+    assert failed == expected
+
+
+def test_a_key_with_wildcards_spaces_or_a_hash_is_that_object(s3, sample_tar, tmp_path):
+    s3.make_bucket("keys")
+    for key in ("a b/sa #1.tar", "[x]/sa_?2.tar"):
+        s3.put("keys", quote(key), sample_tar.read_bytes())
+        result = pack_small(f"s3://keys/{key}", tmp_path / key)
+        assert result.images == 3 and not result.failed
+
+
+def test_an_object_that_cannot_be_listed_is_named(s3, tmp_path):
+    s3.make_bucket("unlisted")
+    where = {"Bucket": "unlisted", "Key": "tars/../sa_1.tar"}
+    s3_client().put_object(Body=b"", **where)
+    with pytest.raises(SourceError, match=r"the object 'tars/\.\./sa_1.tar' has a name that"):
+        pack_small("s3://unlisted/tars/sa_*.tar", tmp_path)
+    error = pack_small("s3://unlisted/tars//sa_1.tar", tmp_path / "pack").failed["sa_1"]
+    assert "no part of a key may be empty" in str(error)
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -238,6 +238,23 @@ def test_a_pack_of_any_name_has_its_folder_in_a_cache(
     assert same_samples(pickle.loads(pickle.dumps(ds))[0], own[0])
 
 
+def test_a_key_in_a_bucket_may_have_spaces_and_a_hash(web, layout_packs, tmp_path, monkeypatch):
+    root = layout_packs()
+    use_s3(web.url, monkeypatch)
+    serve_files(web, root, "/bucket/my packs/run #1")
+    ds = sa1bpack.open("s3://bucket/my packs/run #1", cache_dir=tmp_path)
+    assert all_same(ds, sa1bpack.open(root))
+    with pytest.raises(NotAPack, match="s3://bucket/my packs/run #2: not a pack"):
+        sa1bpack.open("s3://bucket/my packs/run #2", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("path", ["a/../pack", "./pack", "a\nb"])
+def test_what_no_key_can_be_is_refused(tmp_path, path):
+    for host in ("s3://bucket", "https://host"):
+        with pytest.raises(OptionError, match=r"no part is \. or \.\., and no character"):
+            sa1bpack.open(f"{host}/{path}", cache_dir=tmp_path)
+
+
 @pytest.mark.parametrize("options", [{}, {"fetch": "rows"}], ids=str)
 def test_shards_and_features_of_the_longest_names_have_their_folders_in_a_cache(tmp_path, options):
     tar = write_tar(tmp_path / f"{'n' * 196}.tar", members(range(3)))
