@@ -14,13 +14,15 @@
 
 A folder gets its name when it is complete. Its lock is one of the system (flock), so that a kill
 releases it: what a killed process had begun is removed by the next one that opens the cache, or
-needs the same folder. The file of a lock records how many bytes its folder takes, or will take, and
-during which run of the machine it was made; its modification time is that of the last use. Nothing
-is flushed: a folder that was made before the machine started is compared with its digests first.
+needs the same folder. The file of a lock records how many bytes its folder takes, or will take,
+during which run of the machine it was made, and how many bytes it had without kept ranges; its
+modification time is that of the last use. Nothing is flushed: a folder that was made before the
+machine started is compared with its digests first.
 
 Room is taken before anything is written, with `room.lock` held, so that all processes together
-keep the limit. When there is none, the folders that were used least recently are removed. Memory
-maps of what is removed stay valid, as those of any removed file.
+keep the limit. When there is none, what processes that are done had taken for ranges and not used
+is given back, and then the folders that were used least recently are removed. Memory maps of what
+is removed stay valid, as those of any removed file.
 """
 
 import errno
@@ -33,6 +35,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sa1bpack.dataset.shard_cache import CACHE as OPEN_SHARDS
 from sa1bpack.errors import CacheFull, FormatError, OptionError, StoreError
@@ -49,6 +52,7 @@ from sa1bpack.format.files import (
     try_locks,
 )
 from sa1bpack.paths import naming
+from sa1bpack.remote.kept_ranges import kept_bytes
 from sa1bpack.threads import start_thread
 from sa1bpack.wording import brief, size_text
 
@@ -67,6 +71,20 @@ _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _KINDS = ("packs", "shards")
 # Identifies the start of the machine; the same in all of its containers.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Record(NamedTuple):
+    """What the file of a lock says of its folder.
+
+    Attributes:
+        nbytes: bytes that it takes, or may take.
+        boot: the start of the machine that it is from.
+        begun_with: bytes of it without the ranges that were kept since.
+    """
+
+    nbytes: int
+    boot: str
+    begun_with: int
 
 
 class Lock:
@@ -121,20 +139,22 @@ class Lock:
                 os.utime(self.fileno())
 
     @property
-    def record(self) -> tuple[int, str]:
-        """Bytes that the folder takes, or will take; and the start of the machine it is from."""
+    def record(self) -> "Record":
+        """What is noted of the folder."""
         with naming(self.path):
             data = os.pread(self.fileno(), 200, 0)
         line, _, _ = data.decode(errors="replace").partition("\n")
         match line.split():
-            case [nbytes, boot] if nbytes.isdecimal():
-                return int(nbytes), boot
-        return 0, ""  # as after a power failure
+            case [nbytes, boot, begun_with] if nbytes.isdecimal() and begun_with.isdecimal():
+                return Record(int(nbytes), boot, int(begun_with))
+            case [nbytes, boot] if nbytes.isdecimal():  # of an earlier release
+                return Record(int(nbytes), boot, int(nbytes))
+        return Record(0, "", 0)  # as after a power failure
 
-    def note(self, nbytes: int) -> None:
+    def note(self, nbytes: int, begun_with: int) -> None:
         """Write the record in one step, over another one: processes read it without a lock."""
         with naming(self.path):
-            os.pwrite(self.fileno(), f"{nbytes:20} {boot_id()}\n".encode(), 0)
+            os.pwrite(self.fileno(), f"{nbytes:20} {boot_id()} {begun_with:20}\n".encode(), 0)
 
     def clear(self) -> None:
         """Remove the record."""
@@ -168,6 +188,7 @@ class Cache:
             OSError: the folder cannot be opened or made.
         """
         self.root = root.absolute()
+        self._is_counted_again = False
         for kind in _KINDS:
             (self.root / kind).mkdir(parents=True, exist_ok=True)
         try:
@@ -205,7 +226,7 @@ class Cache:
         except FileNotFoundError:
             return None
         is_there = lock.take(exclusive=False) and (self.root / name).is_dir()
-        if not is_there or lock.record[1] != boot_id():
+        if not is_there or lock.record.boot != boot_id():
             lock.close()
             return None
         lock.touch()
@@ -277,10 +298,10 @@ class Cache:
     ) -> None:
         """Make a folder that is not here, with its lock held."""
         if folder.is_dir():
-            if lock.record[1] == boot_id():  # which counts what was added to the folder, too
+            if lock.record.boot == boot_id():  # which counts what was added to the folder, too
                 return
             if is_sound(folder):
-                lock.note(nbytes)
+                lock.note(nbytes, begun_with=nbytes)
                 return
         try:
             while True:
@@ -332,7 +353,7 @@ class Cache:
         nbytes = 0
         for lock in self._locks():
             with lock:
-                nbytes += lock.record[0]
+                nbytes += lock.record.nbytes
         return nbytes
 
     def make_room(self, nbytes: int) -> int:
@@ -359,9 +380,9 @@ class Cache:
         while True:
             with self._alone("room"):
                 self.limit = self._settle(None)  # another process may have named another one
-                over = self.used + nbytes - self.limit
+                over = self._over(nbytes)
                 if over <= 0 or self.make_room(over) >= over:
-                    lock.note(nbytes)
+                    lock.note(nbytes, begun_with=nbytes)
                     lock.touch()
                     return
             if nbytes > self.limit or time.monotonic() > limit:
@@ -379,16 +400,41 @@ class Cache:
         Nothing is removed for them.
         """
         with self._alone("room"):
-            if self.used + nbytes > self.limit:
+            if self._over(nbytes) > 0:
                 return False
             with (
                 suppress(FileNotFoundError),
                 Lock(self.root / f"{name}.lock", create=False) as lock,
             ):
-                known, _ = lock.record
-                lock.note(known + nbytes)
+                known = lock.record
+                lock.note(known.nbytes + nbytes, known.begun_with)
                 return True
         return False
+
+    def _over(self, nbytes: int) -> int:
+        """Bytes that so many more would be above the limit; with the lock of the room held."""
+        over = self.used + nbytes - self.limit
+        if over > 0 and not self._is_counted_again:  # which reads all lists of ranges
+            self._is_counted_again = True
+            over -= self._count_again()
+        return over
+
+    def _count_again(self) -> int:
+        """Give back room that was taken for ranges, and left by processes that are done.
+
+        Returns how many bytes that is.
+        """
+        unused = 0
+        for lock in self._locks():
+            with lock:
+                known = lock.record
+                if known.nbytes > known.begun_with and lock.take(exclusive=True):
+                    known = lock.record
+                    nbytes = known.begun_with + kept_bytes(lock.path.with_suffix(""))
+                    if nbytes < known.nbytes:
+                        lock.note(nbytes, known.begun_with)
+                        unused += known.nbytes - nbytes
+        return unused
 
     def _locks(self) -> Iterator[Lock]:
         for kind in _KINDS:
@@ -410,7 +456,7 @@ class Cache:
         with lock:
             if not lock.take(exclusive=True) or (only_begun and folder.is_dir()):
                 return 0
-            nbytes = lock.record[0]
+            nbytes = lock.record.nbytes
             self._empty(lock)
             lock.path.unlink()
             return nbytes

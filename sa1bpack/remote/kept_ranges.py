@@ -125,25 +125,37 @@ class KeptRanges:
 
     def _look(self) -> None:
         """Read what was added to the list."""
-        try:
-            with opened(self._folder / _LIST, os.O_RDONLY) as file:
-                nbytes = os.fstat(file).st_size // _RANGE.itemsize * _RANGE.itemsize
-                if nbytes <= self._list_bytes:
-                    return
-                data = os.pread(file, nbytes - self._list_bytes, self._list_bytes)
-        except OSError:
-            return
-        records = np.frombuffer(data[: len(data) // _RANGE.itemsize * _RANGE.itemsize], _RANGE)
-        self._list_bytes += records.nbytes
-        for number, first, stop, is_there in records.tolist():
-            if is_there:
-                self._ranges.add((number, first, stop))
-            else:
-                self._ranges.discard((number, first, stop))
+        self._list_bytes += _add_listed(self._folder, self._list_bytes, self._ranges)
 
     def _path(self, path: str) -> Path:
         """The file that has the kept ranges of a file of the shard."""
         return self._folder / path.replace("/", ".")
+
+
+def _add_listed(folder: Path, begin: int, ranges: set[tuple[int, int, int]]) -> int:
+    """Add the ranges in the list of a folder from a byte on; returns how many bytes were read."""
+    try:
+        with opened(folder / _LIST, os.O_RDONLY) as file:
+            nbytes = os.fstat(file).st_size // _RANGE.itemsize * _RANGE.itemsize
+            if nbytes <= begin:
+                return 0
+            data = os.pread(file, nbytes - begin, begin)
+    except OSError:
+        return 0
+    records = np.frombuffer(data[: len(data) // _RANGE.itemsize * _RANGE.itemsize], _RANGE)
+    for number, first, stop, is_there in records.tolist():
+        if is_there:
+            ranges.add((number, first, stop))
+        else:
+            ranges.discard((number, first, stop))
+    return records.nbytes
+
+
+def kept_bytes(folder: Path) -> int:
+    """Bytes of the ranges that are kept of a shard, in its folder of the cache."""
+    ranges: set[tuple[int, int, int]] = set()
+    _add_listed(folder / KEPT, 0, ranges)
+    return sum(stop - first for _, first, stop in ranges)
 
 
 _living = Living[KeptRanges]()

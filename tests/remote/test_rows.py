@@ -134,6 +134,26 @@ def test_who_keeps_few_rows_takes_little_room(layout_packs, tmp_path):
         assert room < taken(tmp_path, "shards") <= room + 2 * rows
 
 
+def test_room_that_a_process_did_not_use_is_free_once_it_has_ended(tmp_path, driven):
+    """It was lost for good: up to half of what a cache has."""
+    root = tmp_path / "pack"
+    write_pack(root, {"sa_000000-000": (3,) * 4, "sa_000000-001": (3,)})
+    own = sa1bpack.open(root)
+    cache = tmp_path / "cache"
+    for k in range(4):
+        with forked_child() as child:  # which ends as if it were killed
+            if child == 0:
+                ds = open_rows(root, cache)
+                assert same_samples(ds[k], own[k])
+                ds.metadata(4)
+    origin = driven(root)
+    size = taken(cache)
+    for _ in range(2):
+        assert same_samples(open_rows(root, cache, cache_size=size)[4], own[4])
+    asked = rows_asked(origin)
+    assert len(asked) == len(set(asked)) == 3
+
+
 def test_kept_rows_count_after_another_process_has_looked_at_their_shard(layout_packs, tmp_path):
     """They were forgotten if it had the lock when a shard was opened: a cache outgrew its limit."""
     root = layout_packs()
