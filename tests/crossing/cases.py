@@ -48,6 +48,7 @@ class Case:
         own: options of a Loader, or of make_dataloader, alone; those after it was resumed.
         cold: what of the packs is not in the page cache when an epoch begins: "all", "some", "".
         stop: epoch and batches after which it is resumed by other readers; None: it is not.
+        duplicate: these are "deepcopy", "pickle": duplicates of the ones before; "": new ones.
         keep: batches are kept until the end of the epoch, and not copied.
         transform: batches go through a Pipeline without steps.
     """
@@ -68,6 +69,7 @@ class Case:
     own: tuple[dict[str, Any], ...] = ()
     cold: tuple[str, str] = ("", "")
     stop: tuple[int, int] | None = None
+    duplicate: str = ""
     keep: bool = False
     transform: bool = False
 
@@ -256,6 +258,7 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         if direct:
             case.own = tuple(own | {"io": "direct"} for own in case.own)
     case.stop = (rng.randrange(2), rng.randint(1, 5)) if rng.random() < 0.35 else None
+    case.duplicate = random.Random(f"{case.seed} duplicate").choice(("", "deepcopy", "pickle"))
     case.keep, case.transform = rng.random() < 0.4, rng.random() < 0.3
     if rng.random() < 0.3:
         reading["fields"] = _drawn_fields(rng, case, ds)

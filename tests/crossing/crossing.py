@@ -4,7 +4,9 @@ What a batch must be is computed with numpy from `ds[i]`, and these samples are 
 of their own packs, opened plainly.
 """
 
+import copy
 import os
+import pickle
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ ORDERS = {
     "weighted": sa1bpack.WeightedOrder,
     "passes": sa1bpack.MaskPassOrder,
 }
+DUPLICATES = {"deepcopy": copy.deepcopy, "pickle": lambda it: pickle.loads(pickle.dumps(it))}
 LARGE = ("image", "mask_bits", "run_ends", "values")  # arrays that are read past the page cache
 
 
@@ -131,8 +134,12 @@ class Crossing:
     def _resumed(self, readers: list[Any]) -> list[Any]:
         """Others that continue where these are."""
         state = readers[-1].state_dict()
+        if self.case.duplicate:
+            others = [DUPLICATES[self.case.duplicate](reader) for reader in readers]
+            assert all(other.state_dict() == state for other in others)
+        else:
+            others = self._readers(1)
         self._end(readers)
-        others = self._readers(1)
         for reader in others:
             reader.load_state_dict(state)
         return others
