@@ -70,17 +70,22 @@ def paths_of(name: str, value: Any, instead: str | None = None) -> list[Path]:
     seen: dict[Path, Path] = {}
     for path in paths:
         _refuse_loop(name, path)
-        first = seen.setdefault(path.resolve(), path)
+        first = seen.setdefault(real_path(path), path)
         if first is not path:
             raise OptionError(f"{name} has the same folder twice: {first} and {path}")
     return paths
 
 
-def _refuse_loop(name: str, path: Path) -> None:
-    """Raise OptionError for symbolic links that lead to one another.
+def real_path(path: Path) -> Path:
+    """A path without symbolic links, as far as there are no loops of them.
 
-    Of these `Path.resolve` raises a RuntimeError before Python 3.13, and nothing since.
+    Of a loop `Path.resolve` raises a RuntimeError before Python 3.13, and nothing since.
     """
+    return Path(os.path.realpath(path))
+
+
+def _refuse_loop(name: str, path: Path) -> None:
+    """Raise OptionError for symbolic links that lead to one another."""
     try:
         path.stat()
     except OSError as error:

@@ -32,7 +32,7 @@ from sa1bpack.format.side.scaled import SCALED_DTYPES, scaled_of
 from sa1bpack.format.side.shard import FeatureShard
 from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, coverage, feature_shard_names
 from sa1bpack.format.side.spec import SideSpec, side_name
-from sa1bpack.paths import check_can_be_folder
+from sa1bpack.paths import check_can_be_folder, real_path
 from sa1bpack.progress import report
 from sa1bpack.wording import brief, counted
 
@@ -405,7 +405,7 @@ def _check_rows(rows: RowOptions) -> None:
 def _outside(name: str, folder: Path) -> Path:
     """The folder that was asked for. Raises OptionError if it lies among the files of a pack."""
     check_can_be_folder(folder.parent, "choose another folder")
-    resolved = folder.resolve()
+    resolved = real_path(folder)
     root = pack_above(resolved / "shard")
     if root is not None and resolved.parent != root / SIDES_NAME:
         raise OptionError(

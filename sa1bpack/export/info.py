@@ -60,6 +60,7 @@ from sa1bpack.format.side.shards import (
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.options import LAYOUTS
+from sa1bpack.paths import real_path
 from sa1bpack.wording import brief, counted, size_text
 
 _PACK_OPTIONS = "sa1bpack.packing.options"  # loaded when it is asked for: reading has no packer
@@ -151,7 +152,7 @@ class PackInfo(DiskUse):
     @property
     def places(self) -> list[str]:
         """The absolute paths of the folders, or their URLs."""
-        return [str(root if isinstance(root, str) else root.resolve()) for root in self.roots]
+        return [str(root if isinstance(root, str) else real_path(root)) for root in self.roots]
 
     @property
     def at_urls(self) -> bool:

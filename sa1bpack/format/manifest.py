@@ -22,7 +22,7 @@ from sa1bpack.format.arrays import Count, canonical_json, check_version, read_js
 from sa1bpack.format.files import REMEDY, locked, replace_file, temporary_beside
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, AxisLengths, Layout
 from sa1bpack.format.source_records import stored_once, with_shared_values
-from sa1bpack.paths import check_can_be_folder, local_path, naming
+from sa1bpack.paths import check_can_be_folder, local_path, naming, real_path
 from sa1bpack.wording import brief, counted
 
 MANIFEST_NAME = "manifest.json"
@@ -187,7 +187,7 @@ def read_manifest(root: Path) -> Manifest:
 
 def pack_above(path: Path) -> Path | None:
     """The pack that a path lies in, whether it exists or not; None if in none."""
-    for folder in path.resolve().parents:
+    for folder in real_path(path).parents:
         if (folder / MANIFEST_NAME).is_file() and (folder / SHARDS_NAME).is_dir():
             return folder
     return None

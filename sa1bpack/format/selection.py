@@ -18,7 +18,7 @@ from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.arrays import Count, check_version
 from sa1bpack.format.files import read_metadata_file, replace_file
 from sa1bpack.format.manifest import MANIFEST_NAME
-from sa1bpack.paths import naming
+from sa1bpack.paths import naming, real_path
 
 SELECTION_NAME: Literal["sa1bpack-selection"] = "sa1bpack-selection"
 SELECTION_VERSION = (1, 0)
@@ -114,7 +114,7 @@ def write_selection(
         OSError: the file cannot be written.
     """
     ids = np.ascontiguousarray(image_ids, "<i8")
-    folder = path.absolute().parent.resolve()
+    folder = real_path(path.absolute().parent)
     masks_head: MasksHead | msgspec.UnsetType = msgspec.UNSET
     bits = b""
     if masks is not None:
@@ -142,7 +142,7 @@ def _place_of(pack: Path | str, folder: Path) -> PackPlace:
     """The place of a pack, for a selection in a folder."""
     if isinstance(pack, str):
         return PackPlace(absolute=pack, relative=pack)
-    root = pack.resolve()
+    root = real_path(pack)
     pack_place = PackPlace(absolute=str(root), relative=os.path.relpath(root, folder))
     try:
         f"{pack_place.absolute}{pack_place.relative}".encode()
@@ -162,7 +162,7 @@ def packs_of(path: Path) -> tuple[list[Path | str], str]:
     Raises NotAPack for a pack that is at neither place, and as `read_selection` does.
     """
     head, _, _ = read_selection(path)
-    folder = path.absolute().parent.resolve()
+    folder = real_path(path.absolute().parent)
     packs: list[Path | str] = []
     for pack in head.packs:
         if "://" in pack.absolute:
@@ -176,7 +176,7 @@ def packs_of(path: Path) -> tuple[list[Path | str], str]:
                 "make a link there to where it is now, or take "
                 f"sa1bpack.open(PACK).load_selection({str(path)!r})"
             )
-        packs.append(roots[0].resolve())
+        packs.append(real_path(roots[0]))
     return packs, head.duplicates
 
 

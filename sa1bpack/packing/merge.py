@@ -44,7 +44,7 @@ from sa1bpack.packing.pack_folder import locked_folder
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
 from sa1bpack.packing.records import ShardKey, is_copied_in_part, published_shard, read_own_manifest
 from sa1bpack.packing.requested_options import RequestedOptions
-from sa1bpack.paths import check_can_be_folder, local_path, naming, paths_of
+from sa1bpack.paths import check_can_be_folder, local_path, naming, paths_of, real_path
 from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.wording import brief
 
@@ -173,9 +173,9 @@ def merge(
 
 def check_apart(root: Path, packs: Sequence[Path], output: str | os.PathLike[str]) -> None:
     """Raise OptionError if the output is one of the packs, or one of them is in the other."""
-    merged = root.resolve()
+    merged = real_path(root)
     for pack in packs:
-        folder = pack.resolve()
+        folder = real_path(pack)
         if merged.is_relative_to(folder) or folder.is_relative_to(merged):
             raise OptionError(
                 f"output is {str(output)!r}: it is, holds or is in the pack {pack}; choose another"

@@ -10,6 +10,7 @@ from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.records import is_copied_in_part
 from sa1bpack.packing.requested_options import PackRequest
+from sa1bpack.paths import real_path
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, find_sources, look_at, read_links, read_md5sums
 from sa1bpack.wording import brief
@@ -55,13 +56,13 @@ def list_sources(request: PackRequest) -> list[Source]:
     sources = find_sources(request.patterns, links=links, leave_out=request.output, on_wait=report)
     if not sources:
         raise OptionError("no source is given; give at least one tar or folder, or a list of links")
-    output = request.output.resolve()
+    output = real_path(request.output)
     for source in sources:
         try:
             check_shard_name(f"{source.name}-000", str(source.path))
         except FormatError as error:
             raise SourceError(f"{error}; shards are named after their source: rename it") from None
-        if isinstance(source.path, Path) and output.is_relative_to(source.path.resolve()):
+        if isinstance(source.path, Path) and output.is_relative_to(real_path(source.path)):
             raise OptionError(
                 f"{request.output} lies within the source {source.path}; choose one outside"
             )

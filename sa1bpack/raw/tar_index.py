@@ -34,7 +34,7 @@ from sa1bpack.format.files import (
     remove_leftovers,
     temporary_beside,
 )
-from sa1bpack.paths import naming
+from sa1bpack.paths import naming, real_path
 from sa1bpack.raw.seek_points import POINT, WINDOW, PointStream, SeekPoints
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.inflate import ByteStream, remedy
@@ -217,7 +217,7 @@ def index_path(source: Source, folder: Path | None) -> Path:
     tar = source.local_path
     if folder is None:
         return tar.with_name(f".{tar.name}.index")
-    digest = xxhash.xxh3_64_hexdigest(os.fsencode(tar.resolve()))
+    digest = xxhash.xxh3_64_hexdigest(os.fsencode(real_path(tar)))
     return folder / f"{tar.name}-{digest}.index"
 
 

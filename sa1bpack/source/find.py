@@ -21,7 +21,7 @@ from typing import Literal
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
 from sa1bpack.parquet_files import import_arrow
-from sa1bpack.paths import looks_like_url, refuse_url, refuse_windows_path
+from sa1bpack.paths import looks_like_url, real_path, refuse_url, refuse_windows_path
 from sa1bpack.signatures import EMPTY, TEXT, format_of, name_remedy, part_pattern, tar_to_be_made_of
 from sa1bpack.source.folder_files import images_below, list_folder
 from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
@@ -163,7 +163,7 @@ def open_source(path: str | Path) -> Source:
             f"{_in_place_of_images(path)}"
         )
     # Path.name is empty for '.', and '/' has no better name than its own.
-    name = path.resolve().name or "root"
+    name = real_path(path).name or "root"
     return Source(name, path, "folder", sum(file.size() or 0 for file in files))
 
 
@@ -217,7 +217,7 @@ def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL is the last
         matches = [Path(name) for name in sorted(glob.glob(text, recursive=True))]
         if leave_out is not None:
-            matches = [path for path in matches if path.resolve() != leave_out.resolve()]
+            matches = [path for path in matches if real_path(path) != real_path(leave_out)]
     except OSError as error:
         raise SourceError(f"{text}: cannot be read: {error.strerror}") from error
     if not matches:

@@ -258,11 +258,15 @@ def test_a_selection_in_a_pack_is_refused_by_the_name_of_its_option(command, pac
     assert code == 2 and f"--output is '{packed}/new.sel', in the pack" in error
 
 
-def test_a_loop_of_links_is_a_message(command, tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    for name in ("info", "verify"):
-        code, _, error = command(name, tmp_path / "loop")
-        assert code == 2 and "loop" in error and error.count("\n") == 1
+def test_a_loop_of_links_is_a_message(command, packed, tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for words in (
+        ("info", loop), ("verify", loop), ("merge", packed, "-o", loop),
+        ("subset", packed, "--fraction", 1, "-o", loop / "a.sel"),
+    ):  # fmt: skip
+        code, _, error = command(*words)
+        assert code in (2, 4) and "loop" in error and error.count("\n") == 1, words
 
 
 def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from sa1bpack.errors import SourceError
+from sa1bpack.paths import real_path
 from sa1bpack.source.records.folders import FolderNames, common_end
 from sa1bpack.source.records.scan import Items, JsonScanner
 from sa1bpack.wording import brief
@@ -352,7 +353,7 @@ def read_coco_file(path: Path, status: os.stat_result) -> CocoFile:
     Raises:
         SourceError: as CocoFile.
     """
-    key = (path.resolve(), status.st_size, status.st_mtime_ns)
+    key = (real_path(path), status.st_size, status.st_mtime_ns)
     with _reading:
         if key not in _kept:
             _kept.clear()

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sa1bpack.errors import SourceError
+from sa1bpack.paths import real_path
 from sa1bpack.source.find import Source
 from sa1bpack.wording import brief
 
@@ -57,7 +58,7 @@ def find_annotation_file(source: Source) -> Path | None:
     """
     if not isinstance(source.path, Path):
         return None
-    path = source.path.resolve()
+    path = real_path(source.path)
     folders = [path.parent / "annotations", path.parent, path.parent.parent / "annotations"]
     if source.kind == "folder":
         folders = [path, path / "annotations", *folders]
