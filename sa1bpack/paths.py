@@ -109,8 +109,12 @@ def patterns_of(name: str, value: Any) -> list[str | Path]:
 
 
 def listed(value: Any) -> list[Any]:
-    """The items of an iterable, as a list; a path, a URL or anything else as a list of one."""
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike):
+    """The items of an iterable, as a list; a path, a URL or anything else as a list of one.
+
+    A single number of numpy or torch says that it is an iterable, and is none.
+    """
+    is_one = isinstance(value, str | bytes | os.PathLike) or getattr(value, "ndim", None) == 0
+    if isinstance(value, Iterable) and not is_one:
         return list(value)
     return [value]
 

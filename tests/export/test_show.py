@@ -43,6 +43,8 @@ def test_samples_are_shown_in_the_order_asked_for(small_pack):
         assert same(by_row, sa1bpack.show(small_pack, rows=array([4, 2])))
     one = sa1bpack.show(small_pack, rows=[4])
     assert same(one, sa1bpack.show(small_pack, rows=4))
+    for number in (np.int64(4), np.array(4), torch.tensor(4)):  # as of an array of ids
+        assert same(one, sa1bpack.show(small_pack, rows=number))
     assert same(one, sa1bpack.show(small_pack, image_ids=ids[0]))
 
 
