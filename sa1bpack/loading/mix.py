@@ -31,7 +31,7 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.mix_sources import check_names, checked_loaders, usual_weight
 from sa1bpack.loading.mix_stats import MixCounts, MixPlan, MixStats
 from sa1bpack.loading.options import MAX_THREADS
-from sa1bpack.loading.order.mixed_batches import MixedBatches, MixRun
+from sa1bpack.loading.order.mixed_batches import MOST_STEPS, MixedBatches, MixRun
 from sa1bpack.loading.order.mixture import RESTART, STOP, Mixture
 from sa1bpack.loading.reader_crew import ReaderCrew
 from sa1bpack.loading.resumable import Threaded
@@ -41,9 +41,6 @@ from sa1bpack.wording import brief, counted
 
 # Keys that a mix adds to every batch.
 MIX_KEYS = ("source", "mix_epoch", "mix_step")
-
-# Batches of an epoch of a mix: their sources are drawn when it begins, in some seconds and 200 MB.
-MOST_STEPS = 100_000_000
 
 _OTHER_NAMES = {
     "probabilities": "weights",

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from batches import clone, join_readers, readers, same
@@ -686,6 +687,11 @@ def test_options_that_cannot_be_used(sets):
         Mix(two, at_end="skip", steps=5)
     with pytest.raises(OptionError, match=r"steps is 1000000000000: .* to 100000000"):
         Mix(two, steps=10**12)
+    order = sa1bpack.WeightedOrder(sets["a"], np.ones(len(sets["a"])), samples=10**8)
+    endless = {"a": sa1bpack.Loader(sets["a"], 1, order=order), "b": b}
+    with pytest.raises(OptionError, match=r"100,000,\d+ batches .* 100,000,000: choose st"):
+        next(iter(Mix(endless)))
+    assert next(iter(Mix(endless, steps=5)))["source"] in ("a", "b")
     with pytest.raises(OptionError, match="threads is 0"):
         Mix(two, threads=0)
     with pytest.raises(OptionError, match=r"dataset_prob.*weights"):

@@ -22,6 +22,9 @@ from sa1bpack.wording import brief, counted
 
 STATE_VERSION = 1
 
+# Batches of an epoch of a mix: their sources are drawn when it begins, in some seconds and 200 MB.
+MOST_STEPS = 100_000_000
+
 _STATE_KEYS = {"version", "kind", "seed", "at_end", "epoch", "batches", "steps_before", "sources"}
 
 # Facts of the identity of an order that differ where the data have grown, and nothing else has.
@@ -139,10 +142,16 @@ class MixedBatches:
         return rules
 
     def _length(self, rules: list[BatchRules]) -> int:
-        """Batches of an epoch with at_end="restart"."""
+        """Batches of an epoch with at_end="restart". Raises OptionError for too many."""
         if self.steps is not None:
             return self.steps
-        return sum(of_source.cut.length(0) for of_source in rules)
+        length = sum(of_source.cut.length(0) for of_source in rules)
+        if length > MOST_STEPS:
+            raise OptionError(
+                f"the sources have {length:,} batches together in their first epochs, and an epoch "
+                f"of a mix has at most {MOST_STEPS:,}: choose steps"
+            )
+        return length
 
     def sources_from(self, bookmark: Bookmark) -> np.ndarray:
         """int16 (n,), the source of each batch from a place to the end of its epoch."""
