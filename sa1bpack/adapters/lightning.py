@@ -91,7 +91,16 @@ class _DrivenLoader(Loader):
         return super().__getstate__() | {"module": None}
 
 
-class _TrainingSampler(EpochSampler):
+class _OfTrainer:
+    """A sampler that knows the trainer of the run, which is not sent to another process with it."""
+
+    _trainer: Any
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_trainer": None}
+
+
+class _TrainingSampler(_OfTrainer, EpochSampler):
     """Counts the epochs of a run from the first epoch of the run.
 
     Args:
@@ -115,9 +124,6 @@ class _TrainingSampler(EpochSampler):
         if self._trainer is not None:
             count_as_cut(self._trainer, self._batches)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_trainer": None}
-
 
 class _SameEpochSampler(UnshuffledSampler):
     """Makes every epoch the first one: the same images in the same order, and the same masks."""
@@ -128,7 +134,7 @@ class _SameEpochSampler(UnshuffledSampler):
         super().set_epoch(self.first_epoch)
 
 
-class _OverfitSampler(_SameEpochSampler):
+class _OverfitSampler(_OfTrainer, _SameEpochSampler):
     """As _SameEpochSampler, of the first batches alone: `overfit_batches`.
 
     A checkpoint that was saved after the last of them has a place behind them, or in the next
@@ -149,9 +155,6 @@ class _OverfitSampler(_SameEpochSampler):
         is_later = batches.loaded[0] != self.first_epoch
         if is_later or used >= self._trainer.num_training_batches:
             batches.go_to(Position(self.first_epoch, 0))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_trainer": None}
 
 
 @checks_options(**OF_OTHER_LOADERS)

@@ -7,6 +7,7 @@ imports no loader, and the callback does nothing unless the program has a loader
 """
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -62,8 +63,10 @@ def count_as_cut(trainer: Any, batches: Any) -> None:
         batches: those of the loader, an OrderedBatches, for which the epoch has been set.
     """
     # Of several loaders, one may have ended its epoch before the others.
-    loader = trainer.train_dataloader
-    if not hasattr(loader, "batches") or loader.batches is not batches:
+    loaders = _loaders_in(trainer.train_dataloader)
+    if len(loaders) > 1 or not hasattr(loaders[0], "batches"):
+        return
+    if loaders[0].batches is not batches:
         return
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
     if batches.loaded is None or progress.processed == 0:
@@ -76,16 +79,23 @@ def count_as_cut(trainer: Any, batches: Any) -> None:
         setattr(progress, name, getattr(progress, name) + more)
 
 
+def _loaders_in(loaders: Any) -> list[Any]:
+    """The loaders of a trainer: one, or those in lists and dicts."""
+    if isinstance(loaders, Mapping):
+        loaders = [*loaders.values()]
+    if not isinstance(loaders, list | tuple):
+        return [loaders]
+    return [loader for part in loaders for loader in _loaders_in(part)]
+
+
 class _Places:
     """The callback, but for its base class.
 
     Attributes:
         library: the name of the library that the callback is for.
-        combined: its CombinedLoader.
     """
 
     library: str
-    combined: Any
     # Of a checkpoint, until a batch is taken: the states of loaders, each for itself.
     _states: list[dict[str, Any]] | None = None
     _first_epoch = 0
@@ -162,7 +172,7 @@ class _Places:
         if _RESUMABLE not in sys.modules or trainer.train_dataloader is None:
             return []
         resumable = sys.modules[_RESUMABLE].Resumable
-        loaders = self.combined(trainer.train_dataloader).flattened
+        loaders = _loaders_in(trainer.train_dataloader)
         ours = [loader for loader in loaders if isinstance(loader, resumable)]
         return [loader for loader in ours if not hasattr(loader, "driver")]
 
@@ -187,10 +197,6 @@ def for_pytorch_lightning() -> list[Any]:
 def _made(library: str) -> Any:
     """The callback of one of the two names of the library, each of which refuses the other's."""
     module = import_module(library)
-    members = {
-        "library": library,
-        "combined": module.utilities.CombinedLoader,
-        "__module__": __name__,
-    }
+    members = {"library": library, "__module__": __name__}
     kind = type("LoaderPlaces", (_Places, module.Callback), members)
     return kind()

@@ -278,20 +278,39 @@ def test_so_does_a_loader_of_the_programs_own(photos, tmp_path, make):
     assert len({str(epoch) for epoch in epochs}) == EPOCHS
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["DataModule", "Loader"])
+class InCollections(Recorder):
+    """Takes batches of a loader that is alone in a list or a dict, too."""
+
+    def training_step(self, batch, number):
+        if isinstance(batch, list | tuple):
+            batch = batch[0]
+        return super().training_step(batch.get("sa1b", batch), number)
+
+
+# How a program may pass a loader of its own, or None for the DataModule.
+GIVEN = {
+    "DataModule": None,
+    "Loader": lambda loader: loader,
+    "list": lambda loader: [loader],
+    "dict": lambda loader: {"sa1b": loader},
+}
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (1, 3)])
 def test_a_run_resumed_with_another_batch_size_has_each_image_once_in_every_epoch(
-    photos, tmp_path, sizes, own
+    photos, tmp_path, sizes, given
 ):
     """As one on another number of ranks: Lightning counts the batches of the run before."""
     before, after = sizes
 
     def run(size, model, resume=None):
-        if own:
+        if given is not None:
             loader = sa1bpack.Loader(sa1bpack.open(photos.root), size, shuffle=True)
             trainer = trainer_of()
+            with_places(trainer, loader)
             checkpoint = {"ckpt_path": resume, "weights_only": resume and False}
-            trainer.fit(model, with_places(trainer, loader), **checkpoint)
+            trainer.fit(model, given(loader), **checkpoint)
         else:
             fit(made(photos, batch_size=size), model, resume)
         return model.seen
@@ -301,13 +320,13 @@ def test_a_run_resumed_with_another_batch_size_has_each_image_once_in_every_epoc
             sorted(i for of, ids in seen if of == epoch for i in ids) for epoch in range(EPOCHS)
         ]
 
-    whole = run(before, Recorder())
-    assert len({*images_of(whole)[0]}) == (5 if own else 4)
+    whole = run(before, InCollections())
+    assert len({*images_of(whole)[0]}) == (4 if given is None else 5)
     for stop in range(1, len(whole)):
-        first = Recorder(tmp_path / f"{stop}.ckpt", stop)
+        first = InCollections(tmp_path / f"{stop}.ckpt", stop)
         with pytest.raises(Interrupted):
             run(before, first)
-        rest = run(after, Recorder(), tmp_path / f"{stop}.ckpt")
+        rest = run(after, InCollections(), tmp_path / f"{stop}.ckpt")
         assert images_of(first.seen + rest) == images_of(whole), stop
 
 
