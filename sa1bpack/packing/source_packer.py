@@ -311,17 +311,20 @@ class SourcePacker:
         A file may have grown since the run began, as one that is being downloaded. Of a folder
         nobody knows whether what was written meanwhile was read.
 
-        Raises SourceError if the files of a folder have another size than they had then.
+        Raises SourceError if a file has become shorter, or the files of a folder have another size.
         """
         source = self.source
-        if source.kind != "folder":
-            return reader.bytes_read
-        nbytes = open_source(source.local_path).nbytes
-        if nbytes != source.nbytes:
+        nbytes = reader.bytes_read
+        is_same = nbytes >= source.nbytes
+        contents = "it has"
+        if source.kind == "folder":
+            nbytes = open_source(source.local_path).nbytes
+            is_same = nbytes == source.nbytes
+            contents = "its images and JSON files have"
+        if not is_same:
             raise SourceError(
-                f"{source.path}: its images and JSON files have {nbytes:,} bytes, and had "
-                f"{source.nbytes:,} when the run began; wait until nothing writes to the folder "
-                "any more, and repeat the command"
+                f"{source.path}: {contents} {nbytes:,} bytes, and had {source.nbytes:,} when "
+                "the run began; wait until nothing writes there any more, and repeat the command"
             )
         return nbytes
 

@@ -53,6 +53,21 @@ def test_a_tar_that_is_downloaded_to_its_end_during_a_run_is_packed_as_it_is_the
     assert sa1bpack.repair(root, [first, tar], workers=1).repaired == ["sa_2-001"]
 
 
+def test_a_tar_that_loses_bytes_during_a_run_is_given_up_until_they_are_there_again(tmp_path, root):
+    """Also if these are zeros after the end marker, without which it is whole."""
+    first = write_tar(tmp_path / "sa_1.tar", members(range(8)))
+    tar = write_tar(tmp_path / "sa_2.tar", members(range(10, 18)), compress=False)
+    data = tar.read_bytes()
+    assert not any(data[-2048:])
+    result = changed_during_a_run(lambda: os.truncate(tar, len(data) - 512), root, [first, tar])
+    assert list(result.failed) == ["sa_2"]
+    assert f"had {len(data):,} when the run began" in str(result.failed["sa_2"])
+    tar.write_bytes(data)
+    assert pack_small([first, tar], root).complete
+    pack_small([first, tar], tmp_path / "whole")
+    assert contents(root) == contents(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("added_to", ["the folder that is read", "a later one"])
 def test_a_folder_to_which_files_are_added_during_a_run_is_given_up_until_it_is_whole(
     tmp_path, root, added_to
@@ -71,7 +86,7 @@ def test_a_folder_to_which_files_are_added_during_a_run_is_given_up_until_it_is_
 
     result = changed_during_a_run(add_pair, root, folders)
     assert list(result.failed) == [changed.name]
-    assert "wait until nothing writes to the folder" in str(result.failed[changed.name])
+    assert "wait until nothing writes there any more" in str(result.failed[changed.name])
     assert pack_small(folders, root).complete
     pack_small(folders, tmp_path / "at_once")
     assert contents(root) == contents(tmp_path / "at_once")
