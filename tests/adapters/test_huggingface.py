@@ -114,6 +114,18 @@ def test_an_added_column_with_a_key_of_samples_is_an_error(root):
     assert renamed[:3]["ones"] == [[1]] * 3 and len(renamed[:3]["areas"]) == 3
 
 
+def test_flattened_indices_are_of_the_table_and_what_would_copy_samples_says_so(root):
+    ds = sa1bpack.open(root)
+    chosen = huggingface.dataset(ds).select([3, 1, 1])
+    with pytest.raises(OptionError, match=r"with_format\(None\)\.flatten_indices\(\)"):
+        chosen.flatten_indices()[0]
+    table = chosen.with_format(None).flatten_indices()
+    flattened = table.with_transform(huggingface.SampleRows(ds))
+    assert flattened.column_names == chosen.column_names
+    for row, index in zip(flattened, (3, 1, 1), strict=True):
+        assert_is_sample(row, ds[index])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataloader_makes_the_batches_of_the_pack(root, workers):
     ds = sa1bpack.open(root)
