@@ -64,8 +64,8 @@ class SampleRows:
             raise OptionError(
                 f"the column {brief(clashing[0])} was added to the table, but samples have a key "
                 "of that name: give the column another one (rename_column), and let a function of "
-                "`map` return new keys alone; for flatten_indices, which copies all samples into the "
-                "table: rows.with_format(None).flatten_indices().with_transform(SampleRows(ds))"
+                "`map` return new keys alone; flatten_indices copies whole samples into the table: "
+                "write rows.with_format(None).flatten_indices().with_transform(SampleRows(ds))"
             )
         return added | of_samples
 
