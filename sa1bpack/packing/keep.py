@@ -77,7 +77,7 @@ TAKEN_NAMES = frozenset(
         "valid",
     ]
 )
-# Columns that every dataset has, as which no feature is called unless its name is chosen.
+# Columns that every dataset has, as which no feature is called.
 COLUMN_NAMES = frozenset(
     [
         "annotation_count",
@@ -292,7 +292,7 @@ def checked_keys(value: Any, stored: Stored = STORED_KEYS) -> tuple[str, ...] | 
     return tuple(key.text for key in keys)
 
 
-def check_names(keys: Sequence[KeptKey], taken: Set[str] = TAKEN_NAMES) -> None:
+def check_names(keys: Sequence[KeptKey], taken: Set[str] = TAKEN_NAMES | COLUMN_NAMES) -> None:
     """Raise OptionError if features of keys would have a name that another has or that is taken."""
     owners: dict[str, str] = {}
     for key in keys:
@@ -301,7 +301,7 @@ def check_names(keys: Sequence[KeptKey], taken: Set[str] = TAKEN_NAMES) -> None:
             if name in taken:
                 raise OptionError(
                     f"keep has {key.key}, whose feature would have the key {brief(name)}, which "
-                    f"samples or batches have: {remedy}"
+                    f"samples, batches or columns have: {remedy}"
                 )
             if name in owners:
                 raise OptionError(

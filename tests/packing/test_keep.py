@@ -421,6 +421,25 @@ def test_a_dict_has_types_and_names(tars, tmp_path):
     assert ds.by_id(1)["label"] == ["100", "101", ""]
 
 
+@pytest.mark.parametrize("keep", ["annotations.height", "annotations.height=width"])
+def test_a_kept_key_is_not_called_as_a_column(tmp_path, keep):
+    """ds.column("height") would have the source's height, and samples the values of the key."""
+    files = members(range(2))
+    for name, data in files.items():
+        if name.endswith(".json"):
+            content = json.loads(data)
+            for annotation in content["annotations"]:
+                annotation["height"] = 1.5
+            files[name] = json.dumps(content).encode()
+    tar = write_tar(tmp_path / "sa_000000.tar", files)
+    with pytest.raises(OptionError, match=r"would have the key '(height|width)', which samples, b"):
+        pack_small(tar, tmp_path / "pack", keep=keep)
+    assert not (tmp_path / "pack" / "manifest.json").exists()
+    pack_small(tar, tmp_path / "pack", keep="annotations.height=extent")
+    ds = sa1bpack.open(tmp_path / "pack", features=["extent"])
+    assert set(ds.mask_column("extent").tolist()) == {1.5}
+
+
 def test_names_that_samples_and_batches_have_are_known_to_the_packer():
     assert TAKEN_BY.keys() == TAKEN_NAMES
     absent = [number.array for number in MASK_NUMBERS if number.may_be_absent]
