@@ -89,6 +89,13 @@ def check_function(fn: Function, pipeline: Pipeline | None, chosen: DeriveOption
             f"pipeline is {pipeline}, but spatial is True: rows are over the canvas of the "
             "stored image, so choose a pipeline with a square size that moves no image"
         )
+    if pipeline.stored.fit == "scale_down" and chosen.covers != "photograph":
+        raise OptionError(
+            "pipeline enlarges the images of a pack with the fit scale_down to its canvas, which "
+            "is not that of the stored image then, but spatial is True: return rows of the image "
+            "alone, cut by batch['input_sizes'], and say covers='photograph' "
+            "(docs/features.md#the-input-of-a-teacher); or pack with --fit native"
+        )
 
 
 def function_of(name: str, option: str = "fn") -> Callable[..., Any]:

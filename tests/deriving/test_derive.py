@@ -9,8 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from format_files import manifest_of
 from packs_with_features import stored
+from PIL import Image
 from shard_files import arrays_of, feature_shards_of
 from small_tars import contents
 
@@ -148,6 +150,42 @@ def test_a_spatial_array_takes_no_pipeline_that_moves_images(ds):
     others = T.Pipeline(ds.with_options(coordinates="source"))
     with pytest.raises(OptionError, match="create the pipeline with the dataset"):
         derive(ds, "others", whole, pipeline=others)
+
+
+def of_the_image(batch):
+    """float32 (B, 3, 8, 8): of a teacher's map on a grid of 8, the image's part, stretched."""
+    maps = F.avg_pool2d(batch["images"], batch["images"].shape[-1] // 8)
+    share = batch["input_sizes"].flip(1).to(maps) / batch["images"].shape[-1]
+    part = torch.cat([torch.diag_embed(share), share[:, :, None] - 1], 2)
+    grid = F.affine_grid(part, [*maps.shape], align_corners=False)
+    return F.grid_sample(maps, grid, padding_mode="border", align_corners=False)
+
+
+def test_maps_of_images_that_a_pipeline_has_enlarged_lie_over_them(tmp_path):
+    (tmp_path / "images").mkdir()
+    for number, (height, width) in enumerate([(64, 64), (32, 32), (16, 32), (40, 20)]):
+        ramp = np.linspace(0, 255, width, dtype=np.uint8)
+        picture = np.repeat(np.tile(ramp, (height, 1))[:, :, None], 3, axis=2)
+        Image.fromarray(picture).save(tmp_path / f"images/{number}.png")
+    options = {"fit": "scale_down", "image_size": 64, "records": "none"}
+    sa1bpack.pack(tmp_path / "images", tmp_path / "pack", workers=1, **options)
+    ds = sa1bpack.open(tmp_path / "pack")
+    pipeline = T.Pipeline(ds)
+    options = {"spatial": True, "pipeline": pipeline}
+    for covers in ({}, {"covers": "canvas"}):
+        # Over the canvas of the stored image, they would lie elsewhere than the enlarged image.
+        with pytest.raises(OptionError, match=r"enlarges the images .* covers='photograph'"):
+            derive(ds, "maps", of_the_image, **options, **covers)
+    derive(ds, "maps", of_the_image, **options, covers="photograph")
+    with_maps = ds.with_options(features=["maps"])
+    with sa1bpack.Loader(with_maps, 4) as loader:
+        batch = T.Pipeline(with_maps, [T.RandomHorizontalFlip(1.0)])(next(iter(loader)))
+    known = T.image_region(batch, 8)
+    beyond = F.pad((~known).float()[:, None], (1, 1, 1, 1), value=1)
+    inside = F.max_pool2d(beyond, 3, stride=1) == 0  # without the edge of the image
+    expected = F.avg_pool2d(batch["images"], 8)
+    assert inside.sum((1, 2, 3)).tolist() == [36, 36, 12, 12]
+    assert ((batch["maps"] - expected).abs() * inside).max() < 0.01  # of 4.5, from black to white
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
