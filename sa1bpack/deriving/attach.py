@@ -8,11 +8,17 @@ import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.options import AttachOptions
-from sa1bpack.deriving.row_source import RowsById, RowSource, source_of
-from sa1bpack.deriving.sources.blocks import TableColumns
-from sa1bpack.deriving.sources.ids import RowIds, check_ids
+from sa1bpack.deriving.row_source import (
+    RowsById,
+    RowSource,
+    are_names,
+    rows_and_ids,
+    source_of,
+)
+from sa1bpack.deriving.sources.blocks import SHOWN_NAMES, TableColumns
+from sa1bpack.deriving.sources.ids import RowIds, UnusableId, check_ids
 from sa1bpack.deriving.sources.open_rows import is_streamed, open_rows
-from sa1bpack.deriving.sources.read import spooled
+from sa1bpack.deriving.sources.read import LeftOut, spooled
 from sa1bpack.deriving.sources.row_type import RowType
 from sa1bpack.deriving.target import DeriveResult, FeatureTarget, ShardToDo
 from sa1bpack.errors import OptionError, OutputRefused
@@ -74,7 +80,8 @@ def attach(
             with a row per image each, whose names are ids, in folders and tars. There, lists of
             numbers are ragged rows, and null stands for no row.
         ids: the id of each row (n,), each once: the image id, or with axis="mask" the annotation
-            id. Integers, or names of files, "sa_123.jpg" or "sa_123". Default: those of the rows.
+            id. Integers, text of digits, or names of files: "sa_123.jpg", "sa_123", or those of the
+            dataset's images. Default: those of the rows.
         shape: shape of a row, to be checked; with None in the first place for any length, as in
             (None, 4096), rows are ragged even if they happen to be equally long.
         progress: as in `derive`. Where rows are read first, bytes, rows or files are counted
@@ -122,10 +129,56 @@ def attach(
         row_type = RowType(attach_options.dtype, shape, attach_options.allow_nonfinite)
         reader = open_rows(rows, TableColumns(key, attach_options.value))
         row_ids = RowIds(ds, target.axis)
-        with spooled(reader, row_ids, row_type, target.folder, progress) as source:
-            return source.left_out.entered(_attached(target, source, progress))
+        with spooled(reader, row_ids, row_type, target.folder, progress) as spooled_rows:
+            result = _attached(target, spooled_rows, progress)
+            return spooled_rows.left_out.entered(result)
     _refuse_options_of_files(attach_options)
-    return _attached(target, source_of(rows, ids, shape), progress)
+    rows, ids = rows_and_ids(rows, ids)
+    left_out = LeftOut()
+    chosen = None
+    if are_names(ids):
+        ids, chosen = _ids_of_names(RowIds(ds, target.axis), ids, len(rows), left_out)
+    source = source_of(rows, ids, shape, chosen)
+    return left_out.entered(_attached(target, source, progress))
+
+
+def _ids_of_names(
+    row_ids: RowIds, names: Any, count: int, left_out: LeftOut
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids that names of rows in memory mean, and where they are among them.
+
+    Args:
+        row_ids: the images, or masks, that rows may belong to.
+        names: a name or an id for each of `count` rows.
+        left_out: the account of those that the dataset lacks.
+
+    Returns:
+        int64 (k,) ids; int64 (k,) positions of their rows.
+
+    Raises:
+        OptionError: they are of another number, or neither names nor ids.
+    """
+    if hasattr(names, "dtype"):
+        names = np.asarray(names).tolist()
+    if len(names) != count:
+        raise OptionError(f"ids are {len(names):,}: choose one for each of the {count:,} rows")
+    try:
+        numbers, known = row_ids.match(names)
+    except UnusableId as error:
+        raise OptionError(
+            f"ids has {brief(names[error.position])}: choose whole numbers, text of digits or, for "
+            "images, names of files such as sa_123.jpg"
+        ) from None
+    unknown = np.flatnonzero(~known)
+    left_out.left_out = len(unknown)
+    left_out.add_ids([names[k] for k in unknown[:SHOWN_NAMES]])
+    chosen = np.flatnonzero(known)
+    if count and not len(chosen):
+        noun = "image" if row_ids.axis == "sample" else "mask"
+        raise OptionError(
+            f"rows are of no {noun} of the dataset: {left_out}; are the ids and the pack right?"
+        )
+    return numbers[chosen], chosen
 
 
 def _refuse_options_of_files(options: AttachOptions) -> None:

@@ -1,7 +1,7 @@
 """Where the rows of `attach` come from: rows with ids, of any kind, that are taken by position."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +13,6 @@ from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.spec import MAX_SIDE_ROW_BYTES, TEXT
 from sa1bpack.wording import brief
 
-# The file name of an image of SA-1B, and its id.
-_FILE_NAME = re.compile(r"sa_([0-9]{1,18})(?:\.\w+)?")
 _LARGEST_ID = (1 << 63) - 1
 
 
@@ -46,16 +44,23 @@ class FixedRows:
 
     lengths: np.ndarray | None = None
 
-    def __init__(self, array: Any, ids: Any):
-        if len(array.shape) < 1:
-            raise OptionError("rows are a single number: choose an array of rows (n, ...)")
+    def __init__(self, array: Any, ids: np.ndarray, chosen: np.ndarray | None = None):
+        """
+        Args:
+            array: rows (n, ...).
+            ids: int64 (k,), of the rows that are chosen.
+            chosen: int64 (k,), their positions; None: all rows.
+        """
         self._array = array
+        self._chosen = chosen
         _, self.dtype = stored_rows(array[:0])
         self.row_shape = tuple(array.shape[1:])
-        self.ids = ids_of(ids, len(array))
+        self.ids = ids
 
     def take(self, positions: np.ndarray) -> np.ndarray:
         """See RowSource."""
+        if self._chosen is not None:
+            positions = self._chosen[positions]
         rows, _ = stored_rows(self._array[positions])
         return rows
 
@@ -130,14 +135,10 @@ class TextRows:
             ) from None
 
 
-def source_of(rows: Any, ids: Any, shape: Sequence[int | None] | None) -> RowSource:
-    """The rows that `attach` was given.
+def rows_and_ids(rows: Any, ids: Any) -> tuple[Any, Any]:
+    """Rows in memory, and the id of each: of a dict, its values and keys.
 
-    Args:
-        rows, ids, shape: as in `attach`.
-
-    Raises:
-        OptionError: rows or ids cannot be used.
+    Raises OptionError if there is no id for each row.
     """
     if isinstance(rows, Mapping):
         if ids is not None:
@@ -147,17 +148,57 @@ def source_of(rows: Any, ids: Any, shape: Sequence[int | None] | None) -> RowSou
     check_dense(rows)
     if getattr(getattr(rows, "dtype", None), "kind", None) in ("U", "T", "O"):
         rows = rows.tolist()
-    if hasattr(rows, "shape") and hasattr(rows, "dtype"):
-        source: RowSource = FixedRows(rows, ids)
-        if _any_length(shape):
-            source = RaggedRows([rows[k] for k in range(len(rows))], source.ids)
-    elif isinstance(rows, list | tuple):
-        source = _source_of_list(rows, ids_of(ids, len(rows)), shape)
-    else:
+    is_array = hasattr(rows, "shape") and hasattr(rows, "dtype")
+    if not is_array and not isinstance(rows, list | tuple):
         raise OptionError(
             f"rows are a {type(rows).__name__}: choose an array of rows (n, ...), a dict, or a "
             "list of strings or of arrays"
         )
+    if is_array and len(rows.shape) < 1:
+        raise OptionError("rows are a single number: choose an array of rows (n, ...)")
+    if ids is None:
+        raise OptionError("ids are None: give the id of each row, or a dict of id and row as rows")
+    if isinstance(ids, np.ma.MaskedArray):
+        raise OptionError("ids are a masked array: leave out rows without an id, and give the rest")
+    if isinstance(ids, torch.Tensor):
+        ids = ids.cpu().numpy()
+    if isinstance(ids, Iterable) and not hasattr(ids, "dtype"):
+        ids = list(ids)
+    return rows, ids
+
+
+def are_names(ids: Any) -> bool:
+    """True for ids of rows of which some may be names, which only a dataset can tell."""
+    if isinstance(ids, list):
+        return any(isinstance(name, str | PurePath) for name in ids)
+    return np.asarray(ids).dtype.kind in ("U", "T", "O")
+
+
+def source_of(
+    rows: Any, ids: Any, shape: Sequence[int | None] | None, chosen: np.ndarray | None = None
+) -> RowSource:
+    """The rows that `attach` was given, in memory.
+
+    Args:
+        rows, ids: as `rows_and_ids` returns them; or int64 (k,) ids of those that are chosen.
+        shape: as in `attach`.
+        chosen: int64 (k,), the positions of rows that are chosen; None: all rows.
+
+    Raises:
+        OptionError: rows or ids cannot be used.
+    """
+    numbers = chosen
+    if numbers is None:
+        numbers = np.arange(len(rows))
+    row_ids = ids_of(ids, len(numbers))
+    if not isinstance(rows, list | tuple) and not _any_length(shape):
+        source: RowSource = FixedRows(rows, row_ids, chosen)
+    else:
+        rows_of_ids = [rows[number] for number in numbers.tolist()]
+        if isinstance(rows, list | tuple):
+            source = _source_of_list(rows_of_ids, row_ids, shape)
+        else:
+            source = RaggedRows(rows_of_ids, row_ids)
     _check_shape(source, shape)
     return source
 
@@ -206,23 +247,11 @@ def _check_shape(source: RowSource, shape: Sequence[int | None] | None) -> None:
 
 
 def ids_of(ids: Any, count: int) -> np.ndarray:
-    """int64 (n,): ids of rows, of which there are `count`. File names become the ids in them.
+    """int64 (n,): ids of rows, of which there are `count`.
 
-    Raises OptionError for what is neither, or of another number.
+    Raises OptionError for what is no whole number, or of another number.
     """
-    if ids is None:
-        raise OptionError("ids are None: give the id of each row, or a dict of id and row as rows")
-    if isinstance(ids, np.ma.MaskedArray):
-        raise OptionError("ids are a masked array: leave out rows without an id, and give the rest")
-    if isinstance(ids, torch.Tensor):
-        ids = ids.cpu().numpy()
-    if isinstance(ids, Iterable) and not hasattr(ids, "dtype"):
-        ids = list(ids)
-        if any(isinstance(name, str) for name in ids):
-            ids = np.array([_id_in(name) for name in ids], np.int64)
     ids = np.asarray(ids)
-    if ids.dtype.kind in ("U", "T", "O"):
-        ids = np.array([_id_in(name) for name in ids.ravel().tolist()]).reshape(ids.shape)
     if not ids.size and ids.ndim == 1:
         ids = ids.astype(np.int64)
     if ids.shape != (count,) or ids.dtype.kind not in "iu":
@@ -235,19 +264,6 @@ def ids_of(ids: Any, count: int) -> np.ndarray:
         raise OptionError(f"ids has {beyond[0]}, beyond int64: ids are whole numbers of 64 bits")
     whole_numbers: np.ndarray = ids.astype(np.int64)
     return whole_numbers
-
-
-def _id_in(name: Any) -> int:
-    """The id that a file name of SA-1B has. Raises OptionError for another name."""
-    if isinstance(name, int | np.integer) and int(name) <= _LARGEST_ID:
-        return int(name)
-    match = _FILE_NAME.fullmatch(name) if isinstance(name, str) else None
-    if match is None:
-        raise OptionError(
-            f"ids has {brief(name)}: choose integers, or names of files such as sa_123.jpg or "
-            "sa_123"
-        )
-    return int(match[1])
 
 
 class RowsById:

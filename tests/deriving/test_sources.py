@@ -494,9 +494,10 @@ def test_an_id_beyond_int64_is_that_of_no_image(ds, tmp_path, largest):
     rows = np.array([*ids, 0])
     with pytest.raises(OptionError, match=f"ids has {largest}, beyond int64"):
         attach(ds, "b", rows, np.array([*ids, largest], np.uint64))
-    for names in ([*ids, "sa_9223372036854775808"], np.array(["sa_99999999999999999999.jpg"])):
-        with pytest.raises(OptionError, match=r"ids has 'sa_9.*: choose integers, or names"):
-            attach(ds, "b", rows[: len(names)], names)
+    unknown = "sa_9223372036854775808"
+    assert attach(ds, "b", rows, [*ids, unknown]).left_out_ids == (unknown,)
+    with pytest.raises(OptionError, match=r"rows are of no image of the dataset: 1 row left out"):
+        attach(ds, "c", rows[:1], np.array(["sa_99999999999999999999.jpg"]))
 
 
 def test_lists_of_parquet_without_an_item_are_named(ds, tmp_path):
@@ -570,6 +571,43 @@ def test_no_row_of_a_tar_is_lost_without_a_word(ds, ids, pack, tmp_path, damage,
     assert not (pack / "side").exists()
     path.write_bytes(data)
     attach(ds, "a", path)
+
+
+@pytest.mark.parametrize("as_given", ["dict", "list", "array", "ragged", "array of names"])
+def test_rows_in_memory_are_found_by_the_names_of_files(tmp_path, as_given):
+    ds = numbered(tmp_path, {"a.png": 7, "b 1.png": 8, "0009.png": 9})
+    rows_of = {
+        "a.png": np.arange(3.0),
+        "elsewhere.png": np.full(3, 5.0),
+        "frames/b 1.png": np.arange(3.0) + 1,
+        "9": np.arange(3.0) + 2,
+    }
+    names = list(rows_of)
+    rows = list(rows_of.values())
+    if as_given == "dict":
+        result = attach(ds, "a", rows_of)
+    elif as_given == "list":
+        result = attach(ds, "a", rows, names)
+    elif as_given == "ragged":
+        result = attach(ds, "a", np.stack(rows), names, shape=(None,))
+    else:
+        ids = np.array(names) if as_given == "array of names" else tuple(names)
+        result = attach(ds, "a", np.stack(rows), ids)
+    assert result.left_out_ids == ("elsewhere.png",) and result.left_out == 1
+    expected = {7: [0, 1, 2], 8: [1, 2, 3], 9: [2, 3, 4]}
+    assert {image_id: row.tolist() for image_id, row in read_back(ds, "a").items()} == expected
+    with pytest.raises(OptionError, match=r"ids has 1\.5: choose whole numbers, text of digits"):
+        attach(ds, "b", rows, ["a.png", 1.5, 8, 9])
+    with pytest.raises(OptionError, match="ids are 3: choose one for each of the 4 rows"):
+        attach(ds, "b", rows, names[:3])
+
+
+def test_texts_of_masks_are_found_by_annotation_ids_in_digits(ds):
+    annotation_ids = ds.mask_column("annotation_id").tolist()
+    texts = {str(number): f"mask {number}" for number in annotation_ids}
+    assert attach(ds, "a", texts, axis="mask").left_out == 0
+    found = ds.with_options(features="a").mask_column("a").tolist()
+    assert found == [f"mask {number}" for number in annotation_ids]
 
 
 @pytest.mark.parametrize("archive", [False, True])
