@@ -52,6 +52,19 @@ def test_the_pieces_of_any_json_are_found_wherever_it_is_cut(tmp_path_factory, v
     assert scanner.nbytes == path.stat().st_size
 
 
+def test_the_panoptic_form_is_refused_by_name(tmp_path):
+    segments = [{"id": 5, "category_id": 1, "area": 3, "bbox": [0, 0, 1, 1], "iscrowd": 0}]
+    annotation = {"image_id": 7, "file_name": "x.png", "segments_info": segments}
+    labels = {"images": [{"id": 7, "file_name": "x.jpg"}], "annotations": [annotation]}
+    path = tmp_path / "panoptic_val2017.json"
+    path.write_text(json.dumps(labels))
+    with pytest.raises(SourceError, match=r"of image 7 .* panoptic form, .* PNG files, .* convert"):
+        CocoFile(path)
+    annotation["segmentation"] = [[1, 1, 9, 1, 9, 9]]  # whose own segments_info is another key
+    path.write_text(json.dumps(labels))
+    assert CocoFile(path).annotations == 1
+
+
 IMAGES = [
     {"id": 1, "file_name": "a/x.jpg"},
     {"id": "two", "file_name": "b\\x.jpg"},

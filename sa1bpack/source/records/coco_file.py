@@ -45,6 +45,7 @@ class _ImageKeys(msgspec.Struct, gc=False):
 class _AnnotationKeys(msgspec.Struct, gc=False):
     image_id: Id
     id: Any = None
+    segments_info: msgspec.Raw = msgspec.Raw()
 
 
 _decode_images = msgspec.json.Decoder(list[_ImageKeys]).decode
@@ -174,6 +175,7 @@ class CocoFile:
     def _owners(self, piece: Items) -> np.ndarray:
         """int64 (m,): the number of the image of each annotation of a piece; -1 for none."""
         keys_of = self._keys_of(piece, _decode_annotations)
+        self._refuse_panoptic(keys_of[0], next(iter(piece.texts())))
         if None not in keys_of:
             self._lacks_ids |= any(keys.id is None for keys in keys_of)
             numbers = self._numbers
@@ -191,6 +193,17 @@ class CocoFile:
             else:
                 owners[row] = self._number(identity)
         return owners
+
+    def _refuse_panoptic(self, keys: _AnnotationKeys | None, text: bytes) -> None:
+        """Raise SourceError for a panoptic annotation of COCO, whose masks lie elsewhere."""
+        if keys is None or not bytes(keys.segments_info) or b'"segmentation"' in text:
+            return
+        raise SourceError(
+            f"{self.path}: the annotation of image {brief(keys.image_id)} has segments_info and no "
+            "segmentation: COCO's panoptic form, whose masks are in PNG files, is not read; "
+            "convert it to the form of instances, as by panoptic2detection_coco_format.py of "
+            "panopticapi"
+        )
 
     def _keys_of(self, piece: Items, decode: Any) -> list[Any]:
         """The keys of the objects of a piece; None for one that has not those that it must have."""
