@@ -346,7 +346,7 @@ class Pipeline:
         for table in self._tables():
             table.on(device)  # a graph that is captured later may read it there alone
         with full_precision(device):
-            rows = _mask_rows(items, small)
+            rows = _mask_rows(items, small, self.stored.features)
             moves = self._run_steps(small, rows, epoch, canvas)
             return self._transform(items, small, rows, epoch, moves, grid)
 
@@ -582,13 +582,26 @@ class Pipeline:
         return moved.view(*leading, *moved.shape[1:])
 
 
-def _mask_rows(batch: Items, small: Tensors) -> MaskRows | None:
-    """The rows of the arrays of a batch that have one for each mask; None if it has none."""
+def _mask_rows(batch: Items, small: Tensors, features: Items) -> MaskRows | None:
+    """The rows of the arrays of a batch that have one for each mask; None if it has none.
+
+    Args:
+        features: specs of the features of the dataset, by name.
+    """
+    padded = "mask_offsets" not in batch
     for key in MASK_KEYS:
         if key in batch:
-            padded = "mask_offsets" not in batch
             return MaskRows.of(small["mask_counts"], batch[key].shape, padded)
-    return None
+    if "runs" not in batch:
+        return None
+    counts = small["mask_counts"]
+    shape = torch.Size([batch["runs"].masks])
+    if padded:
+        shape = torch.Size([len(counts), fullest(counts)])
+        for name, feature in features.items():
+            if feature.axis == "mask" and isinstance(batch.get(name), Tensor):
+                shape = batch[name].shape
+    return MaskRows.of(counts, shape, padded)
 
 
 def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:

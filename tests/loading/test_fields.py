@@ -90,6 +90,30 @@ def test_it_is_so_for_runs_drawn_masks_and_rules(layout_packs, make, layout, for
             same_fields(batch, expected, keys | ALWAYS | {"sizes"})
 
 
+@pytest.mark.parametrize("fields", [["images", "runs"], ["images", "runs", "quality"]], ids=str)
+@pytest.mark.parametrize("layout", ["padded", "concat"])
+def test_a_pipeline_draws_the_masks_of_batches_with_runs_and_no_number_of_masks(
+    with_features,  # noqa: F811
+    layout,
+    fields,
+):
+    ds = sa1bpack.open(with_features.root, features=["quality"], mask_format="runs")
+    steps = [transforms.RandomHorizontalFlip(), transforms.RandomResizedCrop((0.3, 0.9))]
+    pipeline = transforms.Pipeline(ds, steps, seed=3)
+    options = {"mask_layout": layout, "max_masks": 3}
+    masks = 0
+    with (
+        sa1bpack.Loader(ds, 3, **options) as whole,
+        sa1bpack.Loader(ds, 3, fields=fields, **options) as chosen,
+    ):
+        for batch, expected in zip(map(pipeline, chosen), map(pipeline, whole), strict=True):
+            assert torch.equal(batch["masks"], expected["masks"])
+            has_cells = expected["masks"].any(-1).any(-1)
+            assert torch.equal(batch["valid"], has_cells)
+            masks += int(has_cells.sum())
+    assert masks
+
+
 @BOTH
 @pytest.mark.parametrize("verified", [False, True], ids=["", "verified"])
 def test_features_alone_are_read_of_a_pack_whose_shards_are_gone(
