@@ -134,8 +134,13 @@ class StoredBatches:
 
 def check_made(batch: Items, needed: Collection[str]) -> None:
     """Raise OptionError unless a batch has keys that a pipeline's has."""
-    if missing := sorted(set(needed) - batch.keys()):
-        raise OptionError(f"the batch has no {', '.join(missing)}: give what a Pipeline made")
+    missing = sorted(set(needed) - batch.keys())
+    if not missing:
+        return
+    remedy = "give what a Pipeline made"
+    if "input_to_source" in batch:  # a Pipeline has made it, of a batch with fewer fields
+        remedy = "`fields` of the Loader must name what a Pipeline makes it of (boxes_xyxy: bboxes)"
+    raise OptionError(f"the batch has no {', '.join(missing)}: {remedy}")
 
 
 def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sa1bpack
+from sa1bpack import OptionError
 from sa1bpack import transforms as T
 from sa1bpack.transforms import correction_clicks
 
@@ -57,6 +58,15 @@ def test_the_stored_point_is_taken_where_the_mask_still_has_it(ds):
     same = (points == stored).all(1)
     assert same.any() and not same[rows(batch, "valid")].all()
     assert not same[~rows(batch, "point_inside")].any()
+
+
+def test_a_batch_whose_fields_lack_boxes_is_refused_with_the_field_that_is_missing(ds):
+    with sa1bpack.Loader(ds, 3, fields=["images", "runs"], max_masks=8) as loader:
+        batch = next(iter(loader))
+    with pytest.raises(OptionError, match=r"no boxes_xyxy: `fields` of the Loader .* bboxes"):
+        T.Prompts()(T.Pipeline(ds)(batch))
+    with pytest.raises(OptionError, match="no boxes_xyxy, masks, valid: give what a Pipeline made"):
+        T.Prompts()(batch)
 
 
 def test_kinds_have_their_probabilities_and_each_mask_one_prompt(ds):
