@@ -168,7 +168,7 @@ def _refuse_ambiguous(name: str, image_id: int | None) -> None:
     if image_id == _SMALLEST:
         raise OptionError(
             f"ids has {brief(name)}, a name that several images of the dataset have: give their "
-            "image ids"
+            "image ids, as those beside ds.column('image_name') (docs/beside.md#ids)"
         )
 
 
