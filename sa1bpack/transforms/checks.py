@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -339,3 +340,24 @@ def check_runs(runs: Any, small: Tensors, shape: tuple[int, ...]) -> None:
             f"rows of {len(counts)}{by_sample}: a transform that drops masks must drop their runs, "
             "too"
         )
+
+
+def checked_dtype(dtype: Any) -> torch.dtype:
+    """A type of floating-point numbers. Raises OptionError for anything else."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise OptionError(f"dtype is {brief(dtype)}: choose a floating type, such as torch.half")
+    return dtype
+
+
+def checked_normal(mean: Any, std: Any) -> np.ndarray:
+    """float32 (2, 3): mean and std. Raises OptionError for anything else."""
+    means = as_numbers(mean)
+    stds = as_numbers(std)
+    least = float(np.finfo(np.float32).tiny)
+    fits = len(means) == len(stds) == 3 and min(stds) >= least
+    if not fits or (0 < max(means) < 1 and max(stds) < 1):
+        raise OptionError(
+            f"mean is {brief(mean)} and std {brief(std)}: give three numbers each, with std above "
+            "0, of colours from 0 to 255, 255 times those of torchvision"
+        )
+    return np.array([means, stds], np.float32)

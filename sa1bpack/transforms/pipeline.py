@@ -1,6 +1,6 @@
 """The pipeline from a batch of a loader to training input, on the batch's device."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from time import perf_counter
@@ -17,7 +17,7 @@ from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms import checks
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch, Items, Tensors
-from sa1bpack.transforms.checks import Sides, StoredBatches, as_numbers
+from sa1bpack.transforms.checks import Sides, StoredBatches
 from sa1bpack.transforms.frame import (
     Frame,
     fit_frame,
@@ -31,13 +31,9 @@ from sa1bpack.transforms.ids import MASK_KEYS, mask_ids
 from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.mixing import MixStep
 from sa1bpack.transforms.images.pixel_steps import (
-    ColorJitter,
     Erasing,
-    GaussianBlur,
     PixelChanges,
     PixelStep,
-    RandomErasing,
-    RandomGrayscale,
 )
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.spatial import SpatialRows, move_spatial
@@ -48,21 +44,13 @@ from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import repeated_ids, uniform
 from sa1bpack.transforms.sizes import Size, SizeSchedules
+from sa1bpack.transforms.step_order import checked_steps
 from sa1bpack.user_code import call_user, is_of_user
 from sa1bpack.wording import brief
 
 # Keys of a batch with a few numbers per mask, or image as well, that a pipeline reads.
 _PLACED = ("bboxes", "point_coords")
 _SMALL = ("image_ids", "repetitions", "sizes", "mask_counts", *_PLACED)
-
-# The order of steps.
-_PLACES: tuple[tuple[type[Step], ...], ...] = (
-    (GeometricStep,),
-    (ColorJitter, RandomGrayscale),
-    (GaussianBlur,),
-    (RandomErasing,),
-    (MixStep,),
-)
 
 
 class Moves(NamedTuple):
@@ -233,7 +221,7 @@ class Pipeline:
         self._feature_sizes = _checked_feature_sizes(feature_sizes, self.stored)
         # Of the beginning, and of the first class.
         self.canvas, self.grid = self._sizes.at(0, 0, 0, (side, side))
-        self.dtype = _checked_dtype(dtype)
+        self.dtype = checks.checked_dtype(dtype)
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.max_cover = number("max_cover", max_cover, 0, 1)
         self.max_valid = max_valid
@@ -241,13 +229,13 @@ class Pipeline:
             self.max_valid = whole_number("max_valid", max_valid, 1)
         self._relate = Relate.of(relations, self.stored.features.values())
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
-        self.steps = _checked_steps(items_of(steps))
+        self.steps = checked_steps(items_of(steps))
         moving = [step for step in self.steps if isinstance(step, GeometricStep)]
         # Images that were not enlarged to their canvas are enlarged here, whatever the steps.
         moves = bool(moving) or self.stored.fit == "scale_down"
         self._images = ImageMaker(
             dtype=dtype,
-            normal=Table(_checked_normal(mean, std)),
+            normal=Table(checks.checked_normal(mean, std)),
             side=side,
             geometric=moves,
             shrinks=prod(step.shrinks for step in moving),
@@ -604,35 +592,6 @@ def _mask_rows(batch: Items, small: Tensors, features: Items) -> MaskRows | None
     return MaskRows.of(counts, shape, padded)
 
 
-def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps. Raises OptionError for anything else, and for steps in another order."""
-    if not isinstance(steps, Iterable):
-        raise OptionError(f"steps is {brief(steps)}: pass a list of steps")
-    steps = tuple(steps)
-    places = [_place_of(step) for step in steps]
-    known = [position for position in places if position is not None]
-    pixel_steps = [type(step) for step in steps if not isinstance(step, GeometricStep)]
-    mixes = known.count(len(_PLACES) - 1)
-    repeats = len(set(pixel_steps)) < len(pixel_steps) or mixes > 1
-    if sum(isinstance(step, CropAroundMask) for step in steps) > 1:
-        raise OptionError(f"steps are {[*steps]}: at most one may be CropAroundMask")
-    if len(known) < len(steps) or known != sorted(known) or repeats:
-        raise OptionError(
-            f"steps are {[*steps]}: pass geometric ones (GeometricStep) first, then at most one of "
-            "each of these, in this order: ColorJitter and RandomGrayscale, or these two the other "
-            "way round; GaussianBlur; RandomErasing; Mixup or CutMix"
-        )
-    return steps
-
-
-def _place_of(step: Any) -> int | None:
-    """The place of a step among the others; None for anything else."""
-    for position, kinds in enumerate(_PLACES):
-        if isinstance(step, kinds):
-            return position
-    return None
-
-
 def _checked_feature_sizes(sizes: Any, stored: StoredBatches) -> dict[str, Sides]:
     """The option `feature_sizes`. Raises OptionError for other names and sizes."""
     if sizes is None:
@@ -649,24 +608,3 @@ def _checked_feature_sizes(sizes: Any, stored: StoredBatches) -> dict[str, Sides
             )
         checked[name] = checks.check_sides(f"feature_sizes[{name!r}]", size, checks.MAX_CANVAS)
     return checked
-
-
-def _checked_dtype(dtype: Any) -> torch.dtype:
-    """A type of floating-point numbers. Raises OptionError for anything else."""
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise OptionError(f"dtype is {brief(dtype)}: choose a floating type, such as torch.half")
-    return dtype
-
-
-def _checked_normal(mean: Any, std: Any) -> np.ndarray:
-    """float32 (2, 3): mean and std. Raises OptionError for anything else."""
-    means = as_numbers(mean)
-    stds = as_numbers(std)
-    fits = len(means) == len(stds) == 3 and min(stds) > 0
-    if not fits or (0 < max(means) < 1 and max(stds) < 1):
-        raise OptionError(
-            f"mean is {brief(mean)} and std {brief(std)}: give three numbers each, with std above "
-            "0, of "
-            "colours from 0 to 255, 255 times those of torchvision"
-        )
-    return np.array([means, stds], np.float32)

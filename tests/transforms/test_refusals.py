@@ -99,6 +99,7 @@ REFUSED = [
     (lambda: T.Pipeline(DS, FLIP), "^steps is RandomHorizontalFlip.*pass a list of steps"),
     (lambda: T.Pipeline(DS, dtype=torch.uint8), "choose a floating type"),
     (lambda: T.Pipeline(DS, std=(1, 1, 0)), "with std above 0"),
+    (lambda: T.Pipeline(DS, std=(1, 1, 1e-50)), "with std above 0"),  # 0 as float32
     (lambda: T.Pipeline(DS, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), "255 times"),
     (lambda: T.Pipeline(DS, mean=0.5), "mean is 0.5 and .*three numbers each"),
     (lambda: T.Pipeline(DS, size=0), "^size is 0"),
