@@ -61,14 +61,17 @@ def _ends_the_program(error: BaseException) -> bool:
     """True if the exception is to end the program, which it only does in its main thread."""
     if isinstance(error, Exception | GeneratorExit):
         return False
-    return threading.current_thread() is threading.main_thread() and not _in_worker()
+    return threading.current_thread() is threading.main_thread() and not worker_count()
 
 
-def _in_worker() -> bool:
-    """True in a worker process of a torch DataLoader."""
+def worker_count() -> int:
+    """How many workers a torch DataLoader has of which this process is one; 0 elsewhere."""
     torch_data = sys.modules.get("torch.utils.data")
     get_worker_info = getattr(torch_data, "get_worker_info", None)  # None: being imported
-    return get_worker_info is not None and get_worker_info() is not None
+    if get_worker_info is None or get_worker_info() is None:
+        return 0
+    workers: int = get_worker_info().num_workers
+    return workers
 
 
 def error_text(error: BaseException) -> str:

@@ -11,8 +11,9 @@ import pytest
 import torch
 from commands import python
 from forked_programs import run_forked
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from sa1bpack import LoaderError, make_dataloader
+from sa1bpack import Loader, LoaderError, make_dataloader
 from sa1bpack.errors import LoaderTimeout, ResourceShortage
 
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
@@ -191,3 +192,29 @@ def test_workers_end_with_their_main_process_also_within_a_batch_that_does_not_c
     while any(map(is_running, workers)) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not any(map(is_running, workers))
+
+
+class Loading(IterableDataset):
+    """A Loader as others' code wraps a dataset: torch's workers iterate it."""
+
+    def __init__(self, ds, by_worker):
+        self.ds = ds
+        self.by_worker = by_worker
+
+    def __iter__(self):
+        ranks = {}
+        if self.by_worker:
+            info = get_worker_info()
+            ranks = {"rank": info.id, "world_size": info.num_workers}
+        for batch in Loader(self.ds, 2, threads=1, **ranks):
+            yield from batch["image_ids"].tolist()
+
+
+def test_each_of_several_workers_around_a_loader_would_have_all_samples(ds):
+    ids = ds.column("image_id").tolist()
+    with pytest.raises(LoaderError, match="one of 2 workers of a DataLoader, and each would get"):
+        list(DataLoader(Loading(ds, by_worker=False), batch_size=None, num_workers=2))
+    alone = DataLoader(Loading(ds, by_worker=False), batch_size=None, num_workers=1)
+    assert list(alone) == ids
+    shares = DataLoader(Loading(ds, by_worker=True), batch_size=None, num_workers=2)
+    assert sorted(shares) == sorted(ids)

@@ -32,6 +32,7 @@ from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches, OrderedBat
 from sa1bpack.loading.order.orders import Order
 from sa1bpack.loading.order.rules import MAX_RANKS, BatchRules
 from sa1bpack.schedules import Schedule, WholeNumbers
+from sa1bpack.user_code import worker_count
 from sa1bpack.wording import brief
 
 _STATE_KEYS = {"version", "order", "epoch", "samples"}
@@ -222,7 +223,7 @@ class OrderedBatches:
 
         Raises:
             LoaderError: torch.distributed has other ranks than at the first call, or none though
-                the environment announces several.
+                the environment announces several; or this is one of a DataLoader's workers.
         """
         if not self._by_group:
             return self.current
@@ -232,6 +233,13 @@ class OrderedBatches:
                 f"{announced}, but torch.distributed is not initialized: every rank would get all "
                 "samples. Call init_process_group before the first batch and before len(), or pass "
                 "rank and world_size: 0 and 1 if each process is to have all samples"
+            )
+        workers = worker_count()
+        if workers > 1:
+            raise LoaderError(
+                f"this is one of {workers} workers of a DataLoader, and each would get all "
+                "samples: iterate the loader itself, which has threads of its own, in place of the "
+                "DataLoader around it; or use make_dataloader, or pass rank and world_size"
             )
         rank, world_size = ranks_of_group()
         if self._settled is None:

@@ -22,6 +22,7 @@ from sa1bpack.schedules import Schedule
 from sa1bpack.wording import brief, counted
 
 MAX_CLASSES = 65_535
+LEAST_SIDE = 8  # a pair such as (4, 3) is a ratio
 MAX_SIDE = 16_384  # of the size of a class, as of a canvas of a pipeline
 
 Sides = tuple[int, int]  # height and width
@@ -99,6 +100,11 @@ def _sides(size: Any) -> Sides:
         if isinstance(side, float) and side.is_integer():
             side = int(side)
         sides.append(whole_number("a side of a size of aspects", side, 1, MAX_SIDE))
+    if min(sides) < LEAST_SIDE:
+        raise OptionError(
+            f"aspects has {brief(size)}, which is a size in pixels, and has a side of less than "
+            f"{LEAST_SIDE}: a ratio is one number, height / width"
+        )
     return sides[0], sides[1]
 
 

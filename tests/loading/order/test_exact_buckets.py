@@ -324,8 +324,12 @@ def ordered(**options):
         (lambda: exact([0.5, -1]), r"aspects is \[0.5, -1\]: give a list of ratios"),
         (lambda: exact([0.5, 0.5]), "a ratio of height / width comes twice"),
         (lambda: exact([(512, 0)]), "a side of a size of aspects is 0"),
+        (
+            lambda: exact([(2, 1), (1, 2)]),
+            r"has \(2, 1\), which is a size in pixels, .*ratio is one",
+        ),
         (lambda: exact([(512, 512, 3)]), r"aspects has the size \(512, 512, 3\)"),
-        (lambda: exact({"a": (1, 2)}), "aspects is {'a'.*: give a list"),
+        (lambda: exact({"a": (512, 768)}), "aspects is {'a'.*: give a list"),
         (lambda: exact(multiple=0), "multiple is 0"),
         (lambda: Buckets(DS, "aspect", exact=True), r"say what the classes are by aspects=\[...\]"),
         (lambda: Buckets(DS, "aspect", aspects=RATIOS), "by is 'aspect', and aspects are given"),
