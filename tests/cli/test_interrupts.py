@@ -34,7 +34,7 @@ def test_an_interruption_while_modules_load_shows_no_traceback(tar, tmp_path, na
         ("sa1bpack.interrupts", "module"),
         ("sa1bpack.interrupts", "script"),
         ("sa1bpack.cli.main", "script"),
-        ("sa1bpack.cli.packs", "script"),
+        ("sa1bpack.cli.checking", "script"),
     ],
 )
 def test_ctrl_c_at_the_very_start_is_one_line(tmp_path, module, by):
