@@ -1,5 +1,6 @@
 """What Loader, PackDataLoader and Mix share: iterations that are epochs, and a place in them."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NoReturn, Self
@@ -104,6 +105,10 @@ class Resumable(ABC):
         """
         self.batches.load_state_dict(state)
         self.end_epoch()
+
+    def __copy__(self) -> Self:
+        """A loader with a place of its own, as `copy.deepcopy` makes it."""
+        return copy.deepcopy(self)
 
     def end_epoch(self) -> None:
         """End the current iteration, if any."""

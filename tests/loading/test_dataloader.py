@@ -61,7 +61,9 @@ def test_the_state_counts_batches_that_were_taken_not_those_fetched_ahead(ds, wo
     made.end_workers(), other.end_workers()
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
 def test_a_copy_keeps_the_place_and_has_workers_of_its_own(ds, duplicate):
     made = make_dataloader(ds, 4, num_workers=1, shuffle=True, seed=1)
     running = iter(made)

@@ -79,7 +79,9 @@ def test_a_loop_that_skips_errors_gets_an_error_once_its_epoch_is_over(damaged, 
     assert "ended by ReadError" in str(errors[-1]) and "on_error='drop'" in str(errors[-1])
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
 def test_a_copy_of_a_loader_keeps_its_position_in_the_order(ds, duplicate):
     with Loader(ds, 4, shuffle=True, seed=1) as loader:
         running = iter(loader)

@@ -249,7 +249,7 @@ def test_a_copy_keeps_the_place_and_no_iteration(sets, uninterrupted):
     mix = mix_of(sets, steps=STEPS)
     running = iter(mix)
     next(running)
-    for other in (copy.deepcopy(mix), pickle.loads(pickle.dumps(mix))):
+    for other in (copy.copy(mix), copy.deepcopy(mix), pickle.loads(pickle.dumps(mix))):
         assert other.state_dict() == mix.state_dict()
         assert [seen(batch) for batch in other] == uninterrupted["restart"][STEPS : 2 * STEPS]
     assert len([*running]) == STEPS - 1
