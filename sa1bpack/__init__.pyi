@@ -39,11 +39,11 @@ from sa1bpack.loading.order.orders import ShuffleOrder as ShuffleOrder
 from sa1bpack.loading.order.orders import WeightedOrder as WeightedOrder
 from sa1bpack.loading.stats import LoadingStats as LoadingStats
 from sa1bpack.measuring.bench import bench as bench
+from sa1bpack.packing.apply_repair import RepairResult as RepairResult
 from sa1bpack.packing.estimate import estimate as estimate
 from sa1bpack.packing.merge import MergeResult as MergeResult
 from sa1bpack.packing.merge import merge as merge
 from sa1bpack.packing.options import PackOptions as PackOptions
-from sa1bpack.packing.repair import RepairResult as RepairResult
 from sa1bpack.packing.repair import repair as repair
 from sa1bpack.packing.run import FinalizeResult as FinalizeResult
 from sa1bpack.packing.run import PackResult as PackResult

@@ -21,6 +21,7 @@ from sa1bpack.format.side.manifest import is_side
 from sa1bpack.format.side.shards import feature_shard_names, side_folders
 from sa1bpack.format.verify import verify
 from sa1bpack.keywords import checks_options, takes_options
+from sa1bpack.packing.apply_repair import RepairResult
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.ledger import Ledger
@@ -28,7 +29,7 @@ from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.packing.progress import Progress, unknown_keys_text
 from sa1bpack.packing.publishers import part_publisher
 from sa1bpack.packing.records import PackJob
-from sa1bpack.packing.repair import RepairResult, repair
+from sa1bpack.packing.repair import repair
 from sa1bpack.packing.repair_plan import OWN_FILES
 from sa1bpack.packing.requested_options import PackRequest, RequestedOptions, check_request
 from sa1bpack.packing.run import FinalizeResult, PackResult, Totals, finalize, pack_result, run_work
