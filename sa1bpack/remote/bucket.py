@@ -244,6 +244,9 @@ class Bucket(Origin):
         self._on_wait = on_wait
         if store is None:
             store = self._open_store()
+        # Access was refused, and no request has been answered since. A store that was opened
+        # meanwhile may have the same credentials: requests begin while others are being refused.
+        self._is_refused = False
         self._use(store)
         self._pid = os.getpid()
         self._cancelled = False
@@ -252,7 +255,6 @@ class Bucket(Origin):
     def _use(self, store: Any) -> None:
         """Ask this store from now on."""
         self._store = store
-        self._is_refused = False
         self._endpoint = endpoint_text(self._scheme, store)
         self._remedy = NETWORK_REMEDY
         if self._endpoint:
@@ -276,7 +278,7 @@ class Bucket(Origin):
         return future
 
     def _check_access(self) -> None:
-        """Open the store again if it refused access: the credentials may be others by now.
+        """Open the store again while it refuses access: the credentials may be others by now.
 
         Raises StoreError in a fork, and what `open_store` raises.
         """
@@ -320,6 +322,7 @@ class Bucket(Origin):
             try:
                 answer = await request(self.prefix + path)
                 attempts.succeeded()
+                self._is_refused = False
                 return answer
             except EndsEarly as error:
                 wait = attempts.failed(EndsEarly, str(error))
