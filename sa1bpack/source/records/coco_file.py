@@ -240,7 +240,7 @@ class CocoFile:
     def find(self, path: str) -> int | str | None:
         """The number of the image at a path, with the name of its source before it.
 
-        FolderNames decide between images whose last parts are equal. None if there is none; a
+        Folders decide between images whose last parts are equal. None if there is none; a
         text that says why it is not clear which.
         """
         name = path.rpartition("/")[2]
