@@ -40,8 +40,6 @@ from sa1bpack.wording import brief, counted, span_text
 _log = logging.getLogger("sa1bpack")
 
 
-# -------------------------------------------------------------------------------------- selections
-
 # What a hash is used for, and the version of its rule: draws of other uses are other numbers. So a
 # fraction of a dataset is independent of its validation part.
 SPLIT = int.from_bytes(b"split 1", "big")

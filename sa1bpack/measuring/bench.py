@@ -32,8 +32,6 @@ from sa1bpack.progress import ProgressOption, check_progress, reporting
 from sa1bpack.urls import is_pack_url, pack_url
 from sa1bpack.wording import brief, counted, size_text
 
-# ------------------------------------------------------------------------------------------- bench
-
 # Of the disk: as many samples at most as a fast disk reads in ten seconds.
 _MOST_SAMPLES = 10_000
 # And of as many shards as a process may certainly have files of: two each, of 1024 at least.
