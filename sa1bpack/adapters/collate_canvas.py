@@ -75,4 +75,5 @@ def cut_canvas(image: np.ndarray, spec: ImageSpec, sides: tuple[int, int], out: 
 
 
 def name_of(sample: Mapping[str, Any]) -> str:
+    """What a sample is called in messages: its file name and its image id."""
     return f"{sample.get('file_name', 'a sample')} (image_id {sample.get('image_id')})"
