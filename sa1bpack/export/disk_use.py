@@ -28,6 +28,8 @@ class _Metadata(msgspec.Struct):
 
 
 class PackerRecord(PairAccount):
+    """What the packer of a shard has recorded of its making, as far as it is shown."""
+
     packed_by: dict[str, str] = msgspec.field(default_factory=dict)
     unknown_keys: list[str] = msgspec.field(default_factory=list)
     altered_keys: list[str] = msgspec.field(default_factory=list)
