@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path, PurePath
 from shlex import quote
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import xxhash
@@ -546,17 +546,27 @@ def _writing(path: Path, durably: bool = False) -> Iterator[Callable[[bytes], ob
         return
     temporary = temporary_beside(path)
     try:
-        with temporary.open("xb") as file:
-            yield file.write
-            if durably:
-                with naming(path):
-                    file.flush()
+        file = temporary.open("xb")
+        try:
+            yield lambda data: _append(file, data, path)
+            with naming(path):
+                file.flush()
+                if durably:
                     os.fsync(file.fileno())
+        finally:
+            with naming(path):  # closing writes again what could not be written
+                file.close()
         temporary.rename(path)
         if durably:
             flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _append(file: IO[bytes], data: bytes, path: Path) -> None:
+    """Append bytes to an open file; an OSError names `path`, the name that it will have."""
+    with naming(path):
+        file.write(data)
 
 
 def _require_same(path: Path, same: bool) -> None:

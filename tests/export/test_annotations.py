@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import tarfile
 import time
@@ -445,3 +446,20 @@ def test_a_selection_of_masks_is_exported_with_these_alone(pack, tars, tmp_path)
     assert [a["sa1b_id"] for a in coco.dataset["annotations"]] == kept.mask_column(
         "annotation_id"
     ).tolist()
+
+
+@pytest.mark.parametrize("export", [sa1bpack.export_sa1b, sa1bpack.export_coco])
+def test_a_file_that_cannot_be_written_is_named_and_left_under_no_name(export, tmp_path):
+    """As on a full disk; the limit on the sizes of files acts in the same place."""
+    found = members(range(3), masks=40)
+    pack_small(write_tar(tmp_path / "sa_000000.tar", found), tmp_path / "pack")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            export(tmp_path / "pack", tmp_path / "out", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert Path(caught.value.filename).is_relative_to(tmp_path / "out")
+    assert not [path for path in tmp_path.glob("out/**/*") if path.is_file()]
+    assert not (tmp_path / "out").is_file() and not list(tmp_path.glob(".tmp-*"))
