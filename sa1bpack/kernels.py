@@ -18,7 +18,6 @@ import os
 import pickle
 import stat
 import sys
-import tempfile
 import threading
 import types as python_types
 import warnings
@@ -41,6 +40,7 @@ from numba.core.serialize import dumps
 from numba.extending import intrinsic as numba_intrinsic
 
 from sa1bpack.interrupts import interrupts_held
+from sa1bpack.paths import temporary_folder
 
 __all__ = ["external", "intrinsic", "memcpy", "memset", "njit", "types"]
 
@@ -311,7 +311,7 @@ def kernel_folder() -> Path | None:
     for folder in (package, user):
         if _writable(folder):
             return folder
-    temporary = Path(tempfile.gettempdir()) / f"sa1bpack-kernels-{os.getuid()}"
+    temporary = temporary_folder() / f"sa1bpack-kernels-{os.getuid()}"
     if _writable(temporary, 0o700) and _is_private(temporary):
         return temporary
     warnings.warn(

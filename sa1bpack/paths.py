@@ -4,6 +4,7 @@ import errno
 import glob
 import os
 import re
+import tempfile
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -203,3 +204,14 @@ class _Naming:
 def naming(path: Path | str) -> AbstractContextManager[None]:
     """Name `path` in an OSError of the calls within: calls on descriptors do not know it."""
     return _Naming(path)
+
+
+def temporary_folder() -> Path:
+    """The system's temporary folder; if none can be written to, the one that was tried first.
+
+    What is never written there needs none, and what is fails with an error that names the folder.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return Path(os.environ.get("TMPDIR") or "/tmp")

@@ -87,9 +87,12 @@ from pathlib import Path
 def refuse(*arguments, **options):
     raise PermissionError("nothing is writable")
 
+def no_place():
+    raise FileNotFoundError(2, "No usable temporary directory found")
+
 Path.mkdir = os.mkdir = tempfile.TemporaryFile = refuse
 os.access = lambda path, mode: False
-tempfile.tempdir = "/"
+tempfile.gettempdir = no_place
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     import sa1bpack

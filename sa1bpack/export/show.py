@@ -5,7 +5,6 @@ import html
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -37,7 +36,7 @@ from sa1bpack.indices import torch_subset
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.options import group_of
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.paths import listed
+from sa1bpack.paths import listed, temporary_folder
 from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.raw.decoding import PairDecoder, RawOptions, no_pairs
 from sa1bpack.source.find import Source, open_source
@@ -458,7 +457,7 @@ def first_subjects(
     decoder = PairDecoder(options, "raise", RawOptions(coordinates="source", **rule))
     with_runs = PairDecoder(options, "raise", RawOptions(mask_format="runs", **rule))
     subjects: list[Subject | Unreadable] = []
-    with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
+    with PairReader(source, spool_dir=temporary_folder()) as reader:
         for pair in islice(reader, samples):
             try:
                 rows = decoder.rows(source, pair.file_name, pair.jpeg, pair.json)

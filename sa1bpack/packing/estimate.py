@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import tempfile
 import time
 import zlib
 from collections import Counter
@@ -41,6 +40,7 @@ from sa1bpack.packing.sample import (
 from sa1bpack.packing.source_packer import readers_of
 from sa1bpack.packing.source_probe import requested_options
 from sa1bpack.packing.work import find_work, list_sources
+from sa1bpack.paths import temporary_folder
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source
 from sa1bpack.source.folder_files import count_images
@@ -434,7 +434,7 @@ class _Probe:
             options = replace(options, masks="bits+runs")
         buffers = Buffers(options)
         reading = PairOptions(
-            spool_dir=Path(tempfile.gettempdir()),
+            spool_dir=temporary_folder(),
             annotations=annotations,
             keys=options.keys,
         )

@@ -1,12 +1,10 @@
 """What a new pack is to be like where a call leaves it open: found in its first sources."""
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from sa1bpack import interrupts
@@ -16,6 +14,7 @@ from sa1bpack.packing.keep import IMAGE_NAME_KEY, KeepRequest, check_not_stored,
 from sa1bpack.packing.keep_probe import KeyProbe
 from sa1bpack.packing.requested_options import PackRequest, RequestedOptions
 from sa1bpack.packing.work import list_sources
+from sa1bpack.paths import temporary_folder
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.source.records.find_reader import find_reader
@@ -102,7 +101,7 @@ class SourceProbe:
     def _records(self, records: str, keys: str | None) -> Iterator[bytes]:
         """The first records of the first sources; those that cannot be read are passed over."""
         options = PairOptions(
-            spool_dir=Path(tempfile.gettempdir()),
+            spool_dir=temporary_folder(),
             annotations=self._request.run_options.annotations,
             keys=keys,
         )

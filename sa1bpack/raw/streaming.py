@@ -2,7 +2,6 @@
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Unpack
@@ -18,7 +17,7 @@ from sa1bpack.indices import Occurrence, loading
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.loading.order.batches import announced_ranks, process_group
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.paths import local_path
+from sa1bpack.paths import local_path, temporary_folder
 from sa1bpack.raw.decoding import PairDecoder, RawOptions, Tars, no_pairs, sources_of, unusable
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.source.tar import is_image
@@ -127,7 +126,7 @@ class IterableTarDataset(IterableDataset[Any]):
         self._rank = rank
         self._world_size = world_size
         if spool_folder is None:
-            spool_folder = tempfile.gettempdir()
+            spool_folder = temporary_folder()
         self._spool = local_path("spool_folder", spool_folder).absolute()
         # An epoch, and the names of its tars whose samples have all been taken.
         self._finished: tuple[int, list[str]] = (0, [])

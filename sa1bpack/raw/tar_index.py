@@ -10,7 +10,6 @@ import fcntl
 import logging
 import os
 import struct
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from sa1bpack.format.files import (
     remove_leftovers,
     temporary_beside,
 )
-from sa1bpack.paths import naming, real_path
+from sa1bpack.paths import naming, real_path, temporary_folder
 from sa1bpack.raw.seek_points import POINT, WINDOW, PointStream, SeekPoints
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.inflate import ByteStream, remedy
@@ -397,7 +396,7 @@ def _locate_pairs(
     Raises SourceTruncated, SourceCorrupt or SourceError as reading the source does.
     """
     rows = []
-    spool = Path(tempfile.gettempdir())
+    spool = temporary_folder()
     with PairReader(source, spool_dir=spool, members=members) as reader:
         for pair in reader:
             places = (*_PLACE.unpack(pair.jpeg), *_PLACE.unpack(pair.json))

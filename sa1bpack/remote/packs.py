@@ -14,7 +14,6 @@ import glob
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -49,6 +48,7 @@ from sa1bpack.format.problems import Report
 from sa1bpack.format.side.shard import items_in
 from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, shard_identities
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.paths import temporary_folder
 from sa1bpack.remote.attempts import OnWait
 from sa1bpack.remote.bucket import Bucket, StoreFile
 from sa1bpack.remote.cache import Cache, Lock
@@ -394,7 +394,7 @@ def default_folder() -> Path:
 
     Raises OptionError if something else has that name.
     """
-    folder = Path(tempfile.gettempdir(), f"sa1bpack-{os.getuid()}")
+    folder = temporary_folder() / f"sa1bpack-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()

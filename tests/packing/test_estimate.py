@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import tempfile
 
 import pytest
 from edited_packs import unfinished_pack
@@ -162,3 +163,17 @@ def test_what_the_pack_has_is_skipped_and_what_it_has_in_part_is_named(tar, root
     text = forecast.as_text()
     assert "skipped: 1 source already in the pack" in text
     assert "packed in part, and counted here without that: sa_000001" in text
+
+
+def test_what_writes_nothing_into_a_temporary_folder_needs_none(tar, tmp_path, monkeypatch):
+    """As in a container whose file system is read-only, but for the folders that are mounted."""
+
+    def no_place() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    expected = sa1bpack.estimate(tar, tmp_path / "pack", **OPTIONS)
+    images = [sample["image_id"] for sample in sa1bpack.IterableTarDataset(tar)]
+    monkeypatch.setattr(tempfile, "gettempdir", no_place)
+    assert sa1bpack.estimate(tar, tmp_path / "pack", **OPTIONS).images == expected.images
+    assert [sample["image_id"] for sample in sa1bpack.IterableTarDataset(tar)] == images
+    assert len(sa1bpack.TarDataset(tar, index_folder=tmp_path / "index")) == len(images)
