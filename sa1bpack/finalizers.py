@@ -7,6 +7,7 @@ program never learns that it was asked to end. So no object of this package has 
 
 - `when_gone` registers work. The end of the object is noted without executing any Python, and a
   thread, in which no signal arrives, does the work.
+- A `Notice` is put into a queue instead, for threads that look there anyway.
 - `settle` does at once what is left of such work, for those who need what it frees.
 - `Living` is a set that does not keep its members alive, and of which no callback removes them.
 """
@@ -37,6 +38,22 @@ class _Reference(weakref.ref[Any]):
     __slots__ = ("ending",)
 
     ending: "Ending"
+
+
+class Notice(weakref.ref[Any]):
+    """A weak reference that is passed to a function when its object is gone.
+
+    As everywhere in this package, that function is compiled: the `put` of a `SimpleQueue`, whose
+    readers learn of it. Nothing is passed once the notice itself is gone, so somebody has to keep
+    it.
+
+    Attributes:
+        about: what a thread that gets it needs to know.
+    """
+
+    __slots__ = ("about",)
+
+    about: Any
 
 
 class Ending:

@@ -10,10 +10,6 @@ returns to the pool.
 The wait of a consumer ends by its timeout, and `close` wakes every waiting thread.
 """
 
-import gc
-import logging
-import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,36 +20,10 @@ import numpy as np
 import torch
 
 from sa1bpack.errors import LoaderTimeout, ReadError
-from sa1bpack.finalizers import Living, when_gone
+from sa1bpack.loading.buffer_pool import Buffer, BufferPool
 from sa1bpack.loading.located_batch import LocatedBatch
-from sa1bpack.wording import size_text
 
 SampleRange = tuple[int, int]  # of a batch: its first sample, and one past the last
-
-_log = logging.getLogger("sa1bpack")
-
-
-@dataclass(eq=False)
-class Buffer:
-    """Memory for one batch.
-
-    Attributes:
-        bytes: uint8 (n,) in host memory.
-        pinned: the same memory as a tensor, if it is pinned.
-        event: event recorded after the last copy out of the buffer; None if nothing copies.
-        streams: streams of the last copy out of that memory.
-    """
-
-    bytes: np.ndarray
-    pinned: torch.Tensor | None = None
-    event: Any = None
-    streams: list[Any] = field(default_factory=list)
-
-    def become(self, other: "Buffer") -> None:
-        """Take over the memory of a new buffer. Batches that were lent keep theirs."""
-        self.bytes = other.bytes
-        self.pinned = other.pinned
-        self.streams = other.streams
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,157 +41,6 @@ class SentBatch:
     memory: Sequence[torch.Tensor]
     event: Any
     small: np.ndarray
-
-
-class Changes:
-    """The lock of pools and of their queues, and who waits with it for what.
-
-    Threads wait for work: each piece wakes one of them. Consumers wait for the batch that is next.
-
-    Attributes:
-        lock: the lock. It is reentrant.
-        work: threads wait for something to do.
-        batches: consumers wait for a batch.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.work = threading.Condition(self.lock)
-        self.batches = threading.Condition(self.lock)
-
-
-class BufferPool:
-    """Buffers in circulation: free, filled by threads, used by the consumer, free again.
-
-    A buffer returns from its owner when the owner is done with it, even from a thread of an epoch
-    that ended long ago; until then it has no other owner. A consumer that keeps batches keeps their
-    buffers; when it needs more than exist, `make_room` adds some.
-
-    All methods are thread-safe. The lock is reentrant, and `release` and `close` change one thing
-    at a time, so the garbage collector may call them at any point.
-
-    Attributes:
-        changes: the lock, which the queues of epochs have as well, and who waits for a free buffer
-            or for other work.
-        shared_changes: the same, if other pools have it, too: those of a mix; None: its own.
-        count: number of buffers that were planned.
-        all: buffers that exist.
-        free: buffers that can be taken.
-        lent: what holds the buffers that the consumer has; each is released soon after it is gone.
-        scratch: scratch memory of threads that have ended, for the next ones to take; none once
-            closed.
-    """
-
-    def __init__(
-        self,
-        allocate: Callable[..., Buffer],
-        count: int,
-        threads: int = 1,
-        changes: Changes | None = None,
-    ):
-        """Allocate the buffers.
-
-        Args:
-            allocate: makes a buffer of the planned size, or, called with a number of bytes, of at
-                least that size.
-            count: number of buffers.
-            threads: number of threads of an epoch.
-            changes: the lock, which pools share whose buffers the same threads fill; None: of its
-                own.
-
-        Raises:
-            Whatever `allocate` raises.
-        """
-        self.shared_changes = changes
-        self.changes = changes or Changes()
-        self.scratch: deque[np.ndarray] = deque(maxlen=threads)
-        self.allocate = allocate
-        self.count = count
-        self.free: deque[Buffer] = deque()
-        # Weak: an interrupt may lose one that changes hands; `refill` replaces it.
-        self.all = Living[Buffer]()
-        self.lent = Living[object]()
-        self._has_grown = False
-        self._closed = False
-        self._collect_from = 0  # buffers; with fewer, garbage is not collected
-        self.refill()
-
-    def lend(self, buffer: Buffer, holder: object) -> None:
-        """Lend a buffer to the consumer for as long as an object lives, which the tensors hold."""
-        self.lent.add(holder)
-        when_gone(holder, self._take_back, buffer, os.getpid())
-
-    def _take_back(self, buffer: Buffer, process: int) -> None:
-        # In a forked child the pool belongs to the parent, and its lock may be held forever.
-        if process == os.getpid():
-            self.release(buffer)
-
-    def release(self, buffer: Buffer) -> None:
-        """Put back a buffer that is no longer in use.
-
-        It is taken next: the part still in the processor's caches is written faster. But one that a
-        device still copies out of is taken after all others: then its copy has most likely ended.
-        """
-        if self._closed or len(self.free) >= self.count:
-            self.all.discard(buffer)  # beyond the plan: the consumer had kept batches
-            self._collect_from = 0
-            return
-        if buffer.event is None:
-            self.free.appendleft(buffer)
-        else:
-            self.free.append(buffer)
-        with self.changes.lock:
-            self.changes.work.notify()
-
-    def refill(self) -> None:
-        """Replace buffers that were lost, so that an epoch begins with as many as were planned.
-
-        Raises what `allocate` raises.
-        """
-        for _ in range(self.count - len(self.all)):
-            buffer = self.allocate()
-            self.all.add(buffer)
-            self.release(buffer)
-
-    def make_room(self) -> None:
-        """Make room for a consumer that keeps all buffers.
-
-        Garbage is collected, as a batch in a reference cycle is not in use; if that frees no
-        buffer, as many are added as it takes to read ahead again.
-
-        A collection takes as long as many batches: where it frees none, it is not done again until
-        there are twice as many buffers. Call it without holding the lock. Raises what `allocate`
-        raises.
-        """
-        if len(self.all) >= self._collect_from:
-            lent = len(self.lent)
-            gc.collect()
-            freed = len(self.lent) < lent
-            if freed:
-                self._collect_from = 0
-                return
-            self._collect_from = 2 * len(self.all)
-        added = [self.allocate() for _ in range(max(1, self.count - 1))]
-        if not self._has_grown:
-            self._has_grown = True
-            _log.warning(
-                "batches that are still in use hold all %d buffers of the loader: every further "
-                "batch that is kept takes %s of new memory; clone() what you need of a batch, and "
-                "drop the rest",
-                self.count,
-                size_text(len(added[0].bytes)),
-            )
-        with self.changes.lock:
-            for buffer in added:
-                self.all.add(buffer)
-            self.free.extend(added)
-            self.changes.work.notify_all()
-
-    def close(self) -> None:
-        """Drop the buffers. Those of batches in use live as long as the batches."""
-        self._closed = True
-        self.free.clear()
-        self.scratch = deque(maxlen=0)
 
 
 @dataclass(eq=False)
@@ -298,7 +117,7 @@ class BatchQueue:
             for batch in discarded:
                 if batch.is_complete:
                     self._discard(batch)
-            self._changes.work.notify_all()
+            self._changes.call_all_threads()
             self._changes.batches.notify_all()
 
     def _discard(self, batch: QueuedBatch) -> None:
@@ -319,7 +138,7 @@ class BatchQueue:
     def task(self) -> tuple[QueuedBatch, SampleRange | None] | None:
         """The next task of a thread: samples of a batch to copy; or, with None, a batch to locate.
 
-        One thread locates at a time. None: there is none now. Whoever calls this holds the lock of
+        One thread locates at a time. None: there is none now. The caller holds the lock of
         the pool.
 
         A thread that gets a batch to locate must `share` or `complete` it.
@@ -328,7 +147,7 @@ class BatchQueue:
             task = self._ranges.popleft()
             if self.is_done:
                 with self._changes.lock:
-                    self._changes.work.notify_all()  # threads end
+                    self._changes.call_all_threads()  # threads end
             return task
         if not self._may_begin():
             return None
@@ -359,7 +178,7 @@ class BatchQueue:
             batch.ranges_left = len(ranges)
             for samples in ranges:
                 self._ranges.append((batch, samples))
-            self._changes.work.notify(len(ranges) - 1)  # this thread takes one of them
+            self._changes.call_threads(len(ranges) - 1)  # this thread takes one of them
             self._end_locating(batch)
 
     def _end_locating(self, batch: QueuedBatch) -> None:
@@ -370,9 +189,9 @@ class BatchQueue:
         self._locating = None
         self._all_begun = batch.located is None or batch.located.ordered.is_last
         if self._all_begun:
-            self._changes.work.notify_all()  # threads end
+            self._changes.call_all_threads()  # threads end
         else:
-            self._changes.work.notify()
+            self._changes.call_threads()
 
     def copied(self, batch: QueuedBatch) -> bool:
         """Note that a range of the batch is copied. True for the last one: `complete` the batch."""
@@ -428,7 +247,7 @@ class BatchQueue:
                 if batches and batches[0].is_complete:
                     batch = batches.popleft()
                     self.ready -= 1
-                    self._changes.work.notify()
+                    self._changes.call_threads()
                     if self.closed:  # since the line above: by a signal handler
                         self._discard(batch)
                         return None

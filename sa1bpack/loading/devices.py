@@ -29,7 +29,8 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import Living
 from sa1bpack.loading.batch.regions import Regions, split_span
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch, SentBatch
+from sa1bpack.loading.batch_queue import QueuedBatch, SentBatch
+from sa1bpack.loading.buffer_pool import Buffer, BufferPool
 from sa1bpack.loading.cuda import CUDA, keep_maps, pinned_memory
 from sa1bpack.loading.located_batch import LocatedBatch
 from sa1bpack.loading.numa import has_several_nodes, near_processors
@@ -44,7 +45,8 @@ class LentBuffer:
     """The buffer of a batch on the CPU, for as long as any tensor of the batch lives."""
 
     def __init__(self, buffer: Buffer, nbytes: int, pool: BufferPool):
-        self.__array_interface__ = buffer.bytes[:nbytes].__array_interface__
+        self._memory = buffer.bytes  # the interface below does not keep it
+        self.__array_interface__ = self._memory[:nbytes].__array_interface__
         pool.lend(buffer, self)
 
 

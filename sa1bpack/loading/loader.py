@@ -18,8 +18,8 @@ from sa1bpack.disk.direct import ReadingMode, choose_mode
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import settle
 from sa1bpack.keywords import checks_options, takes_options
-from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.batch_sources import OPEN_SAMPLES
+from sa1bpack.loading.buffer_pool import Buffer, BufferPool
 from sa1bpack.loading.devices import ChosenDevice, CudaDevice, Host
 from sa1bpack.loading.iteration import BaseLoader
 from sa1bpack.loading.loaded_batch import LoadedBatch, completed, through_pipeline

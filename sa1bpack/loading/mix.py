@@ -20,7 +20,7 @@ from sa1bpack.display import Batch
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.finalizers import Ending, when_gone
 from sa1bpack.keywords import checks_options
-from sa1bpack.loading.batch_queue import Changes
+from sa1bpack.loading.buffer_pool import Changes
 from sa1bpack.loading.iteration import (
     END_SECONDS,
     BaseIteration,

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from sa1bpack.loading.batch_queue import BatchQueue, Changes, QueuedBatch, SampleRange
+from sa1bpack.loading.batch_queue import BatchQueue, QueuedBatch, SampleRange
+from sa1bpack.loading.buffer_pool import Changes
 from sa1bpack.loading.devices import CudaDevice, Host
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.threads import Slots, start_thread
@@ -126,7 +127,7 @@ class ReaderCrew:
         with self.changes.lock:
             self._epochs = [*self._epochs, epoch]
             self._serves = True
-            self.changes.work.notify_all()
+            self.changes.call_all_threads()
 
     # ------------------------------------------------------------------------------- in the threads
 
@@ -144,18 +145,25 @@ class ReaderCrew:
 
     def _next(self) -> tuple[EpochWork, QueuedBatch, SampleRange | None] | None:
         """The next task of a thread; None: there will be none."""
-        with self.changes.lock:
-            while not self.changes.work.wait_for(self._has_news, _IDLE_SECONDS):
-                pass
-            epoch = self._chosen
-            self._chosen = None
-            if epoch is None:
-                return None
-            task = epoch.queue.task()
-            assert task is not None, "the queue had a task under the same lock"
-            if self.is_shared:
-                self._busy[epoch] += 1
-            return epoch, *task
+        while True:
+            with self.changes.lock:
+                self.changes.answer_calls()
+                if self._has_news():
+                    return self._chosen_task()
+                self.changes.begin_waiting()
+            self.changes.wait(_IDLE_SECONDS)
+
+    def _chosen_task(self) -> tuple[EpochWork, QueuedBatch, SampleRange | None] | None:
+        """The next task of the chosen epoch; None: there will be none."""
+        epoch = self._chosen
+        self._chosen = None
+        if epoch is None:
+            return None
+        task = epoch.queue.task()
+        assert task is not None, "the queue had a task under the same lock"
+        if self.is_shared:
+            self._busy[epoch] += 1
+        return epoch, *task
 
     def _has_news(self) -> bool:
         """True if `_next` need not wait; then `_chosen` is the epoch that it works at, if any."""
@@ -194,7 +202,7 @@ class ReaderCrew:
             if self._busy[epoch] > 0:
                 return
             del self._busy[epoch]
-            self.changes.work.notify_all()  # threads may wait for the number of those at work
+            self.changes.call_all_threads()  # threads may wait for the number of those at work
         with self._left:
             self._left.notify_all()
 
@@ -215,7 +223,7 @@ class ReaderCrew:
         if not self.is_shared:
             self._over = True
             with self.changes.lock:
-                self.changes.work.notify_all()
+                self.changes.call_all_threads()
             self._join(limit)
             return
 
@@ -237,7 +245,7 @@ class ReaderCrew:
         for epoch in self._epochs:
             epoch.queue.close()  # what is shared out is still worked off
         with self.changes.lock:
-            self.changes.work.notify_all()
+            self.changes.call_all_threads()
         self._join(time.monotonic() + wait)
 
     def _join(self, limit: float) -> None:

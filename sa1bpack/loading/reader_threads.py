@@ -16,7 +16,8 @@ from sa1bpack.dataset.shards import address_of
 from sa1bpack.disk.page_cache import populate
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.finalizers import Ending, before_release
-from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch, SampleRange
+from sa1bpack.loading.batch_queue import BatchQueue, QueuedBatch, SampleRange
+from sa1bpack.loading.buffer_pool import BufferPool
 from sa1bpack.loading.devices import CudaDevice, Host, keep_if_failed
 from sa1bpack.loading.loaded_batch import LoadedBatch
 from sa1bpack.loading.located_batch import LocatedBatch

@@ -14,6 +14,7 @@ import pytest
 
 from sa1bpack.loading import (
     batch_queue,
+    buffer_pool,
     devices,
     iteration,
     loader,
@@ -77,17 +78,17 @@ def nothing_told() -> AbstractContextManager:
 
 
 @pytest.fixture
-def pools(monkeypatch) -> list[batch_queue.BufferPool]:
+def pools(monkeypatch) -> list[buffer_pool.BufferPool]:
     """See `noted_pools`."""
     return noted_pools(monkeypatch)
 
 
-def noted_pools(monkeypatch) -> list[batch_queue.BufferPool]:
+def noted_pools(monkeypatch) -> list[buffer_pool.BufferPool]:
     """The pools of buffers that loaders make from now on."""
     made = []
 
     def noted(*arguments):
-        made.append(batch_queue.BufferPool(*arguments))
+        made.append(buffer_pool.BufferPool(*arguments))
         return made[-1]
 
     monkeypatch.setattr(loader, "BufferPool", noted)

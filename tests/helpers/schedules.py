@@ -1,16 +1,19 @@
 """Threads in an order that a seed decides: one at a time, switched where they meet.
 
-A `Schedule` takes the place of the modules `threading` and `time` in the modules under test. Their
-threads are real, but only the one whose turn it is runs; at each lock, wait, notification and sleep
-(and wherever else `switch` is called) the next one is drawn. Time is a number, which moves on only
-when nothing else can happen: so a wait whose timeout passes was not woken, and a test cannot be
-slow or fast by chance. The same seed makes the same interleaving.
+A `Schedule` takes the place of `threading`, `time` and `SimpleQueue` in the modules under test.
+Their threads are real, but only the one whose turn it is runs; at each lock, wait, notification and
+sleep (and wherever else `switch` is called) the next one is drawn. Time is a number, which moves on
+only when nothing else can happen: so a wait whose timeout passes was not woken, and a test cannot
+be slow or fast by chance. The same seed makes the same interleaving.
 """
 
 import gc
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,11 +65,12 @@ class Schedule:
             get_ident=threading.get_ident,
         )
         self.time = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
+        self.SimpleQueue = partial(_Queue, self)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
-        """Put this in the place of `threading` and `time` in modules."""
+        """Put this in the place of `threading`, `time` and `SimpleQueue` in modules."""
         for module in modules:
-            for name in ("threading", "time"):
+            for name in ("threading", "time", "SimpleQueue"):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, getattr(self, name))
 
@@ -257,3 +261,31 @@ class _Condition:
                 self._schedule.block(lambda: lock.owner is None)
             lock.owner, lock.depth = self._schedule.task, depth
         return True
+
+
+class _Queue:
+    """queue.SimpleQueue. What is put in does not let another thread run: any moment can do that."""
+
+    def __init__(self, schedule: Schedule):
+        self._schedule = schedule
+        self._items: deque[Any] = deque()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+    def get_nowait(self) -> Any:
+        if not self._items:
+            raise Empty
+        return self._items.popleft()
+
+    def get(self, timeout: float) -> Any:
+        limit = self._schedule.now + timeout
+        while not self._items:
+            if self._schedule.now >= limit:
+                self._schedule.expired += 1
+                raise Empty
+            self._schedule.block(lambda: len(self._items) > 0, limit - self._schedule.now)
+        return self._items.popleft()

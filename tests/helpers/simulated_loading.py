@@ -14,6 +14,7 @@ from simulated_cuda import SimulatedCuda
 from sa1bpack import Collate, finalizers, threads
 from sa1bpack.loading import (
     batch_queue,
+    buffer_pool,
     devices,
     iteration,
     loader,
@@ -75,7 +76,7 @@ def _when_gone(schedule: Schedule, owner, work, *arguments, at_exit: bool = Fals
     return ending
 
 
-def _settle(schedule: Schedule) -> None:
+def settle(schedule: Schedule) -> None:
     """In place of `finalizers.settle`: wait for the threads that do such work."""
     if schedule.task is not None:
         schedule.block(lambda: schedule.ended(FINALIZERS))
@@ -95,6 +96,7 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
     modules = (
         devices,
         batch_queue,
+        buffer_pool,
         iteration,
         mix,
         mix_stats,
@@ -103,9 +105,9 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
         threads,
     )
     schedule.patch(monkeypatch, *modules)
-    for module in (batch_queue, iteration, mix, runtime):
+    for module in (buffer_pool, iteration, mix, runtime):
         monkeypatch.setattr(module, "when_gone", partial(_when_gone, schedule))
-    monkeypatch.setattr(loader, "settle", partial(_settle, schedule))
+    monkeypatch.setattr(loader, "settle", partial(settle, schedule))
     simulate(monkeypatch, made)
     return schedule, made
 

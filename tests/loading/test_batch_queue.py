@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sa1bpack.errors import LoaderTimeout
-from sa1bpack.loading.batch_queue import BatchQueue, Buffer, BufferPool
+from sa1bpack.loading.batch_queue import BatchQueue
+from sa1bpack.loading.buffer_pool import Buffer, BufferPool
 
 BUFFERS = 3
 
@@ -75,7 +76,7 @@ def test_a_signal_handler_may_close_the_queue_while_a_batch_is_taken(
     queue, pool, monkeypatch, moment
 ):
     finish(queue, begin(queue))
-    owner, name = (queue, "has_news") if moment == "it waits" else (pool.changes.work, "notify")
+    owner, name = (queue, "has_news") if moment == "it waits" else (pool.changes, "call_threads")
     call = getattr(owner, name)
 
     def interrupted():

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from random import Random
 from types import SimpleNamespace
 
 import pytest
 from batches import collect, same
 from loader_seams import before_fills, noted_pools
 from simulated_cuda import SimulatedCuda, Stream
-from simulated_loading import Consumer, scheduled, simulate
+from simulated_loading import Consumer, scheduled, settle, simulate
 
 from sa1bpack import Collate, Loader, LoaderError, Mix
 from sa1bpack.errors import LoaderTimeout
@@ -109,30 +110,78 @@ def test_a_copy_that_never_ends_is_a_timeout_that_names_the_device(ds, monkeypat
     schedule.run(train)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_same_code_lends_the_buffers_of_a_cpu(ds, monkeypatch, seed):
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_buffers_of_a_cpu_are_lent_until_their_batch_is_gone_and_none_is_lost(
+    ds, monkeypatch, seed
+):
+    """Whenever batches are dropped, also by nobody's epoch; no thread is left waiting for one."""
     schedule, _ = scheduled(monkeypatch, seed)
-    collate, held, rows = Collate("padded"), [], []
+    pools = noted_pools(monkeypatch)
+    collate = Collate("padded")
+    random = Random(seed)
+    prefetch = 1 + seed % 3
+    held = []
+    rows = []
 
     def check(batch) -> None:
         same(batch, collate(ds.__getitems__(batch["indices"].tolist())))
 
     def train() -> None:
-        with Loader(
-            ds, 2, threads=1 + seed % 4, prefetch=1, shuffle=True, seed=seed, io="cached"
-        ) as batches:
-            for _ in range(2):
-                for batch in batches:
-                    rows.extend(batch["indices"].tolist())
+        options = {"threads": 1 + seed % 4, "prefetch": prefetch, "seed": seed, "io": "cached"}
+        with Loader(ds, 2, shuffle=True, **options) as batches:
+            for epoch in range(3):
+                for number, batch in enumerate(batches):
+                    rows.append((epoch, batch["indices"].tolist()))
                     held.append(batch)
-                    if len(held) > seed % 3:
-                        check(held.pop(0))
+                    while len(held) > random.randrange(seed % 4 + 2):
+                        check(held.pop(random.randrange(len(held))))
                     del batch
+                    if random.random() < 0.3:
+                        schedule.time.sleep(1e-3)
+                    if epoch == 1 and number == seed % 3:
+                        break
             while held:
                 check(held.pop())
+            for batch in batches:
+                check(batch)
+                del batch
+            settle(schedule)
+            [pool] = pools
+            pool.refill()
+            assert len(pool.free) == prefetch + 2, "a buffer is lost"
 
     schedule.run(train)
-    assert sorted(rows) == sorted(2 * list(range(len(ds)))) and schedule.expired == 0
+    for epoch in (0, 2):
+        drawn = [row for of_epoch, batch in rows if of_epoch == epoch for row in batch]
+        assert sorted(drawn) == list(range(len(ds)))
+    assert schedule.expired == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_threads_of_a_mix_get_the_buffers_of_all_its_loaders_back(ds, monkeypatch, seed):
+    schedule, _ = scheduled(monkeypatch, seed)
+    pools = noted_pools(monkeypatch)
+    random = Random(seed)
+    held = []
+
+    def train() -> None:
+        loaders = {name: Loader(ds, 2, shuffle=True, prefetch=1, io="cached") for name in "ab"}
+        with Mix(loaders, {"a": 1, "b": 2}, seed=seed, steps=20, threads=1 + seed % 3) as mix:
+            for batch in mix:
+                held.append(batch)
+                del batch
+                while len(held) > random.randrange(4):
+                    held.pop(random.randrange(len(held)))
+                if random.random() < 0.3:
+                    schedule.time.sleep(1e-3)
+            held.clear()
+            settle(schedule)
+            for pool in pools:
+                pool.refill()
+                assert len(pool.free) == 3, "a buffer is lost"
+
+    schedule.run(train)
+    assert len(pools) == 2 and schedule.expired == 0
 
 
 @pytest.mark.parametrize("layout", ["padded", "concat", "padded_bits", "concat_bits"])
