@@ -104,11 +104,13 @@ def _shape(text: str | None) -> tuple[int | None, ...] | None:
         return None
     sides: list[int | None] = []
     for word in text.split(","):
-        side = None if word.strip() == "any" else word.strip()
-        if side is not None and not side.isdecimal():
+        if word.strip() == "any" and not sides:
+            sides.append(None)
+            continue
+        if not word.strip().isdecimal() or int(word) < 1:
             raise OptionError(
-                f"shape is {brief(text)}: choose numbers with commas between them, such as "
-                "4,32,32, or any,32 for rows of any length"
+                f"shape is {brief(text)}: choose numbers from 1 on with commas between them, such "
+                "as 4,32,32, or any,32 for rows of any length: only the first place can be any"
             )
-        sides.append(None if side is None else int(side))
+        sides.append(int(word))
     return tuple(sides)

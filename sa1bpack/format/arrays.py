@@ -147,16 +147,27 @@ def canonical_json(data: Any) -> bytes:
 # ---------------------------------------------------------------------- read, checked and mapped
 
 
+# Web servers and proxies send one with "200 OK", which is then downloaded as the file.
+_A_PAGE = (
+    "a page in HTML or XML, not JSON, as a server sends in place of a file for which one has to log "
+    "in; check the URL, or fetch the file again"
+)
+
+
 def read_json(path: Path, remedy: str = REMEDY) -> Any:
     """The decoded JSON of a small file.
 
     Raises FormatError if it is missing or is not JSON, OSError if it cannot be read.
     """
     try:
-        return msgspec.json.decode(read_metadata_file(path))
+        data = read_metadata_file(path)
     except (FileNotFoundError, NotADirectoryError):
         raise missing(path) from None
+    try:
+        return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if data.lstrip()[:1] == b"<":
+            raise FormatError(f"{path}: {_A_PAGE}") from None
         raise FormatError(f"{path}: not JSON ({error}); {remedy}") from None
 
 

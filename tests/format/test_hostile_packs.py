@@ -134,6 +134,14 @@ def test_a_manifest_of_very_many_repeated_shards_is_refused_at_once(pack):
     assert len(str(caught.value)) < 500
 
 
+def test_a_page_in_place_of_the_manifest_is_named_as_one(pack):
+    """As a download leaves it where one has to log in; nothing has to be repaired."""
+    (pack / MANIFEST).write_text("\n<!DOCTYPE html><html><body>Sign in</body></html>")
+    with pytest.raises(FormatError, match=r"manifest\.json: a page in HTML.*log in") as caught:
+        sa1bpack.open(pack)
+    assert "repair" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "name",
     ["..", ".", "../elsewhere", "/etc", "a/b", "a\\b", "", "\0", "a\0b", ".tmp-x", "__x", "\ud800",

@@ -73,6 +73,7 @@ class FaultServer:
 
     Attributes:
         files: path with its slash → bytes.
+        blocks: path → the parts of what is being written there, by their names.
         faults: path → faults, one for each request, in order; when there are none left, it is
             answered as it should be.
         requests: (path, value of Range or "", value of If-Match or "") of each, in order.
@@ -84,6 +85,7 @@ class FaultServer:
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
+    blocks: dict[str, dict[str, bytes]] = field(default_factory=dict)
     faults: dict[str, list[Answer]] = field(default_factory=dict)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     ranges: bool = True

@@ -11,6 +11,7 @@ import traceback
 from hashlib import md5
 
 import pytest
+from azure import use_azure
 from batches import all_same
 from commands import flags_of
 from edited_packs import lose_shard
@@ -171,6 +172,27 @@ def test_large_objects_are_written_in_parts_each_of_which_may_fail(
     reads = [path for method, path in requests if method == "GET"]
     assert len(reads) == 2 * 14  # written, and read, twice: 2 images of 192 x 192 x 3 bytes
     assert sa1bpack.verify("s3://packs/large").ok
+
+
+def test_a_container_of_azure_gets_the_pack_too_and_what_it_loses_is_written_again(
+    web, sample_tar, tmp_path, expected, monkeypatch, small_requests
+):
+    container = use_azure(web, monkeypatch)
+    folder = f"/{container.removeprefix('az://')}/packs/one/"
+    options = OPTIONS | {"staging": tmp_path / "staging"}
+
+    def written() -> dict[str, str]:
+        blobs = {path: data for path, data in web.files.items() if path.startswith(folder)}
+        return {path.removeprefix(folder): md5(data).hexdigest() for path, data in blobs.items()}
+
+    assert sa1bpack.pack(sample_tar, f"{container}/packs/one", **options).complete
+    assert written() == files(expected)
+    assert any(len(blocks) > 1 for blocks in web.blocks.values())  # large objects, in parts
+    for path in [path for path in web.files if path.startswith(f"{folder}shards/sa_000000-001/")]:
+        del web.files[path]
+    assert not sa1bpack.verify(f"{container}/packs/one").ok
+    assert sa1bpack.pack(sample_tar, f"{container}/packs/one", **options).complete
+    assert written() == files(expected)
 
 
 # A process that uploads in parts of 4 KiB, of which objects of a small pack have several.
