@@ -8,7 +8,7 @@ True if stderr is a terminal.
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from tqdm import tqdm
@@ -63,8 +63,14 @@ class ProgressBar(tqdm):
 
 
 def report(text: str) -> None:
-    """Print a line on stderr, above the bar if there is one."""
-    tqdm.write(f"sa1bpack: {text}", file=sys.stderr)
+    """Print a line on stderr, above the bar if there is one.
+
+    No work ends for a line that cannot be printed, as to a log on a full disk.
+    """
+    if sys.stderr is None:  # the caller has closed it
+        return
+    with suppress(OSError):
+        tqdm.write(f"sa1bpack: {text}", file=sys.stderr)
 
 
 def check_progress(progress: ProgressOption) -> None:

@@ -9,6 +9,7 @@ them until it ends.
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
 
@@ -134,10 +135,17 @@ class BarStream:
         self._screen = screen
 
     def write(self, text: str) -> int:
-        """Draw."""
-        if self._screen.in_line:
-            return len(text)
-        return self._stream.write(text)
+        """Draw. No work ends for a bar: where it cannot be drawn, as on a full disk, it is not."""
+        if not self._screen.in_line and self._stream is not None:
+            with suppress(OSError):
+                self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was drawn, if that can be."""
+        if self._stream is not None:
+            with suppress(OSError):
+                self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

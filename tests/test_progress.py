@@ -1,5 +1,9 @@
 """Progress bars, wherever they are shown."""
 
+import errno
+import io
+import os
+import sys
 import threading
 
 import numpy as np
@@ -8,6 +12,7 @@ from small_tars import members, write_tar
 from tqdm import tqdm
 
 import sa1bpack
+import sa1bpack.packing.progress
 
 
 @pytest.mark.parametrize("show", [False, True])
@@ -87,3 +92,27 @@ def test_what_progress_cannot_be_is_refused_before_anything_is_done(calls, wrong
         with pytest.raises(sa1bpack.OptionError, match=r"progress is .*: choose True, False, or a"):
             call(wrong)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+class FullDisk(io.TextIOBase):
+    """What takes nothing, as a log on a full disk."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def flush(self):
+        self.write("")
+
+
+@pytest.mark.parametrize("progress", [None, True])
+@pytest.mark.parametrize("stream", [FullDisk, lambda: None], ids=["full", "closed"])
+def test_no_work_ends_because_its_progress_cannot_be_shown(
+    calls, progress, stream, capfd, monkeypatch
+):
+    """Neither by a bar nor by the lines that a run prints for the log of a job."""
+    monkeypatch.setattr(sa1bpack.packing.progress, "LINE_SECONDS", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", stream())
+        for call in calls.values():
+            call(progress)
+    assert capfd.readouterr().out == ""

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from sa1bpack import errors
 from sa1bpack.wording import printable
@@ -151,8 +151,12 @@ def say_json(record: dict[str, object]) -> None:
 
 
 def warn(text: object) -> None:
-    """Print to standard error, after the name of the program."""
-    print(f"sa1bpack: {printable(text)}", file=sys.stderr)
+    """Print to standard error, after the name of the program.
+
+    What cannot be printed, as to a log on a full disk, changes neither the work nor the exit code.
+    """
+    with suppress(OSError):
+        print(f"sa1bpack: {printable(text)}", file=sys.stderr)
 
 
 def discard_output() -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 
 from sa1bpack import interrupts
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except exits.ERRORS as error:
         text = _ENDED_BY.get(type(error), str(error))
         if isinstance(error, UserCodeError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)  # of the user's function, to correct it
+            with suppress(OSError):  # as `warn`
+                traceback.print_exception(error.__cause__)  # of the user's function, to correct it
         if isinstance(error, OptionError | PackError):
             text = in_flags(text, options.shown_names)
         warn(text)

@@ -18,6 +18,7 @@ from sa1bpack.format.run_log import RUNS_NAME, append_to_log, records_in_log
 from sa1bpack.packing.empty_masks import NONE_EMPTY, EmptyMasks
 from sa1bpack.packing.groups import GroupOutcome
 from sa1bpack.progress import Advance, ProgressBar, ProgressOption, report, telling
+from sa1bpack.screen import is_terminal
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
 from sa1bpack.source.schemas import MORE_KEYS
@@ -76,7 +77,7 @@ class Progress:
         self._lock = Lock()
         self.add_rejects(rejects)
         self._started = self._shown = time.perf_counter()
-        self._lines = progress is None and not sys.stderr.isatty()
+        self._lines = progress is None and not is_terminal(sys.stderr)
         self._tell: Advance | None = None
         if callable(progress):
             self._tell = telling(progress, "byte")
@@ -179,13 +180,11 @@ class Progress:
     def _print_line(self, total_read: int) -> None:
         """Print how far the run is, in a line."""
         seconds_left = (self.total_bytes - total_read) * self.seconds / max(total_read, 1)
-        print(
-            f"sa1bpack: {total_read / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
+        report(
+            f"{total_read / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
             f"{self.images / self.seconds:.0f} images/s, "
             f"{total_read / self.seconds / 1e6:.0f} MB/s, {seconds_left / 60:.0f} min left, "
-            f"{self.rejected} rejected",
-            file=sys.stderr,
-            flush=True,
+            f"{self.rejected} rejected"
         )
 
 

@@ -1,6 +1,7 @@
 """How a command is called: help, options, paths, and messages about wrong usage."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -278,3 +279,17 @@ def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_
     monkeypatch.setattr("sys.path", [*sys.path])
     code, out, error = command("derive", packed, "x", "--fn", "shows:fn")
     assert (code, error) == (0, "") and "\t\x1b[31mred" in out  # what a user's function prints
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_the_exit_code_is_right_though_messages_cannot_be_printed(tar, tmp_path):
+    """To a log on a full disk: a script decides by the code."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    expected = {2: ["verify", tmp_path / "none"], 3: ["pack", tar, "-o", tmp_path / "other"]}
+    codes = []
+    for arguments in expected.values():
+        with open("/dev/full", "w") as full:  # noqa: PTH123 - a device, not a path
+            ended = subprocess.run([sys.executable, "-m", "sa1bpack", *arguments], stderr=full)
+        codes.append(ended.returncode)
+    assert codes == list(expected)
