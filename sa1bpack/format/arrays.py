@@ -149,8 +149,8 @@ def canonical_json(data: Any) -> bytes:
 
 # Web servers and proxies send one with "200 OK", which is then downloaded as the file.
 _A_PAGE = (
-    "a page in HTML or XML, not JSON, as a server sends in place of a file for which one has to log "
-    "in; check the URL, or fetch the file again"
+    "a page in HTML or XML, not JSON, as a server sends in place of a file for which one has to "
+    "log in; check the URL, or fetch the file again"
 )
 
 

@@ -88,7 +88,7 @@ def test_folders_tables_and_options_of_rows_are_those_of_the_call(command, packe
         ("--name a --key image --value texts", "rows have no value: .*; is --value right?"),
         ("--name a --key image --value text --dtype int8", "', cannot be used: it is nei"),
         ("--name a --key image --value text --dtype int4", "--dtype is 'int4': choose text, or"),
-        ("--name a --key image --value text --shape 4,x", "--shape is '4,x': choose numbers from 1"),
+        ("--name a --key image --value text --shape 4,x", "--shape is '4,x': choose numbers"),
         ("--name a --key image --value text --shape 4,any", "only the first place can be any"),
         ("--name a --key image --value text --shape any,0", "--shape is 'any,0': choose numbers"),
         ("--name 1 --key image --value text", "--name is '1': choose a letter followed by"),
