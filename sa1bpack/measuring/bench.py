@@ -24,7 +24,7 @@ from sa1bpack.measuring.ceilings import (
     memory_ceiling,
     read_spans,
 )
-from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
+from sa1bpack.measuring.speeds import Setting, Speed, Task, compile_kernels, measure, some_samples
 from sa1bpack.measuring.sweeps import ROUNDS, Measurements, Sweep, compare_settings, text_table
 from sa1bpack.options import BENCH_MASKS
 from sa1bpack.paths import local_path
@@ -79,7 +79,7 @@ class BenchResult:
         lines: loader → "cold" and "warm" → Speed; of a pack at a URL "cold" alone, by rows that are
             not kept.
         remaining_share: fraction of the pack that was in the page cache after its pages were
-            dropped.
+            dropped; 0 for a pack of another user, of which the system does not tell.
         sweeps: with `sweep`, the comparisons of settings.
         settings: with `sweep`, loader → the line of Python that makes it with the best settings;
             before them, "open" → the line that opens the pack, if it has options.
@@ -364,6 +364,7 @@ def bench(
     open_device(device)
     cold = replace(warm, cold=True)
     settings = _usual_settings(batch_size)
+    compile_kernels(warm, [settings["Loader"], settings["DataLoader, 0 workers"]])
     with reporting(progress, "measurement") as advance:
         rounds = 1 if cold.at_url else 2
         measurements = Measurements(advance, total=1 + rounds * len(settings))

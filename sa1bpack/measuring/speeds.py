@@ -1,11 +1,12 @@
 """The speed of a Loader or a DataLoader with some settings, for a consumer that does nothing."""
 
 import gc
+import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sa1bpack.environment import memory_bytes, own_bytes
 from sa1bpack.loading.cuda import CUDA
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.plans import dataset_bytes
+from sa1bpack.loading.sample_reader import tells_what_is_in_memory
 
 # Warm samples take at most this much, and at most this part of the memory.
 _WARM_BYTES = 2 << 30
@@ -54,10 +56,13 @@ class Task:
         return isinstance(self.pack, str)
 
     def files(self) -> list[Path]:
-        """All files of the pack on this machine; none of one at a URL."""
+        """All files of the pack on this machine, also where links lead; none of one at a URL."""
         if isinstance(self.pack, str):
             return []
-        return sorted(path for path in self.pack.rglob("*") if path.is_file())
+        files = []
+        for folder, _, names in os.walk(self.pack, followlinks=True):
+            files += [path for name in names if (path := Path(folder, name)).is_file()]
+        return sorted(files)
 
     def open(self) -> Dataset:
         """The samples that are read."""
@@ -69,9 +74,16 @@ class Task:
         return subset
 
     def remaining_share(self) -> float:
-        """The share of the pack's bytes that is in the page cache, by some of its files."""
+        """The share of the pack's bytes that is in the page cache, by some of its files.
+
+        0 if it is that of another user who lets nobody write: the system then does not tell.
+        """
         files = self.files()
-        some = files[:: max(1, len(files) // _FILES_ASKED)]
+        some = []
+        for path in files[:: max(1, len(files) // _FILES_ASKED)]:
+            with path.open("rb") as file:
+                if tells_what_is_in_memory(str(path), file.fileno()):
+                    some.append(path)
         return resident_bytes(some) / max(sum(path.stat().st_size for path in some), 1)
 
     def prepare(self) -> None:
@@ -125,7 +137,7 @@ class Speed:
             batch, and so for workers that read a URL: they are new processes, whose start takes
             seconds.
         host_bytes: the most memory that the process and its workers took in addition, while batches
-            were taken.
+            were taken; at the end of the epoch if there were no more.
         device_bytes: the most memory of the device that torch held, 0 on a CPU.
         samples, seconds: number and time that `samples_per_second` was measured over.
     """
@@ -135,6 +147,18 @@ class Speed:
     device_bytes: int = 0
     samples: int = 0
     seconds: float = 0.0
+
+
+def compile_kernels(task: Task, settings: Iterable[Setting]) -> None:
+    """Take a batch of one sample with each setting: what is compiled for it is not measured.
+
+    Raises what loaders raise.
+    """
+    for setting in settings:
+        single = replace(setting, batch=1)
+        with loader_of(task, single, task.open()[:1]) as loader:
+            for batch in loader:
+                take(batch, task)
 
 
 def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Speed:
@@ -163,7 +187,8 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
             samples += take(batch, task)
         CUDA.wait_for(task.device)
         elapsed = time.perf_counter() - begin
-        host_bytes = 0  # asked for after the clock, because that takes milliseconds
+        # Asked for after the clock, because that takes milliseconds.
+        host_bytes = max(0, own_bytes() - before)
         for batch in islice(batches, _ASKED):
             take(batch, task)
             host_bytes = max(host_bytes, own_bytes() - before)

@@ -1,7 +1,14 @@
 """Benchmarks of a small pack: all that is measured, what is said of it, and settings compared."""
 
+import itertools
 import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import page_cache
@@ -11,8 +18,9 @@ from small_tars import members, write_tar
 import sa1bpack
 from sa1bpack import OptionError, bench
 from sa1bpack import open as open_pack
+from sa1bpack.measuring import speeds
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, read_spans
-from sa1bpack.measuring.speeds import Speed
+from sa1bpack.measuring.speeds import Speed, Task
 from sa1bpack.measuring.sweeps import sweep
 
 
@@ -253,3 +261,68 @@ def test_a_setting_that_fails_is_named_and_left_out():
     assert found.chosen is found.lines[2]
     with pytest.raises(MemoryError):
         sweep("threads", SETTINGS, measured({1: [], 2: [], 4: []})[0])
+
+
+def test_the_files_of_a_pack_are_also_those_that_links_lead_to(packed, tmp_path):
+    """Their pages are dropped: shards may be on several disks."""
+    linked = Path(shutil.copytree(packed.root, tmp_path / "pack"))
+    others = tmp_path / "other disk"
+    (linked / "shards").rename(others)
+    (linked / "shards").mkdir()
+    for shard in others.iterdir():
+        (linked / "shards" / shard.name).symlink_to(shard)
+    expected = {path.relative_to(packed.root) for path in Task(packed.root).files()}
+    assert {path.relative_to(linked) for path in Task(linked).files()} == expected
+    assert any(path.name == "c.0.0.0.0" for path in expected)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_a_pack_of_another_user_is_not_said_to_be_in_memory(packed):
+    """Of files that one may not write, the system calls every page resident."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        task = Task(Path(shutil.copytree(packed.root, folder / "pack")), cold=True)
+        folder.chmod(0o755)
+        list(open_pack(task.pack))
+        os.setresuid(65534, 65534, 0)
+        try:
+            share = task.remaining_share()
+        finally:
+            os.setresuid(0, 0, 0)
+        assert share == 0 < task.remaining_share()
+    finally:
+        shutil.rmtree(folder)
+
+
+WATCHED = """
+import os, sys
+import sa1bpack
+import sa1bpack.measuring.bench as module
+
+kept = []
+measure = module.measure
+
+def watched(*arguments):
+    kept.append(len(os.listdir(os.environ["NUMBA_CACHE_DIR"])))
+    speed = measure(*arguments)
+    kept.append(len(os.listdir(os.environ["NUMBA_CACHE_DIR"])))
+    return speed
+
+module.measure = watched
+sa1bpack.bench(sys.argv[1], batch_size=4, duration=0.01)
+assert kept[0] and len(set(kept)) == 1, kept
+"""
+
+
+def test_what_is_compiled_is_compiled_before_anything_is_measured(packed, tmp_path):
+    """On a new machine that takes longer than a measurement."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "NUMBA_OPT": "0"}
+    subprocess.run([sys.executable, "-c", WATCHED, packed.root], env=environment, check=True)
+
+
+def test_memory_is_counted_also_of_an_epoch_without_a_batch_left(packed, monkeypatch):
+    """As when a small pack is read from a URL, whose samples are read once."""
+    taken = itertools.count(0, 1000)  # bytes, asked for before and after
+    monkeypatch.setattr("sa1bpack.measuring.speeds.own_bytes", lambda: next(taken))
+    setting = speeds.Setting("Loader", 4)
+    assert speeds.measure(Task(packed.root, cold=True), setting, 60.0).host_bytes == 1000
