@@ -145,9 +145,11 @@ verify: setup
 # TEST_FLAGS='-n 0' runs all tests in one. Each process begins with a part of the files, so that a
 # pack or a kernel which they share is made once, and takes tests of others when it has none left.
 TEST_PROCESSES := $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
-# Kernels are compiled beside the installation of what the tests need.
+# Kernels are compiled beside the installation of what the tests need. Where the tests themselves cannot
+# be compiled before, each process does it.
 test:
 	@$(MAKE) --no-print-directory --jobs 2 setup $(VENV)/.ready-test
+	@$(BIN)/python scripts/compile_tests.py || true
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist worksteal $(TEST_FLAGS)
 
 # One file of tests after another, each in a process of its own: none may rely on another.
