@@ -48,20 +48,48 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def lines_of(name: str) -> list[str]:
+    """The lines of a list in this folder, without comments."""
+    lines = (Path(__file__).parent / name).read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 @functools.cache
 def long_case() -> re.Pattern:
     """Matches the names of the tests that `make torture` alone runs."""
-    lines = (Path(__file__).parent / "long_cases.txt").read_text().splitlines()
-    patterns = [line for line in lines if line and not line.startswith("#")]
-    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))
+    return re.compile("|".join(map(fnmatch.translate, lines_of("long_cases.txt"))))
+
+
+def cover(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Few of the cases of a test: every value of every parameter is in one of them."""
+    # Each value is one object, in all cases.
+    values = {
+        case: {(name, id(value)) for name, value in case.callspec.params.items()} for case in cases
+    }
+    chosen = []
+    missing = set().union(*values.values())
+    while missing:
+        best = max(cases, key=lambda case: len(values[case] & missing))
+        missing -= values[best]
+        chosen.append(best)
+    return chosen
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of long_cases.txt."""
+    """Mark the tests of long_cases.txt, and what is left out of those of crossed_cases.txt."""
+    crossed = {line: [] for line in lines_of("crossed_cases.txt")}
     for item in items:
+        test = item.nodeid.partition("[")[0]
         if long_case().match(item.nodeid):
             item.add_marker("long")
+        elif test in crossed and item.get_closest_marker("cuda") is None:
+            crossed[test].append(item)
+    for cases in crossed.values():
+        chosen = set(cover(cases))
+        for item in cases:
+            if item not in chosen:
+                item.add_marker("long")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -115,6 +143,15 @@ def nothing_is_flushed():
     """Flushing to the disk takes most of the time, and only a power cut shows the difference."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workers_end_soon():
+    """torch kills a worker that does not end with its DataLoader: after 5 s, and here after 1."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch.utils.data" in sys.modules:
+            patch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 1.0)
         yield
 
 

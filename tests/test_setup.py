@@ -200,11 +200,14 @@ def test_nothing_that_set_up_installs_requires_pillow():
                 assert "extra ==" in line, f"{package} requires {line}"
 
 
-def test_set_up_compiles_what_packing_and_training_use(capsys):
-    """Also after an update of a module with kernels."""
+def test_set_up_compiles_kernels_also_after_an_update_of_a_module_with_some():
     command = ["make", "--what-if=sa1bpack/masks/rle.py", "--dry-run", "setup"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert "python scripts/compile_kernels.py" in shown.stdout
+
+
+def test_set_up_compiles_what_packing_and_training_use(capsys):
+    """As the set-up of `make test` has done."""
     runpy.run_path(str(ROOT / "scripts/compile_kernels.py"), run_name="__main__")
     assert re.fullmatch(r"set-up: kernels are compiled \(\d+ s\)\n", capsys.readouterr().out)
 

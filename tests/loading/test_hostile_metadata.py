@@ -124,7 +124,8 @@ CASES = [(name, target) for name, layout in LAYOUTS.items() for target in target
 
 
 @pytest.mark.parametrize("name, target", CASES)
-def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, name, target):
+@pytest.mark.parametrize("half", [0, 1])
+def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, name, target, half):
     """Each array with another of the layouts, choices and checks; with options that affect it.
 
     A DataLoader reads as a dataset does, of which there is such a test as well.
@@ -134,7 +135,7 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, nam
     chosen = combinations[number % 23 :: 23]
     if target in ("area", "predicted_iou", "stability_score", "mask_offset", "run_offset", "size"):
         chosen = combinations[number % 11 :: 11]
-    for seed, (masks, mask_select, verified) in enumerate(chosen):
+    for seed, (masks, mask_select, verified) in [*enumerate(chosen)][half::2]:
         io = ios[seed // 2 % len(ios)]  # each with either
         load_or_refuse(hostile.pack(name, target, seed), masks, mask_select, verified, "Loader", io)
 

@@ -80,7 +80,9 @@ def stuck(sample):
     return sample
 
 
-def test_a_batch_that_does_not_come_in_time_is_named(ds):
+def test_a_batch_that_does_not_come_in_time_is_named(ds, monkeypatch):
+    # torch waits so long, in seconds, for the end of a worker before it kills it.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
     loader = make_dataloader(ds.with_options(transform=stuck), 4, num_workers=1, timeout=1)
     with pytest.raises(LoaderTimeout, match=r"batch [01] of epoch 0 .* not ready after 1 seconds"):
         list(loader)

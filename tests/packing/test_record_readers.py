@@ -676,7 +676,7 @@ def test_images_that_are_packed_alone_though_nobody_asked_for_it_are_noted(tmp_p
     record = {"image_id": 1, "width": 40, "height": 30, "file_name": "sa_1.jpg"}
     write_json(records / "sa_1.json", {"image": record, "annotations": []})
     text = "no record lies beside the images: they are packed alone"
-    words = ("pack", images, "--output")
+    words = ("pack", images, "--workers", 1, "--output")
     for more in (("--dry-run",), ()):
         code, _, error = command(*words, tmp_path / "alone", *more)
         assert code == 0 and error.count(text) == 1 and "--annotations PATH" in error

@@ -70,10 +70,10 @@ def check_like_pil(data: bytes) -> bool:
 
 def test_every_combination_of_three_components_is_what_pil_makes_of_it(in_full):
     """Sequential and progressive; what libjpeg refuses (fractions, such as 3 to 2) is refused.
-    Without --torture, every third combination."""
+    Without --torture, every seventh combination."""
     numbered = list(enumerate(in_one_scan(3)))
     read = 0
-    for number, factors in numbered if in_full else numbered[::3]:
+    for number, factors in numbered if in_full else numbered[::7]:
         data = sampled_jpeg(
             factors,
             H,
@@ -84,7 +84,7 @@ def test_every_combination_of_three_components_is_what_pil_makes_of_it(in_full):
             seed=number,
         )
         read += check_like_pil(data)
-    assert read == 311 if in_full else read > 90
+    assert read == 311 if in_full else read > 40
 
 
 def test_every_combination_of_one_component_is_what_pil_makes_of_it():

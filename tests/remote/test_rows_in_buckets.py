@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from batches import all_same, same_batches
@@ -178,6 +179,7 @@ def test_ctrl_c_ends_a_program_whose_server_is_silent(web, pack, tmp_path):
     assert program.stdout.readline() == "opened\n"
     while not any("/image/c" in path for path, _, _ in web.requests):
         assert program.poll() is None
+        time.sleep(0.01)  # the program needs the processor
     program.send_signal(signal.SIGINT)
     # The server keeps silent for a minute.
     _, errors = program.communicate(timeout=50)

@@ -390,8 +390,8 @@ def test_what_is_refused_for_another_reason_than_the_credentials_says_so(
 
 def test_a_host_that_answers_nothing_is_given_up_within_minutes(web, tmp_path, monkeypatch):
     """Each attempt waits a minute for a byte: the library made eleven of them, three times."""
-    monkeypatch.setattr(stores, "READ_SECONDS", 1)
-    monkeypatch.setattr(stores, "RETRY_SECONDS", 0.75, raising=False)
+    monkeypatch.setattr(stores, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(stores, "RETRY_SECONDS", 0.15, raising=False)
     monkeypatch.setattr(bucket, "SECONDS_UNREACHABLE", 0.0)
     web.always = lambda handler, data: web.held.wait(60)
     with pytest.raises(StoreError, match="given up at byte 0 after 3 attempts"):

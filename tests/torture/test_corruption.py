@@ -127,7 +127,7 @@ def read_whole(child: ReadingChild, pack: Path) -> dict:
 
 def test_damage_is_found_and_named_and_never_read_with_a_check(packs, tmp_path, torture):
     damagers = [Damager(pack, torture.rng) for pack in packs]
-    rounds = torture.rounds(20, 1000)
+    rounds = torture.rounds(12, 1000)
     wrong, kinds, hit = 0, Counter(), Counter()
     with ReadingChild() as child:
         wholes = [read_whole(child, pack) for pack in packs]
