@@ -130,6 +130,17 @@ def stored_rows(rows: Any) -> tuple[np.ndarray, str]:
             rows = tensor.numpy()
     else:
         dtype = getattr(getattr(rows, "dtype", None), "name", type(rows).__name__)
-    if dtype not in SIDE_DTYPES or not isinstance(rows, np.ndarray) or dtype == "bfloat16":
+    if not isinstance(rows, np.ndarray | torch.Tensor) and hasattr(rows, "__array__"):
+        library = type(rows).__module__.partition(".")[0]
+        raise OptionError(
+            f"rows are a {library}.{type(rows).__name__}: give an array of numpy, such as "
+            "np.asarray(rows), or a tensor"
+        )
+    if dtype == "bfloat16":
+        raise OptionError(
+            "rows are an array of bfloat16, which numpy does not know: give a tensor, "
+            "torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)"
+        )
+    if dtype not in SIDE_DTYPES or not isinstance(rows, np.ndarray):
         raise OptionError(f"rows are {dtype}: choose one of {', '.join(SIDE_DTYPES)}")
     return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")), dtype

@@ -1,5 +1,6 @@
 """attach: rows find their images and masks by id, in any order."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -193,3 +194,41 @@ def test_rows_of_an_earlier_release_that_are_not_square_are_not_placed_by_guess(
     assert found[0]["old"].shape == (1, 4, 6)
     with pytest.raises(OptionError, match=r"old: rows are .* again with covers='photograph'"):
         transforms.Pipeline(found)
+
+
+class Column:
+    """An array of a library that is not numpy or torch, as a Series of pandas or an array of jax.
+
+    Its positions may be labels: nobody may take rows of it by positions.
+    """
+
+    def __init__(self, values: np.ndarray):
+        self._values = values
+        self.dtype, self.shape = values.dtype, values.shape
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, positions):
+        return Column(self._values[positions])
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values
+
+
+def column_of_ones(batch) -> Column:
+    return Column(np.ones(len(batch["image_ids"])))
+
+
+def test_an_array_of_another_library_is_refused_with_the_way_to_give_it(ds, tmp_path):
+    """Not by naming the type that it has."""
+    ids = ds.column("image_id")
+    rows = Column(ids.astype(np.float32))
+    options = {"output": tmp_path / "a", "progress": False}
+    with pytest.raises(OptionError, match=r"\.Column: give an array of numpy, such as np\.asarray"):
+        sa1bpack.attach(ds, "a", rows, ids, **options)
+    with pytest.raises(OptionError, match=r"\.Column: give an array of numpy"):
+        sa1bpack.derive(ds, "a", column_of_ones, **options)
+    rows = ids.astype(ml_dtypes.bfloat16)
+    with pytest.raises(OptionError, match="bfloat16, which numpy does not know: give a tensor"):
+        sa1bpack.attach(ds, "a", rows, ids, **options)

@@ -420,6 +420,71 @@ def test_columns_of_parquet_and_polars_keep_their_types(ds, tmp_path):
     assert read_back(ds, "pairs_0")[ids[2]].tolist() == [[2, 1]] * 3
 
 
+@pytest.mark.parametrize("kind", ["parquet", "polars"])
+def test_nulls_leave_the_type_of_a_column_as_it_is(ds, tmp_path, kind):
+    """Also where the null is among others of 10,000 rows than those of the dataset."""
+    pyarrow = pytest.importorskip("pyarrow")
+    ids = ds.column("image_id").tolist()
+    others = range(max(ids) + 1, max(ids) + 10_000)
+    row_ids = [*ids[:5], *others, *ids[5:]]
+    columns = {
+        "whole": (pyarrow.int8(), lambda i: i % 100, "int8", []),
+        "score": (pyarrow.float32(), lambda i: i / 4, "float32", []),
+        "box": (pyarrow.list_(pyarrow.float32(), 2), lambda i: [i / 4, 1.0], "float32", [2]),
+        "items": (pyarrow.list_(pyarrow.float32()), lambda i: [i / 4] * (i % 3), "float32", [None]),
+        "caption": (pyarrow.string(), caption_of, "text", [None]),
+    }
+    for name, (arrow_type, row_of, dtype, row_shape) in columns.items():
+        for absent in (0, len(row_ids) - 1):
+            rows = [row_of(i) for i in row_ids]
+            rows[absent] = None
+            values = pyarrow.array(rows, type=arrow_type)
+            table: Any = pyarrow.table({"image_id": row_ids, "value": values})
+            if kind == "polars":
+                table = pytest.importorskip("polars").from_arrow(table)
+            else:
+                pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+                table = tmp_path / "a.parquet"
+            feature = f"{name}_{absent}"
+            result = attach(ds, feature, table, value="value", missing="allow")
+            assert (result.without_value, result.without_row) == (1, 1)
+            manifest = manifest_of(result.folder)
+            assert (manifest["dtype"], manifest["row_shape"]) == (dtype, row_shape)
+            for image_id, row in read_back(ds, feature).items():
+                if image_id != row_ids[absent]:
+                    assert np.array_equal(row, row_of(image_id))
+
+
+@pytest.mark.parametrize("value", ["numbers", "texts", "vectors"])
+def test_lists_of_ids_in_parquet_have_a_row_for_each_item_as_in_json(ds, tmp_path, value):
+    pyarrow = pytest.importorskip("pyarrow")
+    offsets = ds.mask_offsets
+    annotation_ids = ds.mask_column("annotation_id")
+    lists = [ids.tolist() for ids in np.split(annotation_ids, offsets[1:-1])]
+    row_of: Any = {"numbers": float, "texts": str, "vectors": lambda i: [i % 7, 0.5]}[value]
+    records = {"ids": lists, value: [[row_of(i) for i in ids] for ids in lists]}
+    pytest.importorskip("pyarrow.parquet").write_table(
+        pyarrow.table(records), tmp_path / "a.parquet"
+    )
+    lines = [json.dumps({"ids": a, value: b}) for a, b in zip(*records.values(), strict=True)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    expected = [row_of(i) for i in annotation_ids.tolist()]
+    if value == "vectors":  # samples have the items of all their rows in one array
+        expected = np.concatenate(expected).tolist()
+    for name in ("parquet", "jsonl"):
+        attach(ds, name, tmp_path / f"a.{name}", axis="mask", key="ids", value=value)
+        rows = [row for sample in ds.with_options(features=name) for row in sample[name]]
+        assert rows == expected
+
+
+def test_columns_of_pandas_may_have_numbers_as_names(ds):
+    pandas = pytest.importorskip("pandas")
+    ids = ds.column("image_id").tolist()
+    frame = pandas.DataFrame([(i, caption_of(i)) for i in ids])
+    attach(ds, "text", frame, key="0", value="1")
+    assert read_back(ds, "text") == {i: caption_of(i) for i in ids}
+
+
 def test_columns_of_pandas_have_missing_values_and_indices_of_any_kind(ds):
     pandas = pytest.importorskip("pandas")
     ids = ds.column("image_id").tolist()

@@ -1,6 +1,6 @@
 """What a reader of rows yields, a block of rows at a time, and paths into nested records."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +46,21 @@ class RowBlock:
         if self.read is not None:
             return self.read(positions)
         return (self.values[position] for position in positions)
+
+
+def with_gaps(present: Iterable[Any], is_null: Iterable[bool]) -> list[Any]:
+    """A value per row of a column: those that are there, in turn, and None where a row is null.
+
+    So a column with nulls has the values, and the types, that it has without.
+    """
+    remaining = iter(present)
+    values: list[Any] = []
+    for is_absent in is_null:
+        value = None
+        if not is_absent:
+            value = next(remaining)
+        values.append(value)
+    return values
 
 
 class RowReader(Protocol):

@@ -15,12 +15,15 @@ from sa1bpack.deriving.sources.blocks import (
     RowBlock,
     TableColumns,
     listed_names,
+    with_gaps,
 )
 from sa1bpack.errors import OptionError
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief
 
 _END = object()
+# Types of polars whose values numpy has not, or only as objects.
+_AS_PYTHON = {"String", "Utf8", "Categorical", "Object", "Struct", "Null", "Int128", "UInt128"}
 
 
 class Pairs:
@@ -117,8 +120,7 @@ class TableRows:
             self.names = [str(name) for name in table.columns]
             self._ids = self._ids_of(table, columns.key)
             value = columns.required_value("the DataFrame", self.names)
-            self._check_name("value", value)
-            self._values = table[value]
+            self._values = self._column(table, "value", value)
         self._of_lists = type(self._values.dtype).__name__ == "List"  # of polars
 
     def _ids_of(self, table: Any, key: str) -> Any:
@@ -126,17 +128,20 @@ class TableRows:
         index = getattr(table, "index", None)
         if key not in self.names and index is not None and index.name == key:
             return index
-        self._check_name("key", key)
-        return table[key]
+        return self._column(table, "key", key)
 
-    def _check_name(self, option: str, name: str) -> None:
-        """Raise OptionError unless there is one column of this name."""
+    def _column(self, table: Any, option: str, name: str) -> Any:
+        """The column of a name, which pandas may have as a number.
+
+        Raises OptionError unless there is one of this name.
+        """
         count = self.names.count(name)
         if count != 1:
             raise OptionError(
                 f"{option} is {name!r}, but the DataFrame has it {count} times: it has "
                 f"{listed_names(self.names)}"
             )
+        return table[table.columns[self.names.index(name)]]
 
     def place(self, record: int) -> str:
         """The number of a row, from 0."""
@@ -178,12 +183,12 @@ def _pandas_values(values: Any) -> Sequence[Any]:
 
 
 def _polars_values(values: Any) -> Sequence[Any]:
-    """The values of a Series of polars: numbers and arrays in their type, text, lists."""
+    """The values of a Series of polars, in their types; None where there is none."""
+    if values.null_count():
+        return with_gaps(_polars_values(values.drop_nulls()), values.is_null().to_list())
     kind = type(values.dtype).__name__
-    if values.null_count() or kind in ("String", "Utf8", "Categorical", "Object", "Struct"):
+    if kind in _AS_PYTHON or (kind == "List" and values.dtype.inner.is_nested()):
         return values.to_list()  # type: ignore[no-any-return] # polars is not imported
-    if kind == "List" and values.dtype.inner.is_nested():
-        return values.to_list()  # type: ignore[no-any-return]
     if kind == "List":
         return [item.to_numpy() for item in values]
     return values.to_numpy()  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from sa1bpack.deriving.sources.blocks import (
     getter,
     listed_names,
     rows_of_record,
+    with_gaps,
 )
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.parquet_files import open_parquet
@@ -55,9 +56,7 @@ class ParquetFile:
         columns = {self._column(self._key), self._column(self._value)}
         batches = self._file.iter_batches(self._rows_per_batch(), columns=sorted(columns))
         while (batch := self._next(batches)) is not None:
-            ids = self._values(batch, self._key)
-            values = self._values(batch, self._value)
-            of_lists = isinstance(values, list) and any(isinstance(v, np.ndarray) for v in values)
+            ids, values, of_lists = self._ids_and_values(batch)
             if isinstance(ids, np.ndarray):  # all are numbers
                 records = range(self.finished, self.finished + len(ids))
                 yield RowBlock(ids, values, records, variable=of_lists)
@@ -101,22 +100,37 @@ class ParquetFile:
             return path
         return path.partition(".")[0]
 
-    def _values(self, batch: Any, path: str) -> Sequence[Any]:
-        """What a path leads to in each row of a batch."""
-        name = self._column(path)
-        column = batch.column(name)
+    def _ids_and_values(self, batch: Any) -> tuple[Sequence[Any], Sequence[Any], bool]:
+        """Ids and values of a batch, and whether values are arrays that stand for lists."""
+        key = batch.column(self._column(self._key))
+        value = batch.column(self._column(self._value))
+        # A row for each item of lists of ids: lists of Python's, as those of records in JSON.
+        as_python = self._is_list(key.type)
+        ids = self._values(key, self._key, as_python)
+        values = self._values(value, self._value, as_python)
+        return ids, values, self._is_list(value.type)
+
+    def _is_list(self, kind: Any) -> bool:
+        """True for the type of a column of lists of any length."""
         types = self._arrow.types
-        if path != name:
+        return bool(types.is_list(kind) or types.is_large_list(kind))
+
+    def _values(self, column: Any, path: str, as_python: bool) -> Sequence[Any]:
+        """What a path leads to in each row of a column, numbers in their type or as Python's."""
+        types = self._arrow.types
+        if path != self._column(path):
             get = getter(path.partition(".")[2])
-            is_list = types.is_list(column.type) or types.is_large_list(column.type)
-            nothing: Any = [] if is_list else None
+            nothing: Any = [] if self._is_list(column.type) else None
             return [get(nothing if record is None else record) for record in column.to_pylist()]
-        if column.null_count:
+        if as_python:
             return column.to_pylist()  # type: ignore[no-any-return] # pyarrow has no types here
+        if column.null_count:
+            present = self._values(column.drop_null(), path, as_python)
+            return with_gaps(present, column.is_null().to_pylist())
         if types.is_fixed_size_list(column.type):
             rows: Sequence[Any] = _array_of(types, column)
             return rows
-        if types.is_list(column.type) or types.is_large_list(column.type):
+        if self._is_list(column.type):
             return [_array_of(types, item.values) for item in column]
         if types.is_integer(column.type) or types.is_floating(column.type):
             return column.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
@@ -131,8 +145,10 @@ def _array_of(types: Any, values: Any) -> Any:
         return values.to_numpy(zero_copy_only=False)
     is_fixed = types.is_fixed_size_list(values.type)
     is_list = is_fixed or types.is_list(values.type) or types.is_large_list(values.type)
-    if is_list and len(values) and not values.null_count:
+    if is_list and not values.null_count:
         items = _array_of(types, values.flatten())
+        if not len(values):
+            return items  # empty, of their type
         lengths = np.full(len(values), values.type.list_size) if is_fixed else None
         if lengths is None:
             lengths = values.value_lengths().to_numpy(zero_copy_only=False)
