@@ -172,8 +172,13 @@ class ByteStream:
     @property
     def nbytes(self) -> int:
         """Size in bytes of a file of this machine."""
+        return self.status.st_size
+
+    @property
+    def status(self) -> os.stat_result:
+        """What the system says of the open file of this machine. Raises OSError."""
         with naming(str(self.path)):
-            return os.fstat(self._file.fileno()).st_size
+            return os.fstat(self._file.fileno())
 
     def digests(self) -> tuple[str, str | None]:
         """Hex XXH3-128 and md5 of the bytes read so far; without md5 unless it was asked for."""

@@ -10,6 +10,7 @@ also read once in their order, about as far as the rows have come, for the diges
 the page cache has them then.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -54,7 +55,7 @@ class ParquetStream:
     """The members of a Parquet file; `read` returns the data of the current one.
 
     Iterating raises SourceError if the file or its columns cannot be read, SourceCorrupt if it is
-    damaged, and MissingPackage without pyarrow.
+    damaged or changes meanwhile, and MissingPackage without pyarrow.
 
     Attributes:
         stream: the bytes of the file in their order, for digests and progress. The caller closes
@@ -65,6 +66,7 @@ class ParquetStream:
         """Raises SourceError if the file cannot be opened."""
         self.path = path
         self.stream = ByteStream(path, md5=md5)
+        self._before = self.stream.status
         self._data = b""
 
     def read(self) -> bytes:
@@ -73,6 +75,7 @@ class ParquetStream:
 
     def __iter__(self) -> Iterator[Member]:
         arrow, file = open_parquet(self.path, pre_buffer=False, buffer_size=_READ_BYTES)
+        self._check_unchanged(self.path.stat())  # pyarrow has opened the same file
         try:
             columns = _Columns(self.path, arrow, file.schema_arrow)
         except (arrow.ArrowException, ValueError) as error:  # also names that are not UTF-8
@@ -95,6 +98,14 @@ class ParquetStream:
                     row += 1
                 self._read_to(nbytes * row // all_rows)
         self._read_to(nbytes)
+        self._check_unchanged(self.stream.status)
+
+    def _check_unchanged(self, now: os.stat_result) -> None:
+        """Raise SourceCorrupt unless rows and digests are of the same bytes."""
+        before = self._before
+        is_same = os.path.samestat(now, before)
+        if not is_same or (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise SourceCorrupt(f"{self.path}: it changed while it was read; repeat the command")
 
     def _next_rows(self, batches: Any, arrow: Any) -> list[dict[str, Any]] | None:
         """The values of the next rows, None at the end. Raises SourceCorrupt."""

@@ -386,6 +386,17 @@ def test_files_of_images_that_the_dataset_lacks_are_not_read(ds, tmp_path):
     assert "4711" in str(result) and "README.md" in str(result)
 
 
+def test_two_columns_of_one_name_are_refused(ds, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    ids = ds.column("image_id").tolist()
+    for names in (["image_id", "text", "text"], ["text", "image_id", "image_id"]):
+        table = pyarrow.table([pyarrow.array(ids)] * 3, names=names)
+        path = tmp_path / "a.parquet"
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+        with pytest.raises(OptionError, match=rf"'{names[2]}', but .* has several columns of that"):
+            attach(ds, "a", path, value="text")
+
+
 def test_columns_of_parquet_and_polars_keep_their_types(ds, tmp_path):
     polars = pytest.importorskip("polars")
     pytest.importorskip("pyarrow")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import shutil
 import sys
@@ -14,7 +15,7 @@ from PIL import Image
 from small_tars import HEIGHT, SMALL, WIDTH, contents, members, pack_small, rejects_of, write_tar
 
 import sa1bpack
-from sa1bpack.errors import MissingPackage, SourceError
+from sa1bpack.errors import MissingPackage, SourceCorrupt, SourceError
 from sa1bpack.source.find import kind_of, open_source
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.urls import parse_address
@@ -260,6 +261,22 @@ def test_wrong_bytes_make_pairs_or_a_source_error(tmp_path):
         except SourceError:
             ends["error"] += 1
     assert ends["error"] > 20 and ends[2] > 20
+
+
+@pytest.mark.parametrize("replaced", [True, False], ids=["at first", "later"])
+def test_a_file_that_changes_while_it_is_read_is_given_up(tmp_path, replaced):
+    """Its digests would be those of other bytes than its rows."""
+    path = write(tmp_path / "a.parquet", FORMS["texts"](rows_of()))
+    other = write(tmp_path / "b.parquet", FORMS["texts"](rows_of([8, 9])))
+    with PairReader(open_source(path), spool_dir=tmp_path) as reader:
+        pairs = iter(reader)
+        if replaced:
+            other.replace(path)
+        else:
+            next(pairs)
+            os.utime(path, (1, 1))  # as writing does
+        with pytest.raises(SourceCorrupt, match=r"a\.parquet: it changed while it was read"):
+            list(pairs)
 
 
 def test_raw_datasets_read_the_rows_in_order_only(tmp_path):

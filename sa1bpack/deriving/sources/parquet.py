@@ -46,6 +46,11 @@ class ParquetFile:
                     f"{option} is {name!r}, but {path} has no such column: it has "
                     f"{listed_names(names)}"
                 )
+            if names.count(self._column(name)) > 1:
+                raise OptionError(
+                    f"{option} is {name!r}, but {path} has several columns of that name: it has "
+                    f"{listed_names(names)}"
+                )
 
     def place(self, record: int) -> str:
         """The number of a row, from 0."""
