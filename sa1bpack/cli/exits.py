@@ -84,6 +84,8 @@ _REMEDIES = {
     errno.EMFILE: "the limit on open files is too low: raise it (ulimit -n)",
     errno.EISDIR: "a folder is where a file must be: move it away",
     errno.ENOTDIR: "a file is where a folder must be: move it away",
+    errno.EXDEV: "the folder is part of the image of a container, or of another overlay, where it "
+    "cannot be renamed: copy the pack into a volume, and use the copy",
     errno.EROFS: "the file system is read-only: choose another folder, or mount it for writing",
 }
 

@@ -416,9 +416,8 @@ def remove_temporaries(folder: Path, keep: Path | None = None) -> None:
             continue
         doomed = path
         if path.is_dir() and not path.is_symlink() and not path.name.startswith(_REMOVED):
-            doomed = folder / f"{_REMOVED}{secrets.token_hex(8)}"
             try:
-                path.rename(doomed)
+                doomed = _renamed_to_remove(path, folder / f"{_REMOVED}{secrets.token_hex(8)}")
             except FileNotFoundError:  # another process removes it, too
                 continue
         remove_entry(doomed)
@@ -430,7 +429,8 @@ def put_in_place(folder: Path, final: Path) -> None:
     Readers, also after a kill, find the old entry or the new one: the two exchange their names
     in one step. Where the file system cannot do that (NFS, for one), the old entry is
     renamed first, and renamed back if the second rename fails; after a kill between the two,
-    `restore_set_aside` puts it back.
+    `restore_set_aside` puts it back. An entry that cannot be renamed, see `_renamed_to_remove`, is
+    removed first.
     """
     old = None
     if not os.path.lexists(final):  # also a link that leads nowhere is there
@@ -441,15 +441,18 @@ def put_in_place(folder: Path, final: Path) -> None:
         aside = final.with_name(_SET_ASIDE + final.name)
         if os.path.lexists(aside):  # left by a killed run after it was replaced
             remove_published(aside)
-        final.rename(aside)
+        is_renamed = _renamed_to_remove(final, aside) == aside
+        if not is_renamed:
+            remove_entry(final)
         try:
             folder.rename(final)
         except BaseException:
-            aside.rename(final)
+            if is_renamed:
+                aside.rename(final)
             raise
-        # What stays of it must not be taken for one that was not replaced.
-        old = temporary_beside(final)
-        aside.rename(old)
+        if is_renamed:  # what stays of it must not be taken for one that was not replaced
+            old = temporary_beside(final)
+            aside.rename(old)
     flush_folder(final.parent)
     if old is not None:
         remove_entry(old)
@@ -568,10 +571,24 @@ def remove_published(folder: Path) -> None:
     file of it is in use, see `remove_entry`. Of a shard or an index that was moved to another disk,
     only the link is removed.
     """
-    doomed = temporary_beside(folder)
-    folder.rename(doomed)
+    doomed = _renamed_to_remove(folder, temporary_beside(folder))
     flush_folder(folder.parent)
     remove_entry(doomed)
+
+
+def _renamed_to_remove(path: Path, name: Path) -> Path:
+    """Rename an entry that is to be removed; returns its name, which is the old one if it must be.
+
+    A folder in a lower layer of an overlay, as of an image of a container, can be removed and not
+    renamed. If that is interrupted, what is left of it has its name and is found to be damaged.
+    """
+    try:
+        path.rename(name)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return path
+    return name
 
 
 def map_bytes(path: Path, nbytes: int) -> np.ndarray:
