@@ -34,6 +34,9 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
     H and W are the canvas size. Other numbers become tensors. `bboxes` became `boxes`; `crop_boxes`
     are left out, because v2 would not move them, and so are points before torchvision 0.23.
 
+    Points are continuous, as boxes are, but v2 mirrors them as numbers of pixels, to W - 1 - x: a
+    pixel short of their masks.
+
     v2 draws random numbers once per call: one crop for all images of a batch. To crop each image
     by itself, use this function on samples: it can be the `transform` of `sa1bpack.open`.
 

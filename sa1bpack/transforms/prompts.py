@@ -237,6 +237,10 @@ def _lie_inside(points: Tensor, masks: Tensor, size: Sides) -> Tensor:
 def sam_points(batch: Items) -> tuple[Tensor, Tensor]:
     """Points and boxes of the prompts of a batch, all as points: the input of SAM 2's encoder.
 
+    The encoder of the first SAM knows no labels 2 and 3: without an error, it would take corners
+    for points of neither kind. Pass it `prompt_points - 0.5` and `prompt_boxes - 0.5` apart, and
+    choose one kind for all masks of a call.
+
     Args:
         batch: a batch that `Prompts` returned.
 
