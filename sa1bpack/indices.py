@@ -68,6 +68,10 @@ class BatchIndices(list[Any]):
         self.sample_class = sample_class
 
 
+class SamplesOfUnknownEpoch(list[Any]):
+    """Samples that a DataLoader fetched by indices that say nothing of their epoch."""
+
+
 def current_occurrence() -> Occurrence | None:
     """The occurrence for which a sample is being loaded; None outside of a batch."""
     return _current.get()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from sa1bpack.adapters.collate_canvas import canvas_shape, cut_canvas, name_of, put_on_canvas
 from sa1bpack.adapters.collate_rows import (
@@ -23,7 +24,7 @@ from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.indices import SampleClass
+from sa1bpack.indices import SampleClass, SamplesOfUnknownEpoch
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import unpack_into
@@ -307,9 +308,10 @@ class Collate:
             "mask": _batch_fields(MASK_FIELDS, self._features, "mask"),
         }
         self._chosen: ChosenFields | None = None  # what batches have; None: what samples have
-        # In shared memory, because workers that persist hold a copy of this object.
-        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
-        self._epoch.share_memory_()
+        # Whether set_epoch was called, and the epoch: in shared memory, because workers that
+        # persist hold a copy of this object.
+        self._own_epoch = torch.zeros(2, dtype=torch.int64, device="cpu")
+        self._own_epoch.share_memory_()
 
     def limit_to(self, chosen: ChosenFields) -> None:
         """Limit batches to the chosen fields. Samples may have others, by which masks are chosen.
@@ -325,25 +327,28 @@ class Collate:
     @property
     def epoch(self) -> int:
         """The epoch of a random choice."""
-        return int(self._epoch) % 2**64
+        return int(self._own_epoch[1]) % 2**64
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a random choice, for batches whose sampler does not pass it on.
 
         OrderedBatches pass on the epoch, and how often a sample has come before in it. With other
-        samplers call this before iterating over the DataLoader.
+        samplers call this before iterating over the DataLoader: until it was called, a batch with
+        masks that are drawn is an error.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         if epoch >= 2**63:
             epoch -= 2**64
-        self._epoch.fill_(epoch)
+        self._own_epoch[1] = epoch
+        self._own_epoch[0] = 1
 
     def __call__(self, samples: Sequence[Sample | ReadError]) -> Batch:
         """Make a batch of samples: dicts as a Dataset yields them.
 
         Raises:
             ReadError: a sample could not be read and on_error is "raise".
-            OptionError: the samples do not match one another.
+            OptionError: the samples do not match one another, or masks are drawn, but a sampler has
+                not passed on the epoch.
             LoaderError: on_error is "drop", and no sample could be read.
         """
         if isinstance(samples, Mapping) or not hasattr(samples, "__getitem__"):
@@ -361,6 +366,7 @@ class Collate:
             raise LoaderError(
                 f"none of the {len(errors)} samples of a batch could be read: {errors[0]}"
             )
+        self._check_epoch(samples)
         epoch = getattr(samples, "epoch", self.epoch)
         sample_class = getattr(samples, "sample_class", None)
         batch = self._batch(remaining, self.choice, epoch, repetitions, sample_class)
@@ -369,6 +375,19 @@ class Collate:
         if self.on_error == "drop":
             batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         return batch
+
+    def _check_epoch(self, samples: Sequence[Any]) -> None:
+        """Raise OptionError if a DataLoader would draw the same masks in every epoch."""
+        for_a_loader = isinstance(samples, SamplesOfUnknownEpoch) or get_worker_info() is not None
+        is_known = hasattr(samples, "epoch") or bool(self._own_epoch[0])
+        if self.choice.draws and for_a_loader and not is_known:
+            raise OptionError(
+                "the sampler does not pass on the epoch, and every epoch would draw the same masks "
+                f"(mask_select={brief(self.choice.mask_select)}): take batches from "
+                "make_dataloader, or from a DataLoader of ds[indices], not of a Subset, with "
+                "batch_sampler=sa1bpack.OrderedBatches(order, batch_size), or call set_epoch of "
+                "the Collate before each epoch"
+            )
 
     def _batch(
         self,

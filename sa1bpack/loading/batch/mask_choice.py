@@ -147,6 +147,11 @@ class MaskChoice:
             object.__setattr__(self, "max_masks", max_masks)
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
 
+    @property
+    def draws(self) -> bool:
+        """True if masks are drawn, other ones in each epoch."""
+        return bool(self.max_masks) and (callable(self.mask_select) or self.mask_select in _DRAWN)
+
     def keeps_all(self, masks: int | np.ndarray) -> bool:
         """True if all masks of samples with these numbers of masks are kept."""
         if self.max_masks is None:

@@ -265,3 +265,38 @@ def test_numbers_that_a_batch_can_hold_may_be_of_any_type(ds):
 
     batch = Collate()(ds.with_options(transform=transform).__getitems__([0, 2]))
     assert batch["bboxes"].dtype == torch.float32 and batch["indices"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("select", ["random", lambda columns: columns["area"] ** 0.5])
+def test_masks_are_not_drawn_for_a_loader_whose_epoch_is_not_known(packed, workers, select):
+    """Every epoch had the same masks."""
+    ds = open_pack(packed.root).where("mask_count >= 2")
+
+    def loader_of(dataset=ds, **sampling):
+        collate = Collate(max_masks=1, mask_select=select)
+        return DataLoader(dataset, collate_fn=collate, num_workers=workers, **sampling)
+
+    def drawn(loader):
+        return [batch["annotation_ids"].tolist() for batch in loader]
+
+    batches = OrderedBatches(ShuffleOrder(ds), 1)
+    for unknown in (
+        loader_of(shuffle=True),
+        loader_of(Subset(ds, range(len(ds))), batch_sampler=batches),
+    ):
+        with pytest.raises(OptionError, match=r"does not pass on the epoch.*set_epoch of"):
+            next(iter(unknown))
+    loader = loader_of()
+    seen = []
+    for epoch in range(20):
+        loader.collate_fn.set_epoch(epoch)
+        seen.append(drawn(loader))
+    assert len(set(map(str, seen))) > 10
+    passed_on = loader_of(batch_sampler=batches)
+    assert len({str(sorted(drawn(passed_on))) for _ in range(20)}) > 10
+    # By hand, a batch is of epoch 0; nothing is drawn of what is not random.
+    by_hand = Collate(max_masks=1, mask_select=select)([*ds])
+    assert np.array_equal(by_hand["annotation_ids"], np.concatenate(seen[0]))
+    largest = Collate(max_masks=1)
+    assert len(list(DataLoader(ds, collate_fn=largest, num_workers=workers))) == len(ds)
