@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorstore
-import xarray
 import xxhash
 import zarr
 from edited_packs import flip, rewrite_checksums, rewrite_sample
@@ -183,6 +182,8 @@ def test_zarr_tensorstore_and_xarray_read_what_the_maps_show(pack, layout):
     folder = pack / "shards" / SHARD
     group = zarr.open_group(folder, mode="r")
     arrays = arrays_of(folder)
+    import xarray  # not with the module: every process of tests would import it, half a second
+
     dataset = xarray.open_zarr(folder, chunks=None)
     assert sorted(dict(group.members())) == sorted(array_table(layout))
     for name, described in array_table(layout).items():
