@@ -7,6 +7,7 @@ Several packs are summed up as `sa1bpack.open` has them as one dataset.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -107,6 +108,12 @@ def template(
     environment.filters |= {"counted": counted, "size": size_text, "shown": text_of}
     environment.filters |= filters or {}
     return environment.get_template(name)
+
+
+@cache
+def _text_template() -> Template:
+    """The template of a summary as text, which takes longer to compile than to render."""
+    return template("info.txt", trim_blocks=True, lstrip_blocks=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +246,7 @@ class PackInfo(DiskUse):
         """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
         counts, edges = map(np.ndarray.tolist, self.histogram())
         names = [bin_text(*edge, whole=True) for edge in pairwise(edges)]
-        text = template("info.txt", trim_blocks=True, lstrip_blocks=True).render(
+        text = _text_template().render(
             held=self,
             identity=identity_text(self.manifest.sources),
             bins=[*zip(names, counts, strict=True)],

@@ -229,7 +229,7 @@ def _mixed(pixels: np.ndarray, layer: np.ndarray, over: np.ndarray, fine: int) -
         total = np.zeros((*band.shape[:2], 4), np.float32)
         for row in range(fine):
             for column in range(fine):
-                total += over[cells[row::fine, column::fine]]
+                total += over.take(cells[row::fine, column::fine], axis=0)
         total /= fine**2
         mixed[first : first + _BAND] = np.rint(total[..., :3] + (1 - total[..., 3:]) * band)
     return mixed

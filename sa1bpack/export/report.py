@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from itertools import islice, pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from jinja2 import Template
 
 from sa1bpack import __version__
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
@@ -401,6 +403,19 @@ def _report(
     )
 
 
+@cache
+def _template() -> Template:
+    """The template of the page, which takes longer to compile than to render."""
+    return template(
+        "report.html",
+        {"duration": _duration, "moment": _moment},
+        autoescape=True,  # only templates are markup
+        # What macros and blocks return is markup; all else is text.
+        finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
+        keep_trailing_newline=True,
+    )
+
+
 def _page(
     records: Sequence[PackRecords],
     held: PackInfo,
@@ -410,20 +425,12 @@ def _page(
     seed: int,
 ) -> str:
     """The page as HTML."""
-    page = template(
-        "report.html",
-        {"duration": _duration, "moment": _moment},
-        autoescape=True,  # only templates are markup
-        # What macros and blocks return is markup; all else is text.
-        finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
-        keep_trailing_newline=True,
-    )
     runs = []
     rejects = []
     for record in records:
         runs += read_runs(record.folder)
         rejects += _first_rejects(record.folder)
-    return page.render(
+    return _template().render(
         held=held,
         manifest=held.manifest,
         layout=held.manifest.layout.to_json(),
