@@ -50,6 +50,15 @@ DEFAULTS = {"nogil": True, "no_cfunc_wrapper": True}
 
 _word = types.uintp
 
+_config: Any = numba.config  # whose variables are made when it is imported
+if _config.DISABLE_JIT:
+    warnings.warn(
+        "NUMBA_DISABLE_JIT is set, so that kernels are not compiled: most cannot run as Python "
+        "and fail with errors of other kinds; unset it to pack and to read",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
 
 def external(name: str, signature: Any) -> Callable[..., int]:
     """A function of the C library, for kernels: a symbol, so that compiled code can be kept."""
@@ -191,9 +200,8 @@ def _digest(*texts: str) -> str:
 @cache
 def _code_digest(kernel: Dispatcher) -> str:
     """A digest of all that the code of a kernel depends on, but its argument types."""
-    config: Any = numba.config  # whose variables are made when it is imported
     versions = sys.version, np.__version__, numba.__version__, llvmlite.__version__
-    settings = config.OPT, config.BOUNDSCHECK, config.DEBUGINFO_DEFAULT
+    settings = _config.OPT, _config.BOUNDSCHECK, _config.DEBUGINFO_DEFAULT
     return _digest(repr(versions + settings), *_described(kernel, {}))
 
 

@@ -304,3 +304,9 @@ def test_a_user_without_a_home_folder_gets_no_folder_called_tilde(read_only, mon
 
 
 gc_word = 2
+
+
+def test_that_kernels_are_not_compiled_at_all_is_said():
+    """A setting for debugging, with which packing fails: "<intrinsic> is not usable in Python"."""
+    out, error = run_without_variables("import sa1bpack.kernels", NUMBA_DISABLE_JIT="1")
+    assert out == "" and "NUMBA_DISABLE_JIT is set" in error and "unset it" in error
