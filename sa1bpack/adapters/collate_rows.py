@@ -53,6 +53,10 @@ def ragged_rows(spec: SideSpec, sample: Mapping[str, Any], chosen: np.ndarray) -
         chosen: int64 (k,), the chosen masks.
     """
     values = sample[spec.name]
+    if isinstance(values, torch.Tensor):  # of a transform, such as `as_tv_tensors`
+        if values.dtype == torch.bfloat16:
+            values = values.view(torch.uint16)
+        values = values.numpy(force=True)
     if spec.axis == "sample":
         return [values]
     if spec.text:

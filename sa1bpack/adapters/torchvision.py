@@ -33,6 +33,7 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
 
     H and W are the canvas size. Other numbers become tensors. `bboxes` became `boxes`; `crop_boxes`
     are left out, because v2 would not move them, and so are points before torchvision 0.23.
+    Spatial features are passed on as well, and not moved: a Pipeline moves them.
 
     Points are continuous, as boxes are, but v2 mirrors them as numbers of pixels, to W - 1 - x: a
     pixel short of their masks.

@@ -123,6 +123,24 @@ def test_rows_are_those_of_their_images_and_masks(root, make, verified, options)
         assert images == len(ds)
 
 
+def as_tensors(sample: dict[str, Any]) -> dict[str, Any]:
+    """A transform that returns tensors, as `as_tv_tensors` does."""
+    made = {}
+    for key, value in sample.items():
+        made[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        kind = RAGGED_KINDS.get(key)
+        if kind is not None and kind.dtype == "bfloat16":
+            made[key] = made[key].view(torch.bfloat16)
+    return made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_may_be_tensors_of_a_transform(root, layout):
+    ds = sa1bpack.open(root, features=NAMES, transform=as_tensors)
+    for batch in make_dataloader(ds, 3, mask_layout=layout, num_workers=0):
+        check_batch(batch, NAMES, layout == "padded")
+
+
 @BOTH
 def test_padded_rows_have_max_masks_where_that_is_asked_for(ds, make):
     for batch in make(ds, 3, max_masks=4, pad_to_max=True):
