@@ -1,7 +1,9 @@
 """Paths: those that users give, or lists and glob patterns of them; and their names in errors."""
 
 import errno
+import functools
 import glob
+import logging
 import os
 import re
 import tempfile
@@ -14,10 +16,13 @@ from typing import Any
 from sa1bpack.errors import OptionError, Sa1bpackError
 from sa1bpack.wording import brief
 
+_log = logging.getLogger("sa1bpack")
+
 # The second half: a URL that went through pathlib, which joins slashes.
 _URL = re.compile(
     r"([A-Za-z][A-Za-z0-9+.-]+)://|(s3|gs|gcs|az|abfss?|hf|hdfs|https?|ftp|file):/", re.IGNORECASE
 )
+_OF_ROOT = "lost+found"  # a folder of every ext4 that nobody else may list
 # A drive and a folder of it, or a share of the network.
 _WINDOWS_PATH = re.compile(r"([A-Za-z]):[\\/]+(.*)|\\\\[^\\]", re.DOTALL)
 
@@ -54,7 +59,7 @@ def paths_of(name: str, value: Any, instead: str | None = None) -> list[Path]:
     `instead` is that of `local_path`.
 
     Raises OptionError for what is not a path, such as a Dataset, for a pattern that matches
-    nothing, an empty list, and a path that is given twice.
+    nothing, an empty list, and a path that is given twice; OSError as `matches_of` does.
     """
     refuse_dataset(name, value)
     paths: list[Path] = []
@@ -62,7 +67,7 @@ def paths_of(name: str, value: Any, instead: str | None = None) -> list[Path]:
         path = local_path(name, pattern, instead)
         if path.exists() or not glob.has_magic(str(path)):
             paths.append(path)
-        elif matches := sorted(glob.glob(str(path))):
+        elif matches := matches_of(str(path)):
             paths += map(Path, matches)
         else:
             raise OptionError(f"{name} is {str(pattern)!r}: nothing matches this pattern")
@@ -75,6 +80,51 @@ def paths_of(name: str, value: Any, instead: str | None = None) -> list[Path]:
         if first is not path:
             raise OptionError(f"{name} has the same folder twice: {first} and {path}")
     return paths
+
+
+def matches_of(pattern: str, *, recursive: bool = False) -> list[str]:
+    """What a glob pattern stands for, sorted.
+
+    What lies in a folder that this user may not list is passed over, as by a shell; a warning names
+    the folder. Any other error is raised: a disk that fails must not look like one that has less.
+
+    Args:
+        recursive: `**` stands for folders at any depth.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    matches = sorted(glob.glob(pattern, recursive=recursive))
+    for folder in sorted(_folders_looked_into(pattern, recursive)):
+        try:
+            os.scandir(folder).close()
+        except PermissionError as error:
+            if os.path.basename(folder.rstrip("/")) != _OF_ROOT:  # noqa: PTH119
+                _warn_once(f"{folder}: passed over by {pattern!r}: {error.strerror}")
+        except (FileNotFoundError, NotADirectoryError):  # it has gone
+            pass
+    return matches
+
+
+def _folders_looked_into(pattern: str, recursive: bool) -> set[str]:
+    """The folders whose names are compared with a part of a glob pattern."""
+    folders: set[str] = set()
+    head = pattern
+    while head and head != os.path.dirname(head):  # noqa: PTH120 - a Path drops a closing slash
+        head, tail = os.path.split(head)
+        if recursive and tail == "**":
+            folders.update(glob.glob(os.path.join(head, "**", ""), recursive=True))  # noqa: PTH118
+        elif glob.has_magic(tail):
+            parents = [head or "."]
+            if glob.has_magic(head):
+                parents = glob.glob(os.path.join(head, ""), recursive=recursive)  # noqa: PTH118
+            folders.update(parents)
+    return folders
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def real_path(path: Path) -> Path:

@@ -21,7 +21,13 @@ from typing import Literal
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
 from sa1bpack.parquet_files import import_arrow
-from sa1bpack.paths import looks_like_url, real_path, refuse_url, refuse_windows_path
+from sa1bpack.paths import (
+    looks_like_url,
+    matches_of,
+    real_path,
+    refuse_url,
+    refuse_windows_path,
+)
 from sa1bpack.signatures import EMPTY, TEXT, format_of, name_remedy, part_pattern, tar_to_be_made_of
 from sa1bpack.source.folder_files import images_below, list_folder
 from sa1bpack.source.inflate import GZIP_MAGIC, OnWait, remedy
@@ -206,7 +212,7 @@ def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
 
     A path that is left out may be named, but no glob stands for it.
 
-    Raises SourceError for a folder that has tars and images.
+    Raises SourceError for a folder that has tars and images, or one that the disk does not list.
     """
     refuse_url("source", os.fspath(pattern))
     refuse_windows_path("source", os.fspath(pattern))
@@ -215,7 +221,10 @@ def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
     try:
         os.lstat(text)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL is the last
-        matches = [Path(name) for name in sorted(glob.glob(text, recursive=True))]
+        try:
+            matches = [Path(name) for name in matches_of(text, recursive=True)]
+        except OSError as error:
+            raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}") from error
         if leave_out is not None:
             matches = [path for path in matches if real_path(path) != real_path(leave_out)]
     except OSError as error:

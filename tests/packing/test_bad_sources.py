@@ -281,3 +281,41 @@ def test_a_source_without_pairs_and_image_ids_that_occur_twice_are_named(root, t
     for number in (1, 2):
         pack_part_small(sources, tmp_path / "parts", (number, 2))
     assert sa1bpack.finalize(tmp_path / "parts").notes == [ids, note]
+
+
+@pytest.fixture
+def unlistable(monkeypatch):
+    """Called with a folder and an error number: the system fails to list it."""
+
+    def fail(folder, code):
+        scandir = os.scandir
+
+        def failing(path="."):
+            if os.fspath(path).rstrip("/") == str(folder):
+                raise OSError(code, os.strerror(code), str(path))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", failing)
+
+    return fail
+
+
+@pytest.mark.parametrize("pattern", ["*/sa_*.tar", "**/sa_*.tar"])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_tars_in_a_folder_that_is_not_listed_are_not_passed_over_in_silence(
+    unlistable, tmp_path, caplog, pattern, code
+):
+    """Python's glob does, also where a disk fails: the pack would be complete without them."""
+    for number, name in enumerate("ab"):
+        (tmp_path / "tars" / name).mkdir(parents=True)
+        write_tar(tmp_path / "tars" / name / f"sa_{number}.tar", members([number]))
+    unlistable(tmp_path / "tars" / "b", code)
+    if code == errno.EIO:
+        with pytest.raises(SourceError, match=r"tars/b/?: cannot be listed: Input/output error"):
+            pack_small(tmp_path / "tars" / pattern, tmp_path / "pack")
+        with pytest.raises(OSError, match="Input/output error"):
+            sa1bpack.open(str(tmp_path / "tars" / "*" / "pack*"))
+        return
+    assert pack_small(tmp_path / "tars" / pattern, tmp_path / "pack").images == 1
+    [line] = [text for text in caplog.messages if "passed over" in text]
+    assert "tars/b" in line and "Permission denied" in line
