@@ -40,11 +40,13 @@ class SampleRows:
         are asked for without the index, as by `filter(..., input_columns=["mask_count"])`, are
         returned as they are.
 
-        Raises ReadError for a sample that cannot be read, and OptionError if samples are no dicts,
-        because of a transform of `ds`, or have a key that a column was added with.
+        Raises ReadError for a sample that cannot be read, and OptionError if rows are of another
+        dataset, by their image ids, or samples are no dicts, because of a transform of `ds`, or
+        have a key that a column was added with.
         """
         if INDEX not in batch:
             return batch
+        self._check_rows(batch[INDEX], batch.get("image_id"))
         samples = self.ds.__getitems__(batch[INDEX])
         made_columns = {INDEX, *_SAMPLE_COLUMNS, *_number_names(self.ds)}
         added = {name: values for name, values in batch.items() if name not in made_columns}
@@ -68,6 +70,24 @@ class SampleRows:
                 "write rows.with_format(None).flatten_indices().with_transform(SampleRows(ds))"
             )
         return added | of_samples
+
+    def _check_rows(self, indices: list[int], image_ids: list[int] | None) -> None:
+        """Raise OptionError if rows are of another dataset, whose samples they would be given."""
+        if not indices or image_ids is None:  # the column was removed
+            return
+        positions = np.array(indices, np.int64)
+        is_known = positions < len(self.ds)
+        rows = self.ds.rows_at(positions[is_known])
+        is_same = np.zeros(len(positions), bool)
+        is_same[is_known] = self.ds.pack.image_ids(rows) == np.array(image_ids)[is_known]
+        if not is_same.all():
+            first = int(is_same.argmin())
+            raise OptionError(
+                f"the row of image {image_ids[first]} has the index {indices[first]}, which is not "
+                f"that image in {self.ds!r}: rows belong to the dataset that `dataset` was given; "
+                "pass it to SampleRows, and open several packs as one dataset, not joined by "
+                "concatenate_datasets"
+            )
 
 
 @checks_options

@@ -126,6 +126,19 @@ def test_flattened_indices_are_of_the_table_and_what_would_copy_samples_says_so(
         assert_is_sample(row, ds[index])
 
 
+def test_rows_are_not_given_the_samples_of_another_dataset(root):
+    """As after a selection of other rows, and of rows of two datasets that were joined."""
+    ds = sa1bpack.open(root)
+    tail = huggingface.dataset(ds[4:])
+    joined = datasets.concatenate_datasets([huggingface.dataset(ds[:4]), tail])
+    for rows, other, index in ((tail, ds, 0), (tail, ds[:3], 7), (joined, ds, 4)):
+        wrong = rows.with_transform(huggingface.SampleRows(other))
+        with pytest.raises(OptionError, match=r"not that image.*belong to the dataset"):
+            wrong[index]
+    without_ids = tail.remove_columns("image_id")
+    assert_is_sample(without_ids[2], ds[6])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataloader_makes_the_batches_of_the_pack(root, workers):
     ds = sa1bpack.open(root)
