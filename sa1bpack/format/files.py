@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -377,6 +378,21 @@ def _is_left_over(path: Path) -> bool:
     return False
 
 
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """The entries of a folder whose names match a pattern, sorted; none if there is no folder.
+
+    Unlike `Path.glob`, which takes a folder that cannot be listed for an empty one: without
+    permission, and since Python 3.12 also where the disk fails.
+
+    Raises OSError if the folder cannot be listed.
+    """
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208 - strings, by which there may be many
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [folder / name for name in names if fnmatchcase(name, pattern)]
+
+
 def remove_leftovers(path: Path) -> None:
     """Remove what killed processes left under working names of a file or folder, in its place."""
     for left in path.parent.glob(glob.escape(_working_name(path)) + "-*"):
@@ -411,7 +427,7 @@ def remove_temporaries(folder: Path, keep: Path | None = None) -> None:
     Each folder loses its name first: should a process work in it that no lock has kept off, that
     ends with an error, and publishes nothing of which files are missing.
     """
-    for path in folder.glob(TEMPORARY_PREFIX + "*"):
+    for path in matching(folder, TEMPORARY_PREFIX + "*"):
         if path == keep:
             continue
         doomed = path
@@ -473,7 +489,7 @@ def exchange(path: Path, other: Path) -> bool:
 
 def restore_set_aside(folder: Path) -> None:
     """Put back what a killed `put_in_place` set aside in a folder and did not replace."""
-    for path in sorted(folder.glob(_SET_ASIDE + "*")):
+    for path in matching(folder, _SET_ASIDE + "*"):
         final = path.with_name(path.name.removeprefix(_SET_ASIDE))
         if not os.path.lexists(final):
             path.rename(final)

@@ -179,7 +179,7 @@ def working_folder(root: Path, *, of_part: bool) -> Iterator[Path]:
 
 def _remove_abandoned(shards_dir: Path) -> None:
     """Remove the working folders of killed parts; the caller is alone among parts."""
-    for folder in sorted(shards_dir.glob(_WORKING + "*")):
+    for folder in files.matching(shards_dir, _WORKING + "*"):
         try:
             lock = files.locked(folder / _PARTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

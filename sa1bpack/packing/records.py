@@ -332,7 +332,7 @@ def read_source_note(root: Path, source: str) -> SourceNote | None:
 def read_source_notes(root: Path) -> dict[str, SourceNote]:
     """Name → note, of every source. Raises as `read_jobs` does."""
     notes = {}
-    for path in sorted((root / PARTS_NAME).glob(f"{_NOTE_PREFIX}*.json")):
+    for path in files.matching(root / PARTS_NAME, f"{_NOTE_PREFIX}*.json"):
         notes[path.stem.removeprefix(_NOTE_PREFIX)] = _read(path, SourceNote)
     return notes
 
@@ -342,7 +342,7 @@ def read_jobs(root: Path) -> list[PackJob]:
 
     Raises FormatError for a file that is damaged, OSError for one that cannot be read.
     """
-    paths = (root / PARTS_NAME).glob(f"{JOB_PREFIX}*.json")
+    paths = files.matching(root / PARTS_NAME, f"{JOB_PREFIX}*.json")
     in_order = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
     return [_read(path, PackJob) for path in in_order]
 

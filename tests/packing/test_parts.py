@@ -7,6 +7,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fcntl import LOCK_EX, flock
+from pathlib import Path
 
 import pytest
 from commands import wait_until
@@ -218,3 +219,31 @@ def test_a_part_that_ends_early_leaves_the_folder_in_which_another_has_begun(roo
     with pytest.raises(KeyboardInterrupt), part_publisher(root.with_name("alone"), options):
         raise KeyboardInterrupt
     assert not root.with_name("alone").exists()
+
+
+def test_finalize_does_not_call_a_pack_complete_whose_parts_it_cannot_list(
+    root, tmp_path, monkeypatch
+):
+    """It would remove what the parts have left, and with it the names of what is missing."""
+    tars = [write_tar(tmp_path / f"sa_{k}.tar", members(range(4 * k, 4 * k + 4))) for k in range(2)]
+    pack_small(tars[0], root)
+    tars[1].write_bytes(tars[1].read_bytes()[:700])
+    assert pack_part_small(tars, root, (1, 1)).failed
+    with monkeypatch.context() as patched:
+        for name in ("listdir", "scandir"):
+            patched.setattr(os, name, refusing(getattr(os, name), root / ".parts"))
+        with pytest.raises(PermissionError):
+            sa1bpack.finalize(root)
+    assert sa1bpack.finalize(root).missing.keys() == {"sa_1"}
+    assert not manifest_of(root)["complete"]
+
+
+def refusing(call, folder):
+    """What lists folders, except this one."""
+
+    def listing(path="."):
+        if Path(path) == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return call(path)
+
+    return listing
