@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -95,31 +95,45 @@ def matches_of(pattern: str, *, recursive: bool = False) -> list[str]:
         OSError: a folder cannot be listed.
     """
     matches = sorted(glob.glob(pattern, recursive=recursive))
-    for folder in sorted(_folders_looked_into(pattern, recursive)):
-        try:
-            os.scandir(folder).close()
-        except PermissionError as error:
-            if os.path.basename(folder.rstrip("/")) != _OF_ROOT:  # noqa: PTH119
-                _warn_once(f"{folder}: passed over by {pattern!r}: {error.strerror}")
-        except (FileNotFoundError, NotADirectoryError):  # it has gone
-            pass
+    for error in _errors_of(pattern, recursive):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # there is nothing
+            continue
+        if not isinstance(error, PermissionError):
+            raise error
+        if _OF_ROOT not in Path(error.filename).parts:
+            _warn_once(f"{error.filename}: passed over by {pattern!r}: {error.strerror}")
     return matches
 
 
-def _folders_looked_into(pattern: str, recursive: bool) -> set[str]:
-    """The folders whose names are compared with a part of a glob pattern."""
-    folders: set[str] = set()
+def _errors_of(pattern: str, recursive: bool) -> Iterator[OSError]:
+    """The errors of the folders that a glob pattern looks into, such as a mount that is gone."""
     head = pattern
     while head and head != os.path.dirname(head):  # noqa: PTH120 - a Path drops a closing slash
         head, tail = os.path.split(head)
-        if recursive and tail == "**":
-            folders.update(glob.glob(os.path.join(head, "**", ""), recursive=True))  # noqa: PTH118
-        elif glob.has_magic(tail):
-            parents = [head or "."]
-            if glob.has_magic(head):
-                parents = glob.glob(os.path.join(head, ""), recursive=recursive)  # noqa: PTH118
-            folders.update(parents)
-    return folders
+        if recursive and os.path.basename(head) == "**":  # noqa: PTH119 - all of it is walked below
+            continue
+        folders = [head or "."]
+        if glob.has_magic(head):
+            folders = glob.glob(head, recursive=recursive)
+        for folder in folders:
+            if recursive and tail == "**":
+                yield from _errors_below(folder)
+                continue
+            try:
+                if glob.has_magic(tail):
+                    os.scandir(folder).close()
+                elif glob.has_magic(head):
+                    os.lstat(os.path.join(folder, tail))  # noqa: PTH118
+            except OSError as error:
+                yield error
+
+
+def _errors_below(folder: str) -> list[OSError]:
+    """The errors of listing a folder and those in it at any depth, but hidden ones."""
+    errors: list[OSError] = []
+    for _, names, _ in os.walk(folder, onerror=errors.append, followlinks=True):
+        names[:] = [name for name in names if not name.startswith(".")]
+    return errors
 
 
 @functools.cache
