@@ -175,7 +175,11 @@ class PackDataLoader(BaseLoader, DataLoader[Any]):  # type: ignore[misc] # BaseL
             self._has_received = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_iterator": None, "_has_received": False}
+        state = super().__getstate__() | {"_iterator": None, "_has_received": False}
+        # Lightning notes here what is assigned while it asks for loaders, and for the rest of the
+        # process after such a call has raised: iterators, which cannot be copied.
+        state.pop("__pl_attrs_record", None)
+        return state
 
     def __repr__(self) -> str:
         return self._described(counted(self.num_workers, "worker"))

@@ -3,6 +3,7 @@
 Where a run may be stopped, and what Lightning may do meanwhile, is in `test_driving.py`.
 """
 
+import copy
 import importlib
 import json
 import tomllib
@@ -498,6 +499,27 @@ def test_the_callback_that_places_loaders_is_declared_and_needs_no_loader(photos
     trainer.callbacks = [callback]
     trainer.fit(Plain(), torch.utils.data.DataLoader(ds))
     assert trainer.global_step == 2
+
+
+def test_a_loader_can_be_copied_after_a_run_whose_loaders_were_refused(photos):
+    """Lightning then leaves what it has put in place of methods of torch's DataLoader."""
+
+    class Refused(Recorder):
+        def train_dataloader(self):
+            raise sa1bpack.OptionError("no loader")
+
+    with pytest.raises(sa1bpack.OptionError, match="no loader"):
+        trainer_of().fit(Refused())
+    loader = sa1bpack.make_dataloader(sa1bpack.open(photos.root), 2, num_workers=1, shuffle=True)
+    running = iter(loader)
+    next(running)
+    other = copy.deepcopy(loader)
+    assert other.state_dict() == loader.state_dict()
+    assert len(list(running)) == 2
+    expected = [batch["image_ids"].tolist() for batch in loader]
+    assert [batch["image_ids"].tolist() for batch in other] == expected
+    loader.end_workers()
+    other.end_workers()
 
 
 @pytest.mark.parametrize(
