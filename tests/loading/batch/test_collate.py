@@ -289,12 +289,12 @@ def test_masks_are_not_drawn_for_a_loader_whose_epoch_is_not_known(packed, worke
             next(iter(unknown))
     loader = loader_of()
     seen = []
-    for epoch in range(20):
+    for epoch in range(6):
         loader.collate_fn.set_epoch(epoch)
         seen.append(drawn(loader))
-    assert len(set(map(str, seen))) > 10
+    assert len(set(map(str, seen))) > 3
     passed_on = loader_of(batch_sampler=batches)
-    assert len({str(sorted(drawn(passed_on))) for _ in range(20)}) > 10
+    assert len({str(sorted(drawn(passed_on))) for _ in range(6)}) > 3
     # By hand, a batch is of epoch 0; nothing is drawn of what is not random.
     by_hand = Collate(max_masks=1, mask_select=select)([*ds])
     assert np.array_equal(by_hand["annotation_ids"], np.concatenate(seen[0]))
