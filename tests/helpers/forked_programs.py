@@ -51,7 +51,9 @@ class _Forks:
         """The exit code of a program. Raises TimeoutError if it takes longer, in seconds."""
         pickle.dump(program, self.process.stdin)
         self.process.stdin.flush()
-        if not select.select([self.process.stdout], [], [], timeout)[0]:
+        answer = select.poll()  # `select` knows no descriptor from 1024 on
+        answer.register(self.process.stdout, select.POLLIN)
+        if not answer.poll(timeout * 1000):
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             raise TimeoutError(f"a program took more than {timeout} s")
