@@ -103,6 +103,9 @@ class FullDisk(io.TextIOBase):
     def flush(self):
         self.write("")
 
+    def close(self):
+        """Nothing: Python 3.13 tells of an error of the `flush` that closes it."""
+
 
 @pytest.mark.parametrize("progress", [None, True])
 @pytest.mark.parametrize("stream", [FullDisk, lambda: None], ids=["full", "closed"])
