@@ -247,7 +247,8 @@ def place_of(case: Case, root: Path) -> Iterator[Path | str]:
         yield root
         return
     before = tempfile.tempdir
-    with tempfile.TemporaryDirectory(prefix="kept-") as folder:
+    # A thread of a run that was stopped may still be fetching a shard's small arrays.
+    with tempfile.TemporaryDirectory(prefix="kept-", ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = folder
         try:
             if case.place == "file":
