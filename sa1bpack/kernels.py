@@ -77,18 +77,34 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 @overload
 def njit(function: _Function, /) -> _Function: ...
 @overload
-def njit(*, error_model: str = ..., inline: str = ...) -> Callable[[_Function], _Function]: ...
-def njit(function: Any = None, /, **options: Any) -> Any:
+def njit(
+    *, borrows: bool = ..., error_model: str = ..., inline: str = ...
+) -> Callable[[_Function], _Function]: ...
+def njit(function: Any = None, /, *, borrows: bool = False, **options: Any) -> Any:
     """`numba.njit` that releases the GIL, and keeps compiled code by its content.
 
-    Used as `@njit` or with numba's options, `@njit(error_model="numpy")`. Type checkers see the
-    function that is compiled.
+    Used as `@njit` or with options, `@njit(error_model="numpy")`. Type checkers see the function
+    that is compiled.
+
+    Args:
+        function: what is compiled.
+        borrows: the kernel only uses arrays that it is passed: it makes none, gets none from a
+            kernel that it calls, and returns none. So it counts no references to them, which takes
+            an atomic step each time that one is passed on or goes: most of the time of a kernel
+            that is called for each row. It is an error when it is compiled if that is not so.
+        **options: numba's.
     """
+    options["_nrt"] = not borrows  # a kernel would inherit it from the first one that calls it
     if function is None:
-        return lambda function: njit(function, **options)
+        return lambda function: _kernel(function, options)
+    return _kernel(function, options)
+
+
+def _kernel(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """The kernel of a function, with options of numba's."""
     kernel: Any = numba.njit(**{**DEFAULTS, **options, "cache": False})(function)
     if kernel is not function:  # as it is with NUMBA_DISABLE_JIT
-        files = _KernelFiles(kernel)
+        files = _KernelFiles(kernel, borrows=not options["_nrt"])
         kernel._cache = files
         kernel.compile = files.compile
     return kernel
@@ -105,8 +121,9 @@ class _KernelFiles:
     A file is the SHA-256 of the rest, 32 bytes, then numba's pickle of the compiled code.
     """
 
-    def __init__(self, kernel: Dispatcher):
+    def __init__(self, kernel: Dispatcher, borrows: bool):
         self._kernel = kernel
+        self._borrows = borrows
         self._compile = kernel.compile
         self._notice: threading.Timer | None = None
 
@@ -146,7 +163,12 @@ class _KernelFiles:
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep code that was compiled; a folder that cannot be written is no reason to fail."""
+        """Keep code that was compiled; a folder that cannot be written is no reason to fail.
+
+        Raises TypeError if the kernel borrows arrays, as it says, and has others.
+        """
+        if self._borrows:
+            _check_borrowing(self._kernel, compiled)
         path = kernel_file(self._kernel, signature, compiled.codegen)
         if path is None:
             return
@@ -157,6 +179,23 @@ class _KernelFiles:
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
+
+
+def _check_borrowing(kernel: Dispatcher, compiled: Any) -> None:
+    """Raise TypeError if a kernel returns an array, or gets one from another kernel.
+
+    numba itself refuses one that makes an array.
+    """
+    results = [compiled.signature.return_type]
+    annotation = compiled.type_annotation
+    for expression, signature in annotation.calltypes.items():
+        if getattr(expression, "op", "") != "call":
+            continue
+        if isinstance(annotation.typemap[expression.func.name], types.Dispatcher):
+            results.append(signature.return_type)
+    if any(isinstance(result, types.Array) for result in results):
+        name = f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}"
+        raise TypeError(f"{name} with borrows=True returns an array, or gets one from a kernel")
 
 
 # numba's own two steps, which take no notice of the instance that they are methods of.

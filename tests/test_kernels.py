@@ -12,6 +12,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import numba
+import numpy as np
 import pytest
 from small_tars import members, pack_small, write_tar
 
@@ -265,6 +266,41 @@ def test_a_kernel_whose_value_has_no_digest_is_refused():
     kernel = kernels.njit(lambda: place)
     with pytest.raises(TypeError, match="a kernel cannot use <object object"):
         kernel()
+
+
+@kernels.njit
+def copied_array(array):
+    return array.copy()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda array: array, lambda array: array[1:], lambda array: copied_array(array)[0]],
+    ids=["returns what it is passed", "returns a part of it", "gets one from a kernel"],
+)
+def test_a_kernel_that_borrows_arrays_returns_none_and_gets_none(wrong):
+    """Nobody would count who uses them: memory would be freed early, or never."""
+    copied_array(np.ones(2))  # compiled before, so that it may make arrays
+    kernel = kernels.njit(borrows=True)(wrong)
+    with pytest.raises((TypeError, numba.TypingError), match=r"borrows=True|Only accept returning"):
+        kernel(np.ones(2))
+
+
+def test_a_kernel_that_borrows_arrays_makes_none():
+    with pytest.raises(numba.TypingError):
+        kernels.njit(borrows=True)(lambda count: np.zeros(count)[0])(3)
+
+
+def test_a_kernel_that_is_first_called_by_one_that_borrows_arrays_may_make_some():
+    """numba would hand on the option to what is compiled while a kernel is."""
+
+    @kernels.njit
+    def total(array):
+        return array.copy().sum()
+
+    borrower = kernels.njit(borrows=True)(lambda array: total(array[1:]))
+    assert borrower(np.arange(4)) == 6
+    assert total(np.arange(4)) == 6
 
 
 FIRST_USE = """

@@ -30,7 +30,7 @@ _Source = TypeVar("_Source", ShardFiles, ShardArrays, list[np.ndarray])
 
 # Samples that a thread loads together: this many, and more of small ones, up to so many bytes.
 OPEN_SAMPLES = 8
-_BYTES_TOGETHER = 24 << 20
+_BYTES_TOGETHER = 32 << 20
 _MOST_TOGETHER = 4096
 
 # Files that a thread holds open at once, if that is enough for OPEN_SAMPLES of as many shards.

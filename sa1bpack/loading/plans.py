@@ -20,7 +20,7 @@ from sa1bpack.wording import counted, size_text
 
 # Small batches are joined up to so many bytes, and to so many batches: what a batch costs besides
 # its bytes is divided by their number.
-_JOINED_BYTES = 16 << 20
+_JOINED_BYTES = 32 << 20
 _MOST_JOINED = 32
 
 # What a plan without a cap compares with. SA-1B has about 100 masks per image, and some images have

@@ -45,7 +45,7 @@ def list_pieces(tables: SampleTables, dest: Destination, first: int, stop: int) 
     return pieces[:count]
 
 
-@njit
+@njit(borrows=True)
 def _list_array(
     tables: SampleTables,
     dest: Destination,
@@ -100,7 +100,7 @@ def _list_array(
     return count
 
 
-@njit
+@njit(borrows=True)
 def region_of(dest: Destination, array: np.record) -> int:
     """The address of an array in the buffer, or among the small arrays."""
     if array.is_small:
@@ -108,7 +108,7 @@ def region_of(dest: Destination, array: np.record) -> int:
     return int(address_of(dest.buffer) + array.start)
 
 
-@njit
+@njit(borrows=True)
 def _follows(piece: np.record, begin: int, target: int, array: np.record) -> bool:
     """True if bytes of an array follow those of a piece, in the file and in the buffer."""
     if piece.offset + piece.length != begin:
@@ -116,7 +116,7 @@ def _follows(piece: np.record, begin: int, target: int, array: np.record) -> boo
     return bool(piece.target + piece.length // array.row_bytes * array.out_bytes == target)
 
 
-@njit
+@njit(borrows=True)
 def _span(
     tables: SampleTables, sample: np.record, array: np.record, k: int, n: int
 ) -> tuple[int, int]:
@@ -133,7 +133,7 @@ def _span(
     return row * width, (row + 1) * width
 
 
-@njit
+@njit(borrows=True)
 def listed_span(tables: SampleTables, array: np.record, k: int, n: int) -> Any:
     """The SPAN of the row of sample k, or of kept mask n, in an array with LISTED_SPANS."""
     if array.per_mask:

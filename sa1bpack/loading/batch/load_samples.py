@@ -89,15 +89,7 @@ def load_samples(
                 piece = pieces[reads.pieces[r]]
                 dest.status[piece.sample, piece.array] = results[r]
     state.counts[0].nanoseconds = _nanoseconds() - begin
-    for n in range(len(pieces)):
-        piece = pieces[n]
-        _announce_later(pieces, n + _PIECES_AHEAD)
-        failed = dest.status[piece.sample, piece.array]
-        if failed == 0 and piece.file != IN_MEMORY:
-            failed = read_bytes(piece.file, piece.offset, piece.length, piece.source)
-            dest.status[piece.sample, piece.array] = failed
-        if failed == 0 and piece.length and piece.source != piece.target:
-            _put(piece, tables.samples, dest)
+    _copy_pieces(pieces, tables.samples, dest)
     if len(dest.numbers):
         for k in range(first, stop):
             _copy_numbers(tables, dest, k)
@@ -136,14 +128,28 @@ def read_bytes(file: int, position: int, count: int, target: int) -> int:
     return 0
 
 
-@njit
+@njit(borrows=True)
+def _copy_pieces(pieces: np.ndarray, samples: np.ndarray, dest: Destination) -> None:
+    """Put all pieces in place that are not there; those of other files are read first."""
+    for n in range(len(pieces)):
+        piece = pieces[n]
+        _announce_later(pieces, n + _PIECES_AHEAD)
+        failed = dest.status[piece.sample, piece.array]
+        if failed == 0 and piece.file != IN_MEMORY:
+            failed = read_bytes(piece.file, piece.offset, piece.length, piece.source)
+            dest.status[piece.sample, piece.array] = failed
+        if failed == 0 and piece.length and piece.source != piece.target:
+            _put(piece, samples, dest)
+
+
+@njit(borrows=True)
 def _announce_later(pieces: np.ndarray, n: int) -> None:
     """Have the beginning of piece n read, if there is one, and it is in memory."""
     if n < len(pieces) and pieces[n].file == IN_MEMORY:
         announce(pieces[n].source, pieces[n].length)
 
 
-@njit
+@njit(borrows=True)
 def _put(piece: np.record, samples: np.ndarray, dest: Destination) -> None:
     """Put the bytes of a piece, which are in memory, where they go."""
     array = dest.arrays[piece.array]

@@ -86,15 +86,30 @@ def choose_readers(
     Returns:
         Number of reads past the page cache, and bytes of scratch memory that are needed.
     """
+    answers = np.zeros(_ANSWERS, ANSWER)
+    for n in range(_ANSWERS):
+        answers[n].descriptor = NO_FILE
+    words = np.zeros(3, np.uint64)
+    return _choose(state, tables, sources, dest, pieces, reads, answers, words)
+
+
+@njit(borrows=True)
+def _choose(
+    state: ReadState,
+    tables: SampleTables,
+    sources: Sources,
+    dest: Destination,
+    pieces: np.ndarray,
+    reads: DirectReads,
+    answers: np.ndarray,
+    words: np.ndarray,
+) -> tuple[int, int]:
+    """`choose_readers`, with memory for ANSWER of files, and for one of the system's answers."""
     counts = state.counts[0]
     counts.cached = 0
     counts.past = 0
     counts.through = 0
     counts.assumed = 0
-    answers = np.zeros(_ANSWERS, ANSWER)
-    words = np.zeros(3, np.uint64)
-    for n in range(_ANSWERS):
-        answers[n].descriptor = NO_FILE
     scratch = address_of(state.scratch)
     free = scratch
     requests = 0
@@ -138,7 +153,7 @@ def choose_readers(
     return requests, free - scratch
 
 
-@njit
+@njit(borrows=True)
 def _cached(
     state: ReadState,
     file: np.record,
@@ -180,7 +195,7 @@ def _cached(
     return cached
 
 
-@njit
+@njit(borrows=True)
 def _asked(file: np.record, end: int, words: np.ndarray) -> bool:
     """True if the system says that the byte of a file before `end` is in memory."""
     position = end - 1
@@ -189,7 +204,7 @@ def _asked(file: np.record, end: int, words: np.ndarray) -> bool:
     return in_memory(file.descriptor, position, words)
 
 
-@njit
+@njit(borrows=True)
 def _take_from_memory(pieces: np.ndarray, file: np.record) -> None:
     """Pieces of an array are taken from memory."""
     for n in range(len(pieces)):
@@ -197,7 +212,7 @@ def _take_from_memory(pieces: np.ndarray, file: np.record) -> None:
         pieces[n].source = file.address + pieces[n].offset
 
 
-@njit
+@njit(borrows=True)
 def _read_together(pieces: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     """The pieces from `start` on that are read together: one past the last; end in the file."""
     end = pieces[start].offset + pieces[start].length
@@ -218,7 +233,7 @@ def _block_ceil(position: int) -> int:
     return (position + BLOCK - 1) // BLOCK * BLOCK
 
 
-@njit
+@njit(borrows=True)
 def _request(
     pieces: np.ndarray,
     start: int,
@@ -266,7 +281,7 @@ def _request(
     return free, count
 
 
-@njit
+@njit(borrows=True)
 def _announce(pieces: np.ndarray, file: np.record, straight: bool, free: int) -> int:
     """Let the system begin to read pieces of an array, which `pread` reads when they are needed.
 
