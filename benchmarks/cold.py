@@ -1,7 +1,8 @@
 """The speed of reading a pack from its disk: no byte of it is in the page cache.
 
     python benchmarks/cold.py TAR... --folder DIR [--samples N] [--rounds N] [--layout NAME ...]
-                              [--io WAY ...] [--peers PYTHON] [--drop-caches] [--json FILE]
+                              [--io WAY ...] [--peers PYTHON] [--peer NAME]... [--drop-caches]
+                              [--json FILE]
 
 Two packs are made in DIR from the photographs of the tars, repeated, and kept for further runs:
 `default`, of N samples of 3.67 MB (1024 x 1024 RGB, 64 masks of 256 x 256 bits), and `native`, of
@@ -45,7 +46,7 @@ from typing import NamedTuple
 
 import numpy as np
 from cold_packs import KINDS, Kind, Spans, describe, files_of, make_pack, packs, spans
-from cold_peers import open_cold_peers
+from cold_peers import COLD_PEERS, open_cold_peers
 from page_cache import drop_all
 from peers import PeerError
 
@@ -230,7 +231,14 @@ def measure_with_peers(kind: str, pack: Path, warm_up: Path, options):
         return measure(kind, pack, warm_up, options, {}, {}), {}, []
     one = pack.with_name(pack.name + "-one-shard")
     make_pack(kind, options.tars, one, options.samples, shards=1)
-    peers = open_cold_peers(one, options.folder, options.batch, options.peers, options.drop_caches)
+    peers = open_cold_peers(
+        one,
+        options.folder,
+        options.batch,
+        options.peers,
+        everything=options.drop_caches,
+        only=options.peer or list(COLD_PEERS),
+    )
     with peers as (ways, failures, notes):
         return measure(kind, pack, warm_up, options, ways, failures), failures, notes
 
@@ -324,6 +332,10 @@ def main() -> None:
         "--io", nargs="+", default=[None], help="values of the Loader's option io; its default"
     )
     parser.add_argument("--peers", metavar="PYTHON", help="run other loaders with this Python")
+    parser.add_argument(
+        "--peer", action="append", choices=COLD_PEERS,
+        help="run only this one of them; may be given several times",
+    )  # fmt: skip
     parser.add_argument(
         "--drop-caches", action="store_true",
         help="also drop every other page, folder and inode of the machine (root)",

@@ -40,8 +40,9 @@ _EXCLUDED = {
 class ColdPeer:
     """One method of a peer, with one setting."""
 
-    def __init__(self, peer: Peer, folder: Path, way: str, everything: bool):
+    def __init__(self, peer: Peer, peers: list[Peer], folder: Path, way: str, everything: bool):
         self._peer, self._folder, self._way, self._everything = peer, folder, way, everything
+        self._peers = peers
 
     def files(self) -> list[Path]:
         """What it reads: its own files, or the pack that it has a link to."""
@@ -51,8 +52,12 @@ class ColdPeer:
     def drop(self) -> None:
         """Drop the pages of its files. Raises PeerError if more than 1 % remain.
 
-        Pages that it has mapped remain: it then opens its files again.
+        Pages that a process has mapped remain: the others unmap theirs of the pack, and it opens
+        its files again if it has to.
         """
+        for peer in self._peers:
+            if peer is not self._peer:
+                peer.ask("unmap")
         if self._everything:
             drop_all()
         self._peer.ask("only", self._way)
@@ -92,18 +97,21 @@ class ColdPeer:
 
 @contextmanager
 def open_cold_peers(
-    pack: Path, parent: Path, batch: int, python: str, everything: bool
+    pack: Path, parent: Path, batch: int, python: str, everything: bool, only: list[str]
 ) -> Iterator[tuple[dict[str, ColdPeer], dict[str, str], list[str]]]:
-    """Start the peers, make them write and check their files, and choose settings.
+    """Start the peers, `only` some of them, make them write and check their files, and choose
+    settings.
 
     Yields (ways, failures, notes): row of the table → method; → reason of one that does not run;
     and versions and settings, a line each.
     """
     ways, failures, notes = {}, {}, []
+    peers: list[Peer] = []
     with ExitStack() as stack:
         root = Path(tempfile.mkdtemp(prefix="peers-", dir=parent.resolve()))
         stack.callback(shutil.rmtree, root)
-        for module, without in COLD_PEERS.items():
+        for module in only:
+            without = COLD_PEERS[module]
             print(f"preparing {PEERS[module]}", file=sys.stderr, flush=True)
             folder = root / module
             peer = Peer(module, environment_python(python), pack.resolve(), folder, batch)
@@ -113,10 +121,11 @@ def open_cold_peers(
             except PeerError as error:
                 failures[PEERS[module]] = str(error)
                 continue
+            peers.append(peer)
             for name in about["ways"]:
                 if name in _EXCLUDED:
                     continue
-                way = ColdPeer(peer, folder, name, everything)
+                way = ColdPeer(peer, peers, folder, name, everything)
                 try:
                     setting = way.choose(without)
                 except PeerError as error:

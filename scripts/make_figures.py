@@ -111,15 +111,15 @@ def summary(panels: list[dict]) -> str:
         f"With sa1bpack, it costs **{pack} ms once**, then **{read} ms** in every epoch. "
         f"From memory, a Loader reads samples at **{share} times the speed** of copying their "
         f"bytes (the best of {peers} other ways reaches {peer_share}: {peer}). "
-        f"From disk, it reads **{speed} samples per second** "
-        f"(the best of {cold_peers} other libraries reads {peer_speed}: {cold_peer})."
+        f"From disk, past the page cache, it reads **{speed} samples per second** (the best of "
+        f"{cold_peers} other libraries, which read through it, has {peer_speed}: {cold_peer})."
     )
     return textwrap.fill(text, 124, break_on_hyphens=False) + "\n"
 
 
 def against_peers(panel: dict) -> tuple[str, str, str, int]:
-    """Our value, the best other one, whose it is, and how many others were measured."""
-    [ours] = [line for line in panel["lines"] if line.get("ours")]
+    """Our first value, the best other one, whose it is, and how many others were measured."""
+    ours = next(line for line in panel["lines"] if line.get("ours"))
     others = [line for line in panel["lines"] if not line.get("ours")]
     best = max(others, key=lambda line: line["value"])
     return number(ours["value"]), number(best["value"]), best["name"], len(others)

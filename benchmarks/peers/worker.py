@@ -9,6 +9,7 @@ JSON object. The output of the peer goes to standard error.
     use WAY SETTING        check this setting, and keep it
     only WAY               close the readers of other methods, open this one's unless it is
     reopen WAY             open its files again; no page of a file stays mapped
+    unmap                  no page of a file stays mapped
     order SEED             draw the order of the next epoch, collect garbage
     epoch WAY              read all samples once; answers when it is done
     remote WAY SETTING URL FOLDER CHECK   open the files at a URL, with an empty cache in a folder,
@@ -98,7 +99,12 @@ class Worker:
         """Open the files of the method again, and unmap the pages of all files in the folder."""
         del self.readers[way]
         self.readers[way] = self._open(self.used[way])
+        return self.unmap()
+
+    def unmap(self) -> dict:
+        """Unmap the pages of all files that peers read: their own, and the pack's."""
         unmap_pages(self.folder)
+        unmap_pages(self.pack)
         return {}
 
     def remote_settings(self) -> dict:
