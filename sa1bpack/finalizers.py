@@ -1,9 +1,9 @@
 """Work that is done when an object is gone, where no interrupt can spoil it.
 
 A finalizer in Python (`__del__`, the callback of a weak reference, of `weakref.finalize` or of a
-WeakSet) runs wherever the last reference goes, mostly in the main thread. The exception of a signal
-may arise in the middle of it; Python prints and forgets it, the work is done in part, and the
-program never learns that it was asked to end. So no object of this package has one:
+WeakSet) runs wherever the last reference is dropped, mostly in the main thread. The exception of a
+signal may arise in the middle of it; Python prints and forgets it, the work is done in part, and
+the program never learns that it was asked to end. So no object of this package has one:
 
 - `when_gone` registers work. The end of the object is noted without executing any Python, and a
   thread, in which no signal arrives, does the work.

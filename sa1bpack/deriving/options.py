@@ -128,7 +128,7 @@ class DeriveOptions(RowOptions):
     threads: int | None = option(None, "reader threads", none="chosen by the Loader", metavar="N")
     prefetch: int | None = option(
         None,
-        "batches that are ready or in progress while one is used",
+        "batches that are ready or in progress, besides the one that is used and the next one",
         none="chosen by the Loader",
         metavar="N",
     )

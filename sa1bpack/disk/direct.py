@@ -60,7 +60,7 @@ def choose_mode(
     Args:
         io: "auto", "direct" or "cached".
         nbytes: bytes that will be read.
-        subject: what is read, in the genitive: "the dataset's".
+        subject: what is read, as a possessive: "the dataset's".
         obstacle: returns why it cannot be read past the page cache; None if it can.
 
     Raises:

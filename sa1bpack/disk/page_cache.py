@@ -52,7 +52,7 @@ def read_ahead_map(address: int, count: int) -> None:
 
 @njit
 def populate(address: int, count: int) -> None:
-    """Have the pages of memory made, as writing to them would do; what they hold stays.
+    """Fault in the pages of memory, as writing to them would do; what they hold stays.
 
     A system before Linux 5.14 does nothing here.
     """

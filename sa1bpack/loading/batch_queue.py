@@ -47,6 +47,7 @@ class SentBatch:
 class QueuedBatch:
     """A batch in the making, from the thread that begins it to the consumer; one owner at a time.
 
+    It fills one buffer: small batches that are joined (`OrderedBatch.parts`) are one of these.
     Which batch it is, `located.ordered` says.
 
     Attributes:
@@ -92,7 +93,7 @@ class BatchQueue:
     Attributes:
         prefetch: number of batches that may be in progress or ready, besides the one that is taken
             next.
-        ready: number of complete batches that are not taken yet.
+        ready: number of complete batches that are not taken yet; joined ones count as one.
         closed: the epoch has ended.
     """
 
@@ -104,7 +105,7 @@ class BatchQueue:
         self._changes = pool.changes
         self._batches: deque[QueuedBatch] = deque()  # begun, and not taken
         self._ranges: deque[tuple[QueuedBatch, SampleRange]] = deque()  # to be copied
-        self._locating: QueuedBatch | None = None
+        self._beginning: QueuedBatch | None = None
         self._all_begun = False
 
     def close(self) -> None:
@@ -117,7 +118,7 @@ class BatchQueue:
             for batch in discarded:
                 if batch.is_complete:
                     self._discard(batch)
-            self._changes.call_all_threads()
+            self._changes.wake_all_threads()
             self._changes.batches.notify_all()
 
     def _discard(self, batch: QueuedBatch) -> None:
@@ -136,24 +137,24 @@ class BatchQueue:
     # ----------------------------------------------------------------------- threads that fill
 
     def task(self) -> tuple[QueuedBatch, SampleRange | None] | None:
-        """The next task of a thread: samples of a batch to copy; or, with None, a batch to locate.
+        """The next task of a thread: samples of a batch to copy; or, with None, a batch to begin.
 
-        One thread locates at a time. None: there is none now. The caller holds the lock of
-        the pool.
+        One thread begins a batch at a time: it locates the samples, waits until no device copies
+        out of the buffer any more, and prepares it. None: there is no task now. The caller holds
+        the lock of the pool.
 
-        A thread that gets a batch to locate must `share` or `complete` it.
+        A thread that gets a batch to begin must `queue_ranges` of it, or `complete` it.
         """
         if self._ranges:
             task = self._ranges.popleft()
             if self.is_done:
-                with self._changes.lock:
-                    self._changes.call_all_threads()  # threads end
+                self._changes.wake_all_threads()  # threads end
             return task
         if not self._may_begin():
             return None
         batch = QueuedBatch(self._pool.free.popleft())
         self._batches.append(batch)
-        self._locating = batch
+        self._beginning = batch
         return batch, None
 
     def has_task(self) -> bool:
@@ -163,38 +164,38 @@ class BatchQueue:
     @property
     def is_done(self) -> bool:
         """True if there will be no further task, not even for who locates the last batch."""
-        if self._ranges or self._locating is not None:
+        if self._ranges or self._beginning is not None:
             return False
         return self.closed or self._all_begun
 
     def _may_begin(self) -> bool:
-        if self.closed or self._all_begun or self._locating is not None:
+        if self.closed or self._all_begun or self._beginning is not None:
             return False
         return len(self._batches) <= self.prefetch and len(self._pool.free) > 0
 
-    def share(self, batch: QueuedBatch, ranges: list[SampleRange]) -> None:
-        """Let threads copy a located batch, in ranges. `copied` tells which was the last."""
+    def queue_ranges(self, batch: QueuedBatch, ranges: list[SampleRange]) -> None:
+        """Let threads copy a batch that is begun, in ranges; see `copied` for which ends last."""
         with self._changes.lock:
             batch.ranges_left = len(ranges)
             for samples in ranges:
                 self._ranges.append((batch, samples))
-            self._changes.call_threads(len(ranges) - 1)  # this thread takes one of them
-            self._end_locating(batch)
+            self._changes.wake_threads(len(ranges) - 1)  # this thread takes one of them
+            self._end_beginning(batch)
 
-    def _end_locating(self, batch: QueuedBatch) -> None:
+    def _end_beginning(self, batch: QueuedBatch) -> None:
         """Let another thread locate the next batch, unless this is the last one of the epoch.
 
         Nor is there a next one if this one could not be located: its error ends the epoch.
         """
-        self._locating = None
+        self._beginning = None
         self._all_begun = batch.located is None or batch.located.ordered.is_last
         if self._all_begun:
-            self._changes.call_all_threads()  # threads end
+            self._changes.wake_all_threads()  # threads end
         else:
-            self._changes.call_threads()
+            self._changes.wake_threads()
 
     def copied(self, batch: QueuedBatch) -> bool:
-        """Note that a range of the batch is copied. True for the last one: `complete` the batch."""
+        """Note that a range of the batch is copied. True if all are now: `complete` the batch."""
         with self._changes.lock:
             batch.ranges_left -= 1
             return batch.ranges_left == 0
@@ -209,8 +210,8 @@ class BatchQueue:
         with self._changes.lock:
             batch.error = error
             batch.is_complete = True
-            if self._locating is batch:
-                self._end_locating(batch)
+            if self._beginning is batch:
+                self._end_beginning(batch)
             if free or error is not None:
                 self._release(batch)
             if self.closed:
@@ -247,12 +248,12 @@ class BatchQueue:
                 if batches and batches[0].is_complete:
                     batch = batches.popleft()
                     self.ready -= 1
-                    self._changes.call_threads()
+                    self._changes.wake_threads()
                     if self.closed:  # since the line above: by a signal handler
                         self._discard(batch)
                         return None
                     return batch
-                starves = self._starves()
+                starves = self._consumer_holds_all()
             if not starves:
                 raise LoaderTimeout(late_text())
             self._pool.make_room()
@@ -263,9 +264,9 @@ class BatchQueue:
             return True
         if self._batches:
             return self._batches[0].is_complete
-        return self._starves()
+        return self._consumer_holds_all()
 
-    def _starves(self) -> bool:
+    def _consumer_holds_all(self) -> bool:
         """True if no batch can arrive because the consumer holds all buffers."""
         if self._batches or self._pool.free:
             return False

@@ -95,21 +95,21 @@ class BatchSources:
         stop: int,
         buffer: np.ndarray,
         direct: bool,
-        coming: RowPrefetcher | None,
+        prefetcher: RowPrefetcher | None,
     ) -> Iterator[Opened]:
         """Open what samples `first` to `stop` are loaded from, some of them at a time.
 
         Args:
             buffer: uint8 (n,), the buffer of the batch.
             direct: read past the page cache, where that is possible.
-            coming: what was asked for of samples that are not on this machine.
+            prefetcher: what was asked for of samples that are not on this machine.
 
         Raises:
             ResourceShortage: no more files can be opened.
         """
         for start, end, is_fetched in self._stretches(first, stop):
             if is_fetched:
-                yield from self._arrived(start, end, direct, coming)
+                yield from self._arrived(start, end, direct, prefetcher)
             elif self._copies is not None:
                 yield from self._checked(self._copies, start, end, buffer, direct)
             else:
@@ -133,7 +133,7 @@ class BatchSources:
     # ------------------------------------------------------------------------- what was fetched
 
     def _arrived(
-        self, first: int, stop: int, direct: bool, coming: RowPrefetcher | None
+        self, first: int, stop: int, direct: bool, prefetcher: RowPrefetcher | None
     ) -> Iterator[Opened]:
         """Samples of which rows are fetched, compared with their checksums.
 
@@ -148,32 +148,32 @@ class BatchSources:
             rows = []
             end = start
             while end < start + len(sources.files):
-                if coming is not None and coming.is_over:
+                if prefetcher is not None and prefetcher.is_over:
                     return  # nobody gets the batch
-                if end > start and not self._is_here(end, coming):
+                if end > start and not self._is_here(end, prefetcher):
                     break
                 of_sample = None
-                if coming is not None:
-                    of_sample = coming.take(int(self._located.tables.samples["row"][end]))
+                if prefetcher is not None:
+                    of_sample = prefetcher.take(int(self._located.tables.samples["row"][end]))
                 files = sources.files[end - start]
                 work = partial(enter_arrived, self._located, end, of_sample, direct, files)
                 asked.append(of_sample)
                 rows.append(self._opened(partial(list, [end]), work))
                 end += 1
-            if coming is not None:
-                coming.arrived(time.monotonic() - begin)
+            if prefetcher is not None:
+                prefetcher.arrived(time.monotonic() - begin)
             yield Opened(start, end, sources)
             del rows  # which the tables have the addresses of, and are loaded
             for of_sample in asked:
-                if coming is not None and of_sample is not None:
-                    coming.copied(of_sample)
+                if prefetcher is not None and of_sample is not None:
+                    prefetcher.copied(of_sample)
             start = end
 
-    def _is_here(self, k: int, coming: RowPrefetcher | None) -> bool:
+    def _is_here(self, k: int, prefetcher: RowPrefetcher | None) -> bool:
         """True if the rows of sample k need not be waited for."""
-        if coming is None:
+        if prefetcher is None:
             return False
-        return coming.is_here(int(self._located.tables.samples["row"][k]))
+        return prefetcher.is_here(int(self._located.tables.samples["row"][k]))
 
     def _no_files(self, start: int, end: int) -> Sources:
         """Sources of these samples, a row for each, to be filled in."""
@@ -192,7 +192,7 @@ class BatchSources:
         One at a time: it is in the processor's caches then.
         """
         for k in range(first, stop):
-            copies.announce(k, direct)
+            copies.read_ahead(k, direct)
         for k in range(first, stop):
             sources = self._no_files(k, k + 1)
             work = partial(copies.enter, k, buffer, direct, sources.files[0])

@@ -1,8 +1,8 @@
 """Buffers of batches, and what threads that fill them wait for.
 
 A buffer of a batch on the CPU is free again when the batch is gone, wherever its last reference
-goes. There, no Python is executed (see `finalizers.py`): the interpreter puts a notice into the
-queue from which the threads that fill are called, and the next of them that looks for work puts the
+is dropped. There, no Python is executed (see `finalizers.py`): the interpreter puts a notice into
+the queue on which the threads that fill wait, and the next of them that looks for work puts the
 buffer back. So a loop that waits for batches starts no other thread with each that it drops, which
 would take the processor, and the interpreter, from those that fill.
 """
@@ -54,70 +54,70 @@ class Buffer:
 class Changes:
     """The lock of pools and of their queues, and who waits for what.
 
-    Consumers wait for the batch that is next, at a condition. Threads wait for work, at a queue of
-    calls, each of which wakes one of them. A call is None, or the notice that a batch is gone: the
+    Consumers wait for the batch that is next, on a condition. Threads wait for work, on a queue,
+    each item of which wakes one of them. An item is None, or the notice that a batch is gone: the
     thread that gets it puts its buffer back.
 
     Attributes:
         lock: the lock. It is reentrant.
         batches: consumers wait for a batch.
-        calls: threads wait for something to do.
+        wakeups: threads wait for something to do.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.batches = threading.Condition(self.lock)
-        self.calls: SimpleQueue[Notice | None] = SimpleQueue()
+        self.wakeups: SimpleQueue[Notice | None] = SimpleQueue()
         self._waiting = 0  # threads; it changes with the lock alone
 
-    def call_threads(self, count: int = 1) -> None:
+    def wake_threads(self, count: int = 1) -> None:
         """Wake at most `count` threads that wait for work. The caller holds the lock.
 
-        Calls that nobody has answered yet count: each wakes one.
+        Items that are still in the queue count: each wakes one.
         """
-        for _ in range(min(count, self._waiting - self.calls.qsize())):
-            self.calls.put(None)
+        for _ in range(min(count, self._waiting - self.wakeups.qsize())):
+            self.wakeups.put(None)
 
-    def call_all_threads(self) -> None:
+    def wake_all_threads(self) -> None:
         """Wake all threads that wait for work. The caller holds the lock."""
-        self.call_threads(self._waiting)
+        self.wake_threads(self._waiting)
 
     def begin_waiting(self) -> None:
         """Note that this thread is about to `wait`. It holds the lock, and found nothing to do.
 
-        Any thread that has something for it from now on calls it.
+        Any thread that has something for it from now on wakes it.
         """
         self._waiting += 1
 
     def wait(self, seconds: float) -> None:
-        """Wait for a call, at most `seconds`. The caller does not hold the lock."""
-        call = None
+        """Wait to be woken, at most `seconds`. The caller does not hold the lock."""
+        notice = None
         with suppress(Empty):
-            call = self.calls.get(timeout=seconds)
+            notice = self.wakeups.get(timeout=seconds)
         with self.lock:
             self._waiting -= 1
-            _answer(call)
+            _take_back(notice)
 
-    def answer_calls(self) -> None:
+    def take_back_buffers(self) -> None:
         """Put back the buffers of all batches that are gone. The caller holds the lock."""
-        answered = 0
-        for _ in range(self.calls.qsize()):
+        taken = 0
+        for _ in range(self.wakeups.qsize()):
             try:
-                call = self.calls.get_nowait()
+                notice = self.wakeups.get_nowait()
             except Empty:  # a thread that waited has got it
                 break
-            _answer(call)
-            answered += 1
-        self.call_threads(answered)  # those that the calls would have woken
+            _take_back(notice)
+            taken += 1
+        self.wake_threads(taken)  # those that the items would have woken
 
 
-def _answer(call: Notice | None) -> None:
-    """Put back the buffer of a batch that is gone, if that is what the call says."""
-    if call is not None:
-        lent: LentMemory = call.about
+def _take_back(notice: Notice | None) -> None:
+    """Put back the buffer of the batch that a notice says is gone; None is no notice."""
+    if notice is not None:
+        lent: LentMemory = notice.about
         pool = lent.pool()
         if pool is not None:
-            pool.take_back(call)
+            pool.take_back(notice)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +195,7 @@ class BufferPool:
             self._watch(holder, buffer)
             return
         about = LentMemory(buffer, weakref.ref(self))
-        notice = Notice(holder, self.changes.calls.put)
+        notice = Notice(holder, self.changes.wakeups.put)
         notice.about = about
         self._notices[id(notice)] = notice
 
@@ -215,7 +215,7 @@ class BufferPool:
         # In a forked child the pool belongs to the parent, and its lock may be held forever.
         if process == os.getpid():
             with self.changes.lock:
-                self.changes.answer_calls()
+                self.changes.take_back_buffers()
             self.release(buffer)
 
     def release(self, buffer: Buffer) -> None:
@@ -233,7 +233,7 @@ class BufferPool:
         else:
             self.free.append(buffer)
         with self.changes.lock:
-            self.changes.call_threads()
+            self.changes.wake_threads()
 
     def refill(self) -> None:
         """Replace buffers that were lost, so that an epoch begins with as many as were planned.
@@ -241,7 +241,7 @@ class BufferPool:
         Raises what `allocate` raises.
         """
         with self.changes.lock:
-            self.changes.answer_calls()
+            self.changes.take_back_buffers()
         for _ in range(self.count - len(self.all)):
             buffer = self.allocate()
             self.all.add(buffer)
@@ -279,7 +279,7 @@ class BufferPool:
             for buffer in added:
                 self.all.add(buffer)
             self.free.extend(added)
-            self.changes.call_all_threads()
+            self.changes.wake_all_threads()
         for key, notice in list(self._notices.items()):
             holder = notice()
             if holder is not None and self._notices.pop(key, None) is not None:
@@ -292,4 +292,4 @@ class BufferPool:
         self.scratch = deque(maxlen=0)
         self._notices.clear()
         with self.changes.lock:
-            self.changes.answer_calls()  # notices of the rest keep their buffers
+            self.changes.take_back_buffers()  # notices of the rest keep their buffers

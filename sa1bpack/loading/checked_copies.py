@@ -38,7 +38,7 @@ class CheckedCopies:
         self._places = places
         self._image = image
 
-    def announce(self, k: int, direct: bool) -> None:
+    def read_ahead(self, k: int, direct: bool) -> None:
         """Let the system begin to read the rows of a sample and of its masks into the page cache.
 
         It goes through the maps, so that nothing is opened for it; what is read there is never

@@ -5,10 +5,9 @@ thread that begins an iteration.
 
 The Loader has one code path for both. Each has three methods: `allocate` makes memory for a buffer,
 `prepare` what can be made of a batch before it is filled, `deliver` the batch that the consumer
-gets, or those that were joined to it. And a CUDA device has
-four more: `enter_thread`, at the beginning of a reader thread; `wait`, until the last copy out of a
-buffer is done; `stage`, to start sending a filled buffer, without waiting for it; and `send`, which
-does that for one batch.
+gets, or those that were joined to it. A CUDA device has four more: `enter_thread`, at the beginning
+of a reader thread; `wait`, until the last copy out of a buffer is done; `stage`, to start sending a
+filled buffer, without waiting for it; and `send`, which does that for one batch.
 """
 
 import atexit

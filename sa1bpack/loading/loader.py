@@ -1,9 +1,10 @@
-"""Batches of a pack, large arrays copied at most once: threads fill reused buffers, in order.
+"""Batches of a pack: threads fill reused buffers, in order, and copy as little as possible.
 
 `Locator.locate` looks up where the samples of a batch are. Reader threads fill a buffer
-(`load_samples`): bytes in the page cache are copied from there; others are read from the disk, past
-the cache straight to their place in the buffer where that is possible. A device takes the buffer
-over (`devices`), and the consumer receives the batches in order (`BatchQueue`).
+(`load_samples`): bytes in the page cache are copied from there. Others are read from the disk: with
+O_DIRECT, where the option `io` says so or the dataset takes more than half of the memory, straight
+to their place in the buffer if the alignment permits; else through the page cache. A device takes
+the buffer over (`devices`), and the consumer receives the batches in order (`BatchQueue`).
 """
 
 import logging
@@ -55,8 +56,9 @@ MOST_THREADS = 12
 # Past the page cache, threads mostly wait: this many keep a disk busy, however few cores there are.
 DIRECT_THREADS = 4
 
-# Batches that are ready or in progress while one is used. More of few samples: a thread that the
-# system suspends for some milliseconds holds up as many of them as are read meanwhile.
+# Batches that are ready or in progress besides the next one and the one that is used. More of few
+# samples: a thread that the system suspends for some milliseconds holds up as many of them as are
+# read meanwhile.
 PREFETCH = 2
 SMALL_PREFETCH = 4
 SMALL_SAMPLES = 16
@@ -90,7 +92,8 @@ class Loader(BaseLoader, Threaded):
 
     On a CPU the large part of a batch is lent, not copied: images, masks and runs share the memory
     of a buffer, which is refilled once the last of them is gone. A tensor that is kept never
-    changes, but it keeps its buffer: there are `prefetch` + 2, one of which the loop itself uses. A
+    changes, but it keeps its buffer: there are `prefetch` + 2, one of which the loop itself uses,
+    and some more for the results of a pipeline in threads (`plan().batches`). A
     consumer that keeps more batches (`list(loader)`) gets them in new memory, which is logged once;
     `clone()` tensors that you keep for longer than a step. On CUDA batches belong to the consumer:
     the large part of each is one allocation, plus what is made on the device (unpacked masks, RGB).
@@ -160,18 +163,19 @@ class Loader(BaseLoader, Threaded):
         self._mode = choose_mode(chosen.io or "auto", nbytes, "the dataset's", obstacle)
         self._threads = chosen.threads or usual_threads(self._mode)
         self._prefetch = chosen.prefetch or self._usual_prefetch()
-        self._called_ahead: Callable[[Any], Any] | None = None  # on a CPU, by so many threads
+        self._threaded_pipeline: Callable[[Any], Any] | None = None  # on a CPU, by so many threads
         self._pipeline_threads = 0
         if self._spec.to_device:
             self._pipeline = chosen.pipeline
         elif chosen.pipeline is not None:
-            self._called_ahead = chosen.pipeline
+            self._threaded_pipeline = chosen.pipeline
             # A pipeline uses several cores by itself: more threads were not faster.
             self._pipeline_threads = chosen.pipeline_threads or 1
         self._pool: BufferPool | None = None
         self._locator: Locator | None = None  # of this process
-        self._is_compiled = False  # here: threads that did it would seem to wait for the disk
-        self._together = 1  # batches of a buffer of the pool
+        # Compiled by the consumer: in a reader thread it would count as waiting for the disk.
+        self._is_compiled = False
+        self._together = 1  # batches that share a buffer of the pool
         self._pid = os.getpid()
         self._closed = False
 
@@ -287,11 +291,11 @@ class Loader(BaseLoader, Threaded):
             crew=crew,
             together=self._together,
         )
-        if self._called_ahead is None:
+        if self._threaded_pipeline is None:
             return readers
         transform = partial(
             _transformed,
-            pipeline=self._called_ahead,
+            pipeline=self._threaded_pipeline,
             spec=self._dataset.spec_text,
             says_dropped=self._options.on_error == "drop",
         )

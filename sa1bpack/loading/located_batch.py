@@ -214,7 +214,7 @@ class LocatedBatch:
     # ------------------------------------------------------------------------------------ the copy
 
     def copy(
-        self, first: int, stop: int, reader: SampleReader, coming: RowPrefetcher | None = None
+        self, first: int, stop: int, reader: SampleReader, prefetcher: RowPrefetcher | None = None
     ) -> list[Read]:
         """Copy samples `first` to `stop` of the batch into the buffer that it was begun in.
 
@@ -222,7 +222,7 @@ class LocatedBatch:
 
         Args:
             reader: reader of this thread.
-            coming: what was asked for of samples that are not on this machine.
+            prefetcher: what was asked for of samples that are not on this machine.
 
         Returns:
             What was read for that, in order.
@@ -232,7 +232,7 @@ class LocatedBatch:
         """
         reads = []
         buffer = self._dest.buffer
-        for opened in self._sources.open(first, stop, buffer, reader.direct, coming):
+        for opened in self._sources.open(first, stop, buffer, reader.direct, prefetcher):
             reads.append(self._load(opened.first, opened.stop, reader, opened.sources))
         return reads
 

@@ -51,8 +51,8 @@ class Locator:
     def locate(self, batches: Sequence[OrderedBatch]) -> list[tuple[LocatedBatch, Dropped]]:
         """The located batches, and the errors of the samples that they lack.
 
-        A batch has the remaining samples, which may be none. Here alone it is asked which masks are
-        kept; batches for which that is the same are looked up together.
+        A batch has the remaining samples, which may be none. Nothing else asks the schedule which
+        masks are kept; batches with the same choice are looked up together.
 
         Args:
             batches: the batches, as the order has them.

@@ -330,7 +330,7 @@ class LoaderOptions(ReadingOptions):
     )
     prefetch: int | None = option(
         None,
-        "batches that are ready or in progress while one is used",
+        "batches that are ready or in progress, besides the one that is used and the next one",
         low=1,
         high=MAX_PREFETCH,
         none="2, or 4 of at most 16 samples; past the page cache as many as let each thread read "

@@ -69,7 +69,7 @@ class EpochWork(Protocol):
     def work_at(
         self, batch: QueuedBatch, samples: SampleRange | None, tools: ThreadTools, name: str
     ) -> None:
-        """Locate a batch, or copy samples of one; `name` is the thread's. Raises nothing."""
+        """Begin a batch, or copy samples of one; `name` is the thread's. Raises nothing."""
 
 
 class ReaderCrew:
@@ -83,7 +83,7 @@ class ReaderCrew:
     An epoch begins with `serve`, and is done when all of its batches are begun and shared out, or
     its queue is closed. The threads of a single epoch end then; those of a mix at its `end`.
 
-    Threads reach nothing but the epochs that are not done, and this.
+    Threads hold references to this and to the epochs that are not done, and to nothing else.
     """
 
     def __init__(
@@ -110,7 +110,6 @@ class ReaderCrew:
         self._count = budget + (loaders or 1) - 1
         self._scratch = scratch
         self._epochs: list[EpochWork] = []  # that are not done
-        self._chosen: EpochWork | None = None  # for the thread that has the lock
         self._busy: Counter[EpochWork] = Counter()  # of a mix: epoch → threads that work at it now
         self._serves = False  # threads may begin, or end if no epoch is left
         self._over = False
@@ -127,7 +126,7 @@ class ReaderCrew:
         with self.changes.lock:
             self._epochs = [*self._epochs, epoch]
             self._serves = True
-            self.changes.call_all_threads()
+            self.changes.wake_all_threads()
 
     # ------------------------------------------------------------------------------- in the threads
 
@@ -147,52 +146,47 @@ class ReaderCrew:
         """The next task of a thread; None: there will be none."""
         while True:
             with self.changes.lock:
-                self.changes.answer_calls()
-                if self._has_news():
-                    return self._chosen_task()
+                self.changes.take_back_buffers()
+                self._forget_done()
+                epoch = self._neediest()
+                if epoch is not None:
+                    return self._task_of(epoch)
+                if self._is_over():
+                    return None
                 self.changes.begin_waiting()
             self.changes.wait(_IDLE_SECONDS)
 
-    def _chosen_task(self) -> tuple[EpochWork, QueuedBatch, SampleRange | None] | None:
-        """The next task of the chosen epoch; None: there will be none."""
-        epoch = self._chosen
-        self._chosen = None
-        if epoch is None:
-            return None
+    def _task_of(self, epoch: EpochWork) -> tuple[EpochWork, QueuedBatch, SampleRange | None]:
+        """The next task of an epoch, which has one."""
         task = epoch.queue.task()
         assert task is not None, "the queue had a task under the same lock"
         if self.is_shared:
             self._busy[epoch] += 1
         return epoch, *task
 
-    def _has_news(self) -> bool:
-        """True if `_next` need not wait; then `_chosen` is the epoch that it works at, if any."""
-        if self.is_shared:
-            self._chosen = self._neediest()
-            return self._chosen is not None or self._over
-        for epoch in self._epochs:  # one at most
-            if epoch.queue.has_task():
-                self._chosen = epoch
-                return True
+    def _forget_done(self) -> None:
+        """Forget the epochs of which nothing is left to do."""
+        for epoch in self._epochs:
             if epoch.queue.is_done:
-                self._epochs = []
-        return self._over or (self._serves and not self._epochs)
+                self._epochs = [other for other in self._epochs if not other.queue.is_done]
+                return
+
+    def _is_over(self) -> bool:
+        """True if there will be no task for any thread."""
+        if self._over or self.is_shared:
+            return self._over
+        return self._serves and not self._epochs
 
     def _neediest(self) -> EpochWork | None:
-        """The epoch of a mix with the fewest batches ready that a thread may work at now."""
+        """The epoch with the fewest batches ready that a thread may work at now."""
         chosen = None
-        is_any_done = False
         is_full = self._busy.total() >= self.budget
         for epoch in self._epochs:
             queue = epoch.queue
-            if not queue.has_task():
-                is_any_done |= queue.is_done
-            elif is_full and self._busy[epoch] > 0:
+            if not queue.has_task() or (is_full and self._busy[epoch] > 0):
                 continue
-            elif chosen is None or queue.ready < chosen.queue.ready:
+            if chosen is None or queue.ready < chosen.queue.ready:
                 chosen = epoch
-        if is_any_done:
-            self._epochs = [epoch for epoch in self._epochs if not epoch.queue.is_done]
         return chosen
 
     def _finished(self, epoch: EpochWork) -> None:
@@ -202,7 +196,7 @@ class ReaderCrew:
             if self._busy[epoch] > 0:
                 return
             del self._busy[epoch]
-            self.changes.call_all_threads()  # threads may wait for the number of those at work
+            self.changes.wake_all_threads()  # threads may wait for the number of those at work
         with self._left:
             self._left.notify_all()
 
@@ -223,7 +217,7 @@ class ReaderCrew:
         if not self.is_shared:
             self._over = True
             with self.changes.lock:
-                self.changes.call_all_threads()
+                self.changes.wake_all_threads()
             self._join(limit)
             return
 
@@ -245,7 +239,7 @@ class ReaderCrew:
         for epoch in self._epochs:
             epoch.queue.close()  # what is shared out is still worked off
         with self.changes.lock:
-            self.changes.call_all_threads()
+            self.changes.wake_all_threads()
         self._join(time.monotonic() + wait)
 
     def _join(self, limit: float) -> None:

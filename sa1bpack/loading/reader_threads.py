@@ -1,4 +1,17 @@
-"""One epoch of a Loader: threads locate batches, copy samples, and pass batches on."""
+"""One epoch of a Loader: threads locate batches, copy samples, and pass batches on.
+
+The path of a batch:
+
+1. `_begin_batch`, one thread at a time: the samples of this batch and of some more are located
+   (`_locate`; small batches are joined there, to one that fills a buffer), the buffer is prepared,
+   and the samples are queued, in ranges.
+2. `_copy`, any thread, each range: read, and put in place.
+3. `_complete`, the thread whose range is finished last: errors, and the copy to a device.
+4. `take`, the consumer: the batch, or each of those that were joined, as tensors.
+
+A batch is one range if there are as many batches at once as threads; else, and at the end of an
+epoch, when no further batch keeps the others busy, it is divided among them.
+"""
 
 import os
 import time
@@ -47,11 +60,9 @@ class ReaderThreads:
 
     The threads are those of a `ReaderCrew`, of this epoch alone or of all loaders of a mix.
 
-    A thread that finds no samples left to copy, and no other thread that locates, takes a buffer of
-    the pool, locates the next batch, and shares it out in ranges of samples if there are more
-    threads than batches at once. The thread that copies the last samples of a batch passes the
-    batch on. Shards are opened while locating, and files while copying, without holding a lock:
-    other threads keep copying.
+    A thread that finds no samples left to copy, and no other thread that begins a batch, takes a
+    buffer of the pool and begins the next one. Shards are opened while locating, and files while
+    copying, without holding a lock: other threads keep copying.
 
     The record of a batch, an `OrderedBatch`, is made by the thread that locates it, and is part of
     the batch until the consumer has it.
@@ -60,7 +71,7 @@ class ReaderThreads:
 
     - the queue and the statistics of its own epoch: the queue is closed, and discards what comes;
     - the buffer and the scratch memory that it writes to, which it then releases to the pool;
-    - the order, of which it may take batches that nobody gets: a pure function;
+    - the order, which it may advance: that is a pure function, and nobody gets these batches;
     - the stream of the device, on which a copy out of its buffer may be queued;
     - the caches of open shards and files, which all epochs share.
 
@@ -105,17 +116,17 @@ class ReaderThreads:
         prefetch = pool.count - 2  # besides the batch that is taken next, and the consumer's
         self.queue = BatchQueue(pool, prefetch)
         self._pid = os.getpid()
-        # Complete batches if there are enough for all threads: that needs the least locking.
+        # Whole batches if there are enough for all threads: that needs the least locking.
         self._ranges_per_batch = -(-crew.budget // (prefetch + 1))
         self._direct = direct
         # All threads copy each of the last batches: otherwise some would wait for who has the last.
-        # The limit of a disk is how much is asked for at once, which smaller parts make less.
-        self._first_shared = batches.first + len(batches)
+        # Not from a disk, which is faster the more is asked for at once.
+        self._first_split = batches.first + len(batches)
         if not direct:
-            self._first_shared -= crew.budget * together
+            self._first_split -= crew.budget * together
         self._together = together
         self._keeping: Ending | None = None
-        # Used only by the thread that locates.
+        # Used only by the thread that begins a batch.
         self._remaining = iter(batches)
         self._prefetcher: ShardPrefetcher | None = None
         if ds.pack.sources:
@@ -129,7 +140,7 @@ class ReaderThreads:
                 locator.spec.chosen,
                 self._waited_for_rows,
             )
-        self._is_first = True  # no batch was shared out yet
+        self._is_first = True  # no batch was begun yet
         self._located: deque[tuple[LocatedBatch, Dropped]] = deque()
         self._locate_next = 1  # batches
         # Used only by the consumer: the number of the batch that it waits for; batches that came
@@ -163,7 +174,7 @@ class ReaderThreads:
     def work_at(
         self, batch: QueuedBatch, samples: SampleRange | None, tools: ThreadTools, name: str
     ) -> None:
-        """Locate a batch, or copy samples of one; `name` is the thread's."""
+        """Begin a batch, or copy samples of one; `name` is the thread's."""
         if samples is None:
             self._doing[name] = ("locating a batch", time.monotonic())
             self._begin_batch(batch, tools, name)
@@ -174,7 +185,7 @@ class ReaderThreads:
     def _copy(
         self, batch: QueuedBatch, samples: SampleRange, tools: ThreadTools, name: str
     ) -> None:
-        """Copy samples of a batch; if they are the last, pass the batch on."""
+        """Copy samples of a batch; if all others are copied, pass the batch on."""
         located = batch.located_samples()
         self._doing[name] = (located, time.monotonic())
         begin = self._counts.clock()
@@ -190,11 +201,13 @@ class ReaderThreads:
             self._complete(batch, located, tools)
 
     def _begin_batch(self, batch: QueuedBatch, tools: ThreadTools, name: str) -> None:
-        """Locate the next batch, and let the threads copy its samples."""
+        """Begin the next batch, and let the threads copy its samples."""
+        is_first = self._is_first
+        self._is_first = False
         try:
             tools.enter(self._device)
             begin = self._counts.clock()
-            if self._is_first and self._rows is not None:  # while the network is waited for
+            if is_first and self._rows is not None:  # while the network is waited for
                 memory = batch.filled_buffer().bytes
                 populate(address_of(memory), len(memory))
             if not self._located:
@@ -212,14 +225,13 @@ class ReaderThreads:
                 return
             self._fill(batch, located, name)
             ranges = self._ranges_per_batch
-            if self._is_first and self._rows is not None:  # the consumer waits for the network
+            if is_first and self._rows is not None:  # the consumer waits for the network
                 ranges = self._crew.budget
-                self._is_first = False
-            if located.ordered.number >= self._first_shared:
+            if located.ordered.number >= self._first_split:
                 ranges = self._crew.budget
             count = min(ranges, len(located))
             edges = (np.arange(count + 1) * len(located) // count).tolist()
-            self.queue.share(batch, list(pairwise(edges)))
+            self.queue.queue_ranges(batch, list(pairwise(edges)))
         except BaseException as error:
             self.queue.complete(batch, error)
 
@@ -237,7 +249,7 @@ class ReaderThreads:
         located.begin(buffer.bytes)
 
     def _locate(self) -> None:
-        """Locate the next batches, several together."""
+        """Locate the next batches, several together; `_located` has them until they are begun."""
         if self._prefetcher is None:
             batches = list(islice(self._remaining, self._locate_next))
         else:

@@ -62,7 +62,7 @@ class ShardFiles:
             file["descriptor"] = descriptor
             file["past_cache"] = past_cache
             if past_cache:
-                file["tells"] = tells_what_is_in_memory(path, descriptor)
+                file["mincore_is_reliable"] = mincore_is_reliable(path, descriptor)
 
 
 def file_table(shard: ShardArrays, refs: tuple[ArrayRef, ...]) -> np.ndarray:
@@ -81,7 +81,7 @@ def _close_files(table: np.ndarray) -> None:
             os.close(descriptor)
 
 
-def tells_what_is_in_memory(path: str, file: int) -> bool:
+def mincore_is_reliable(path: str, file: int) -> bool:
     """True if mincore answers truthfully; to others than the owner and writers it says "all"."""
     with naming(path):
         return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)

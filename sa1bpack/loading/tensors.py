@@ -201,7 +201,7 @@ def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> lis
 def arrange(
     views: Views, spec: BatchSpec, located: LocatedBatch, samples: slice = ALL_ROWS
 ) -> dict[str, Any]:
-    """Bring a sent batch into the layout that the consumer requested, on the batch's device.
+    """Bring a batch into the layout that the consumer requested, where its tensors are.
 
     Texts are strings, on the host.
 

@@ -21,7 +21,7 @@ from sa1bpack.environment import memory_bytes, own_bytes
 from sa1bpack.loading.cuda import CUDA
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.plans import dataset_bytes
-from sa1bpack.loading.sample_reader import tells_what_is_in_memory
+from sa1bpack.loading.sample_reader import mincore_is_reliable
 
 # Warm samples take at most this much, and at most this part of the memory.
 _WARM_BYTES = 2 << 30
@@ -82,7 +82,7 @@ class Task:
         some = []
         for path in files[:: max(1, len(files) // _FILES_ASKED)]:
             with path.open("rb") as file:
-                if tells_what_is_in_memory(str(path), file.fileno()):
+                if mincore_is_reliable(str(path), file.fileno()):
                     some.append(path)
         return resident_bytes(some) / max(sum(path.stat().st_size for path in some), 1)
 

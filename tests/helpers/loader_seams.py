@@ -74,7 +74,7 @@ def around_takes(monkeypatch, call: Callable[..., object]) -> None:
 
 def nothing_told() -> AbstractContextManager:
     """The system tells this process of no file whether it is in memory."""
-    return patch.object(sample_reader, "tells_what_is_in_memory", lambda path, file: False)
+    return patch.object(sample_reader, "mincore_is_reliable", lambda path, file: False)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def begin(queue: BatchQueue, *, is_last: bool = False):
     batch, samples = queue.task()
     assert samples is None
     batch.located = SimpleNamespace(ordered=SimpleNamespace(is_last=is_last))
-    queue.share(batch, [(0, 1)])
+    queue.queue_ranges(batch, [(0, 1)])
     assert queue.task() == (batch, (0, 1))
     return batch
 
@@ -76,7 +76,7 @@ def test_a_signal_handler_may_close_the_queue_while_a_batch_is_taken(
     queue, pool, monkeypatch, moment
 ):
     finish(queue, begin(queue))
-    owner, name = (queue, "has_news") if moment == "it waits" else (pool.changes, "call_threads")
+    owner, name = (queue, "has_news") if moment == "it waits" else (pool.changes, "wake_threads")
     call = getattr(owner, name)
 
     def interrupted():

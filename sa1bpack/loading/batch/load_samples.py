@@ -1,7 +1,8 @@
 """Samples into the buffer of a batch, in one compiled call: listed, read, and put in place.
 
-What is read is listed (`list_pieces`), from where is decided (`piece_readers`), and the pieces are
-read and put in place here.
+A call is for samples whose files are open together: a range of a batch, or a part of that. What is
+read is listed (`list_pieces`), from where is decided (`piece_readers`), and the pieces are read and
+put in place here.
 
 Pieces that are in memory, or in scratch memory, are copied, converted or unpacked. Addresses in
 scratch memory exist in that table alone, which ends with the call. The small arrays, under a
@@ -19,11 +20,11 @@ from sa1bpack.disk.aio import CUT_SHORT, EINTR, REQUEST, errno, read_all
 from sa1bpack.disk.page_cache import major_faults
 from sa1bpack.kernels import external, memcpy, memset, njit, types
 from sa1bpack.loading.batch.list_pieces import list_pieces, listed_span, region_of
-from sa1bpack.loading.batch.piece_readers import DirectReads, announce_numbers, choose_readers
+from sa1bpack.loading.batch.piece_readers import DirectReads, plan_reads, read_ahead_numbers
 from sa1bpack.loading.batch.put import (
     address_of,
-    announce,
     clear,
+    prefetch,
     put_image,
     stream_copy,
     unpack_rows,
@@ -40,7 +41,7 @@ from sa1bpack.loading.batch.tables import (
     Sources,
 )
 
-# Pieces in memory are announced to the processor so many before they are copied.
+# The processor fetches the beginning of a piece in memory so many pieces before it is copied.
 _PIECES_AHEAD = 2
 
 # pread transfers at most 2 GiB - 4 KiB per call.
@@ -64,15 +65,15 @@ def load_samples(
     """Load samples `first` to `stop` of a batch.
 
     Returns 0; or the bytes of scratch memory that are needed, if that is too small, and nothing was
-    read; or -errno if the context is unusable, and nothing was put in dest.
+    read; or -errno if the context is unusable: reads may write to the buffer until it is closed.
     """
     begin = _nanoseconds()
     if len(dest.arrays) == 0:
         for k in range(first, stop):
-            announce_numbers(tables, dest, k)
+            read_ahead_numbers(tables, dest, k)
     pieces = list_pieces(tables, dest, first, stop)
     reads = DirectReads(np.empty(len(pieces), REQUEST), np.empty(len(pieces), np.int64))
-    request_count, scratch_bytes = choose_readers(state, tables, sources, dest, pieces, reads)
+    request_count, scratch_bytes = plan_reads(state, tables, sources, dest, pieces, reads)
     if scratch_bytes > len(state.scratch):
         return scratch_bytes
     usage = np.zeros(18, np.uint64)
@@ -133,7 +134,7 @@ def _copy_pieces(pieces: np.ndarray, samples: np.ndarray, dest: Destination) -> 
     """Put all pieces in place that are not there; those of other files are read first."""
     for n in range(len(pieces)):
         piece = pieces[n]
-        _announce_later(pieces, n + _PIECES_AHEAD)
+        _prefetch_later(pieces, n + _PIECES_AHEAD)
         failed = dest.status[piece.sample, piece.array]
         if failed == 0 and piece.file != IN_MEMORY:
             failed = read_bytes(piece.file, piece.offset, piece.length, piece.source)
@@ -143,10 +144,10 @@ def _copy_pieces(pieces: np.ndarray, samples: np.ndarray, dest: Destination) -> 
 
 
 @njit(borrows=True)
-def _announce_later(pieces: np.ndarray, n: int) -> None:
-    """Have the beginning of piece n read, if there is one, and it is in memory."""
+def _prefetch_later(pieces: np.ndarray, n: int) -> None:
+    """Have the beginning of piece n fetched, if there is one, and it is in memory."""
     if n < len(pieces) and pieces[n].file == IN_MEMORY:
-        announce(pieces[n].source, pieces[n].length)
+        prefetch(pieces[n].source, pieces[n].length)
 
 
 @njit(borrows=True)
@@ -158,7 +159,9 @@ def _put(piece: np.record, samples: np.ndarray, dest: Destination) -> None:
         return
     if array.kind == AS_IT_IS:
         stream_copy(piece.target, piece.source, piece.length)
-        if array.span == IMAGE_SPAN:  # what follows the bytes of an image on its canvas is zero
+        # Of an image that was fetched, the zeros at the end of its canvas were not. What is read
+        # from a file is the whole canvas.
+        if array.span == IMAGE_SPAN:
             clear(piece.target + piece.length, array.out_bytes - piece.length)
         return
     start = piece.target - address_of(dest.buffer)

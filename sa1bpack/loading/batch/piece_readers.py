@@ -1,18 +1,19 @@
 """From where each piece of a batch is read: memory, or a file, past the page cache or through it.
 
 1. The memory map, for what is in memory. The system is asked once for each array of a sample,
-   whether the last of its bytes is; the answer decides the reader of all its pieces, and nothing
-   asks again: it may change at any moment. If other pages are not in memory, the copy brings them
-   in. Of short rows, asking takes as long as copying: once some of a file were all in memory, one
-   of several is asked for, and the others are taken for what these are, until one is not. A thread
-   whose copy then waited for the disk asks for each row for a while.
-2. Linux AIO, for files that are opened past the page cache: all pieces at once, straight to their
-   place where the alignment allows, else into scratch memory.
-3. `pread`, for other files, once all pieces have been announced to the system: one large request
-   instead of a page fault every few pages, and a truncated file or a failing disk is an error with
-   a name. Through a memory map it would be a SIGBUS, which ends the process; that remains for a
-   file that is truncated between the answer and the end of the copy, and for a failing disk where
-   only a part is in memory.
+   whether the last of its bytes is; the answer decides the way of all its pieces, and a call does
+   not ask again: it may change at any moment. If other pages are not in memory, the copy brings
+   them in. For short rows, asking takes as long as copying. So once four of a file were in memory,
+   one of eight is asked for, and the others are assumed to be, until one is not. A thread whose
+   copy then waited for the disk asks for each row for a while.
+2. Linux AIO, for files that are opened with O_DIRECT: all pieces at once. A piece is read straight
+   to its place if its bytes go there as they are, its offset, length and place are multiples of
+   a block, and no other is read with it; else into scratch memory.
+3. `pread`, for other files, once the system has been asked to read all pieces ahead: one large
+   request instead of a page fault every few pages, and a truncated file or a failing disk is an
+   error with a name. Through a memory map it would be a SIGBUS, which ends the process; that
+   remains for a file that is truncated between the answer and the end of the copy, and for a
+   failing disk where only a part is in memory.
 """
 
 from typing import NamedTuple
@@ -68,7 +69,7 @@ class DirectReads(NamedTuple):
 
 
 @njit
-def choose_readers(
+def plan_reads(
     state: ReadState,
     tables: SampleTables,
     sources: Sources,
@@ -76,7 +77,7 @@ def choose_readers(
     pieces: np.ndarray,
     reads: DirectReads,
 ) -> tuple[int, int]:
-    """Decide from where each piece is read, and request or announce what is not in memory.
+    """Decide from where each piece is read; request, or read ahead, what is not in memory.
 
     Args:
         pieces: PIECE (q,), out: file and source. What is read to its place past the page cache has
@@ -90,11 +91,11 @@ def choose_readers(
     for n in range(_ANSWERS):
         answers[n].descriptor = NO_FILE
     words = np.zeros(3, np.uint64)
-    return _choose(state, tables, sources, dest, pieces, reads, answers, words)
+    return _plan(state, tables, sources, dest, pieces, reads, answers, words)
 
 
 @njit(borrows=True)
-def _choose(
+def _plan(
     state: ReadState,
     tables: SampleTables,
     sources: Sources,
@@ -104,7 +105,7 @@ def _choose(
     answers: np.ndarray,
     words: np.ndarray,
 ) -> tuple[int, int]:
-    """`choose_readers`, with memory for ANSWER of files, and for one of the system's answers."""
+    """`plan_reads`, with memory for ANSWER of files, and for one of the system's answers."""
     counts = state.counts[0]
     counts.cached = 0
     counts.past = 0
@@ -139,7 +140,7 @@ def _choose(
             _take_from_memory(pieces[start:stop], file)
         else:
             if c == 0:
-                announce_numbers(tables, dest, k)
+                read_ahead_numbers(tables, dest, k)
             if file.past_cache:
                 counts.past += length
                 free, requests = _request(
@@ -147,7 +148,7 @@ def _choose(
                 )
             else:
                 counts.through += length
-                free = _announce(pieces[start:stop], file, straight, free)
+                free = _read_ahead_pieces(pieces[start:stop], file, straight, free)
         start = stop
     counts.requests = requests
     return requests, free - scratch
@@ -174,7 +175,7 @@ def _cached(
         answers: ANSWER (n,), what is known of files.
         words: uint64 (3,), memory for an answer.
     """
-    if file.past_cache and file.tells == 0:
+    if file.past_cache and file.mincore_is_reliable == 0:
         return False
     if length > _SHORT or state.asks_all:
         return _asked(file, end, words)
@@ -282,8 +283,8 @@ def _request(
 
 
 @njit(borrows=True)
-def _announce(pieces: np.ndarray, file: np.record, straight: bool, free: int) -> int:
-    """Let the system begin to read pieces of an array, which `pread` reads when they are needed.
+def _read_ahead_pieces(pieces: np.ndarray, file: np.record, straight: bool, free: int) -> int:
+    """Let the system read pieces of an array ahead; `pread` gets them when they are needed.
 
     Args:
         straight, free: as for `_request`.
@@ -307,7 +308,7 @@ def _announce(pieces: np.ndarray, file: np.record, straight: bool, free: int) ->
 
 
 @njit
-def announce_numbers(tables: SampleTables, dest: Destination, k: int) -> None:
+def read_ahead_numbers(tables: SampleTables, dest: Destination, k: int) -> None:
     """Let the system begin to read the numbers of the masks of sample k."""
     sample = tables.samples[k]
     if sample.kept_begin == sample.kept_end:

@@ -3,9 +3,9 @@
 Copying past the processor's caches is for data next read by a device, or much later. An ordinary
 copy first reads the memory that it is about to overwrite, and fills the caches with a batch that is
 larger than they are. Non-temporal stores do neither: pixels are copied a quarter to a third faster
-than by memcpy, and all other code and data stay in the caches. What is read is announced to the
-processor as not needed again, some cache lines ahead: that makes short rows another third faster,
-and long ones a tenth. Zeros go past the caches, too.
+than by memcpy, and all other code and data stay in the caches. What is read is fetched some cache
+lines ahead, as not needed again: that makes short rows another third faster, and long ones a tenth.
+Zeros go past the caches, too.
 
 A stored image is `height` x `width` pixels, rgb or the planes Y, Cb, Cr of yuv420, with or without
 the padding of a canvas; see `sa1bpack.format.layout`. A batch has canvases of one size, zero
@@ -29,10 +29,10 @@ _STEP = 64
 # Below this, going past the caches does not pay.
 LEAST = 1024
 
-# What is read is announced so many bytes ahead.
+# What is read is fetched so many bytes ahead.
 _AHEAD = 512
-# Of what is read next, so many bytes are announced: by then the processor reads ahead by itself.
-_ANNOUNCED = 1024
+# Of what is read next, so many bytes are fetched: by then the processor reads ahead by itself.
+_PREFETCHED = 1024
 _CACHE_LINE = 64
 
 _word = types.uintp
@@ -78,7 +78,7 @@ def _stream_zeros_step(typingctx: Any, target: Any) -> Any:
 
 
 @intrinsic
-def _announce_line(typingctx: Any, source: Any) -> Any:
+def _prefetch_line(typingctx: Any, source: Any) -> Any:
     """Have a cache line read that is not needed again once it is copied; any address will do."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -116,17 +116,17 @@ def stream(target: int, source: int, count: int) -> None:
     copied = min(-target % _STEP, count)
     memcpy(target, source, copied)
     while copied + _STEP <= count:
-        _announce_line(source + copied + _AHEAD)
+        _prefetch_line(source + copied + _AHEAD)
         _stream_step(target + copied, source + copied)
         copied += _STEP
     memcpy(target + copied, source + copied, count - copied)
 
 
 @njit
-def announce(source: int, count: int) -> None:
+def prefetch(source: int, count: int) -> None:
     """Have the beginning of `count` bytes at an address read that are copied soon."""
-    for start in range(0, min(count, _ANNOUNCED), _CACHE_LINE):
-        _announce_line(source + start)
+    for start in range(0, min(count, _PREFETCHED), _CACHE_LINE):
+        _prefetch_line(source + start)
 
 
 @njit

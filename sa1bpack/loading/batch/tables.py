@@ -44,7 +44,7 @@ FILE = np.dtype(
         "address",  # of the array's first byte in memory
         "descriptor",  # of its open file, or IN_MEMORY or NO_FILE
         "past_cache",  # the file is opened past the page cache
-        "tells",  # the system reports truly which pages of its map are in memory
+        "mincore_is_reliable",  # the system reports truly which pages of its map are in memory
         "first",  # of IN_MEMORY: the bytes of the array that are there
         "stop",
     )

@@ -280,7 +280,7 @@ def test_what_is_not_in_memory_is_read_past_the_page_cache(context, paths, opene
     drop(*paths)
     batch = Batch([(BLOCK, 5 * BLOCK), (0, 7)], [[3, 40], [999]], opened["past"], 5 * BLOCK)
     batch.files["address"] = [found.ctypes.data for found in mapped]
-    batch.files["tells"] = 1
+    batch.files["mincore_is_reliable"] = 1
     assert batch.load(context) == 0
     assert not any(resident(path).any() for path in paths)
     assert batch.counts[0].tolist()[:3] == (0, 5 * BLOCK + 7 + 3 * 64, 0)
@@ -329,7 +329,7 @@ def test_short_rows_are_judged_by_others_of_their_file_until_one_is_not_in_memor
     def loaded(asks_all: bool = False) -> np.void:
         batch = Batch(images, rows, opened[how], BLOCK)
         batch.files["address"][:, 0] = mapped.ctypes.data
-        batch.files["tells"] = 1
+        batch.files["mincore_is_reliable"] = 1
         assert batch.load(context, asks_all=asks_all) == 0
         batch.check(paths)
         return batch.counts[0]
