@@ -5,9 +5,9 @@ and their metadata, samples, columns and conditions, batches and their buffers, 
 and drawn. CONTRIBUTING.md, "A number per mask", says how to add one.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,15 @@ class MaskNumber:
         type_bit: the bit of `number_types` that says that the JSON wrote an integer; of several
             columns, the first of their bits. 13 and 14 are free. None: it always writes one.
         batched: batches have it.
-        optional: only packs have it whose layout names it, and a mask whose JSON has none has NaN.
+        optional: only packs have it whose layout names it, by the option of the name of its array;
+            a mask whose JSON has none has NaN.
         may_be_absent: a pack may lack it: its records have no value for it, of any mask.
         title: of its chart in a report, which draws none without.
         heading: of its column beside a picture of one sample, which has none without.
 
     Raises:
-        ValueError: an optional number that cannot be NaN, is not a single one, or may be absent.
+        ValueError: an optional number that cannot be NaN, is not a single one, may be absent, or
+            whose `key` is that of its JSON: a pack that kept the JSON's has a feature of that name.
     """
 
     array: str
@@ -54,6 +56,11 @@ class MaskNumber:
         if self.optional and self.may_be_absent:
             raise ValueError(
                 f"{self.array} is optional: packs lack it unless their layout names it"
+            )
+        if self.optional and self.key == self.json:
+            raise ValueError(
+                f"{self.array} is optional: choose another key than {self.key!r}, which is the "
+                "name of a feature in packs that kept it before"
             )
 
     @property
@@ -173,6 +180,11 @@ def stored_numbers(
             continue
         stored.append(number)
     return tuple(stored)
+
+
+def chosen_numbers(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The optional numbers that options of a pack ask for, in the order of the table."""
+    return tuple(name for name in OPTIONAL_NUMBERS if options.get(name))
 
 
 def lacks_text(name: str, numbers: Iterable[MaskNumber]) -> str:

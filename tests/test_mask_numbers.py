@@ -25,15 +25,10 @@ mask_numbers.MASK_NUMBERS += (
 )
 mask_numbers.OPTIONAL_NUMBERS += ("made_up",) * {optional}
 
-from dataclasses import replace
-from functools import cached_property
 from sa1bpack.packing.options import PackOptions
 
-of_options = PackOptions.layout.func
 if {stored}:
-    layout = cached_property(lambda self: replace(of_options(self), numbers=("made_up",)))
-    layout.__set_name__(PackOptions, "layout")
-    PackOptions.layout = layout
+    PackOptions.optional_numbers = ("made_up",)
 """
 PROGRAM = """
 import json, sys
@@ -52,9 +47,11 @@ if stored:
     samples = [np.array(sample, float) for sample in stored]
     values = np.concatenate(samples)
     np.testing.assert_array_equal(ds.mask_column("made_up"), values)
+    numbers = [sample[~np.isnan(sample)] for sample in samples]  # of masks that have one
     least = ds.column("made_up", reduce="min")
-    np.testing.assert_array_equal(least, [sample.min() for sample in samples])
-    assert len(ds.where("max(made_up) > 10")) == sum(sample.max() > 10 for sample in samples)
+    np.testing.assert_array_equal(least, [min(values, default=0) for values in numbers])
+    above = sum(max(values, default=0) > 10 for values in numbers)
+    assert len(ds.where("max(made_up) > 10")) == above
     for verified in (False, True):
         ds = sa1bpack.open(root, min_iou=0, verify_checksums=verified)
         for row, sample in enumerate(samples):
@@ -137,6 +134,43 @@ def test_an_optional_number_that_the_pack_does_not_store_is_an_unknown_key(tmp_p
     assert with_line == without
 
 
+KEPT = """
+import json, sys
+import sa1bpack
+
+tar, folder, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+found = []
+for number, keep in enumerate(("annotations.made_up", "all")):
+    root = f"{folder}/kept_{number}"
+    sa1bpack.pack(tar, root, workers=1, keep=keep, **options)
+    found.append(sa1bpack.open(root, features=["made_up"]).mask_column("made_up").tolist())
+sa1bpack.pack(tar, f"{folder}/before", workers=1)  # made before the table had the number
+print(json.dumps(found))
+"""
+
+
+def test_the_key_of_an_optional_number_that_is_not_stored_can_be_kept(tmp_path):
+    """By a request, and with all keys; a pack that kept it before the table had it is extended."""
+    values = [[1.5, 2.5, 3.5], [4.5, 5.5, 6.5]]
+    tar, _ = made_tar(tmp_path, values)
+    pack_small(tar, tmp_path / "before", keep="annotations.made_up")
+    program = LINE.format(optional=True, stored=False) + KEPT
+    status, output, errors = run_forked(program, tar, tmp_path, json.dumps(SMALL))
+    assert status == 0, errors
+    every = list(itertools.chain(*values))
+    assert json.loads(output.splitlines()[-1]) == [every, every]
+
+
+def test_the_key_of_an_optional_number_that_is_stored_is_not_kept_as_well(tmp_path):
+    tar, _ = made_tar(tmp_path, [[1, 2, 3]])
+    program = LINE.format(optional=True, stored=True) + (
+        "import sys\nimport sa1bpack\n"
+        "sa1bpack.pack(sys.argv[1], sys.argv[2], workers=1, keep='annotations.made_up')\n"
+    )
+    status, _, errors = run_forked(program, tar, tmp_path / "pack")
+    assert status and "which every pack stores: leave it out" in errors, errors
+
+
 def test_packs_with_and_without_the_number_are_not_one_dataset(tmp_path):
     carried(tmp_path, [[1, 2, 3], [4, 5, 6]], optional=True, stored=True)
     pack_small(tmp_path / "sa_000000.tar", tmp_path / "plain")
@@ -187,6 +221,23 @@ def test_names_and_bits_of_the_table_are_used_once():
     bits = Counter(bit for number in MASK_NUMBERS for bit in number.type_bits)
     assert max(bits.values()) == 1 and max(bits) < 15
     assert all(re.fullmatch(r"[a-z_]+", number.array) for number in MASK_NUMBERS)
+
+
+def test_docs_say_which_bits_and_optional_numbers_there_are():
+    used = {bit for number in MASK_NUMBERS for bit in number.type_bits}
+    free = [str(bit) for bit in range(15) if bit not in used]
+    text = " ".join(DOCS.read_text().split())
+    assert f"Bits {' and '.join(free)} are zero" in text
+    assert f"{' and '.join(free)} are free" in MaskNumber.__doc__
+    optional = [number.array for number in MASK_NUMBERS if number.optional]
+    assert optional or "Format 1.0 defines none" in text
+    for name in optional:
+        assert f"`{name}`" in text.partition("- `numbers`: ")[2].partition(" - `")[0]
+
+
+def test_the_key_of_an_optional_number_is_not_the_name_of_a_feature_that_was_kept():
+    with pytest.raises(ValueError, match="choose another key than 'made_up'"):
+        MaskNumber("made_up", "made_up", "made_up", "made up", optional=True)
 
 
 @pytest.mark.parametrize("other", [{"dtype": "<i8"}, {"columns": 4}])

@@ -30,7 +30,7 @@ from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.format.shard_reader import Shard, read_array_rows
 from sa1bpack.format.side.rows import FeatureRows, joined
 from sa1bpack.format.side.shard import FeatureShard
-from sa1bpack.mask_numbers import lacks_text
+from sa1bpack.mask_numbers import OPTIONAL_NUMBERS, lacks_text
 from sa1bpack.wording import brief
 
 _F = TypeVar("_F")  # a feature, or the part of it for one shard
@@ -254,9 +254,10 @@ class Columns:
     def reduced(self, name: str, how: str) -> np.ndarray:
         """A column of masks as one value per sample: (k, ...). `how` is "sum", "max" or "min".
 
-        Rows of a feature that are missing are left out. A sample without masks, or without a row,
-        has 0. Sums are int64 or float64, of whatever type the masks' numbers are. Raises
-        UnknownName for a name that is not a column of masks, OptionError for another `how`.
+        Rows of a feature that are missing, and masks without an optional number, are left out. A
+        sample without masks, or without any that is left, has 0. Sums are int64 or float64, of
+        whatever type the masks' numbers are. Raises UnknownName for a name that is not a column of
+        masks, OptionError for another `how`.
         """
         check_column(name, "mask", self.pack)
         choice("reduce", how, REDUCTIONS)
@@ -279,6 +280,10 @@ class Columns:
                 present = self._present(feature)
                 values = values[present]
                 edges = offsets_of(present)[edges]
+        if name in OPTIONAL_NUMBERS:
+            present = ~np.isnan(values)
+            values = values[present]
+            edges = offsets_of(present)[edges]
         out = np.zeros((len(self), *values.shape[1:]), values.dtype)
         filled = np.diff(edges) > 0
         if filled.any():

@@ -19,7 +19,7 @@ from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.mask_numbers import ABSENT_NUMBERS
+from sa1bpack.mask_numbers import ABSENT_NUMBERS, OPTIONAL_NUMBERS
 from sa1bpack.wording import brief
 
 if TYPE_CHECKING:
@@ -187,7 +187,8 @@ def _fault(operand: Operand, table: Table, axis: str) -> str:
     if operand.part not in ("", PRESENT):
         named = f"{named}.{operand.part}"
     why = ""
-    if operand.name in ABSENT_NUMBERS and operand.name not in {other.name for other in table}:
+    may_lack = operand.name in (*ABSENT_NUMBERS, *OPTIONAL_NUMBERS)
+    if may_lack and operand.name not in {other.name for other in table}:
         why = ", since the pack has none"
     text = (
         f": {brief(named)} is not a number of a {axis}{why}: it has {_listed(table)}; features "

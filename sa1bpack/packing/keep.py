@@ -14,24 +14,20 @@ from sa1bpack.format.side.kept import (
     split_key,
     without_type,
 )
-from sa1bpack.mask_numbers import MASK_NUMBERS, annotation_keys
+from sa1bpack.mask_numbers import MASK_NUMBERS, annotation_keys, stored_numbers
 from sa1bpack.source.records.masks_json import IMAGE_NAME
 from sa1bpack.source.records.table import READERS, SA1B
 from sa1bpack.wording import brief
 
 ALL_KEYS = "all"
 
-# Keys of samples and batches, which no feature can have. A test compares them with those that
-# `dataset.fields` lists.
-TAKEN_NAMES = frozenset(
+# Keys of samples and batches, which no feature can have: those of numbers of masks, and others. A
+# test compares them with those that `dataset.fields` lists.
+TAKEN_NAMES = frozenset(number.key for number in MASK_NUMBERS).union(
     [
-        "annotation_ids",
-        "areas",
         "batch_idx",
-        "bboxes",
         "boxes",
         "boxes_xyxy",
-        "crop_boxes",
         "crop_mask",
         "dropped",
         "epoch",
@@ -54,9 +50,7 @@ TAKEN_NAMES = frozenset(
         "mix_partner",
         "pixel_mean",
         "pixel_std",
-        "point_coords",
         "point_inside",
-        "predicted_ious",
         "prompt_boxes",
         "prompt_kinds",
         "prompt_labels",
@@ -73,7 +67,6 @@ TAKEN_NAMES = frozenset(
         "sizes",
         "source_to_input",
         "source_window",
-        "stability_scores",
         "valid",
     ]
 )
@@ -98,7 +91,7 @@ Stored = Mapping[str, tuple[str, ...]]
 STORED_KEYS: Stored = {
     "": ("image", "annotations"),
     "image": ("image_id", "width", "height", "file_name"),
-    "annotations": annotation_keys(MASK_NUMBERS),
+    "annotations": annotation_keys(stored_numbers()),
 }
 # Those that no reader of records keeps.
 _STORED_ALWAYS: Stored = {
@@ -108,17 +101,23 @@ _STORED_ALWAYS: Stored = {
 }
 
 
-def stored_keys(records: str, absent: Collection[str]) -> Stored:
-    """The keys that a pack stores, by their object: with a reader of records, without numbers."""
+def stored_keys(records: str, absent: Collection[str], optional: Collection[str]) -> Stored:
+    """The keys that a pack stores, by their object.
+
+    Args:
+        records: the reader of its records.
+        absent: the numbers of masks that it lacks.
+        optional: the optional numbers that it has.
+    """
+    stored = stored_numbers(optional, absent)
     if records == SA1B:
-        stored = [number for number in MASK_NUMBERS if number.array not in absent]
         return {**STORED_KEYS, "annotations": annotation_keys(stored)}
     of_masks = [*_STORED_ALWAYS["annotations"]]
     computed: tuple[str, ...] = ()
     if READERS[records].computed_area:
         computed = ("area", "bbox")
-    for number in MASK_NUMBERS:
-        if number.array not in (*absent, *computed):
+    for number in stored:
+        if number.array not in computed:
             of_masks.append(number.json)
     return {**_STORED_ALWAYS, "annotations": tuple(of_masks)}
 

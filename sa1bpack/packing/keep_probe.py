@@ -52,12 +52,19 @@ _decode = msgspec.json.Decoder().decode
 class KeyProbe:
     """What records have under keys that are not stored, to find keys and the types of values."""
 
-    def __init__(self, request: KeepRequest, records: str = SA1B, absent: Sequence[str] = ()):
+    def __init__(
+        self,
+        request: KeepRequest,
+        records: str = SA1B,
+        absent: Sequence[str] = (),
+        optional: Sequence[str] = (),
+    ):
         """
         Args:
             request: the keys that are asked for.
             records: the reader of the records.
             absent: the numbers of masks that the pack lacks, as far as a call says so.
+            optional: the optional ones that it has.
         """
         self._request = request
         self._records = records
@@ -69,7 +76,7 @@ class KeyProbe:
         self._lacking: set[str] = set()  # keys of these that some mask lacks
         self._masks = 0
         # Of numbers that may be absent, it is known in the end whether they are stored.
-        self._stored = stored_keys(records, (*reader.absent, *absent))
+        self._stored = stored_keys(records, (*reader.absent, *absent), optional)
         self._types: dict[str, set[str]] = {}
         # Key of an object → the keys that come right before it in some record.
         self._before: dict[str, dict[str, None]] = {}

@@ -17,7 +17,7 @@ from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.layout import FITS, PIXELS, Layout, absent_numbers
 from sa1bpack.format.side.kept import KeptKey
 from sa1bpack.keywords import checks_options
-from sa1bpack.mask_numbers import ABSENT_NUMBERS
+from sa1bpack.mask_numbers import ABSENT_NUMBERS, OPTIONAL_NUMBERS, chosen_numbers
 from sa1bpack.masks.select import MAX_MASK_SIZE, SAMPLINGS, MaskRule, check_numbers
 from sa1bpack.options import Options, declarations, option
 from sa1bpack.packing.keep import ALL_KEYS, checked_keys, stored_keys
@@ -248,7 +248,7 @@ class PackOptions(MaskRule):
                     "records='webdataset', or leave keys out"
                 )
         object.__setattr__(self, "absent", checked_absent(self.absent))
-        stored = stored_keys(self.records or SA1B, self.absent or ())
+        stored = stored_keys(self.records or SA1B, self.absent or (), self.optional_numbers)
         object.__setattr__(self, "keep", checked_keys(self.keep, stored))
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) is None:
@@ -269,8 +269,14 @@ class PackOptions(MaskRule):
             pixels=cast(Any, self.pixels),
             bits="bits" in kinds,
             runs="runs" in kinds,
+            numbers=self.optional_numbers,
             absent=tuple(self.absent or ()),
         )
+
+    @property
+    def optional_numbers(self) -> tuple[str, ...]:
+        """The optional numbers of masks that are stored: each has an option of its name."""
+        return chosen_numbers(vars(self))
 
     @cached_property
     def kept_keys(self) -> tuple[KeptKey, ...]:
@@ -294,6 +300,8 @@ class PackOptions(MaskRule):
                 del chosen[name]
             elif not isinstance(chosen[name], str):
                 chosen[name] = list(chosen[name])
+        for name in set(OPTIONAL_NUMBERS) - set(self.optional_numbers):
+            chosen.pop(name, None)  # as in packs of releases that did not know it
         return chosen
 
     @classmethod

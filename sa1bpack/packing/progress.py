@@ -15,6 +15,7 @@ from sa1bpack import __version__
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.format.run_log import RUNS_NAME, append_to_log, records_in_log
+from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.packing.empty_masks import NONE_EMPTY, EmptyMasks
 from sa1bpack.packing.groups import GroupOutcome
 from sa1bpack.progress import Advance, ProgressBar, ProgressOption, report, telling
@@ -204,9 +205,15 @@ def unknown_keys_text(images_by_key: Mapping[str, int], images: str) -> str | No
     if len(keys) > _KEYS_NAMED or more_of_record:
         more = max(1, len(keys) - _KEYS_NAMED + more_of_record)
         names.append(f"at least {more} more" if more_of_record else f"{more} more")
+    numbers = ""
+    for number in MASK_NUMBERS:
+        if number.optional and f"annotations.{number.json}" in images_by_key:
+            flag = number.array.replace("_", "-")
+            numbers += f", annotations.{number.json} as a number of each mask with --{flag}"
     return (
         f"{images}: keys of the JSON that are not stored, because SA-1B does not have them: "
-        f"{', '.join(names)}; a new pack keeps what they hold with --keep KEY (docs/packing.md)"
+        f"{', '.join(names)}; a new pack keeps what they hold with --keep KEY{numbers} "
+        "(docs/packing.md)"
     )
 
 

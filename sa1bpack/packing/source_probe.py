@@ -9,7 +9,7 @@ from typing import Any
 
 from sa1bpack import interrupts
 from sa1bpack.errors import SourceError
-from sa1bpack.mask_numbers import ABSENT_NUMBERS
+from sa1bpack.mask_numbers import ABSENT_NUMBERS, chosen_numbers
 from sa1bpack.packing.keep import IMAGE_NAME_KEY, KeepRequest, check_not_stored, stored_keys
 from sa1bpack.packing.keep_probe import KeyProbe
 from sa1bpack.packing.requested_options import PackRequest, RequestedOptions
@@ -72,8 +72,9 @@ class SourceProbe:
             return {}
         if keep is not None:
             not_stored = absent if records == SA1B else ABSENT_NUMBERS
-            check_not_stored([key.key for key in keep.keys], stored_keys(records, not_stored))
-        probe = KeyProbe(keep or KeepRequest(), records, absent)
+            stored = stored_keys(records, not_stored, chosen_numbers(named))
+            check_not_stored([key.key for key in keep.keys], stored)
+        probe = KeyProbe(keep or KeepRequest(), records, absent, chosen_numbers(named))
         for record in self._records(records, named.get("keys")):
             interrupts.check()
             if probe.records >= PROBED and not probe.lacks:

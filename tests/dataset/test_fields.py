@@ -8,6 +8,7 @@ from reading_packs import MASK_ARRAYS, SAMPLE_ARRAYS
 
 import sa1bpack
 from sa1bpack import Collate, Dataset, OptionError
+from sa1bpack.mask_numbers import MASK_NUMBERS
 from sa1bpack.transforms import Pipeline
 
 
@@ -33,6 +34,8 @@ def table_of(documentation: str) -> dict[str, str]:
 
 OF_SAMPLES = table_of(Dataset.__doc__)
 OF_BATCHES = table_of(Collate.__doc__)
+# The tables list those that packs have by an option, too.
+OPTIONAL = {number.key for number in MASK_NUMBERS if number.optional}
 # NAME stands for features.
 OF_FEATURES = {"NAME", "NAME_offsets", "NAME_present"}
 
@@ -46,7 +49,7 @@ def samples(layout_packs):
 
 def test_the_documentation_of_a_sample_lists_each_key_with_its_type(samples):
     found = samples[0] | samples[1]
-    assert OF_SAMPLES.keys() == found.keys() | OF_FEATURES
+    assert OF_SAMPLES.keys() == found.keys() | OF_FEATURES | OPTIONAL
     for key, value in found.items():
         kind = value.dtype.name if isinstance(value, np.ndarray) else type(value).__name__
         assert OF_SAMPLES[key].startswith((f"{kind} ", "with ")) or OF_SAMPLES[key] == kind, key
@@ -56,7 +59,8 @@ def test_the_documentation_of_a_batch_lists_each_key_with_its_type(samples):
     found = {}
     for layout in ("padded", "concat", "padded_bits", "concat_bits"):
         found |= Collate(layout)(samples[:1]) | Collate(layout)(samples[1:])
-    assert OF_BATCHES.keys() == found.keys() | {"dropped", "repeated", "repetitions"}
+    others = {"dropped", "repeated", "repetitions"}
+    assert OF_BATCHES.keys() == found.keys() | others | OPTIONAL
     for key, value in found.items():
         if key not in ("masks", "runs"):
             assert OF_BATCHES[key].split()[0] == str(value.dtype).removeprefix("torch."), key
