@@ -67,6 +67,44 @@ class BatchIndices(list[Any]):
         self.repetitions = repetitions
         self.sample_class = sample_class
 
+    def like(self, items: Iterable[Any], repetitions: np.ndarray | None) -> "BatchIndices":
+        """A batch of which the same is known, but of other indices, cut from this one or more."""
+        return BatchIndices(items, self.epoch, repetitions, self.sample_class)
+
+    # Accelerate cuts the batches of a sampler for its processes, and fills up the last one with
+    # indices that came first in the epoch, as lists of numbers.
+
+    def __getitem__(self, key: Any) -> Any:
+        items = super().__getitem__(key)
+        if not isinstance(key, slice):
+            return items
+        repetitions = self.repetitions
+        if repetitions is not None:
+            repetitions = repetitions[key]
+        return self.like(items, repetitions)
+
+    def __add__(self, others: Any) -> Any:
+        joined = self.like(self, self.repetitions)
+        joined += others
+        return joined
+
+    def __iadd__(self, others: Any) -> Any:
+        others = others[:]
+        of_others = getattr(others, "repetitions", None)
+        if self.repetitions is not None or of_others is not None:
+            self.repetitions = np.concatenate(
+                [_counted(self, self.repetitions), _counted(others, of_others)]
+            )
+        self.extend(others)
+        return self
+
+
+def _counted(items: Sequence[Any], repetitions: np.ndarray | None) -> np.ndarray:
+    """int64 (n,): the repetitions of n items; 0 where they are not known."""
+    if repetitions is None:
+        return np.zeros(len(items), np.int64)
+    return repetitions
+
 
 class SamplesOfUnknownEpoch(list[Any]):
     """Samples that a DataLoader fetched by indices that say nothing of their epoch."""

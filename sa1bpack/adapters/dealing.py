@@ -12,9 +12,11 @@ from sa1bpack.errors import LoaderError
 from sa1bpack.indices import BatchIndices, SampleClass
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.class_batches import batches_from
+from sa1bpack.loading.order.classes import ClassCut
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.resumable import sampler_of
 from sa1bpack.schedules import Schedule
+from sa1bpack.wording import brief
 
 
 class OrderedIndices(BatchIndices):
@@ -54,6 +56,10 @@ class DealtIndices(BatchIndices):
         self.step = step
         self.other_rank = other_rank
 
+    def like(self, items: Iterable[Any], repetitions: np.ndarray | None) -> "DealtIndices":
+        """As that of BatchIndices, without the step and the rank: who cuts a batch deals it out."""
+        return DealtIndices(items, self.epoch, repetitions, self.sample_class)
+
 
 class DealtBatches:
     """A batch sampler of the parts of all ranks, for a library that deals them out itself.
@@ -70,6 +76,9 @@ class DealtBatches:
     Every iteration is an epoch and ends the one before, as in OrderedBatches, with which it shares
     its place. Such libraries fetch ahead, so nobody here knows how many batches were used:
     `state_dict` of the OrderedBatches raises LoaderError until `set_epoch` or `load_state_dict`.
+
+    Exact classes each end with a short batch, in mid-epoch, and such a library loses short batches
+    that are not at the end: then there must be none.
 
     Its `sampler` only sets the epoch. It has no `drop_last`, by which Lightning would make another
     one of its class.
@@ -89,6 +98,19 @@ class DealtBatches:
         self.sampler = sampler_of(batches)
         # While the loader begins an epoch: torch calls `iter` twice.
         self.of_loader: EpochBatches | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # Accelerate looks for it where it deals batches out to several processes.
+        if name == "drop_last":
+            rules = self.batches.current.rules
+            are_full = rules.drop_last or rules.pad_last is True
+            if isinstance(rules.cut, ClassCut) and not are_full:
+                raise LoaderError(
+                    "exact Buckets end each class with a batch that may be short, in mid-epoch, "
+                    "and Accelerate on several processes leaves such batches out, or fills them up "
+                    "with samples of other classes: choose drop_last=True or pad_last=True"
+                )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {brief(name)}")
 
     @property
     def batch_size(self) -> int | None:

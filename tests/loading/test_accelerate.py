@@ -19,6 +19,7 @@ A `Loader` is not a DataLoader: `prepare` leaves it alone, and it cuts batches b
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
@@ -27,11 +28,13 @@ from batches import BOTH
 from forked_ranks import outputs_of_ranks
 
 from sa1bpack import (
+    Buckets,
     Loader,
     LoaderError,
     OrderedBatches,
     PiecewiseSchedule,
     ShuffleOrder,
+    WeightedOrder,
     make_dataloader,
 )
 from sa1bpack import open as open_pack
@@ -236,3 +239,81 @@ def test_a_loader_names_what_resumes_it_where_accelerate_cannot(ds):
         assert Accelerator(cpu=True).prepare(loader) is loader
         with pytest.raises(LoaderError, match=r"load_state_dict.*make_dataloader"):
             next(iter(skip_first_batches(loader, 1)))
+
+
+def dealt(ds, size, *, ranks=2, split=False, even=True, **options) -> list[list]:
+    """The batches of each process in an epoch, as Accelerate deals them out."""
+    of_ranks = []
+    for rank in range(ranks):
+        of_rank = {"rank": rank, "world_size": ranks}
+        if split:
+            of_rank = {"rank": 0, "world_size": 1}
+        loader = make_dataloader(ds, size * (ranks if split else 1), **of_rank, **options)
+        shard = BatchSamplerShard(
+            loader.batch_sampler, ranks, rank, split_batches=split, even_batches=even
+        )
+        taken = torch.utils.data.DataLoader(
+            loader.dataset, batch_sampler=shard, collate_fn=loader.collate_fn
+        )
+        of_ranks.append(list(taken))
+    return of_ranks
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("even", [False, True])
+def test_an_image_that_comes_again_is_told_apart_however_its_batch_is_cut(ds, split, even):
+    """13 draws of 12 images: the last round is completed, or dealt to one process only."""
+    options = {"order": WeightedOrder(ds, np.arange(12) + 1, samples=13), "pad_last": "ranks"}
+    options |= {"max_masks": 1, "mask_select": "in_turn"}
+    alone = make_dataloader(ds, 2, **options | {"pad_last": False})
+    expected = sorted(occurrence for batch in alone for occurrence in occurrences(batch))
+    assert {number for _, number, _ in expected} > {0}
+    of_ranks = dealt(ds, 2, split=split, even=even, **options)
+    rounds = [list(chain(*map(occurrences, batches))) for batches in zip(*of_ranks, strict=False)]
+    if not even:
+        rounds.append(list(chain(*map(occurrences, of_ranks[0][len(rounds) :]))))
+    assert sorted(list(chain(*rounds))[:13]) == expected
+
+
+def occurrences(batch) -> list:
+    """The images of a batch, the number that tells an occurrence of each apart, and its mask."""
+    columns = (batch[key].tolist() for key in ("image_ids", "repetitions", "annotation_ids"))
+    return list(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_with_exact_classes_every_process_has_batches_of_one_class(ds, split):
+    """6 images of each of two classes, so that each class ends with a short batch."""
+    classes = np.arange(12) % 2
+    class_of = dict(zip(ds.column("image_id").tolist(), classes.tolist(), strict=True))
+    options = {"shuffle": True, "bucket_by": Buckets(ds, classes, exact=True), "split": split}
+    for last in ({}, {"pad_last": "ranks"}):
+        with pytest.raises(LoaderError, match=r"end each class.*drop_last=True or pad_last=True"):
+            dealt(ds, 2, **options, **last)
+    for last, count in (({"drop_last": True}, 8), ({"pad_last": True}, 12)):
+        first, second = dealt(ds, 2, **options, **last)
+        assert len(first) == len(second)
+        seen = []
+        for batch in first + second:
+            ids = batch["image_ids"].tolist()
+            assert {class_of[image] for image in ids} == {*batch["sample_class"].tolist()}
+            seen += ids
+        assert len({*seen}) == count
+    alone = make_dataloader(ds, 2, shuffle=True, bucket_by=options["bucket_by"])
+    seen = [image for batch in Accelerator(cpu=True).prepare(alone) for image in batch["image_ids"]]
+    assert len(seen) == 12
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_without_even_batches_processes_have_equally_many_of_full_batches_alone(ds, split):
+    """Otherwise the loop of one ends first, and a step of the others waits for it for ever."""
+    options = {"shuffle": True, "split": split, "even": False}
+    for last, lengths, seen in (
+        ({"drop_last": True}, [2, 2], 8),
+        ({"pad_last": True}, [3, 3], 9),
+        ({"pad_last": "ranks"}, [3, 2], 9),
+    ):
+        of_ranks = dealt(ds[:9], 2, **options, **last)
+        taken = {image for batch in chain(*of_ranks) for image in batch["image_ids"].tolist()}
+        assert [len(batches) for batches in of_ranks] == lengths
+        assert len(taken) == seen
