@@ -40,7 +40,7 @@ from numba.core.serialize import dumps
 from numba.extending import intrinsic as numba_intrinsic
 
 from sa1bpack.interrupts import interrupts_held
-from sa1bpack.paths import temporary_folder
+from sa1bpack.paths import is_folder, temporary_folder
 
 __all__ = ["external", "intrinsic", "memcpy", "memset", "njit", "types"]
 
@@ -375,7 +375,7 @@ def _writable(folder: Path, mode: int = 0o777) -> bool:
     if not folder.is_absolute():
         return False
     try:
-        if not folder.is_dir():
+        if not is_folder(folder):
             folder.mkdir(mode, parents=True, exist_ok=True)
     except OSError:
         return False

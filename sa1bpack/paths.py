@@ -6,9 +6,11 @@ import glob
 import logging
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +24,9 @@ _log = logging.getLogger("sa1bpack")
 _URL = re.compile(
     r"([A-Za-z][A-Za-z0-9+.-]+)://|(s3|gs|gcs|az|abfss?|hf|hdfs|https?|ftp|file):/", re.IGNORECASE
 )
-_OF_ROOT = "lost+found"  # a folder of every ext4 that nobody else may list
+# What stat answers where there is nothing, also below a file, and of links in a circle.
+_NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_OF_ROOT = "lost+found"
 # A drive and a folder of it, or a share of the network.
 _WINDOWS_PATH = re.compile(r"([A-Za-z]):[\\/]+(.*)|\\\\[^\\]", re.DOTALL)
 
@@ -52,6 +56,44 @@ def local_path(name: str, value: Any, instead: str | None = None) -> Path:
     return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
+def exists(path: Path, *, follow_symlinks: bool = True) -> bool:
+    """True if there is an entry at a path; of a symbolic link, one where it leads to.
+
+    Unlike `Path.exists`, and the like, of Python 3.14, for which what cannot be looked at does not
+    exist: a manifest on a disk that fails, or in a folder without permission, is not a missing one.
+
+    Args:
+        path: the path.
+        follow_symlinks: False: a link itself is an entry, wherever it leads.
+
+    Raises:
+        OSError: the path cannot be looked at.
+    """
+    return _mode_of(path, follow_symlinks) != 0
+
+
+def is_folder(path: Path) -> bool:
+    """True for a folder, or a link to one. Raises OSError as `exists` does."""
+    return stat.S_ISDIR(_mode_of(path))
+
+
+def is_file(path: Path) -> bool:
+    """True for a regular file, or a link to one. Raises OSError as `exists` does."""
+    return stat.S_ISREG(_mode_of(path))
+
+
+def _mode_of(path: Path, follow_symlinks: bool = True) -> int:
+    """The type and permissions of what is at a path, `st_mode`; 0 if there is nothing."""
+    try:
+        return os.stat(path, follow_symlinks=follow_symlinks).st_mode  # noqa: PTH116
+    except OSError as error:
+        if error.errno not in _NOTHING:
+            raise
+        return 0
+    except ValueError:  # no file has a name with a NUL character
+        return 0
+
+
 def paths_of(name: str, value: Any, instead: str | None = None) -> list[Path]:
     """The paths that a path, a glob pattern, or a list of both stands for, in order.
 
@@ -65,7 +107,7 @@ def paths_of(name: str, value: Any, instead: str | None = None) -> list[Path]:
     paths: list[Path] = []
     for pattern in listed(value):
         path = local_path(name, pattern, instead)
-        if path.exists() or not glob.has_magic(str(path)):
+        if exists(path) or not glob.has_magic(str(path)):
             paths.append(path)
         elif matches := matches_of(str(path)):
             paths += map(Path, matches)
@@ -96,11 +138,11 @@ def matches_of(pattern: str, *, recursive: bool = False) -> list[str]:
     """
     matches = sorted(glob.glob(pattern, recursive=recursive))
     for error in _errors_of(pattern, recursive):
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # there is nothing
+        if error.errno in _NOTHING:
             continue
         if not isinstance(error, PermissionError):
             raise error
-        if _OF_ROOT not in Path(error.filename).parts:
+        if not is_of_root(error):
             _warn_once(f"{error.filename}: passed over by {pattern!r}: {error.strerror}")
     return matches
 
@@ -139,6 +181,43 @@ def _errors_below(folder: str) -> list[OSError]:
 @functools.cache
 def _warn_once(text: str) -> None:
     _log.warning("%s", text)
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """The entries of a folder whose names match a pattern, sorted; none if there is no folder.
+
+    Unlike `Path.glob`, which takes a folder that cannot be listed for an empty one: without
+    permission, and since Python 3.12 also where the disk fails.
+
+    Raises OSError if the folder cannot be listed.
+    """
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208 - strings, by which there may be many
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [folder / name for name in names if fnmatchcase(name, pattern)]
+
+
+def paths_below(folder: Path) -> Iterator[Path]:
+    """Files and folders in a folder and below it; links to folders are not followed.
+
+    What disappears meanwhile is passed over, as by `Path.rglob`, and unlike there nothing else.
+
+    Raises OSError if a folder cannot be listed.
+    """
+
+    def fail(error: OSError) -> None:
+        if error.errno not in _NOTHING and not is_of_root(error):
+            raise error
+
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        for name in (*folders, *names):
+            yield Path(parent, name)
+
+
+def is_of_root(error: OSError) -> bool:
+    """True for the error of listing `lost+found`: every ext4 has it, and only root may list it."""
+    return isinstance(error, PermissionError) and _OF_ROOT in Path(error.filename).parts
 
 
 def real_path(path: Path) -> Path:
@@ -193,8 +272,8 @@ def check_can_be_folder(path: Path, remedy: str) -> None:
     existing = path.absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
-    if not existing.is_dir():
-        kind = "a file" if existing.exists() else "a link to what does not exist"
+    if not is_folder(existing):
+        kind = "a file" if exists(existing) else "a link to what does not exist"
         raise OptionError(f"{path}: {existing} is {kind}; {remedy}")
 
 

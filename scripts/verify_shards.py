@@ -147,11 +147,11 @@ class Check:
                 print(place, end="", file=sys.stderr, flush=True)
             shard = root / "shards" / name
             self.folder(shard, self.tried(checksums, shard / CHECKSUMS))
-        for side in entries(root / "side"):
+        for side in self.tried(entries, root / "side") or ():
             if not side.is_dir():
                 self.problem(f"{side}: not a folder of a feature; remove it")
                 continue
-            inside = {path.name for path in entries(side) if path.is_dir()}
+            inside = {path.name for path in self.tried(entries, side) or () if path.is_dir()}
             self.folder(side, self.tried(checksums, side / CHECKSUMS), inside)
             for name in sorted(inside):
                 self.folder(side / name, self.tried(checksums, side / name / CHECKSUMS))
@@ -219,8 +219,10 @@ def is_pair(reject: dict[str, Any]) -> bool:
 
 def entries(folder: Path) -> list[Path]:
     """The content of a folder, if there is one, except working files."""
-    found = folder.iterdir() if folder.exists() else ()
-    return sorted(path for path in found if not passed_over(path.name))
+    try:
+        return sorted(path for path in folder.iterdir() if not passed_over(path.name))
+    except FileNotFoundError:
+        return []
 
 
 def passed_over(name: str) -> bool:
@@ -230,8 +232,7 @@ def passed_over(name: str) -> bool:
 
 def checksums(path: Path) -> dict[str, str]:
     """A checksum file as path → digest."""
-    if not path.parent.exists():
-        raise FileNotFoundError(2, "missing", str(path.parent))
+    path.parent.stat()  # raises an error that names the folder, if that is missing
     data = path.read_bytes()
     listed = {line[34:]: line[:32] for line in data.decode(errors="replace").splitlines()}
     whole = "".join(f"{listed[name]}  {name}\n" for name in sorted(listed))

@@ -43,6 +43,7 @@ from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
 from sa1bpack.loading.reader_crew import ReaderCrew
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.options import group_of
+from sa1bpack.paths import is_folder
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.threads import naming_refusal
 from sa1bpack.transforms.masks.run_batch import RunBatch
@@ -389,7 +390,7 @@ def _warn_of_repeated_numbers(transform: Any) -> None:
 
 def _check_shared_memory(loader: PackDataLoader) -> None:
     """Warn before a worker dies of SIGBUS: by default a container has 64 MB of shared memory."""
-    if not loader.num_workers or not SHARED_MEMORY.is_dir():
+    if not loader.num_workers or not is_folder(SHARED_MEMORY):
         return
     needed = loader.plan().shared_bytes
     free = shutil.disk_usage(SHARED_MEMORY).free

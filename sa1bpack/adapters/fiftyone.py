@@ -11,6 +11,7 @@ from PIL import Image
 from sa1bpack.adapters.instances import Instances, instances_of
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.keywords import checks_options
+from sa1bpack.paths import exists
 from sa1bpack.wording import brief
 
 # Field of a detection → key of a sample.
@@ -95,7 +96,7 @@ def _detection(instances: Instances, number: int, label: str) -> fiftyone.Detect
 def _write_image(path: Path, instances: Instances) -> None:
     """Write the image, unless the file exists. Raises OutputRefused if that has another size."""
     height, width = instances.size
-    if not path.exists():
+    if not exists(path):
         try:
             Image.fromarray(np.ascontiguousarray(instances.image)).save(path)
         except ValueError as error:  # PIL's, of a suffix that it does not know

@@ -21,7 +21,7 @@ from sa1bpack.format.side.shards import (
     side_folders,
 )
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.paths import listed, local_path
+from sa1bpack.paths import is_folder, listed, local_path
 from sa1bpack.threads import ThreadPool
 from sa1bpack.urls import Lease, ShardSource, SideSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
@@ -248,7 +248,7 @@ def _places_of(
     else:
         opened = [cache.open_side(name) for cache in caches]
         roots = [pack for pack in packs if isinstance(pack, Path)]
-        folders = [folder for root in roots if (folder := root / SIDES_NAME / name).is_dir()]
+        folders = [folder for root in roots if is_folder(folder := root / SIDES_NAME / name)]
     sources = [source for source in opened if source is not None]
     if not sources and not folders:
         raise NotAPack(_no_feature(name, packs[0]))

@@ -32,7 +32,7 @@ from sa1bpack.errors import OptionError, OutputRefused, UnknownName
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.offsets import expanded, offsets_of
 from sa1bpack.format.selection import SelectedMasks, is_selection, read_selection, write_selection
-from sa1bpack.paths import listed
+from sa1bpack.paths import exists, listed
 from sa1bpack.random_words import words
 from sa1bpack.user_code import call_user
 from sa1bpack.wording import brief, counted, span_text
@@ -192,7 +192,7 @@ def save_rows(pack: Pack, rows: Rows, path: Path, kept: KeptMasks | None) -> Non
     pack, and for a sample that its id does not name, because another one has the same id.
     """
     refuse_in_pack("path", path)
-    if path.exists() and not is_selection(path):
+    if exists(path) and not is_selection(path):
         raise OutputRefused(f"{path}: exists, and is not a selection; choose another name")
     ids = np.asarray(pack.image_ids(rows))
     base = pack.first_rows  # all that opening the file yields, before it selects from them

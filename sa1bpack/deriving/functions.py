@@ -12,6 +12,7 @@ import xxhash
 
 from sa1bpack.deriving.options import DeriveOptions
 from sa1bpack.errors import OptionError
+from sa1bpack.paths import is_file
 from sa1bpack.transforms.geometric_steps import GeometricStep
 from sa1bpack.transforms.pipeline import Pipeline
 from sa1bpack.transforms.seeding import Seeded
@@ -55,7 +56,7 @@ def function_file(fn: Function) -> Path | None:
         file = Path(inspect.getsourcefile(inspect.unwrap(named_object(fn))) or "")
     except (TypeError, OSError):  # in another language, or by another program
         return None
-    return file if file.is_file() else None
+    return file if is_file(file) else None
 
 
 def digest_of_file(path: Path) -> str | None:

@@ -18,7 +18,7 @@ from sa1bpack.format.side.manifest import is_side
 from sa1bpack.format.side.shards import SIDES_NAME
 from sa1bpack.indices import torch_subset
 from sa1bpack.keywords import checks_options
-from sa1bpack.paths import local_path
+from sa1bpack.paths import is_folder, local_path
 from sa1bpack.wording import brief
 
 PORT = 8711  # the default, if it is free
@@ -116,7 +116,7 @@ def explore(
     if port is not None:
         port = whole_number("port", port, 0, 65535)
     saved_to = local_path("folder", folder).absolute()
-    if not saved_to.is_dir():
+    if not is_folder(saved_to):
         raise OptionError(f"folder is {str(folder)!r}, which is no folder: create it first")
     if isinstance(pack, Dataset) or torch_subset(pack)[1]:
         dataset = as_dataset(pack)
@@ -154,7 +154,7 @@ def _with_features(dataset: Dataset) -> tuple[Dataset, list[str]]:
     names: set[str] = set()
     for folder in dataset.pack.folders:
         sides = folder.root / SIDES_NAME
-        if folder.source is None and sides.is_dir():
+        if folder.source is None and is_folder(sides):
             names |= {path.name for path in sides.iterdir() if is_side(path)}
     chosen: list[str] = []
     notes = []

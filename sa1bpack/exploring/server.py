@@ -20,6 +20,7 @@ from sa1bpack.errors import OptionError, OutputRefused, Sa1bpackError
 from sa1bpack.exploring.access import Access
 from sa1bpack.exploring.answers import MOST_ROWS, THUMBNAIL_SIDES, Answers, NotReady
 from sa1bpack.exploring.filters import Filter
+from sa1bpack.paths import exists
 from sa1bpack.threads import start_thread
 from sa1bpack.wording import brief, printable
 
@@ -331,7 +332,7 @@ class Handler(BaseHTTPRequestHandler):
         if saving.positions is not None:
             chosen = saving.positions
         with self.server.saving:
-            if file.is_symlink() or (file.exists() and not saving.overwrite):
+            if file.is_symlink() or (exists(file) and not saving.overwrite):
                 raise Refused(HTTPStatus.CONFLICT, f"{file} exists")
             self._send_json(answers.save(file, chosen))
 

@@ -42,7 +42,7 @@ from sa1bpack.format.selection import is_selection
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks import mask_boxes
-from sa1bpack.paths import listed, naming
+from sa1bpack.paths import exists, listed, naming
 from sa1bpack.progress import ProgressOption, reporting_steps
 from sa1bpack.wording import brief, counted
 
@@ -293,7 +293,7 @@ def export_sa1b(
                 masks = exported.masks_of(row).tolist()
                 text = record_text(image, annotations_of(shard, row), masks, kept_texts, row)
                 file = folder / PurePath(image["file_name"]).with_suffix(".json").name
-                result.unchanged += file.exists()
+                result.unchanged += exists(file)
                 with _writing(file) as write:
                     write(text.encode())
                 step(1)
@@ -416,7 +416,7 @@ def export_coco(
         _count_shard(result, exported)
     _check_coco_ids(ds.column("image_id"), np.concatenate(ids), renumber)
     head = head_of(ds.manifest.sources, names, categories)
-    result.unchanged = int(result.path.exists())
+    result.unchanged = int(exists(result.path))
     result.files = 1 - result.unchanged
     remove_leftovers(result.path)
     with reporting_steps(progress, "image", 2 * result.images) as step:
@@ -539,7 +539,7 @@ def _writing(path: Path, durably: bool = False) -> Iterator[Callable[[bytes], ob
 
     An existing file must hold the same bytes. Raises OutputRefused as soon as it does not.
     """
-    if path.exists():
+    if exists(path):
         with path.open("rb") as existing:
             yield lambda data: _require_same(path, existing.read(len(data)) == data)
             _require_same(path, not existing.read(1))

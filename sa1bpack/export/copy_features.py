@@ -23,6 +23,7 @@ from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.side.writer import FeatureShardWriter
 from sa1bpack.packing.merge import FolderCopier, check_same_feature, find_features
+from sa1bpack.paths import exists, is_folder, matching
 
 # Begins the working names of this process's kind, which it removes when one was killed.
 _WORKING = "copy-"
@@ -118,14 +119,14 @@ def find_feature_copies(
     for name, folders in sorted(find_features(roots).items()):
         target = output / SIDES_NAME / name
         compared = list(folders)
-        if target.exists():
+        if exists(target):
             compared.append(target)
         check_same_feature(compared)
         having: dict[CopiedShard, Path] = {}
         without_rows = []
         for shard in shards:
             folder = shard.root / SIDES_NAME / name
-            if (folder / shard.identity.feature_shard).is_dir():
+            if is_folder(folder / shard.identity.feature_shard):
                 having[shard] = folder
             else:
                 without_rows.append(shard.identity.name)
@@ -141,7 +142,7 @@ def make_feature_folder(output: Path, feature: FeatureCopy) -> Path:
     target = output / SIDES_NAME / feature.name
     create_side(target, feature.manifest, _WORKING)
     for parent in (target.parent, target):
-        for leftover in parent.glob(f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
+        for leftover in matching(parent, f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
             files.remove_entry(leftover)
     return target
 
@@ -163,7 +164,7 @@ def copy_feature_shard(
         OSError: the disk fails.
     """
     final = target / new.feature_shard
-    if final.exists():
+    if exists(final):
         return
     folder = feature.shards[shard]
     if shard.whole:

@@ -14,6 +14,7 @@ from sa1bpack.export.source_counts import PairAccount
 from sa1bpack.format.arrays import METADATA_NAME, read_json
 from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, read_checksums
 from sa1bpack.format.shard_reader import Shard
+from sa1bpack.paths import is_file, paths_below
 from sa1bpack.wording import printable
 
 
@@ -90,8 +91,8 @@ class DiskUse:
         attributes = attributes_of(shard)
         if shard.reader is not None:
             return cls.by_records(shard.folder, attributes, shard.entry.bytes)
-        paths = [*shard.folder.rglob("*")]
-        sizes = [path.stat().st_blocks * 512 for path in paths if path.is_file()]
+        paths = list(paths_below(shard.folder))
+        sizes = [path.stat().st_blocks * 512 for path in paths if is_file(path)]
         versions = []
         if attributes.packed_by:
             versions.append(attributes.packed_by)

@@ -61,7 +61,7 @@ from sa1bpack.format.side.shards import (
 from sa1bpack.keywords import checks_options
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.options import LAYOUTS
-from sa1bpack.paths import real_path
+from sa1bpack.paths import is_file, matching, paths_below, real_path
 from sa1bpack.wording import brief, counted, size_text
 
 _PACK_OPTIONS = "sa1bpack.packing.options"  # loaded when it is asked for: reading has no packer
@@ -474,10 +474,10 @@ def _own_use(record: PackRecords, manifest: Manifest) -> DiskUse:
         return DiskUse(files=len(listed) - len(in_shards) + 1)
     paths = [
         path
-        for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
+        for path in (*root.iterdir(), *matching(root / SHARDS_NAME, "*"))
         if not path.name.startswith(".") and path != root / SIDES_NAME
     ]
     if manifest.index is not None:
-        paths += (root / manifest.index).rglob("*")
-    files = sum(path.is_file() for path in paths)
+        paths += paths_below(root / manifest.index)
+    files = sum(is_file(path) for path in paths)
     return DiskUse(files=files, folders=1 + len(paths) - files)

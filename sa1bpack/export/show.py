@@ -36,7 +36,7 @@ from sa1bpack.indices import torch_subset
 from sa1bpack.keywords import checks_options, takes_options
 from sa1bpack.options import group_of
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.paths import listed, temporary_folder
+from sa1bpack.paths import exists, is_file, is_folder, listed, paths_below, temporary_folder
 from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.raw.decoding import PairDecoder, RawOptions, no_pairs
 from sa1bpack.source.find import Source, open_source
@@ -424,18 +424,17 @@ def raw_source(path: Any) -> Source | None:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         return None
     source = Path(os.path.expanduser(path))  # noqa: PTH111 - keeps "~" of a user without a home
-    if source.is_file():
+    if is_file(source):
         try:
             return None if is_selection(source) else open_source(source)
         except SourceError:
             if source.name.lower().endswith(_TARS):
                 raise
             return None
-    if not source.is_dir() or (source / MANIFEST_NAME).exists():
+    if not is_folder(source) or exists(source / MANIFEST_NAME):
         return None
-    for _, _, names in os.walk(source):
-        if any(map(is_image, names)):
-            return open_source(source)
+    if any(is_image(path.name) for path in paths_below(source)):
+        return open_source(source)
     return None
 
 

@@ -20,14 +20,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.paths import naming
+from sa1bpack.paths import exists, is_file, is_folder, matching, naming
 from sa1bpack.wording import brief
 
 # All of SA-1B has 1 MB of manifest, and 100 kB of metadata per shard; a source of MAX_REJECTS
@@ -141,7 +140,7 @@ def cut_short(path: Path | str, end: int, needed: int) -> FormatError:
 def missing(path: Path) -> FormatError:
     """The error for a file of a pack that is missing, alone or with folders above it."""
     gone = path
-    while not gone.parent.exists():
+    while not exists(gone.parent):
         gone = gone.parent
     extent = ""
     if gone != path:
@@ -201,7 +200,7 @@ def flush_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Make a folder and its missing parents, so that they survive a power failure."""
     for path in (*reversed(folder.parents), folder):
-        if not path.exists():
+        if not exists(path):
             path.mkdir(exist_ok=True)
             flush_folder(path.parent)
 
@@ -268,7 +267,7 @@ def try_locks(folder: Path) -> None:
 def go_on_unlocked(error: NoFileLocks, lost: str) -> None:
     """Say, once per file system, that work continues without locks, and what is lost."""
     folder = Path(error.filename)
-    while not folder.exists():
+    while not exists(folder):
         folder = folder.parent
     key = folder.stat().st_dev, lost
     if key not in told:
@@ -290,7 +289,7 @@ def replace_file(path: Path, data: bytes) -> None:
     A file that has these bytes already stays. Raises OSError, which names `path`, if it cannot be
     written.
     """
-    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
+    if is_file(path) and path.stat().st_size == len(data) and path.read_bytes() == data:
         return
     remove_leftovers(path)
     temporary = temporary_beside(path)
@@ -309,10 +308,10 @@ def make_way_for_file(path: Path) -> None:
 
     Raises FormatError for one that is not empty: what is in it is not the pack's.
     """
-    if path.is_symlink() or not path.is_dir():
+    if path.is_symlink() or not is_folder(path):
         return
     _remove(os.rmdir, path)
-    if path.is_dir():
+    if is_folder(path):
         raise FormatError(
             f"{path}: a folder with other files, where a file of the pack must be; move it away, "
             "and repeat the command"
@@ -378,24 +377,9 @@ def _is_left_over(path: Path) -> bool:
     return False
 
 
-def matching(folder: Path, pattern: str) -> list[Path]:
-    """The entries of a folder whose names match a pattern, sorted; none if there is no folder.
-
-    Unlike `Path.glob`, which takes a folder that cannot be listed for an empty one: without
-    permission, and since Python 3.12 also where the disk fails.
-
-    Raises OSError if the folder cannot be listed.
-    """
-    try:
-        names = sorted(os.listdir(folder))  # noqa: PTH208 - strings, by which there may be many
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [folder / name for name in names if fnmatchcase(name, pattern)]
-
-
 def remove_leftovers(path: Path) -> None:
     """Remove what killed processes left under working names of a file or folder, in its place."""
-    for left in path.parent.glob(glob.escape(_working_name(path)) + "-*"):
+    for left in matching(path.parent, glob.escape(_working_name(path)) + "-*"):
         if _is_left_over(left):
             discard_entry(left)
 
@@ -405,7 +389,7 @@ def remove_idle_locks(folder: Path) -> None:
 
     Who opens one at this moment notices that it has lost its name, see `side/writer.py`.
     """
-    for path in folder.glob(f"{TEMPORARY_PREFIX}*{LOCK_SUFFIX}"):
+    for path in matching(folder, f"{TEMPORARY_PREFIX}*{LOCK_SUFFIX}"):
         with suppress(OSError):
             lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB, os.O_RDWR)
             try:
@@ -416,7 +400,7 @@ def remove_idle_locks(folder: Path) -> None:
 
 def remove_all_leftovers(folder: Path) -> None:
     """Remove what killed processes left under working names in a folder, and nothing else."""
-    for left in folder.glob(TEMPORARY_PREFIX + "*"):
+    for left in matching(folder, TEMPORARY_PREFIX + "*"):
         if _is_left_over(left):
             discard_entry(left)
 
@@ -431,7 +415,7 @@ def remove_temporaries(folder: Path, keep: Path | None = None) -> None:
         if path == keep:
             continue
         doomed = path
-        if path.is_dir() and not path.is_symlink() and not path.name.startswith(_REMOVED):
+        if is_folder(path) and not path.is_symlink() and not path.name.startswith(_REMOVED):
             try:
                 doomed = _renamed_to_remove(path, folder / f"{_REMOVED}{secrets.token_hex(8)}")
             except FileNotFoundError:  # another process removes it, too
@@ -449,13 +433,13 @@ def put_in_place(folder: Path, final: Path) -> None:
     removed first.
     """
     old = None
-    if not os.path.lexists(final):  # also a link that leads nowhere is there
+    if not exists(final, follow_symlinks=False):  # also a link that leads nowhere is there
         folder.rename(final)
     elif exchange(folder, final):
         old = folder
     else:
         aside = final.with_name(_SET_ASIDE + final.name)
-        if os.path.lexists(aside):  # left by a killed run after it was replaced
+        if exists(aside, follow_symlinks=False):  # left by a killed run after it was replaced
             remove_published(aside)
         is_renamed = _renamed_to_remove(final, aside) == aside
         if not is_renamed:
@@ -491,7 +475,7 @@ def restore_set_aside(folder: Path) -> None:
     """Put back what a killed `put_in_place` set aside in a folder and did not replace."""
     for path in matching(folder, _SET_ASIDE + "*"):
         final = path.with_name(path.name.removeprefix(_SET_ASIDE))
-        if not os.path.lexists(final):
+        if not exists(final, follow_symlinks=False):
             path.rename(final)
             flush_folder(folder)
 
@@ -505,8 +489,8 @@ def claim_name(folder: Path, final: Path) -> bool:
     try:
         folder.rename(final)
     except OSError as error:
-        exists = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
-        if not exists and not (error.errno == errno.ENOENT and final.is_dir()):
+        is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+        if not is_taken and not (error.errno == errno.ENOENT and is_folder(final)):
             raise
         return False
     flush_folder(final.parent)
@@ -522,7 +506,7 @@ def remove_entry(path: Path) -> None:
 
     Raises OSError, which names the file, for anything else that cannot be removed.
     """
-    if path.is_symlink() or not path.is_dir():
+    if path.is_symlink() or not is_folder(path):
         _remove(os.unlink, path)
         return
     for parent, folders, names in os.walk(path, topdown=False, onerror=_raise_unless_gone):

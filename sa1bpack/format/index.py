@@ -30,6 +30,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.shard_reader import check_rows_digest
 from sa1bpack.format.shard_writer import AppendFile, complete_group
+from sa1bpack.paths import exists
 from sa1bpack.threads import ThreadPool
 from sa1bpack.wording import counted, printable
 
@@ -417,7 +418,7 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     index = None
     if manifest.shards:
         index = index_name_of(manifest.shards, _read_digests(root, manifest.shards))
-        if rebuild_index or not (root / index).exists():
+        if rebuild_index or not exists(root / index):
             _write_index(root, index, manifest)
     manifest = msgspec.structs.replace(manifest, index=index)
     data = manifest_bytes(manifest)
@@ -426,7 +427,7 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
         digests[path] = files.file_digest(root / path)
     steps = [(files.CHECKSUMS_NAME, files.format_checksums(digests)), (MANIFEST_NAME, data)]
     # A manifest that lists shards without any checksum file would be damage.
-    if not manifest.says_complete and (root / files.CHECKSUMS_NAME).exists():
+    if not manifest.says_complete and exists(root / files.CHECKSUMS_NAME):
         steps.reverse()
     for name, content in steps:
         files.replace_file(root / name, content)
@@ -437,7 +438,7 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
 def top_files(root: Path, manifest: Manifest) -> set[str]:
     """Paths below `root` that the top checksum file covers."""
     paths = {MANIFEST_NAME, arrays.METADATA_NAME, f"{SHARDS_NAME}/{arrays.METADATA_NAME}"}
-    if (root / REJECTS_NAME).exists():
+    if exists(root / REJECTS_NAME):
         paths.add(REJECTS_NAME)
     if manifest.index is not None:
         for path in arrays.group_files(index_arrays(manifest)):

@@ -22,7 +22,16 @@ from sa1bpack.format.arrays import Count, canonical_json, check_version, read_js
 from sa1bpack.format.files import REMEDY, locked, replace_file, temporary_beside
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, AxisLengths, Layout
 from sa1bpack.format.source_records import stored_once, with_shared_values
-from sa1bpack.paths import check_can_be_folder, local_path, naming, real_path
+from sa1bpack.paths import (
+    check_can_be_folder,
+    exists,
+    is_file,
+    is_folder,
+    local_path,
+    matching,
+    naming,
+    real_path,
+)
 from sa1bpack.wording import brief, counted
 
 MANIFEST_NAME = "manifest.json"
@@ -152,7 +161,7 @@ def read_manifest(root: Path) -> Manifest:
     cannot be read. Keys that a newer minor version added are ignored.
     """
     path = Path(root) / MANIFEST_NAME
-    if not path.exists():
+    if not exists(path):
         raise without_manifest(Path(root))
     data = read_json(path)
     if isinstance(data, dict) and data.get("format") == SIDE_FORMAT_NAME:
@@ -188,7 +197,7 @@ def read_manifest(root: Path) -> Manifest:
 def pack_above(path: Path) -> Path | None:
     """The pack that a path lies in, whether it exists or not; None if in none."""
     for folder in real_path(path).parents:
-        if (folder / MANIFEST_NAME).is_file() and (folder / SHARDS_NAME).is_dir():
+        if is_file(folder / MANIFEST_NAME) and is_folder(folder / SHARDS_NAME):
             return folder
     return None
 
@@ -248,9 +257,9 @@ def file_to_write(name: str, value: str | os.PathLike[str], *suffixes: str) -> P
     if suffixes and path.suffix.lower() not in suffixes:
         patterns = " or ".join(f"*{suffix}" for suffix in suffixes)
         raise OptionError(f"{value}: name it {patterns}")
-    if path.is_dir():
+    if is_folder(path):
         raise OptionError(f"{value} is a folder; name a file in it")
-    if not path.parent.is_dir():
+    if not is_folder(path.parent):
         raise OptionError(f"{value}: the folder {path.parent} does not exist; create it first")
     refuse_in_pack(name, path)
     probe = temporary_beside(path)
@@ -262,16 +271,16 @@ def file_to_write(name: str, value: str | os.PathLike[str], *suffixes: str) -> P
 
 def without_manifest(root: Path) -> FormatError:
     """The error for a folder without a manifest: NotAPack, unless it is a pack that lost it."""
-    if (root / SHARDS_NAME).is_dir():
+    if is_folder(root / SHARDS_NAME):
         return FormatError(f"{root / MANIFEST_NAME}: missing; {REMEDY}")
     if is_being_packed(root):
         return NotAPack(f"{root}: not a pack yet: {_IN_PROGRESS}")
-    if not root.exists():
+    if not exists(root):
         return NotAPack(f"{root}: not a pack: the folder does not exist; check the path")
     folder = pack_above(root)
     if folder is not None:
         return NotAPack(f"{root}: not a pack, but a part of the pack {folder}; name that")
-    if not root.is_dir():
+    if not is_folder(root):
         return NotAPack(
             f"{root}: not a pack, but a file; name the folder of a pack (a saved selection is "
             "accepted by sa1bpack.open, show, export and subset)"
@@ -350,7 +359,7 @@ def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
 def shard_folders(root: Path) -> list[Path]:
     """Folders of all shards that a packer has published, listed or not, sorted by name."""
     shards = Path(root) / SHARDS_NAME
-    if not shards.is_dir():
+    if not is_folder(shards):
         return []
     return sorted(path for path in shards.iterdir() if is_shard_folder(path))
 
@@ -358,7 +367,7 @@ def shard_folders(root: Path) -> list[Path]:
 def is_shard_folder(path: Path) -> bool:
     """True for a folder that has the name of a packer's shard."""
     named = SHARD_NAME.fullmatch(path.name) is not None and not path.name.startswith(".")
-    return named and path.is_dir()
+    return named and is_folder(path)
 
 
 @dataclass(frozen=True)
@@ -452,7 +461,7 @@ def lost_remedy(root: Path) -> str:
 
 def remedy_of(root: Path) -> str:
     """The remedy that completes the pack at `root` if it is not complete, in words."""
-    if any((root / PARTS_NAME).glob(f"{JOB_PREFIX}*.json")):
+    if matching(root / PARTS_NAME, f"{JOB_PREFIX}*.json"):
         when = "once all parts of its job have ended, this completes it or lists what is missing"
         return f"{when}: sa1bpack finalize {quote(str(root))}"
     if is_being_packed(root):

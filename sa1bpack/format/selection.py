@@ -18,7 +18,7 @@ from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.arrays import Count, check_version
 from sa1bpack.format.files import read_metadata_file, replace_file
 from sa1bpack.format.manifest import MANIFEST_NAME
-from sa1bpack.paths import naming, real_path
+from sa1bpack.paths import is_file, is_folder, naming, real_path
 
 SELECTION_NAME: Literal["sa1bpack-selection"] = "sa1bpack-selection"
 SELECTION_VERSION = (1, 0)
@@ -81,7 +81,7 @@ class SelectedMasks:
 
 def is_selection(path: Path) -> bool:
     """True if a path is a file that begins as a selection does. Raises OSError if unreadable."""
-    if not path.is_file():
+    if not is_file(path):
         return False
     with naming(path), path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
@@ -169,7 +169,7 @@ def packs_of(path: Path) -> tuple[list[Path | str], str]:
             packs.append(pack.absolute)
             continue
         candidates = [folder / pack.relative, Path(pack.absolute)]
-        roots = [root for root in candidates if (root / MANIFEST_NAME).is_file()]
+        roots = [root for root in candidates if is_file(root / MANIFEST_NAME)]
         if not roots:
             raise NotAPack(
                 f"{path}: a selection from the pack {pack.absolute}, which is not there any more: "
@@ -186,7 +186,7 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray, SelectedMasks
     Raises FormatError if it is not what docs/format.md demands, VersionError for a newer major
     version, OSError if it cannot be read.
     """
-    if path.is_dir():
+    if is_folder(path):
         raise FormatError(f"{path}: a folder, but a selection is a file; {_SAVED}")
     line, _, body = read_metadata_file(path).partition(b"\n")
     if not line.startswith(_BEGINNING):

@@ -31,7 +31,7 @@ from sa1bpack.format.layout import (
     rows_checksums,
 )
 from sa1bpack.format.manifest import ShardEntry
-from sa1bpack.paths import naming
+from sa1bpack.paths import exists, naming
 
 # Smaller appends are gathered before they are written.
 _DIRECT_BYTES = 64 * BLOCK
@@ -339,7 +339,7 @@ class ShardWriter:
         self.lengths = AxisLengths()
         self._annotations = 0
         self._final = Path(shards_dir) / name
-        if self._final.exists():
+        if exists(self._final):
             raise PackError(f"{self._final}: the shard exists already; remove it to pack it again")
         self.folder = files.temporary_beside(self._final)
         self._files: dict[ArraySpec, AppendFile] = {}

@@ -58,7 +58,7 @@ from sa1bpack.format.side.shards import (
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.verify_shard import check_feature_shard, check_list, check_shard, compare_files
 from sa1bpack.keywords import checks_options
-from sa1bpack.paths import local_path
+from sa1bpack.paths import exists, is_folder, local_path, matching, paths_below
 from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 from sa1bpack.wording import counted
@@ -165,7 +165,7 @@ def check_files(files: PackFiles, *, quick: bool, advance: Advance, share: Share
     try:
         manifest = read_manifest(root)
     except FormatError as error:
-        if isinstance(error, VersionError) or not (root / MANIFEST_NAME).exists():
+        if isinstance(error, VersionError) or not exists(root / MANIFEST_NAME):
             raise
         check.add(str(error))
         return Report(check.problems)
@@ -259,8 +259,9 @@ def _side_bytes(folder: Path, share: Share = ALL) -> int:
     try:
         nbytes = 0
         for name in share_of(feature_shard_names(folder), share):
-            for chunk_file in (folder / name).glob("*/c.*"):
-                nbytes += chunk_file.stat().st_size
+            for path in paths_below(folder / name):
+                if path.name.startswith("c."):
+                    nbytes += path.stat().st_size
         return nbytes
     except OSError:
         return 0
@@ -269,9 +270,10 @@ def _side_bytes(folder: Path, share: Share = ALL) -> int:
 def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: Scope) -> Report:
     """Check the shards, the index against them, and features."""
     root = check.files.root
-    features = []
+    features: list[Path] = []
     if scope.features:
-        features = side_folders(root)
+        with check.collecting():
+            features = side_folders(root)
     shards = [*manifest.shards, *_unlisted_shards(check, manifest)]
     check.files.choose_mode(sum(shard.bytes for shard in shards) + sum(map(_side_bytes, features)))
     shards = _shards_of_scope(shards, scope)
@@ -360,7 +362,7 @@ def _check_kept(
         quick = scope.quick and shard.name not in scope.full
         for key in keys:
             folder = key.folder(root) / shard.feature_shard
-            if not folder.is_dir():
+            if not is_folder(folder):
                 check.add(f"{folder}: missing, though the pack keeps {key.key}", shard=shard.name)
             elif scope.kept_rows:
                 with check.collecting(feature=key.name, shard=folder.name):
@@ -376,7 +378,7 @@ def _check_shard(
     folder = check.files.root / SHARDS_NAME / entry.name
     check.files.fetch(entry.name)
     with check.collecting(shard=entry.name):
-        if folder.is_dir():
+        if is_folder(folder):
             check_shard(check, folder, entry, manifest.layout, quick=quick, pairs=pairs)
         else:
             check.add(f"{folder}: missing")
@@ -389,7 +391,7 @@ def _check_own_files(check: Check, manifest: Manifest) -> None:
     expected = top_files(root, manifest)
     is_newer = manifest.version > FORMAT_VERSION  # it may have more files and keys
     listed: dict[str, str] | None = None  # unless the checksum file can be read
-    published = manifest.says_complete or manifest.shards or path.exists()
+    published = manifest.says_complete or manifest.shards or exists(path)
     if published:
         with check.collecting():
             listed = read_checksums(path)
@@ -416,7 +418,7 @@ def _check_own_files(check: Check, manifest: Manifest) -> None:
     with check.collecting():
         arrays.check_metadata(root / SHARDS_NAME / arrays.METADATA_NAME, arrays.group_metadata())
     with check.collecting():
-        if manifest.index is not None and (root / manifest.index).is_dir():
+        if manifest.index is not None and is_folder(root / manifest.index):
             compare_files(check, root / manifest.index, arrays.group_files(index_arrays(manifest)))
 
 
@@ -456,7 +458,7 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
     root = check.files.root
     names = {path.split("/")[0] for path in expected}
     names |= {CHECKSUMS_NAME, SHARDS_NAME, SIDES_NAME}
-    for path in sorted(root.glob("*")):
+    for path in matching(root, "*"):
         if path.name in names or is_passed_over(path.name):
             continue
         if INDEX_NAME.match(path.name):
@@ -464,7 +466,7 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
         else:
             check.add(f"{path}: not a file of the pack; remove it", extra=True)
     listed = {arrays.METADATA_NAME} | {shard.name for shard in manifest.shards}
-    for path in sorted((root / SHARDS_NAME).glob("*")):
+    for path in matching(root / SHARDS_NAME, "*"):
         if path.name in listed or is_passed_over(path.name):
             continue
         if not is_shard_folder(path):

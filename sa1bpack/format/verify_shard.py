@@ -37,7 +37,7 @@ from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shard import FeatureShard, arrays_in
 from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.paths import naming
+from sa1bpack.paths import is_folder, naming
 from sa1bpack.threads import ThreadPool
 
 # Nine tenths and more of a pack: a quick check skips their digests.
@@ -177,7 +177,7 @@ def compare_files(check: Check, folder: Path, expected: set[str]) -> None:
     arrays = {path.rpartition("/")[0] for path in expected} - {""}
     paths = set()
     for subfolder in (folder, *(folder / array for array in arrays)):
-        if subfolder.is_dir():
+        if is_folder(subfolder):
             paths |= {path.relative_to(folder).as_posix() for path in subfolder.iterdir()}
     paths -= arrays
     for path in sorted(expected - paths):

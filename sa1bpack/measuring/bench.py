@@ -27,7 +27,7 @@ from sa1bpack.measuring.ceilings import (
 from sa1bpack.measuring.speeds import Setting, Speed, Task, compile_kernels, measure, some_samples
 from sa1bpack.measuring.sweeps import ROUNDS, Measurements, Sweep, compare_settings, text_table
 from sa1bpack.options import BENCH_MASKS
-from sa1bpack.paths import local_path
+from sa1bpack.paths import is_file, local_path
 from sa1bpack.progress import ProgressOption, check_progress, reporting
 from sa1bpack.urls import is_pack_url, pack_url
 from sa1bpack.wording import brief, counted, size_text
@@ -303,7 +303,7 @@ def _place(name: str, value: Any) -> Path | str:
     if is_pack_url(value):
         return pack_url(name, value)
     path = local_path(name, value)
-    if path.is_file():
+    if is_file(path):
         raise OptionError(f"{name} is {str(path)!r}, a file: name the folder of a pack")
     return path
 

@@ -22,6 +22,7 @@ from sa1bpack.loading.cuda import CUDA
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.loading.sample_reader import mincore_is_reliable
+from sa1bpack.paths import is_file
 
 # Warm samples take at most this much, and at most this part of the memory.
 _WARM_BYTES = 2 << 30
@@ -61,7 +62,7 @@ class Task:
             return []
         files = []
         for folder, _, names in os.walk(self.pack, followlinks=True):
-            files += [path for name in names if (path := Path(folder, name)).is_file()]
+            files += [path for name in names if is_file(path := Path(folder, name))]
         return sorted(files)
 
     def open(self) -> Dataset:

@@ -41,6 +41,7 @@ from sa1bpack.packing.records import (
     check_record,
     read_own_manifest,
 )
+from sa1bpack.paths import exists
 from sa1bpack.progress import Advance
 from sa1bpack.wording import brief, span_text
 
@@ -72,7 +73,7 @@ class Unfinished(msgspec.Struct, frozen=True):
         path = intention_path(root)
         if self != Unfinished():
             files.replace_file(path, msgspec.json.encode(self))
-        elif path.exists():
+        elif exists(path):
             path.unlink()
             files.flush_folder(root)
 

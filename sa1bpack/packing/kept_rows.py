@@ -16,6 +16,7 @@ from sa1bpack.format.side.kept import KeptKey
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shards import ShardIdentity
 from sa1bpack.format.side.writer import FeatureShardWriter
+from sa1bpack.paths import is_folder
 from sa1bpack.source.annotations import Annotations
 from sa1bpack.source.schemas import MAX_EXACT, Texts
 from sa1bpack.wording import brief
@@ -271,7 +272,7 @@ class KeptSpool:
             to_write = []
             for number, key in enumerate(self._keys):
                 folder = key.folder(self._root)
-                if not (folder / shard.feature_shard).is_dir():
+                if not is_folder(folder / shard.feature_shard):
                     writer = FeatureShardWriter(folder, key.spec, shard, shared=True)
                     to_write.append((number, key, writers.enter_context(writer)))
             for piece in self._pieces():

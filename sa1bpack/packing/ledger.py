@@ -39,6 +39,7 @@ from sa1bpack.packing.records import (
     source_record,
 )
 from sa1bpack.packing.requested_options import RequestedOptions
+from sa1bpack.paths import exists
 from sa1bpack.source.pairs import why_no_pairs
 from sa1bpack.source.records.table import READERS, SA1B, notes_on_records
 
@@ -90,7 +91,7 @@ class Ledger:
             VersionError: the pack has a newer version.
         """
         listed: tuple[ShardEntry, ...] = ()
-        if not (root / MANIFEST_NAME).exists():
+        if not exists(root / MANIFEST_NAME):
             ledger = cls(options.of_new_pack())
             ledger.taken_options = options.found_text(ledger.options)
         else:

@@ -44,7 +44,18 @@ from sa1bpack.packing.pack_folder import locked_folder
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
 from sa1bpack.packing.records import ShardKey, is_copied_in_part, published_shard, read_own_manifest
 from sa1bpack.packing.requested_options import RequestedOptions
-from sa1bpack.paths import check_can_be_folder, local_path, naming, paths_of, real_path
+from sa1bpack.paths import (
+    check_can_be_folder,
+    exists,
+    is_file,
+    is_folder,
+    local_path,
+    matching,
+    naming,
+    paths_below,
+    paths_of,
+    real_path,
+)
 from sa1bpack.progress import Advance, ProgressOption, reporting
 from sa1bpack.wording import brief
 
@@ -266,7 +277,7 @@ class _Union:
         self.without_rows: dict[str, list[str]] = {}
         for name, folders in self.features.items():
             merged = root / SIDES_NAME / name
-            if merged.exists():
+            if exists(merged):
                 check_same_feature([*folders, merged])
             else:
                 check_same_feature(folders)
@@ -276,7 +287,7 @@ class _Union:
         """Raise OutputRefused if two folders of a feature have different rows for one shard."""
         for shard in self.shards.values():
             name = ShardIdentity(shard.entry.name, shard.digest, shard.entry.lengths).feature_shard
-            having = [folder for folder in folders if (folder / name).is_dir()]
+            having = [folder for folder in folders if is_folder(folder / name)]
             if len(having) < 2:
                 continue
             digests = [files.file_digest(folder / name / files.CHECKSUMS_NAME) for folder in having]
@@ -359,7 +370,7 @@ class _Union:
                 entry = shard.entry
                 identity = ShardIdentity(entry.name, shard.digest, entry.lengths)
                 folder_name = identity.feature_shard
-                having = [path for path in (merged, *folders) if (path / folder_name).is_dir()]
+                having = [path for path in (merged, *folders) if is_folder(path / folder_name)]
                 if having:
                     if having[0] != merged:
                         feature_shards[having[0] / folder_name] = merged / folder_name
@@ -378,7 +389,7 @@ class _Union:
             for folder in folders:
                 create_side(merged, read_side_manifest(folder), _WORKING)
             for parent in (merged.parent, merged):
-                for leftover in parent.glob(f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
+                for leftover in matching(parent, f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
                     files.remove_entry(leftover)
 
 
@@ -413,7 +424,7 @@ def find_features(packs: Iterable[Path]) -> dict[str, list[Path]]:
     features: dict[str, list[Path]] = {}
     for pack in packs:
         for folder in side_folders(pack):
-            if not folder.is_dir():  # a stray file, which `verify` names
+            if not is_folder(folder):  # a stray file, which `verify` names
                 continue
             try:
                 read_side_manifest(folder)
@@ -465,7 +476,7 @@ class FolderCopier:
     @cached_property
     def _total(self) -> int:
         """The bytes of all files without their holes."""
-        paths = (path for folder in self._folders for path in folder.rglob("*") if path.is_file())
+        paths = (path for folder in self._folders for path in paths_below(folder) if is_file(path))
         return sum(path.stat().st_blocks * 512 for path in paths)
 
     def publish(self, source: Path, working: Path, final: Path, digest: str | None = None) -> None:
@@ -492,11 +503,11 @@ class FolderCopier:
 
     def _place(self, source: Path, target: Path) -> None:
         target.mkdir()
-        for entry in sorted(source.iterdir()):
-            if entry.is_dir():
-                self._place(entry, target / entry.name)
+        for path in sorted(source.iterdir()):
+            if is_folder(path):
+                self._place(path, target / path.name)
             else:
-                self.place_file(entry, target / entry.name)
+                self.place_file(path, target / path.name)
         files.flush_folder(target)
 
     def place_file(self, source: Path, target: Path) -> None:
@@ -542,7 +553,7 @@ def _check_whole_shard(source: Path, folder: Path, digest: str | None) -> None:
         folder: the folder.
         digest: XXH3-128 that its checksum file must have; None: any.
     """
-    paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    paths = {path.relative_to(folder).as_posix() for path in paths_below(folder)}
     checksums = folder / files.CHECKSUMS_NAME
     listed = {files.CHECKSUMS_NAME, *files.read_checksums(checksums)}
     listed |= {path.partition("/")[0] for path in listed}  # folders of arrays

@@ -17,6 +17,7 @@ from shlex import quote
 from sa1bpack.errors import OutputLocked, OutputRefused
 from sa1bpack.format import files
 from sa1bpack.format.manifest import LOCK_NAME, MANIFEST_NAME, PARTS_NAME, SHARDS_NAME
+from sa1bpack.paths import exists, is_folder, matching
 
 # Whoever asks whether a folder is locked (`manifest.is_being_packed`) locks it for an instant.
 _LOCK_TRIES = 3
@@ -37,7 +38,7 @@ def check_can_hold_pack(root: Path) -> None:
         if not (path.name.startswith(working_names) or files.is_of_system(path.name)):
             others = True
     # Asked last: the manifest is the first file of a pack that another process makes meanwhile.
-    if others and not (root / MANIFEST_NAME).exists():
+    if others and not exists(root / MANIFEST_NAME):
         raise OutputRefused(
             f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new folder. "
             f"If it is a pack that lost its manifest: sa1bpack repair {quote(str(root))} TARS"
@@ -47,7 +48,7 @@ def check_can_hold_pack(root: Path) -> None:
 def existing_parent(path: Path) -> Path:
     """The path, made absolute, or the nearest one above it that exists."""
     path = path.absolute()
-    while not path.exists():
+    while not exists(path):
         path = path.parent
     return path
 
@@ -61,7 +62,7 @@ def pack_folder(root: Path) -> Iterator[None]:
 
     Raises OutputRefused if it holds something else.
     """
-    is_new = not root.exists()
+    is_new = not exists(root)
     files.make_folder(root)
     check_can_hold_pack(root)
     try:
@@ -179,7 +180,7 @@ def working_folder(root: Path, *, of_part: bool) -> Iterator[Path]:
 
 def _remove_abandoned(shards_dir: Path) -> None:
     """Remove the working folders of killed parts; the caller is alone among parts."""
-    for folder in files.matching(shards_dir, _WORKING + "*"):
+    for folder in matching(shards_dir, _WORKING + "*"):
         try:
             lock = files.locked(folder / _PARTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -194,5 +195,5 @@ def _remove_abandoned(shards_dir: Path) -> None:
 def remove_unused_parts_folder(root: Path) -> None:
     """Remove PACK/.parts if no part has left anything for `finalize`; no part runs now."""
     folder = root / PARTS_NAME
-    if folder.is_dir() and all(path.name == _PARTS_LOCK for path in folder.iterdir()):
+    if is_folder(folder) and all(path.name == _PARTS_LOCK for path in folder.iterdir()):
         files.remove_published(folder)

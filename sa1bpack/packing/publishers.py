@@ -51,6 +51,7 @@ from sa1bpack.packing.records import (
     read_source_note,
 )
 from sa1bpack.packing.requested_options import RequestedOptions
+from sa1bpack.paths import exists
 from sa1bpack.wording import printable
 
 
@@ -170,9 +171,9 @@ def inspect_pack(root: Path, options: RequestedOptions) -> Ledger:
 
     Raises the same errors as `folder_publisher`.
     """
-    if root.exists():
+    if exists(root):
         check_can_hold_pack(root)
-    if (root / LOCK_NAME).exists():
+    if exists(root / LOCK_NAME):
         with locked_folder(root):
             pass
     else:
@@ -185,7 +186,7 @@ def make_pack(root: Path, options: PackOptions) -> None:
 
     Before all other files: a run killed at any moment leaves a pack, or only working files.
     """
-    if not (root / MANIFEST_NAME).exists():
+    if not exists(root / MANIFEST_NAME):
         write_manifest(root, Ledger(options).manifest(complete=False))
 
 

@@ -30,6 +30,7 @@ from sa1bpack.format.manifest import (
     shard_name,
 )
 from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.paths import exists, matching
 from sa1bpack.wording import counted, printable
 
 ShardKey = tuple[str, int]  # source, and number of the shard within it (its `part`)
@@ -267,7 +268,7 @@ class PackJob(msgspec.Struct, frozen=True):
         """Leave the job in a pack's folder, unless another part of it has."""
         data = msgspec.json.encode(self)
         path = root / PARTS_NAME / f"{JOB_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
-        if not path.exists():
+        if not exists(path):
             files.replace_file(path, data)
 
 
@@ -324,7 +325,7 @@ def note_path(root: Path, source: str) -> Path:
 def read_source_note(root: Path, source: str) -> SourceNote | None:
     """The note on a source; None if there is none. Raises as `read_jobs` does."""
     path = note_path(root, source)
-    if not path.exists():
+    if not exists(path):
         return None
     return _read(path, SourceNote)
 
@@ -332,7 +333,7 @@ def read_source_note(root: Path, source: str) -> SourceNote | None:
 def read_source_notes(root: Path) -> dict[str, SourceNote]:
     """Name → note, of every source. Raises as `read_jobs` does."""
     notes = {}
-    for path in files.matching(root / PARTS_NAME, f"{_NOTE_PREFIX}*.json"):
+    for path in matching(root / PARTS_NAME, f"{_NOTE_PREFIX}*.json"):
         notes[path.stem.removeprefix(_NOTE_PREFIX)] = _read(path, SourceNote)
     return notes
 
@@ -342,7 +343,7 @@ def read_jobs(root: Path) -> list[PackJob]:
 
     Raises FormatError for a file that is damaged, OSError for one that cannot be read.
     """
-    paths = files.matching(root / PARTS_NAME, f"{JOB_PREFIX}*.json")
+    paths = matching(root / PARTS_NAME, f"{JOB_PREFIX}*.json")
     in_order = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
     return [_read(path, PackJob) for path in in_order]
 

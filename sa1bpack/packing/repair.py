@@ -27,7 +27,7 @@ from sa1bpack.packing.pack_folder import (
     remove_unused_parts_folder,
 )
 from sa1bpack.packing.repair_plan import whole_repair
-from sa1bpack.paths import listed, local_path, patterns_of
+from sa1bpack.paths import exists, is_folder, listed, local_path, patterns_of
 from sa1bpack.progress import ProgressOption, report
 from sa1bpack.source.find import find_sources, read_links
 
@@ -130,7 +130,7 @@ def repair(
         dry_run=dry_run,
         progress=progress,
     )
-    if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
+    if not (exists(root / MANIFEST_NAME) or is_folder(root / SHARDS_NAME)):
         raise without_manifest(root)
     result = _repair_whole(call) if share is None else _repair_part(call, share)
     result.dry_run = dry_run

@@ -31,7 +31,7 @@ from sa1bpack.packing.sample import require_decoder, versions_in_force, versions
 from sa1bpack.packing.source_packer import pack_sources
 from sa1bpack.packing.source_probe import requested_options
 from sa1bpack.packing.work import Work, find_work, list_sources
-from sa1bpack.paths import local_path
+from sa1bpack.paths import is_folder, local_path
 from sa1bpack.progress import ProgressOption, check_progress, report
 from sa1bpack.source.find import Source
 from sa1bpack.source.records.coco_file import forget_coco_file
@@ -450,7 +450,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
         ledger = publisher.ledger
         jobs = read_jobs(root)
         source_notes = read_source_notes(root)
-        if manifest.says_complete and parts_folder.is_dir():
+        if manifest.says_complete and is_folder(parts_folder):
             publisher.publish()  # a complete one must match its checksums all the time
         notes = _withdraw_corrupt(publisher, source_notes)
         expected = {source for source, _ in ledger.shards}
@@ -463,7 +463,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
         known = bool(jobs) or manifest.says_complete
         complete = known and not missing
         published = publisher.publish(complete=complete)
-        if complete and parts_folder.is_dir():
+        if complete and is_folder(parts_folder):
             remove_published(parts_folder)
         for name in ledger.sources:  # what names the missing ones stays
             note_path(root, name).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from sa1bpack.packing.work import list_sources
 from sa1bpack.paths import temporary_folder
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, look_at
+from sa1bpack.source.records.find_annotations import find_annotation_file
 from sa1bpack.source.records.find_reader import find_reader
 from sa1bpack.source.records.images import PairOptions
 from sa1bpack.source.records.table import READERS, SA1B, open_pairs
@@ -56,7 +57,7 @@ class SourceProbe:
 
         Raises:
             OptionError: a key is in none of the first records, or names are taken.
-            Whatever `list_sources` raises.
+            Whatever `list_sources` and `_reader` raise.
         """
         if self._options is None:
             self._options = self._find(named)
@@ -92,11 +93,18 @@ class SourceProbe:
         return found
 
     def _reader(self) -> str:
-        """The reader of the first source that can be read."""
+        """The reader of the first source that can be read.
+
+        Raises SourceError for a folder if it is not clear which file has its annotations: a pack
+        for another reader would be made, into which it could not be packed later.
+        """
         annotations = self._request.run_options.annotations
         for source in self._sources:
             with suppress(SourceError):
                 return find_reader(source, annotations)
+        for source in self._sources:
+            if source.kind == "folder":
+                find_annotation_file(source)
         return SA1B
 
     def _records(self, records: str, keys: str | None) -> Iterator[bytes]:

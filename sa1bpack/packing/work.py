@@ -10,7 +10,7 @@ from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.records import is_copied_in_part
 from sa1bpack.packing.requested_options import PackRequest
-from sa1bpack.paths import real_path
+from sa1bpack.paths import exists, real_path
 from sa1bpack.progress import report
 from sa1bpack.source.find import Source, find_sources, look_at, read_links, read_md5sums
 from sa1bpack.wording import brief
@@ -49,7 +49,7 @@ def list_sources(request: PackRequest) -> list[Source]:
     """
     links = []
     annotations = request.run_options.annotations
-    if annotations is not None and not annotations.exists():
+    if annotations is not None and not exists(annotations):
         raise SourceError(f"{annotations}: no such file or folder of annotations; check the path")
     if request.run_options.links is not None:
         links = read_links(request.run_options.links)

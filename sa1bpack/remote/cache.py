@@ -51,7 +51,7 @@ from sa1bpack.format.files import (
     temporary_beside,
     try_locks,
 )
-from sa1bpack.paths import naming
+from sa1bpack.paths import exists, is_folder, matching, naming
 from sa1bpack.remote.kept_ranges import kept_bytes
 from sa1bpack.threads import start_thread
 from sa1bpack.wording import brief, size_text
@@ -200,8 +200,9 @@ class Cache:
             ) from None
         with self._alone("room"):
             remove_temporaries(self.root)
-            for leftover in self.root.glob(f"*/{TEMPORARY_PREFIX}*"):  # as it was in use
-                discard_entry(leftover)
+            for kind in _KINDS:
+                for leftover in matching(self.root / kind, f"{TEMPORARY_PREFIX}*"):
+                    discard_entry(leftover)  # it was in use when it was removed
             self.limit = self._settle(limit)
         for lock in list(self._locks()):
             self._remove(lock, only_begun=True)
@@ -225,7 +226,7 @@ class Cache:
             lock = Lock(self.root / f"{name}.lock", create=False)
         except FileNotFoundError:
             return None
-        is_there = lock.take(exclusive=False) and (self.root / name).is_dir()
+        is_there = lock.take(exclusive=False) and is_folder(self.root / name)
         if not is_there or lock.record.boot != boot_id():
             lock.close()
             return None
@@ -282,7 +283,7 @@ class Cache:
                         f"{error.filename or self.root}: the disk of the cache is full "
                         f"({error.strerror}): free some of it, or choose another folder"
                     ) from error
-                if not self.root.exists():
+                if not exists(self.root):
                     why = f"{self.root}: it was removed while it was in use; open the pack again"
                     raise StoreError(why) from None
                 raise
@@ -297,7 +298,7 @@ class Cache:
         is_sound: Callable[[Path], bool],
     ) -> None:
         """Make a folder that is not here, with its lock held."""
-        if folder.is_dir():
+        if is_folder(folder):
             if lock.record.boot == boot_id():  # which counts what was added to the folder, too
                 return
             if is_sound(folder):
@@ -438,7 +439,7 @@ class Cache:
 
     def _locks(self) -> Iterator[Lock]:
         for kind in _KINDS:
-            for path in (self.root / kind).glob("*.lock"):
+            for path in matching(self.root / kind, "*.lock"):
                 with suppress(FileNotFoundError):
                     yield Lock(path, create=False)
 
@@ -454,7 +455,7 @@ class Cache:
         """
         folder = lock.path.with_suffix("")
         with lock:
-            if not lock.take(exclusive=True) or (only_begun and folder.is_dir()):
+            if not lock.take(exclusive=True) or (only_begun and is_folder(folder)):
                 return 0
             nbytes = lock.record.nbytes
             self._empty(lock)

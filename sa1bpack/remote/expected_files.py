@@ -20,6 +20,7 @@ from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, read_
 from sa1bpack.format.side.kept import kept_keys
 from sa1bpack.format.side.manifest import TOP_FILES, is_side
 from sa1bpack.format.side.shards import SIDES_NAME, shard_identities
+from sa1bpack.paths import exists
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import AT_ONCE, EndsEarly, no_pack
 
@@ -39,7 +40,7 @@ def expected_files(origin: Bucket) -> dict[str, int]:
             data = _read(origin, file)
             if data is not None:
                 (folder / file).write_bytes(data)
-        if not (folder / MANIFEST_NAME).exists():
+        if not exists(folder / MANIFEST_NAME):
             raise no_pack(origin.url, MANIFEST_NAME)
         if is_side(folder):
             raise OptionError(

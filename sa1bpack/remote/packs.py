@@ -48,7 +48,7 @@ from sa1bpack.format.problems import Report
 from sa1bpack.format.side.shard import items_in
 from sa1bpack.format.side.shards import SIDES_NAME, ShardIdentity, shard_identities
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.paths import temporary_folder
+from sa1bpack.paths import exists, temporary_folder
 from sa1bpack.remote.attempts import OnWait
 from sa1bpack.remote.bucket import Bucket, StoreFile
 from sa1bpack.remote.cache import Cache, Lock
@@ -343,7 +343,7 @@ def _is_sound(folder: Path, digest: str, whole: bool) -> bool:
 
     Ranges that were kept are removed: they have no digests.
     """
-    if (folder / KEPT).exists():
+    if exists(folder / KEPT):
         discard_entry(folder / KEPT)
     return is_sound(folder, digest, whole=whole)
 

@@ -52,7 +52,7 @@ from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.publishers import FolderPublisher, folder_publisher, make_pack
 from sa1bpack.packing.records import PublishedShard
 from sa1bpack.packing.requested_options import RequestedOptions
-from sa1bpack.paths import naming
+from sa1bpack.paths import exists, is_folder, naming, paths_below
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import fetch_files, is_large
 from sa1bpack.threads import ThreadPool
@@ -79,7 +79,7 @@ def bucket_publisher(
     Raises as `folder_publisher` and `open_store` do, OptionError for a URL without a folder,
     OutputRefused if one of the folders holds something else, StoreError.
     """
-    if (staging / MANIFEST_NAME).exists():
+    if exists(staging / MANIFEST_NAME):
         raise OutputRefused(
             f"{staging} holds a pack of this machine: name an empty folder as staging (a "
             "finished pack is uploaded by a tool of the cloud, such as aws s3 sync)"
@@ -95,7 +95,7 @@ def bucket_publisher(
     root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
     with _staging_folder(staging), folder_publisher(root, options) as folder:
         keys = bucket.files()
-        if not (root / MANIFEST_NAME).exists():
+        if not exists(root / MANIFEST_NAME):
             recorded = _recorded_options(bucket, keys)
             if recorded is not None:
                 make_pack(root, options.of_pack(recorded, bucket.url))
@@ -115,15 +115,24 @@ def bucket_publisher(
 @contextmanager
 def _staging_folder(staging: Path) -> Iterator[None]:
     """Remove a staging folder that the block has made if it raises and no shard is in it."""
-    is_new = not staging.exists()
+    is_new = not exists(staging)
     try:
         yield
     except OutputLocked:  # another process came meanwhile
         raise
     except BaseException:
-        if is_new and not any(staging.rglob(f"{SHARDS_NAME}/[!.]*/")):
+        if is_new and not _has_shard(staging):
             discard_entry(staging)
         raise
+
+
+def _has_shard(staging: Path) -> bool:
+    """True if a shard is in one of the working folders of a staging folder."""
+    for path in paths_below(staging):
+        in_shards = path.parent.name == SHARDS_NAME and not path.name.startswith(".")
+        if in_shards and is_folder(path):
+            return True
+    return False
 
 
 class BucketPublisher(FolderPublisher):
@@ -235,7 +244,7 @@ class BucketPublisher(FolderPublisher):
         digest = file_digest(folder / CHECKSUMS_NAME)
         mark = self._marks / name
         key = f"{SHARDS_NAME}/{name}/"
-        if mark.exists() and mark.read_text() == digest:
+        if exists(mark) and mark.read_text() == digest:
             return
         self._reopen()
         for kept_key in self.ledger.options.kept_keys:  # first: no shard is there without
@@ -328,11 +337,11 @@ def _restore(root: Path, bucket: Bucket, keys: Iterable[str], is_new: bool) -> b
             names.remove(name)
             continue
         check_shard_name(name, bucket.url)
-        if not (root / SHARDS_NAME / name).exists():
+        if not exists(root / SHARDS_NAME / name):
             _restore_shard(root, name, bucket)
     for mark in sorted((root / _MARKS).iterdir()):
         if mark.name not in names:  # removed there, and here are holes
-            if (root / SHARDS_NAME / mark.name).exists():
+            if exists(root / SHARDS_NAME / mark.name):
                 remove_published(root / SHARDS_NAME / mark.name)
             mark.unlink()
     return manifest

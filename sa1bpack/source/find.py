@@ -22,8 +22,13 @@ from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.interrupts import result_of
 from sa1bpack.parquet_files import import_arrow
 from sa1bpack.paths import (
+    exists,
+    is_file,
+    is_folder,
     looks_like_url,
     matches_of,
+    matching,
+    paths_below,
     real_path,
     refuse_url,
     refuse_windows_path,
@@ -145,8 +150,8 @@ def open_source(path: str | Path) -> Source:
     path = Path(path)
     try:
         path.stat()  # fails for what a link does not lead to
-        if not path.is_dir():
-            if not path.is_file():
+        if not is_folder(path):
+            if not is_file(path):
                 raise SourceError(f"{path}: neither a file nor a folder")
             with path.open("rb") as file:
                 kind = kind_of(file.read(BLOCK), path)
@@ -156,7 +161,7 @@ def open_source(path: str | Path) -> Source:
             return Source(_stem(path), path, kind, path.stat().st_size)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if all((path / name).exists() for name in _PACK_ENTRIES):
+    if all(exists(path / name) for name in _PACK_ENTRIES):
         raise SourceError(
             f"{path}: a pack, where a tar or a folder of images is expected; sa1bpack.open reads "
             "it; leave it out of the sources, or choose a pattern such as 'sa_*.tar'"
@@ -178,7 +183,7 @@ def _refuse_first_part(path: Path) -> None:
     pattern = part_pattern(path.name)
     if pattern is None:
         return
-    for other in path.parent.glob(f"{glob.escape(pattern[1])}*"):
+    for other in matching(path.parent, f"{glob.escape(pattern[1])}*"):
         if other.name > path.name and part_pattern(other.name) == pattern:
             with other.open("rb") as file:
                 try:
@@ -192,7 +197,8 @@ def _refuse_first_part(path: Path) -> None:
 
 def _in_place_of_images(folder: Path) -> str:
     """What a folder has in place of tars and images, and the remedy."""
-    paths = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
+    paths = sorted(path for path in paths_below(folder) if is_file(path))
+    paths = [path for path in paths if not path.name.startswith(".")]
     for path in paths[:_LOOKED_AT]:
         if path.name.lower().endswith(_PARQUET_SUFFIX):
             return f"its Parquet files are in {path.parent}: give that folder"
@@ -238,7 +244,7 @@ def _expand(pattern: str | Path, leave_out: Path | None) -> list[Path]:
     for path in matches:
         tars: list[Path] = []
         with suppress(OSError):  # said when it is opened
-            if path.is_dir():
+            if is_folder(path):
                 tars = _tars_in(path) or _parquet_files_in(path)
         files = []
         if tars:  # pictures may lie beside them

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sa1bpack.errors import SourceError
+from sa1bpack.paths import is_of_root
 from sa1bpack.source.tar import Half, Member, decode_name, is_other_image, is_plain_name, split_name
 
 # What the system answers for a link that leads to no file.
@@ -87,7 +88,7 @@ def split_folder(folder: Path, all_images: bool = False) -> tuple[list[FolderFil
     """The files of `list_folder`, and the names of the images that it leaves out, sorted."""
     files = []
     all_jpegs = True
-    for below, name in _files_below(folder):
+    for below, name in files_below(folder):
         stem, half = split_name(name)
         if half is None:
             continue
@@ -115,13 +116,15 @@ def split_folder(folder: Path, all_images: bool = False) -> tuple[list[FolderFil
     return files, passed_over
 
 
-def _files_below(folder: Path) -> Iterator[tuple[str, str]]:
+def files_below(folder: Path) -> Iterator[tuple[str, str]]:
     """Folder below this one, with a slash at its end, and name of every file.
 
     Raises SourceError.
     """
 
     def fail(error: OSError) -> None:
+        if is_of_root(error):
+            return
         raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}") from error
 
     for parent, _, names in os.walk(folder, onerror=fail):
@@ -139,7 +142,7 @@ def count_images(folder: Path, all_images: bool = True) -> int:
     """
     if not all_images:
         return sum(file.half == "jpeg" for file in list_folder(folder))
-    return sum(split_name(name)[1] == "jpeg" for _, name in _files_below(folder))
+    return sum(split_name(name)[1] == "jpeg" for _, name in files_below(folder))
 
 
 def _without_other_files(files: list[FolderFile]) -> list[FolderFile]:

@@ -2,12 +2,14 @@
 
 import shutil
 
+import numpy as np
 import pytest
 from edited_packs import flip
 from format_files import publish
 from system import without_privileges
 from verify_script import script_finds
 
+import sa1bpack
 from sa1bpack import verify
 
 SHARD = "sa_000000-000"
@@ -65,6 +67,23 @@ def test_what_may_not_be_read_is_reported_as_such_and_the_rest_is_checked(pack, 
     )
     assert name == "shards" or any(line.startswith(f"{other}: XXH3-128 is") for line in lines)
     assert lines[-1].startswith("shards: 3, ")
+
+
+@pytest.mark.parametrize("where", [".", "shards", "side", "side/f", f"shards/{SHARD}/bbox"])
+def test_a_folder_that_may_not_be_listed_hides_no_stray_file(pack, where):
+    """Its files can be read by their names, and a glob passes over it."""
+    ds = sa1bpack.open(pack)
+    sa1bpack.attach(ds, "f", np.zeros((len(ds), 2), np.float32), ds.column("image_id"))
+    folder = pack / where
+    (folder / "stray").write_bytes(b"x")
+    folder.chmod(0o311)
+    with without_privileges():
+        report = verify(pack, quick=True)
+        code, text = script_finds(pack, "--quick")
+    folder.chmod(0o755)
+    (what,) = {problem.what for problem in report.problems}
+    assert what == f"{folder}: cannot be read: Permission denied"
+    assert code == 1 and f"{folder}: cannot be read: Permission denied" in text.splitlines()
 
 
 def test_unreadable_parts_of_an_unfinished_pack_hide_no_damage(pack):

@@ -13,7 +13,7 @@ from sa1bpack.deriving.sources.in_memory import Pairs, TableRows, is_table
 from sa1bpack.deriving.sources.parquet import PARQUET_SUFFIX, ParquetFile
 from sa1bpack.deriving.sources.text_tables import CsvFile, JsonFile, JsonLines
 from sa1bpack.errors import OptionError
-from sa1bpack.paths import paths_of
+from sa1bpack.paths import exists, is_file, is_folder, paths_of
 
 _KINDS = (
     ".jsonl, .ndjson, .json, .csv or .tsv (also with .gz), .parquet, .tar, or a folder of these or "
@@ -63,16 +63,16 @@ def open_rows(rows: Any, columns: TableColumns) -> RowReader:
         return Pairs(rows)
     paths = paths_of("rows", rows)
     for path in paths:
-        if not path.exists():
+        if not exists(path):
             raise OptionError(
                 f"rows are {str(path)!r}, and ids are None: there is no such file or folder; a "
                 "list of texts needs ids"
             )
     if len(paths) == 1:
         return _reader_of(paths[0], columns)
-    if all(path.is_file() and image_files.is_image_file(path.name) for path in paths):
+    if all(is_file(path) and image_files.is_image_file(path.name) for path in paths):
         return ImageFiles(lambda: iter(paths), columns.value, OtherFiles())
-    nbytes = sum(path.stat().st_size for path in paths if path.is_file())
+    nbytes = sum(path.stat().st_size for path in paths if is_file(path))
     return SeveralFiles(lambda: iter(paths), columns, nbytes, OtherFiles())
 
 
@@ -82,7 +82,7 @@ def _are_paths(rows: Any) -> bool:
 
 def _reader_of(path: Path, columns: TableColumns) -> RowReader:
     """The reader of one file or folder."""
-    if path.is_dir():
+    if is_folder(path):
         return _reader_of_folder(path, columns)
     if image_files.is_image_file(path.name):
         return ImageFiles(lambda: iter([path]), columns.value, OtherFiles())
@@ -175,7 +175,7 @@ class SeveralFiles:
         finished = 0  # bytes of the files before
         for number, path in enumerate(self._list_paths()):
             reader = _reader_of(path, self._columns)
-            size = path.stat().st_size if path.is_file() else 0
+            size = path.stat().st_size if is_file(path) else 0
             for block in reader.blocks():
                 records = [number * _SOURCE + record for record in block.records]
                 self.names = self.names or reader.names

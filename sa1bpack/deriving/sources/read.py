@@ -22,6 +22,7 @@ from sa1bpack.deriving.sources.spool import RowSpool
 from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import OptionError
 from sa1bpack.format import files
+from sa1bpack.paths import exists
 from sa1bpack.progress import ProgressOption, reporting
 from sa1bpack.wording import brief
 
@@ -120,7 +121,7 @@ def spooled(
         SourceError, UserCodeError, OSError: the source fails.
     """
     folder = output.absolute().parent
-    made_folder = not folder.exists()
+    made_folder = not exists(folder)
     files.make_folder(folder)
     try:
         with RowSpool(output) as spool:

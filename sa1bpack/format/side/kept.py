@@ -15,6 +15,7 @@ from sa1bpack.format import files
 from sa1bpack.format.side.manifest import SideManifest, create_side, top_of_side
 from sa1bpack.format.side.shards import SIDES_NAME
 from sa1bpack.format.side.spec import TEXT, SideSpec, side_name
+from sa1bpack.paths import is_folder
 from sa1bpack.wording import brief
 
 # Types of the values of a kept key, as in its text.
@@ -199,7 +200,7 @@ def remove_kept_rows(root: Path, keys: Iterable[KeptKey], shard: str) -> None:
 def feature_shards_of(root: Path, key: KeptKey, shard: str) -> list[Path]:
     """The feature shards of a kept key for a shard of this name, whatever its bytes."""
     folder = key.folder(root)
-    if not folder.is_dir():
+    if not is_folder(folder):
         return []
     pattern = re.compile(re.escape(shard) + r"-[0-9a-f]{8}")
     return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))

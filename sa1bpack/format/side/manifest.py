@@ -14,6 +14,7 @@ from sa1bpack.errors import FormatError, NotAPack, OutputRefused
 from sa1bpack.format import arrays, files
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME
 from sa1bpack.format.side.spec import FIXED_VERSION, SIDE_FORMAT_VERSION, SideSpec
+from sa1bpack.paths import exists, is_folder
 
 # The keys of the provenance in which all feature shards must agree: they decide the rows.
 MADE_WITH = ("function", "seed", "options", "pipeline", "mask_choice", "samples")
@@ -58,7 +59,7 @@ def read_side_manifest(folder: Path) -> SideManifest:
     docs/format.md, VersionError for another major version, OSError if it cannot be read.
     """
     path = Path(folder) / MANIFEST_NAME
-    if not path.exists():
+    if not exists(path):
         raise NotAPack(
             f"{folder}: not a feature: it has no {MANIFEST_NAME}; make one with "
             "`sa1bpack derive` or `sa1bpack.attach`"
@@ -115,9 +116,9 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
     """
     files.make_folder(folder.parent)
     files.remove_leftovers(folder.with_name(mark + folder.name))
-    if folder.is_dir():
+    if is_folder(folder):
         files.remove_idle_locks(folder)
-    if not folder.exists():
+    if not exists(folder):
         staging = files.temporary_beside(folder.with_name(mark + folder.name))
         try:
             staging.mkdir()

@@ -24,6 +24,7 @@ from sa1bpack.format.side.manifest import AGAIN, REMAKE
 from sa1bpack.format.side.rows import FeatureRows
 from sa1bpack.format.side.shards import ShardIdentity, feature_shard_attributes
 from sa1bpack.format.side.spec import CHECKSUM, MAX_SIDE_ROW_BYTES, SideSpec
+from sa1bpack.paths import is_folder
 from sa1bpack.wording import counted
 
 # Items of a feature shard, of a byte at least.
@@ -76,7 +77,7 @@ class FeatureShard:
             OSError: a file cannot be read.
         """
         opened = Path(folder) / shard.feature_shard
-        if not opened.is_dir():
+        if not is_folder(opened):
             raise FormatError(f"{opened}: there are no rows for shard {shard.name}; {AGAIN}")
         try:
             items = items_of(opened) if spec.ragged else 0

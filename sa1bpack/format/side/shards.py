@@ -16,6 +16,7 @@ from sa1bpack.format.layout import AxisLengths
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.side.manifest import TOP_FILES
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.paths import is_folder
 from sa1bpack.wording import counted
 
 # The folder of a pack in which its own features are.
@@ -82,7 +83,7 @@ class Coverage:
 def side_folders(root: Path) -> list[Path]:
     """The features in a pack's own folder, sorted by name."""
     folder = root / SIDES_NAME
-    if not folder.is_dir():
+    if not is_folder(folder):
         return []
     return sorted(path for path in folder.iterdir() if not files.is_passed_over(path.name))
 
@@ -104,8 +105,9 @@ def strays_of(folder: Path) -> list[Path]:
 
 def _is_feature_shard(path: Path) -> bool:
     # In a cache, it is a link to a folder that may not have been fetched yet.
-    is_folder = path.is_symlink() or path.is_dir()
-    return is_folder and _FEATURE_SHARD_NAME.fullmatch(path.name) is not None
+    if _FEATURE_SHARD_NAME.fullmatch(path.name) is None:
+        return False
+    return path.is_symlink() or is_folder(path)
 
 
 def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:

@@ -8,7 +8,6 @@ masks. The lists of SAM 2's generator have the same form. In a tar, X.json lies 
 
 import base64
 import csv
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -18,7 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from sa1bpack.errors import SourceError
+from sa1bpack.paths import exists, is_file, is_folder
 from sa1bpack.source.find import Source
+from sa1bpack.source.folder_files import files_below
 from sa1bpack.source.pairs import MAX_JSON_BYTES, FolderStream, Pair, PairReader
 from sa1bpack.source.records.folders import FolderNames, common_end
 from sa1bpack.source.records.images import ImageReader, PairOptions, joined
@@ -41,7 +42,7 @@ _NONE = (0, False)  # the agreement of the path of an image with the record of a
 
 def has_tables(folder: Path) -> bool:
     """True if the masks of an image, with their table, lie in a folder below this one."""
-    return next(folder.rglob(f"*/{TABLE_NAME}"), None) is not None
+    return any(below and name == TABLE_NAME for below, name in files_below(folder))
 
 
 class _MaskRecord(NamedTuple):
@@ -67,7 +68,7 @@ class AmgReader(ImageReader):
             self._folder = source.path
         masks = options.annotations or self._folder
         assert masks is not None, "records of an archive lie beside its images"
-        if not masks.is_dir():
+        if not is_folder(masks):
             super().__exit__()
             raise SourceError(
                 f"{masks}: no folder, and the masks of amg lie in one, X.json or X/{TABLE_NAME} "
@@ -77,15 +78,22 @@ class AmgReader(ImageReader):
         # Name of an image without ending → its records.
         self._records: dict[str, list[_MaskRecord]] = {}
         self._folders = FolderNames()
-        for parent, _, names in os.walk(masks):
-            for name in names:
-                path = Path(parent, name)
-                if name == TABLE_NAME:
-                    self._add_record(path, path.parent)
-                elif name.endswith(".json"):
-                    self._add_record(path, path.with_name(path.stem))
+        try:
+            self._find_records()
+        except BaseException:
+            super().__exit__()
+            raise
         self._met: dict[Path, str] = {}  # file of a record → path of its image
-        self._is_table_folder = cache(lambda parent: Path(parent, TABLE_NAME).exists())
+        self._is_table_folder = cache(lambda parent: exists(Path(parent, TABLE_NAME)))
+
+    def _find_records(self) -> None:
+        """Note the records in the folder of masks. Raises SourceError if it cannot be listed."""
+        for below, name in files_below(self._masks):
+            path = self._masks / below / name
+            if name == TABLE_NAME:
+                self._add_record(path, path.parent)
+            elif name.endswith(".json"):
+                self._add_record(path, path.with_name(path.stem))
 
     def _add_record(self, file: Path, image: Path) -> None:
         """Note a record, which says by its place what its image is called."""
@@ -213,7 +221,7 @@ def _record_of_table(table: Path) -> bytes:
     try:
         for number, row in enumerate(rows):
             drawing = table.parent / f"{row.get('id') or number}.png"
-            if not drawing.is_file():
+            if not is_file(drawing):
                 raise ValueError(f"row {number + 1}: {drawing.name} is missing")
             data = _read(drawing, MAX_JSON_BYTES)
             nbytes += len(data)

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from sa1bpack.errors import SourceError
+from sa1bpack.paths import is_folder
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import FolderStream
 from sa1bpack.source.records.coco_file import NAMED, changed, read_coco_file
@@ -29,7 +30,7 @@ class CocoReader(ImageReader):
         path = options.annotations
         if path is None:
             path = annotation_file(source)
-        if path.is_dir():
+        if is_folder(path):
             raise SourceError(
                 f"{path}: a folder, and the records of coco are one file: name that, --annotations "
                 "FILE"

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from sa1bpack.errors import SourceError
-from sa1bpack.paths import real_path
+from sa1bpack.paths import is_file, matching, naming, real_path
 from sa1bpack.source.find import Source
 from sa1bpack.wording import brief
 
@@ -21,20 +20,49 @@ _MOST_NAMED = 8
 
 
 def looks_like_coco(path: Path) -> bool:
-    """True for a JSON file that begins as an annotation file in COCO's form does."""
-    with suppress(OSError), path.open("rb") as file:
+    """True for a file that begins as a JSON in COCO's form does. Raises OSError."""
+    if not is_file(path):
+        return False
+    with naming(path), path.open("rb") as file:
         return _COCO_HEAD.match(file.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")) is not None
-    return False
 
 
-def _candidates(folder: Path) -> list[Path]:
-    """The annotation files in a folder, and none of the hidden ones."""
+def _candidates(folder: Path, shared_with: str | None) -> list[Path]:
+    """The annotation files in a folder, and none of the hidden ones.
+
+    Args:
+        folder: folder, which need not exist.
+        shared_with: name of the source, if other things than annotations lie in the folder, too:
+            what this user may not read there is passed over, but for a file that has this name.
+
+    Raises:
+        SourceError: the folder cannot be listed, or a file cannot be read.
+    """
     files = []
-    with suppress(OSError):
-        for path in sorted(folder.glob("[!.]*.json")):
-            if path.is_file() and looks_like_coco(path):
-                files.append(path)
+    try:
+        for path in _json_files(folder, shared_with is not None):
+            try:
+                if looks_like_coco(path):
+                    files.append(path)
+            except PermissionError:
+                if shared_with is None or shared_with in path.stem:
+                    raise
+    except OSError as error:
+        raise SourceError(
+            f"{error.filename}: may have the annotations, and cannot be read: {error.strerror}; "
+            "make it readable, or name the file of annotations, --annotations FILE"
+        ) from error
     return files
+
+
+def _json_files(folder: Path, is_shared: bool) -> list[Path]:
+    """The JSON files in a folder; none of a shared one that may not be listed. Raises OSError."""
+    try:
+        return matching(folder, "[!.]*.json")
+    except PermissionError:
+        if is_shared:
+            return []
+        raise
 
 
 def _best(paths: Sequence[Path], name: str) -> list[Path]:
@@ -54,7 +82,7 @@ def find_annotation_file(source: Source) -> Path | None:
     `annotations` beside it or beside the folder above, as COCO, LVIS, Roboflow and CVAT place it.
     Of several, one that has the name of the source counts, such as instances_train2017.json.
 
-    Raises SourceError if several may be it.
+    Raises SourceError if several may be it, or if one that may be it cannot be read.
     """
     if not isinstance(source.path, Path):
         return None
@@ -63,8 +91,11 @@ def find_annotation_file(source: Source) -> Path | None:
     if source.kind == "folder":
         folders = [path, path / "annotations", *folders]
     for folder in folders:
-        best = _best(_candidates(folder), source.name)
+        shared_with = None
         if folder == path.parent:  # where files of others lie, too
+            shared_with = source.name
+        best = _best(_candidates(folder, shared_with), source.name)
+        if shared_with is not None:
             best = [file for file in best if _best([file], source.name) and _named(file, source)]
         if len(best) == 1:
             return best[0]

@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 from sa1bpack.errors import SourceError
+from sa1bpack.paths import is_folder
 from sa1bpack.source.find import Source
 from sa1bpack.source.folder_files import list_folder
 from sa1bpack.source.pairs import MAX_JSON_BYTES, open_members
@@ -34,7 +35,7 @@ def find_reader(source: Source, annotations: Path | None = None) -> str:
         SourceError: the source cannot be read, or several annotation files may be its own.
     """
     if annotations is not None:
-        return "amg" if annotations.is_dir() else "coco"
+        return "amg" if is_folder(annotations) else "coco"
     if not isinstance(source.path, Path):
         return SA1B
     record = _record_in_folder(source.path) if source.kind == "folder" else _record_in_tar(source)
