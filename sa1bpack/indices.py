@@ -106,10 +106,6 @@ def _counted(items: Sequence[Any], repetitions: np.ndarray | None) -> np.ndarray
     return repetitions
 
 
-class SamplesOfUnknownEpoch(list[Any]):
-    """Samples that a DataLoader fetched by indices that say nothing of their epoch."""
-
-
 def current_occurrence() -> Occurrence | None:
     """The occurrence for which a sample is being loaded; None outside of a batch."""
     return _current.get()

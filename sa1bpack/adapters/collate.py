@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from sa1bpack.adapters.collate_canvas import canvas_shape, cut_canvas, name_of, put_on_canvas
 from sa1bpack.adapters.collate_rows import (
@@ -24,7 +23,7 @@ from sa1bpack.display import Batch, Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.offsets import offsets_of
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.indices import SampleClass, SamplesOfUnknownEpoch
+from sa1bpack.indices import SampleClass
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import unpack_into
@@ -333,8 +332,8 @@ class Collate:
         """Set the epoch of a random choice, for batches whose sampler does not pass it on.
 
         OrderedBatches pass on the epoch, and how often a sample has come before in it. With other
-        samplers call this before iterating over the DataLoader: until it was called, a batch with
-        masks that are drawn is an error.
+        samplers, and in a loop of your own, call this before each epoch: until it was called, a
+        batch with masks that are drawn is an error.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         if epoch >= 2**63:
@@ -347,8 +346,8 @@ class Collate:
 
         Raises:
             ReadError: a sample could not be read and on_error is "raise".
-            OptionError: the samples do not match one another, or masks are drawn, but a sampler has
-                not passed on the epoch.
+            OptionError: the samples do not match one another, or masks are drawn, but nobody has
+                passed on the epoch.
             LoaderError: on_error is "drop", and no sample could be read.
         """
         if isinstance(samples, Mapping) or not hasattr(samples, "__getitem__"):
@@ -377,16 +376,19 @@ class Collate:
         return batch
 
     def _check_epoch(self, samples: Sequence[Any]) -> None:
-        """Raise OptionError if a DataLoader would draw the same masks in every epoch."""
-        for_a_loader = isinstance(samples, SamplesOfUnknownEpoch) or get_worker_info() is not None
+        """Raise OptionError if every epoch would draw the same masks.
+
+        Samples come as a plain list from torch's samplers, from a Subset, ConcatDataset or rows of
+        Hugging Face, and from a loop of the program's own alike.
+        """
         is_known = hasattr(samples, "epoch") or bool(self._own_epoch[0])
-        if self.choice.draws and for_a_loader and not is_known:
+        if self.choice.draws and not is_known:
             raise OptionError(
                 "the sampler does not pass on the epoch, and every epoch would draw the same masks "
                 f"(mask_select={brief(self.choice.mask_select)}): take batches from "
                 "make_dataloader, or from a DataLoader of ds[indices], not of a Subset, with "
                 "batch_sampler=sa1bpack.OrderedBatches(order, batch_size), or call set_epoch of "
-                "the Collate before each epoch"
+                "the Collate before each epoch (set_epoch(0) for a batch by hand)"
             )
 
     def _batch(

@@ -8,7 +8,7 @@ from typing import Any
 from sa1bpack.dataset.rows import Rows, as_position
 from sa1bpack.dataset.sample_spec import SampleOptions
 from sa1bpack.errors import ReadError
-from sa1bpack.indices import BatchIndices, SamplesOfUnknownEpoch, loading, occurrences_of
+from sa1bpack.indices import BatchIndices, loading, occurrences_of
 
 
 class MapStyle:
@@ -38,7 +38,7 @@ class MapStyle:
             indices: their indices, which may know the epoch, see `occurrence.BatchIndices`; then
                 the list of samples knows it, too.
         """
-        samples: list[Any] = SamplesOfUnknownEpoch()
+        samples: list[Any] = []
         if isinstance(indices, BatchIndices):
             samples = BatchIndices([], indices.epoch, indices.repetitions, indices.sample_class)
         for location, occurrence in zip(

@@ -49,6 +49,9 @@ _LIBRARIES = {"albumentations", "cv2", "kornia", "numpy", "PIL", "torch", "torch
 
 _ATOMS = (str, bytes, int, float, complex, np.ndarray, np.generic, Tensor, ModuleType)
 
+# Where a DataLoader takes samples of its dataset, and has them collated.
+_FETCHING = "torch.utils.data._utils.fetch"
+
 # One call at a time: the global states are those of all threads.
 _calling = threading.RLock()
 
@@ -84,7 +87,7 @@ class Seeded:
     batch_sampler is OrderedBatches, from IterableTarDataset, and in a batch of a loader. `ds[i]`
     has epoch 0, or that of `set_epoch`. With any other sampler, and in a dataset that takes
     `ds[i]`, such as ConcatDataset, `set_epoch` must be called before each epoch: until it was, a
-    batch is an OptionError, and so is `ds[i]` in a worker process.
+    batch is an OptionError, and so is `ds[i]` in a DataLoader.
 
     A function of batches works too, such as Kornia's on a device or `fn` of `derive`: its numbers
     depend on all the image ids of the batch, so they are the same wherever the batch is.
@@ -167,8 +170,7 @@ class Seeded:
             if current.epoch is not None:
                 epoch = current.epoch
         if isinstance(item, Mapping) and "image_id" in item:
-            for_a_loader = current is not None or get_worker_info() is not None
-            if epoch is None and for_a_loader:
+            if epoch is None and (current is not None or _is_for_dataloader()):
                 raise OptionError(
                     "the sampler does not pass on the epoch, and every epoch would have the same "
                     "random numbers: take batches from make_dataloader, or from a DataLoader with "
@@ -202,6 +204,18 @@ def _has_rng(function: Callable[..., Any]) -> bool:
         return "rng" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # some functions in C have no signature
         return False
+
+
+def _is_for_dataloader() -> bool:
+    """True if a DataLoader of torch's takes samples here, which it tells in its workers alone."""
+    if get_worker_info() is not None:
+        return True
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _FETCHING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

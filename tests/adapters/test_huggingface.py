@@ -169,3 +169,18 @@ def test_what_cannot_be_a_row_is_an_error(root):
             huggingface.dataset(damaged)[:2]
     finally:
         chunk.write_bytes(whole)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_masks_of_rows_are_drawn_once_the_epoch_is_set(root, workers):
+    """A DataLoader takes them as a plain list, which does not say of which epoch it is."""
+    rows = huggingface.dataset(sa1bpack.open(root).where("mask_count >= 3"), numbers=())
+    collate = sa1bpack.Collate(max_masks=1, mask_select="random")
+    loader = torch.utils.data.DataLoader(rows, 2, collate_fn=collate, num_workers=workers)
+    with pytest.raises(OptionError, match=r"every epoch would draw the same masks.*set_epoch"):
+        next(iter(loader))
+    drawn = set()
+    for epoch in range(5):
+        collate.set_epoch(epoch)
+        drawn.add(str([batch["annotation_ids"].tolist() for batch in loader]))
+    assert len(drawn) > 2

@@ -274,15 +274,24 @@ def test_with_another_sampler_the_epoch_must_be_set(alike, expected):
     assert transform.epoch == 2**64 - 1 and ds[0]
 
 
-def test_a_dataset_that_takes_single_samples_needs_the_epoch_in_a_worker_too(alike, expected):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_takes_single_samples_needs_the_epoch_in_a_dataloader_too(
+    alike, expected, workers
+):
     transform = Seeded(numbers, seed=5)
     ds = sa1bpack.open(alike.pack, transform=transform)
     joined = ConcatDataset([ds])
     loader = DataLoader(
-        joined, 4, shuffle=True, collate_fn=by_id, num_workers=1, persistent_workers=True
+        joined,
+        4,
+        shuffle=True,
+        collate_fn=by_id,
+        num_workers=workers,
+        persistent_workers=workers > 0,
     )
     with pytest.raises(OptionError, match="call set_epoch"):
         list(loader)
+    assert joined[0]  # by hand, it is of epoch 0
     transform.set_epoch(1)
     assert dict(taken(loader)) == expected[1]
 

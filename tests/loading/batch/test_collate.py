@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from batches import LAYOUTS, same, same_batches
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from sa1bpack import (
     Collate,
@@ -284,6 +284,8 @@ def test_masks_are_not_drawn_for_a_loader_whose_epoch_is_not_known(packed, worke
     for unknown in (
         loader_of(shuffle=True),
         loader_of(Subset(ds, range(len(ds))), batch_sampler=batches),
+        loader_of(ConcatDataset([ds]), shuffle=True),
+        map(Collate(max_masks=1, mask_select=select), [[*ds]]),  # a loop by hand
     ):
         with pytest.raises(OptionError, match=r"does not pass on the epoch.*set_epoch of"):
             next(iter(unknown))
@@ -295,8 +297,9 @@ def test_masks_are_not_drawn_for_a_loader_whose_epoch_is_not_known(packed, worke
     assert len(set(map(str, seen))) > 3
     passed_on = loader_of(batch_sampler=batches)
     assert len({str(sorted(drawn(passed_on))) for _ in range(6)}) > 3
-    # By hand, a batch is of epoch 0; nothing is drawn of what is not random.
-    by_hand = Collate(max_masks=1, mask_select=select)([*ds])
-    assert np.array_equal(by_hand["annotation_ids"], np.concatenate(seen[0]))
+    by_hand = Collate(max_masks=1, mask_select=select)
+    by_hand.set_epoch(0)
+    assert np.array_equal(by_hand([*ds])["annotation_ids"], np.concatenate(seen[0]))
+    # Nothing is drawn of what is not random.
     largest = Collate(max_masks=1)
     assert len(list(DataLoader(ds, collate_fn=largest, num_workers=workers))) == len(ds)
