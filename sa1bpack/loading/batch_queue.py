@@ -91,14 +91,14 @@ class BatchQueue:
     batch that it completes is discarded.
 
     Attributes:
-        prefetch: number of batches that may be in progress or ready, besides the one that is taken
-            next.
+        ahead: number of batches that may be in progress or ready, besides the one that is taken
+            next: the Loader's `prefetch`, and more for a pipeline that threads call.
         ready: number of complete batches that are not taken yet; joined ones count as one.
         closed: the epoch has ended.
     """
 
-    def __init__(self, pool: BufferPool, prefetch: int):
-        self.prefetch = prefetch
+    def __init__(self, pool: BufferPool, ahead: int):
+        self.ahead = ahead
         self.ready = 0
         self.closed = False
         self._pool = pool
@@ -171,7 +171,7 @@ class BatchQueue:
     def _may_begin(self) -> bool:
         if self.closed or self._all_begun or self._beginning is not None:
             return False
-        return len(self._batches) <= self.prefetch and len(self._pool.free) > 0
+        return len(self._batches) <= self.ahead and len(self._pool.free) > 0
 
     def queue_ranges(self, batch: QueuedBatch, ranges: list[SampleRange]) -> None:
         """Let threads copy a batch that is begun, in ranges; see `copied` for which ends last."""
@@ -226,7 +226,8 @@ class BatchQueue:
     def take(self, timeout: float, late_text: Callable[[], str]) -> QueuedBatch | None:
         """The next batch, in order; None if the queue is closed. Not to be called after the last.
 
-        If the consumer holds all buffers of the pool, the pool grows.
+        If the consumer holds all buffers of the pool, garbage is collected; if that frees none,
+        the pool grows.
 
         Args:
             timeout: seconds to wait at most.

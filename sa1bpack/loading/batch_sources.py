@@ -30,8 +30,8 @@ _Source = TypeVar("_Source", ShardFiles, ShardArrays, list[np.ndarray])
 
 # Samples that a thread loads together: this many, and more of small ones, up to so many bytes.
 OPEN_SAMPLES = 8
-_BYTES_TOGETHER = 32 << 20
-_MOST_TOGETHER = 4096
+_BYTES_PER_CALL = 32 << 20
+_MOST_PER_CALL = 4096
 
 # Files that a thread holds open at once, if that is enough for OPEN_SAMPLES of as many shards.
 _OPEN_FILES = 32
@@ -86,7 +86,7 @@ class BatchSources:
         self._copies: CheckedCopies | None = None
         if checks:
             self._copies = CheckedCopies(located, places, image)
-        self._together = max(OPEN_SAMPLES, _BYTES_TOGETHER // max(nbytes_each, 1))
+        self._samples_per_call = max(OPEN_SAMPLES, _BYTES_PER_CALL // max(nbytes_each, 1))
         self.errors: dict[int, Exception] = {}
 
     def open(
@@ -206,44 +206,54 @@ class BatchSources:
         """The files of shards."""
         start = first
         while start < stop:
-            end, files, sources = self._open_files(start, stop, direct)
+            end = min(start + self._samples_per_call, start + _MOST_PER_CALL, stop)
+            known = self._located.shards.files.get(direct)
+            if known is not None:
+                files, rows = known
+            else:
+                numbers, end = self._shards_to_open(start, end)
+                files, rows = self._open_files(numbers, start, end, direct)
             if files:  # else nothing is there to load; a small array may have been truncated
-                yield Opened(start, end, sources)
-            del files, sources
+                yield Opened(start, end, Sources(rows, self._located.shard_at))
+            del files, rows, known
             start = end
 
+    def _shards_to_open(self, start: int, end: int) -> tuple[list[int], int]:
+        """The shards whose files are opened for samples `start` to `end`, by their numbers here.
+
+        All that were located together, if they are few; else those of the first of these samples.
+
+        Returns the numbers, and one past the last of the samples that are in them.
+        """
+        on_disk: list[int] = np.flatnonzero(~self._located.shards.fetched).tolist()
+        most = max(_OPEN_FILES // max(len(self._located.spec.refs), 1), OPEN_SAMPLES)
+        if len(on_disk) <= most:
+            return on_disk, end
+        return self._first_shards(start, end, most)
+
     def _open_files(
-        self, start: int, stop: int, direct: bool
-    ) -> tuple[int, list[ShardFiles], Sources]:
-        """Open the files of as many samples as are loaded together.
+        self, numbers: list[int], start: int, end: int, direct: bool
+    ) -> tuple[list[ShardFiles], np.ndarray]:
+        """Open the files of shards; if these are all that there are, keep them for other samples.
 
         Errors are kept.
 
         Args:
-            start: the first of them.
-            stop: one past the last that there is.
+            numbers: the shards, by their numbers here.
+            start: the first sample that they are opened for.
+            end: one past the last.
             direct: open the files past the page cache, if their file system can do that.
 
         Returns:
-            One past the last of them; the files, which must be kept until these are loaded; and
-            what of them compiled code needs, a row for each shard of the batch.
+            The files, which must be kept until the samples are loaded; and FILE (s, p), what
+            compiled code needs of them, a row for each shard of the batches that were located
+            together.
 
         Raises:
             ResourceShortage: no more files can be opened.
         """
-        located = self._located
-        refs = located.spec.refs
-        end = min(start + self._together, start + _MOST_TOGETHER, stop)
-        most_shards = max(_OPEN_FILES // max(len(refs), 1), OPEN_SAMPLES)
-        shards = located.shards
-        known = shards.files.get(direct)
-        if known is not None:
-            opened, rows = known
-            return end, opened, Sources(rows, located.shard_at)
-        on_disk = np.flatnonzero(~shards.fetched).tolist()
-        numbers = on_disk
-        if len(on_disk) > most_shards:
-            numbers, end = self._first_shards(start, end, most_shards)
+        shards = self._located.shards
+        refs = self._located.spec.refs
         rows = np.zeros((len(shards.shards), len(refs)), FILE)
         rows["descriptor"] = NO_FILE
         opened = []
@@ -255,9 +265,9 @@ class BatchSources:
             if files is not None:
                 opened.append(files)
                 rows[number] = files.table
-        if len(opened) == len(on_disk):
+        if len(opened) == np.count_nonzero(~shards.fetched):
             shards.files[direct] = opened, rows
-        return end, opened, Sources(rows, located.shard_at)
+        return opened, rows
 
     def _first_shards(self, start: int, end: int, most: int) -> tuple[list[int], int]:
         """The shards of samples `start` to `end`, or of the first of these that are in `most`.

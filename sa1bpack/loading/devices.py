@@ -41,7 +41,10 @@ _log = logging.getLogger("sa1bpack")
 
 
 class LentBuffer:
-    """The buffer of a batch on the CPU, for as long as any tensor of the batch lives."""
+    """The memory of a batch on the CPU, lent for as long as any tensor that shares it lives.
+
+    The small tensors do not: they have memory of their own.
+    """
 
     def __init__(self, buffer: Buffer, nbytes: int, pool: BufferPool):
         self._memory = buffer.bytes  # the interface below does not keep it

@@ -5,12 +5,18 @@ The path of a batch:
 1. `_begin_batch`, one thread at a time: the samples of this batch and of some more are located
    (`_locate`; small batches are joined there, to one that fills a buffer), the buffer is prepared,
    and the samples are queued, in ranges.
-2. `_copy`, any thread, each range: read, and put in place.
-3. `_complete`, the thread whose range is finished last: errors, and the copy to a device.
-4. `take`, the consumer: the batch, or each of those that were joined, as tensors.
+2. `_copy`, any thread, each range: `LocatedBatch.copy` opens files of some of the samples
+   (`BatchSources`), and has them read and put in place (`SampleReader.load`, `load_samples`).
+3. `_complete`, the thread whose range is finished last: errors, and the copy to a device, after
+   which the buffer is free.
+4. `take`, the consumer, or a thread that calls a pipeline ahead of it: the batch, or each of those
+   that were joined, as tensors (`deliver` of the device).
+5. On a CPU the buffer is free when the last tensor that shares its memory is gone: the next thread
+   that looks for work puts it back (`BufferPool.lend`, `Changes.take_back_buffers`).
 
-A batch is one range if there are as many batches at once as threads; else, and at the end of an
-epoch, when no further batch keeps the others busy, it is divided among them.
+A batch is one range if there are as many batches at once as threads; else it is divided among them.
+So it is at the end of an epoch, when no further batch keeps the others busy, unless it is read past
+the page cache.
 """
 
 import os
@@ -62,7 +68,7 @@ class ReaderThreads:
 
     A thread that finds no samples left to copy, and no other thread that begins a batch, takes a
     buffer of the pool and begins the next one. Shards are opened while locating, and files while
-    copying, without holding a lock: other threads keep copying.
+    copying, without holding a lock that others need to copy: only who needs the same shard waits.
 
     The record of a batch, an `OrderedBatch`, is made by the thread that locates it, and is part of
     the batch until the consumer has it.
@@ -113,11 +119,11 @@ class ReaderThreads:
         self._counts = counts
         self._crew = crew
         counts.threads = crew.budget
-        prefetch = pool.count - 2  # besides the batch that is taken next, and the consumer's
-        self.queue = BatchQueue(pool, prefetch)
+        ahead = pool.count - 2  # besides the batch that is taken next, and the consumer's
+        self.queue = BatchQueue(pool, ahead)
         self._pid = os.getpid()
         # Whole batches if there are enough for all threads: that needs the least locking.
-        self._ranges_per_batch = -(-crew.budget // (prefetch + 1))
+        self._ranges_per_batch = -(-crew.budget // (ahead + 1))
         self._direct = direct
         # All threads copy each of the last batches: otherwise some would wait for who has the last.
         # Not from a disk, which is faster the more is asked for at once.
@@ -143,8 +149,9 @@ class ReaderThreads:
         self._is_first = True  # no batch was begun yet
         self._located: deque[tuple[LocatedBatch, Dropped]] = deque()
         self._locate_next = 1  # batches
-        # Used only by the consumer: the number of the batch that it waits for; batches that came
-        # joined with the one before, and an error in the place of the last.
+        # Used only by the consumer, or a thread that takes batches for it: the number of the batch
+        # that it waits for; batches that came joined with the one before, and an error in the place
+        # of the last.
         self._awaited = batches.first
         self._delivered: deque[LoadedBatch | BaseException] = deque()
         # By thread: the batch that it copies, or what else it does; and since when.
@@ -357,7 +364,7 @@ class ReaderThreads:
         self._counts.worked("copy", begin, reads)
         return remaining
 
-    # ------------------------------------------------------------------------------ in the consumer
+    # --------------------------------------------- in the consumer, or a thread that takes for it
 
     def take(self, timeout: float | None = None) -> LoadedBatch | None:
         """The next batch; None if the epoch was ended.

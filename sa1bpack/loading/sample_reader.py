@@ -36,7 +36,10 @@ _MOST_SHARDS = 4096
 
 
 def most_open_shards() -> int:
-    """Shards whose files stay open: an eighth of the soft limit of open files."""
+    """Shards whose files stay open if each has two: an eighth of the soft limit of open files.
+
+    At most _MOST_SHARDS; of shards with more files, fewer.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST_SHARDS

@@ -19,7 +19,7 @@ def pool() -> BufferPool:
 
 @pytest.fixture
 def queue(pool) -> BatchQueue:
-    return BatchQueue(pool, prefetch=1)
+    return BatchQueue(pool, ahead=1)
 
 
 def begin(queue: BatchQueue, *, is_last: bool = False):

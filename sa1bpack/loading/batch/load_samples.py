@@ -207,7 +207,7 @@ def _gather_rows(source: int, masks: np.ndarray, width: int, target: int) -> Non
 
 @njit
 def _copy_numbers(tables: SampleTables, dest: Destination, k: int) -> None:
-    """The numbers of the masks of sample k, float64 as float32; zero after them if padded."""
+    """The numbers of the masks of sample k: float64 as float32, others as they are, then zeros."""
     sample = tables.samples[k]
     masks = tables.masks[sample.kept_begin : sample.kept_end]
     small = dest.small

@@ -1,6 +1,7 @@
 """From where each piece of a batch is read: memory, or a file, past the page cache or through it.
 
-1. The memory map, for what is in memory. The system is asked once for each array of a sample,
+1. The memory map, for what is in memory, unless a file is opened with O_DIRECT and the system does
+   not say truthfully what of it is there. The system is asked once for each array of a sample,
    whether the last of its bytes is; the answer decides the way of all its pieces, and a call does
    not ask again: it may change at any moment. If other pages are not in memory, the copy brings
    them in. For short rows, asking takes as long as copying. So once four of a file were in memory,
@@ -44,7 +45,7 @@ from sa1bpack.loading.batch.tables import (
     Sources,
 )
 
-# Pieces of one array that are closer than this are read together: a request costs more.
+# Pieces of one array that are at most this far apart are read together: a request costs more.
 _GAP = 1 << 16
 
 # Rows of at most so many bytes are judged by others of the same file in the same call: the first of
