@@ -18,6 +18,7 @@ from sa1bpack.dataset.shard_cache import CACHE
 from sa1bpack.dataset.shards import ArrayRef, OpenShard, ShardArrays, address_of
 from sa1bpack.disk.aio import CONTEXTS, Context
 from sa1bpack.disk.direct import aligned, open_to_read
+from sa1bpack.disk.page_cache import read_ahead_bytes
 from sa1bpack.finalizers import Ending, when_gone
 from sa1bpack.loading.batch.load_samples import load_samples
 from sa1bpack.loading.batch.tables import (
@@ -66,6 +67,8 @@ class ShardFiles:
             file["past_cache"] = past_cache
             if past_cache:
                 file["mincore_is_reliable"] = mincore_is_reliable(path, descriptor)
+            else:
+                file["read_ahead"] = read_ahead_bytes(os.fstat(descriptor).st_dev)
 
 
 def file_table(shard: ShardArrays, refs: tuple[ArrayRef, ...]) -> np.ndarray:

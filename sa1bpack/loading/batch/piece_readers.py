@@ -297,7 +297,7 @@ def _read_ahead_pieces(pieces: np.ndarray, file: np.record, straight: bool, free
     while start < len(pieces):
         begin = pieces[start].offset
         following, end = _read_together(pieces, start, len(pieces))
-        read_ahead(file.descriptor, begin, end - begin)
+        read_ahead(file.descriptor, begin, end - begin, file.read_ahead)
         start = following
     for n in range(len(pieces)):
         pieces[n].file = file.descriptor

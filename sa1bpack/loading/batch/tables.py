@@ -45,6 +45,7 @@ FILE = np.dtype(
         "descriptor",  # of its open file, or IN_MEMORY or NO_FILE
         "past_cache",  # the file is opened past the page cache
         "mincore_is_reliable",  # the system reports truly which pages of its map are in memory
+        "read_ahead",  # bytes that it reads ahead at a time, of a file that goes through the cache
         "first",  # of IN_MEMORY: the bytes of the array that are there
         "stop",
     )

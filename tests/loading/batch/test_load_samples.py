@@ -55,6 +55,7 @@ def opened(paths):
     found["past"]["descriptor"] = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
     found["past"]["past_cache"] = 1
     found["through"]["descriptor"] = [os.open(path, os.O_RDONLY) for path in paths]
+    found["through"]["read_ahead"] = 1 << 17
     found["memory"]["descriptor"] = tables.IN_MEMORY
     found["memory"]["stop"] = [len(copy) for copy in copies]
     yield found
@@ -310,7 +311,7 @@ def test_a_span_beyond_the_end_of_a_file_is_not_taken_for_memory(context, direct
         ("through", os.open(path, os.O_RDONLY)),
     ):
         batch = Batch([(0, 1000), (0, 1001)], [[], []], opened[how])
-        batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1, 0, 0)
+        batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1, 1 << 17, 0, 0)
         assert batch.load(context) == 0
         os.close(file)
         assert batch.status[:, 0].tolist() == [0, CUT_SHORT]
@@ -358,7 +359,7 @@ def test_no_short_row_beyond_the_end_of_a_file_is_judged_by_others(
     os.truncate(path, 40 * BLOCK)
     path.read_bytes()
     batch = Batch([(BLOCK * k, BLOCK) for k in range(60)], [[]] * 60, opened[how], BLOCK)
-    batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1, 0, 0)
+    batch.files[:, 0] = (mapped.ctypes.data, file, how == "past", 1, 1 << 17, 0, 0)
     assert batch.load(context) == 0
     os.close(file)
     assert batch.counts[0]["assumed"] > 20
