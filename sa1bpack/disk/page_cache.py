@@ -33,8 +33,8 @@ _RUSAGE_THREAD = 1
 _MAJOR_FAULTS = 9  # the word of `ru_majflt` in a `struct rusage`, which has 18
 _WILL_NEED = 3  # of both kinds of advice
 _POPULATE_WRITE = 23
-# Of a longer span the system reads only the beginning: as much as the read-ahead of the disk, 128 kB
-# unless someone raised it.
+# Of a longer span the system reads only the beginning: as much as the read-ahead of the disk, which
+# is 128 kB unless someone raised it.
 _READ_AHEAD = 1 << 17
 _MOST_READ_AHEAD = 1 << 20  # more at a time is not faster
 # Where the system says what the read-ahead of a file system is, in KiB, by its device number: of
