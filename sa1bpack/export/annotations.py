@@ -29,6 +29,7 @@ from sa1bpack.export.kept_texts import KeptTexts, record_text, with_others
 from sa1bpack.export.sa1b_records import annotations_of, image_of, runs_of
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
+    discard_entry,
     file_digest,
     flush_folder,
     read_checksums,
@@ -559,8 +560,9 @@ def _writing(path: Path, durably: bool = False) -> Iterator[Callable[[bytes], ob
         temporary.rename(path)
         if durably:
             flush_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    except BaseException:
+        discard_entry(temporary)
+        raise
 
 
 def _append(file: IO[bytes], data: bytes, path: Path) -> None:

@@ -298,7 +298,7 @@ def replace_file(path: Path, data: bytes) -> None:
             write_durably(temporary, data)
             temporary.rename(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        discard_entry(temporary)
         raise
     flush_folder(path.parent)
 
@@ -373,8 +373,17 @@ def _is_left_over(path: Path) -> bool:
     if match is not None and match[1] == _machine_name():
         return _start_of(int(match[2])) != int(match[3])
     with suppress(OSError):
-        return time.time() - path.lstat().st_mtime > _SECONDS_OF_OTHERS
+        age = time.time() - path.lstat().st_mtime
+        if age > _SECONDS_OF_OTHERS:  # unless the clock of this machine is wrong
+            age = _clock_of(path.parent) - path.lstat().st_mtime
+        return age > _SECONDS_OF_OTHERS
     return False
+
+
+def _clock_of(folder: Path) -> float:
+    """The time by the clock of a folder's file system, such as that of a server. Raises OSError."""
+    with tempfile.TemporaryFile(dir=folder, prefix=TEMPORARY_PREFIX) as file:
+        return os.fstat(file.fileno()).st_mtime
 
 
 def remove_leftovers(path: Path) -> None:

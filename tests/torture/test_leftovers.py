@@ -151,3 +151,19 @@ def test_three_exports_to_one_place_at_once_make_what_one_makes(tar_and_pack, tm
         assert [export.wait()[0] for export in exports] == [0] * 3
     assert contents(together) == contents(alone)
     assert temporaries(tmp_path) == []
+
+
+@pytest.mark.parametrize("days", [-400, 400])
+def test_what_another_machine_works_on_stays_whatever_the_clock_here_says(
+    tar_and_pack, tmp_path, monkeypatch, days
+):
+    _, packed = tar_and_pack
+    for name in ("json/sa_000000/.tmp-sa_1.json", ".tmp-coco.json"):
+        path = tmp_path / f"{name}-0123abcd.17.99-89abcdef"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + days * 86_400)
+    sa1bpack.export_sa1b(packed, tmp_path / "json")
+    sa1bpack.export_coco(packed, tmp_path / "coco.json")
+    assert len(temporaries(tmp_path)) == 2

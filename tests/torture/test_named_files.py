@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_tars import members, pack_small, write_tar
+from system import failing
 
 import sa1bpack
 from sa1bpack.errors import Sa1bpackError
@@ -119,3 +120,20 @@ def test_each_call_that_fails_names_its_file(torture, made, tmp_path, monkeypatc
                     if error.filename is None or str(error.filename) not in str(error):
                         unnamed.append(f"{text}: {error}")
     assert unnamed == [] and raised > 5
+
+
+@pytest.mark.parametrize("name", ["export", "attach", "select", "merge"])
+def test_the_error_told_of_a_disk_that_became_read_only_is_the_first_one(
+    made, tmp_path, monkeypatch, name
+):
+    """Nothing can be removed then either, as after an error of ext4 with errors=remount-ro."""
+
+    def fail(*_) -> None:
+        for name in ("unlink", "rmdir"):
+            monkeypatch.setattr(os, name, failing(errno.EROFS))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=str(tmp_path)) as caught:
+        WORK[name](*made, folder_of(tmp_path / "out"))
+    assert caught.value.errno == errno.EIO

@@ -232,7 +232,7 @@ class FeatureShardWriter:
             return
         if not self.samples:
             files.discard_entry(self._folder)
-        self._lock_path.unlink(missing_ok=True)
+        files.discard_entry(self._lock_path)
         os.close(self._lock)
 
     def __enter__(self) -> "FeatureShardWriter":
