@@ -212,6 +212,18 @@ class EpochDataset(Dataset):
         """As `PackDataLoader.set_epoch`."""
         self._batches.set_epoch(epoch)
 
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of an epoch of all ranks, which an order may draw more often or less than once.
+
+        By it Accelerate's `gather_for_metrics` knows what completes the last batch. Exact classes
+        are each completed at their end: of the last batch it then leaves out nothing.
+        """
+        batches = self._batches.current
+        if isinstance(batches.rules.cut, ClassCut):
+            return sum(map(batches.samples_of_all_ranks, range(batches.first + len(batches))))
+        return self._batches.epoch_samples
+
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """As that of Dataset, with what is known of the batch.
 

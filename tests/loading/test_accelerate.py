@@ -219,6 +219,28 @@ def test_metrics_are_gathered_of_every_sample_once_and_of_no_padding(ds, last, s
     assert len(ids) == len({*ids}) == seen
 
 
+@pytest.mark.parametrize("samples", [8, 14])
+def test_metrics_are_gathered_of_every_draw_of_an_order(ds, samples):
+    """A last batch of 3 or 4 samples, whatever the number of images."""
+    order = WeightedOrder(ds, np.ones(12), samples=samples)
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(make_dataloader(ds, 5, order=order))
+    drawn = [image for batch in loader for image in batch["image_ids"].tolist()]
+    assert len(drawn) == samples
+    loader.set_epoch(0)
+    gathered = [accelerator.gather_for_metrics(batch["image_ids"]) for batch in loader]
+    assert torch.cat(gathered).tolist() == drawn
+
+
+def test_metrics_are_gathered_of_the_whole_last_class(ds):
+    classes = Buckets(ds, np.arange(12) % 2, exact=True)
+    accelerator = Accelerator(cpu=True)
+    for last, count in (({}, 12), ({"pad_last": True}, 20)):
+        loader = accelerator.prepare(make_dataloader(ds, 5, bucket_by=classes, **last))
+        gathered = [accelerator.gather_for_metrics(batch["image_ids"]) for batch in loader]
+        assert len(torch.cat(gathered)) == count and len({*torch.cat(gathered).tolist()}) == 12
+
+
 @BOTH
 def test_accelerate_saves_and_loads_the_place_of_a_loader(ds, make, complete, tmp_path):
     accelerator = Accelerator(cpu=True)
