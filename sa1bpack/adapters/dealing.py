@@ -11,7 +11,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError
 from sa1bpack.indices import BatchIndices, SampleClass
 from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.class_batches import batches_from
+from sa1bpack.loading.order.class_batches import batches_from, check_full_classes
 from sa1bpack.loading.order.classes import ClassCut
 from sa1bpack.loading.order.epoch import EpochBatches, OrderedBatch
 from sa1bpack.loading.resumable import sampler_of
@@ -102,14 +102,7 @@ class DealtBatches:
     def __getattr__(self, name: str) -> Any:
         # Accelerate looks for it where it deals batches out to several processes.
         if name == "drop_last":
-            rules = self.batches.current.rules
-            are_full = rules.drop_last or rules.pad_last is True
-            if isinstance(rules.cut, ClassCut) and not are_full:
-                raise LoaderError(
-                    "exact Buckets end each class with a batch that may be short, in mid-epoch, "
-                    "and Accelerate on several processes leaves such batches out, or fills them up "
-                    "with samples of other classes: choose drop_last=True or pad_last=True"
-                )
+            check_full_classes(self.batches.current.rules)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {brief(name)}")
 
     @property

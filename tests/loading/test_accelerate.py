@@ -24,6 +24,7 @@ import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import BatchSamplerShard
+from accelerate.utils import DataLoaderConfiguration
 from batches import BOTH
 from forked_ranks import outputs_of_ranks
 
@@ -113,6 +114,13 @@ def one_of_two(root, rank) -> dict:
     with Loader(ds, global_batch_size=BATCH, **OPTIONS) as loader:
         assert Accelerator(cpu=True).prepare(loader) is loader
         seen_by_rank["loader"] = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
+    config = DataLoaderConfiguration(dispatch_batches=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    whole = make_dataloader(ds, 5, rank=0, world_size=1, max_masks=2, pad_to_max=True)
+    gathered = [
+        accelerator.gather_for_metrics(batch["image_ids"]) for batch in accelerator.prepare(whole)
+    ]
+    seen_by_rank["gathered"] = torch.cat(gathered).tolist()
     short = prepared(ds, 8, {"shuffle": True, "seed": 3})
     seen_by_rank["short"] = [batch["image_ids"].tolist() for batch in short]
     batches = OrderedBatches(
@@ -202,6 +210,7 @@ def test_two_processes_see_what_one_sees_wherever_they_resume(packed, complete, 
     assert [len(ids) for ids in ends] == [4] * 4
     assert {*chain(*ends)} == {*chain(*images[0])}
     for seen_by_rank in (first, second):
+        assert sorted(seen_by_rank["gathered"]) == sorted(chain(*images[0]))
         assert "a share of its share" in seen_by_rank["cut twice"]
     # The first rank cannot know; the job ends with the second.
     assert "of rank 0 of a batch" in second["unprepared"]
@@ -312,6 +321,9 @@ def test_with_exact_classes_every_process_has_batches_of_one_class(ds, split):
     for last in ({}, {"pad_last": "ranks"}):
         with pytest.raises(LoaderError, match=r"end each class.*drop_last=True or pad_last=True"):
             dealt(ds, 2, **options, **last)
+    own = OrderedBatches(ShuffleOrder(ds), 2, bucket_by=options["bucket_by"])
+    with pytest.raises(LoaderError, match=r"end each class"):
+        BatchSamplerShard(own, 2, 0, split_batches=split)
     for last, count in (({"drop_last": True}, 8), ({"pad_last": True}, 12)):
         first, second = dealt(ds, 2, **options, **last)
         assert len(first) == len(second)

@@ -27,7 +27,7 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.indices import BatchIndices
 from sa1bpack.keywords import checks_options
 from sa1bpack.loading.order.buckets import Buckets
-from sa1bpack.loading.order.class_batches import batches_from
+from sa1bpack.loading.order.class_batches import batches_from, check_full_classes
 from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches, OrderedBatch, Position
 from sa1bpack.loading.order.orders import Order
 from sa1bpack.loading.order.rules import MAX_RANKS, BatchRules
@@ -186,6 +186,8 @@ class OrderedBatches:
                 "With Accelerate, prepare a loader of make_dataloader, or give OrderedBatches "
                 "rank=0 and world_size=1"
             )
+        if name == "drop_last":
+            check_full_classes(self.current.rules)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {brief(name)}")
 
     @property

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.indices import SampleClass
 from sa1bpack.loading.order.classes import ClassCut, ClassEpoch
 from sa1bpack.loading.order.epoch import EpochBatches, Position
@@ -124,3 +124,17 @@ def batches_from(rules: BatchRules, epoch: int = 0, start: int = 0) -> EpochBatc
     if isinstance(rules.cut, ClassCut):
         return ClassBatches(rules, epoch, start)
     return EpochBatches(rules, epoch, start)
+
+
+def check_full_classes(rules: BatchRules) -> None:
+    """Raise LoaderError for short batches of classes, of batches that Accelerate deals out.
+
+    It takes a short batch for the last one.
+    """
+    is_full = rules.drop_last or rules.pad_last is True
+    if isinstance(rules.cut, ClassCut) and not is_full:
+        raise LoaderError(
+            "exact Buckets end each class with a batch that may be short, in mid-epoch, and "
+            "Accelerate on several processes leaves such batches out, or fills them up with "
+            "samples of other classes: choose drop_last=True or pad_last=True"
+        )
