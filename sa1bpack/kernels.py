@@ -28,9 +28,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from sa1bpack.errors import OptionError
+
+# isort: split
+try:
+    import numba
+except ValueError as error:  # numba reads its variables when it is imported
+    raise OptionError(
+        f"NUMBA_NUM_THREADS is {os.environ.get('NUMBA_NUM_THREADS')!r}, with which numba cannot be "
+        f"imported ({error}): unset it, or set it to 1 or more"
+    ) from None
+
 import llvmlite
 import llvmlite.ir
-import numba
 import numpy as np
 from numba import types
 from numba.core.caching import CompileResultCacheImpl

@@ -20,15 +20,24 @@ def names_of(
 
     Args:
         other_names: names that people look for → what they are called.
+
+    Raises:
+        ImportError: the package is in a zip file.
     """
     module = sys.modules[package]
     home = {}  # public name → the module that has it
-    # pathlib would take longer to import than all the rest.
-    with open(f"{module.__file__}i", encoding="utf-8") as stub:  # noqa: PTH123
-        for line in stub:
-            words = line.split()  # from MODULE import NAME as NAME
-            if words[:1] == ["from"]:
-                home[words[3]] = words[1]
+    try:
+        # pathlib would take longer to import than all the rest.
+        with open(f"{module.__file__}i", encoding="utf-8") as stub:  # noqa: PTH123
+            for line in stub:
+                words = line.split()  # from MODULE import NAME as NAME
+                if words[:1] == ["from"]:
+                    home[words[3]] = words[1]
+    except NotADirectoryError:  # it is in a file
+        raise ImportError(
+            f"{module.__file__}: {package} cannot be imported from a zip file, as it reads files "
+            "beside its modules: install it with pip, or unpack the file"
+        ) from None
 
     def get(name: str) -> "Any":
         if name not in home:

@@ -180,6 +180,8 @@ class Patience:
         attempts_when_down: number of attempts after a file was given up; they take seconds.
         seconds_unreachable: how long at least a file is asked for, while no connection succeeds to
             a host that has answered before: it is being started again.
+        seconds_busy: how long at least a file is asked for, while the host answers that it is asked
+            too often.
         answers: number of answers so far.
         is_down: a file was given up, and nothing was answered while it was waited for, nor since.
         reported: largest number of failures in a row that was reported to the user since the
@@ -189,6 +191,7 @@ class Patience:
     attempts: int = 20
     attempts_when_down: int = 4
     seconds_unreachable: float = 0.0
+    seconds_busy: float = 0.0
     answers: int = 0
     is_down: bool = False
     reported: int = 0

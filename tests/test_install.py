@@ -83,3 +83,13 @@ def test_what_messages_tell_to_install_is_what_the_extras_require():
     told = {each for line in re.findall(r"pip install ((?:'[^']+' ?)+)", text)
             for each in re.findall(r"'([^']+)'", line)}  # fmt: skip
     assert told == known
+
+
+def test_a_wheel_that_is_imported_without_installing_it_says_what_to_do(archives):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import sa1bpack",
+         archives[0]],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("ImportError: ") and "from a zip file" in said and "with pip" in said

@@ -346,3 +346,15 @@ def test_that_kernels_are_not_compiled_at_all_is_said():
     """A setting for debugging, with which packing fails: "<intrinsic> is not usable in Python"."""
     out, error = run_without_variables("import sa1bpack.kernels", NUMBA_DISABLE_JIT="1")
     assert out == "" and "NUMBA_DISABLE_JIT is set" in error and "unset it" in error
+
+
+def test_a_number_of_threads_that_numba_refuses_is_named_with_its_variable():
+    program = """
+from sa1bpack.errors import OptionError
+try:
+    import sa1bpack.kernels
+except OptionError as error:
+    print(error)
+"""
+    out, error = run_without_variables(program, NUMBA_NUM_THREADS="0")
+    assert error == "" and out.startswith("NUMBA_NUM_THREADS is '0'") and "unset it" in out

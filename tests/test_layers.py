@@ -23,7 +23,7 @@ CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
     **{layer: set() for layer in BASE},
-    "kernels": {"interrupts", "paths"},
+    "kernels": {"errors", "interrupts", "paths"},
     "progress": {"errors", "screen", "user_code", "wording"},
     "arguments": {"errors", "wording"},
     "parquet_files": {"errors", "paths"},

@@ -389,9 +389,18 @@ def _warn_of_repeated_numbers(transform: Any) -> None:
 
 
 def _check_shared_memory(loader: PackDataLoader) -> None:
-    """Warn before a worker dies of SIGBUS: by default a container has 64 MB of shared memory."""
+    """Warn before a worker dies of SIGBUS: by default a container has 64 MB of shared memory.
+
+    Raises OptionError if there are to be workers, and none can be written.
+    """
     if not loader.num_workers or not is_folder(SHARED_MEMORY):
         return
+    if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        raise OptionError(
+            f"num_workers is {loader.num_workers}, but this process cannot write to "
+            f"{SHARED_MEMORY}, through which workers hand over batches: mount it writable, or use "
+            "num_workers=0, or sa1bpack.Loader, which has threads"
+        )
     needed = loader.plan().shared_bytes
     free = shutil.disk_usage(SHARED_MEMORY).free
     if needed > free:

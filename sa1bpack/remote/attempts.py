@@ -14,6 +14,7 @@ FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
 LONGEST_ASKED = 120.0  # that a server may ask for
 MAY_PASS = frozenset({408, 425, 429})  # statuses of HTTP besides those of 500 and more
+BUSY = frozenset({429, 503})  # of a host that is asked too often
 NETWORK_REMEDY = "check the network, and try again"
 _JITTER = random.Random()  # the program's own generator stays as it is
 
@@ -44,7 +45,7 @@ class Attempts:
         self._failures = 0
         self._failed_at = 0
         self._most = patience.attempts
-        self._until = 0.0  # attempts are made, if no connection succeeds
+        self._until = 0.0  # attempts are made, if no connection succeeds, or the host is busy
         self._answers = 0  # of the host, when attempts began to fail
 
     def failed(
@@ -54,6 +55,7 @@ class Attempts:
         position: int = 0,
         asked: float = 0.0,
         is_unreachable: bool = False,
+        is_busy: bool = False,
     ) -> float:
         """Count a failure, and raise an error after the last attempt.
 
@@ -63,6 +65,7 @@ class Attempts:
             position: bytes that were read before the failure.
             asked: seconds that the server asks to wait.
             is_unreachable: no connection succeeded, or it was closed without an answer.
+            is_busy: the host answers that it is asked too often.
 
         Returns:
             Seconds to wait before the next attempt.
@@ -79,6 +82,8 @@ class Attempts:
         now = time.monotonic()
         if is_unreachable and not self._until:
             self._until = now + patience.unreachable_seconds()
+        if is_busy and not patience.is_down:
+            self._until = self._until or now + patience.seconds_busy
         if self._failures >= self._most and now >= self._until:
             patience.is_down = patience.answers == self._answers
             raise kind(

@@ -26,7 +26,7 @@ from sa1bpack.errors import FormatError, SourceError, StoreError
 from sa1bpack.finalizers import Living
 from sa1bpack.format.files import MAX_METADATA_BYTES
 from sa1bpack.interrupts import result_of
-from sa1bpack.remote.attempts import NETWORK_REMEDY, Attempts, OnWait
+from sa1bpack.remote.attempts import BUSY, NETWORK_REMEDY, Attempts, OnWait
 from sa1bpack.remote.origin import (
     RANGE_BYTES,
     TRIES,
@@ -45,6 +45,7 @@ from sa1bpack.remote.stores import (
     is_unreachable,
     open_store,
     package,
+    status_of,
     store_of,
 )
 from sa1bpack.threads import ThreadPool, start_thread
@@ -58,6 +59,9 @@ END_SECONDS = 30.0
 # succeeds: a server that is started again must not end every rank of a training run. With the
 # repetitions of the library it ends before `flow.DEADLINE` and the Loader's timeout.
 SECONDS_UNREACHABLE = 60.0
+# The same, while it answers that it is asked too often. For how long it asks to be left alone
+# (Retry-After), the library does not tell.
+SECONDS_BUSY = 60.0
 
 # Objects that are written at once, most of them small.
 AT_ONCE = 8
@@ -223,7 +227,7 @@ class Bucket(Origin):
             url: URL of the folder.
             store: store of the bucket; None: a new one.
             patience: attempts at each request; None: TRIES, each with the retries of the library,
-                and SECONDS_UNREACHABLE.
+                SECONDS_UNREACHABLE and SECONDS_BUSY.
             on_wait: as for Attempts, at each request.
 
         Raises:
@@ -238,7 +242,9 @@ class Bucket(Origin):
         self._open_store = partial(open_store, scheme, name)
         self._way_on = ""  # ends the remedy
         if patience is None:
-            patience = Patience(TRIES, seconds_unreachable=SECONDS_UNREACHABLE)
+            patience = Patience(
+                TRIES, seconds_unreachable=SECONDS_UNREACHABLE, seconds_busy=SECONDS_BUSY
+            )
             self._way_on = "; a Loader continues from its saved state (load_state_dict)"
         self._patience = patience
         self._on_wait = on_wait
@@ -334,7 +340,10 @@ class Bucket(Origin):
                 if final is not None:
                     raise final from None
                 wait = attempts.failed(
-                    StoreError, error_text(error), is_unreachable=is_unreachable(error)
+                    StoreError,
+                    error_text(error),
+                    is_unreachable=is_unreachable(error),
+                    is_busy=status_of(error) in BUSY,
                 )
             await asyncio.sleep(wait)
 

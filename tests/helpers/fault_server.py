@@ -327,5 +327,6 @@ def proxy(proxy_process, monkeypatch) -> FaultyProxy:
     monkeypatch.setattr(stores, "READ_SECONDS", 1)
     monkeypatch.setattr(attempts, "FIRST_WAIT", 0.01)
     monkeypatch.setattr(bucket, "SECONDS_UNREACHABLE", 0.0)
+    monkeypatch.setattr(bucket, "SECONDS_BUSY", 0.0)
     proxy_process.begin()
     return proxy_process

@@ -114,6 +114,17 @@ def test_too_little_shared_memory_is_reported_before_a_worker_dies(ds, monkeypat
     assert "--shm-size" in caplog.text
 
 
+def test_workers_are_refused_where_there_is_no_shared_memory_to_write_to(ds, monkeypatch):
+    """On a read-only root file system; torch's own error names a file of its own."""
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: str(path) != "/dev/shm" and access(path, mode)
+    )
+    with pytest.raises(OptionError, match=r"num_workers is 2, .* cannot write to /dev/shm, .*=0"):
+        make_dataloader(ds, 2, num_workers=2)
+    assert len(make_dataloader(ds, 2, num_workers=0)) > 0
+
+
 @pytest.mark.parametrize(("options", "named"), [
     ({"num_workers": -1}, "num_workers is -1"),
     ({"prefetch_factor": 0}, "prefetch_factor is 0"),

@@ -131,6 +131,25 @@ def test_a_store_that_has_answered_and_is_started_again_ends_no_epoch(answered, 
     assert {refused.count(path) for path in refused} == {2 * TRIES}
 
 
+def test_a_store_that_is_asked_too_often_ends_no_epoch(proxy, pack, tmp_path, monkeypatch):
+    """For minutes: the hub counts the requests of five. The library repeats few of them itself."""
+    monkeypatch.setattr(stores, "RETRIES", 0)
+    monkeypatch.setattr(bucket, "SECONDS_BUSY", 600.0)
+    ds = open_s3(tmp_path)
+    asked = []
+
+    def rule(method, path, number):
+        if "sa_000000-001/image/c" not in path or len(asked) == 3 * TRIES:
+            return None
+        asked.append(path)
+        return "slow down"
+
+    proxy.rule = rule
+    with sa1bpack.Loader(ds, 2) as other, sa1bpack.Loader(sa1bpack.open(pack, **RUNS), 2) as one:
+        same_batches(one, other)
+    assert len(asked) == 3 * TRIES
+
+
 @pytest.mark.parametrize("answered", [0.5], indirect=True)
 def test_a_store_that_stays_away_is_an_error_with_its_endpoint_and_the_way_on(answered, proxy):
     proxy.rule = lambda method, path, number: "refuse"
