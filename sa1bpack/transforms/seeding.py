@@ -90,7 +90,8 @@ class Seeded:
     batch is an OptionError, and so is `ds[i]` in a DataLoader.
 
     A function of batches works too, such as Kornia's on a device or `fn` of `derive`: its numbers
-    depend on all the image ids of the batch, so they are the same wherever the batch is.
+    depend on all the image ids of the batch, so they are the same wherever the batch is. A batch of
+    a Collate does not have its epoch: call `set_epoch` before each epoch.
 
     Attributes:
         function: the function.
@@ -145,7 +146,7 @@ class Seeded:
     def __call__(self, item: Items, /, *others: Any, **named: Any) -> Any:
         """What the function returns for a sample or a batch.
 
-        Raises OptionError for anything else, and for a sample whose epoch is not known.
+        Raises OptionError for anything else, and for a sample or a batch whose epoch is not known.
         """
         image_id, epoch, repetition = self._key(item)
         with _calling:
@@ -184,7 +185,13 @@ class Seeded:
             if "epoch" in item:  # one per sample, where another library takes batches
                 epochs = torch.as_tensor(item["epoch"]).flatten().tolist()
                 epoch = epochs[0] % 2**64 if epochs else 0
-            return digest - 2**63, epoch or 0, 0
+            if epoch is None:
+                raise OptionError(
+                    "the batch does not say of which epoch it is, as one that a Collate has made, "
+                    "and may have the same random numbers in every epoch: take batches from Loader "
+                    "or make_dataloader, or call set_epoch of the Seeded before each epoch"
+                )
+            return digest - 2**63, epoch, 0
         raise OptionError(
             f"Seeded was called with {type(item).__name__}: it takes a sample with its image_id, "
             "or a batch with its image_ids; wrap the function that is given the sample itself"

@@ -343,6 +343,20 @@ def test_a_function_of_batches_draws_by_the_ids_of_the_batch_and_its_epoch(alike
     assert len({tuple(each) for of_epoch in first for each in of_epoch}) == 6
 
 
+def test_a_function_of_batches_that_do_not_say_their_epoch_needs_it(alike):
+    """Those of a Collate, in an order without shuffling, are the same in every epoch."""
+    ds = sa1bpack.open(alike.pack)
+    draw = Seeded(lambda batch: torch.rand(2).tolist())
+    loader = DataLoader(ds, 8, collate_fn=sa1bpack.Collate(sample_spec=ds.spec))
+    with pytest.raises(OptionError, match=r"does not say of which epoch.*call set_epoch"):
+        draw(next(iter(loader)))
+    drawn = set()
+    for epoch in range(2):
+        draw.set_epoch(epoch)
+        drawn.add(str([draw(batch) for batch in loader]))
+    assert len(drawn) == 2
+
+
 def noise(batch):
     return torch.rand(len(batch["image_ids"]))
 
